@@ -1,0 +1,92 @@
+# gpud: build, test and measure. `make help` lists the targets.
+#
+# Everything lives in .venv, which `make install` builds from nothing but a Python >= 3.11: the
+# package with the extras `daemon` and `dev`, each dependency at the version in constraints.txt.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.gpud-installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST_ARGS ?=
+SOURCES := $(wildcard gpud client tests bench docs)
+
+.PHONY: help install test check format demo bench stress gpu-test gpu-bench docs clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(STAMP) ## build .venv with everything; quick when it is up to date
+
+# The first interpreter that runs and is new enough; PYTHON=/path/to/python overrides.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# A virtual environment that was copied or moved runs another folder's code: build it again.
+ifneq ($(wildcard $(STAMP)),)
+ifneq ($(shell cat $(STAMP)),$(CURDIR))
+.PHONY: $(STAMP)
+STALE := yes
+endif
+endif
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "gpud needs Python 3.11 or newer; none is on PATH. Name one: make install PYTHON=/path/to/python3" >&2; \
+		exit 1; fi
+	@if [ -n "$(STALE)" ] || ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
+		rm -rf $(VENV); \
+		echo "creating $(VENV) with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
+		|| { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) \
+		     && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; } \
+		|| { rm -rf $(VENV); \
+		     echo "$(PYTHON) can make no virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2; \
+		     exit 1; }; fi
+	@echo "installing gpud and its dependencies into $(VENV) (the first time takes a minute or two)"
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable '.[daemon,dev]'
+	@printf '%s\n' '$(CURDIR)' > $(STAMP)
+
+test: install ## the test suite; no GPU needed
+	$(BIN)/python -m pytest -m 'not gpu and not slow' $(PYTEST_ARGS)
+
+check: install ## format, lint, types
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy $(SOURCES)
+
+format: install ## rewrite the sources in the project's format
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+demo: install ## the shortest way to see gpud work
+	@$(BIN)/python -m gpud.demo
+
+bench: install ## measure, print, and keep the figures under bench/results/
+	@if ls bench/bench_*.py >/dev/null 2>&1; then \
+		for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b"; done; \
+	else echo "there are no benchmarks yet (bench/bench_*.py)" >&2; exit 1; fi
+
+stress: install ## the long runs that `make test` leaves out
+	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout=3600 $(PYTEST_ARGS)
+
+NO_GPU := gpud has no CUDA device yet: gpud/device/cuda is not written, so there is nothing to run on a GPU. \
+	The CPU device runs the same rewritten PTX: make test, make bench.
+
+gpu-test: ## tests that need an NVIDIA GPU (none yet: fails and says so)
+	@echo "$(NO_GPU)" >&2; exit 1
+
+gpu-bench: ## benchmarks that need an NVIDIA GPU (none yet: fails and says so)
+	@echo "$(NO_GPU)" >&2; exit 1
+
+docs: install ## write the generated pages of docs/
+	$(BIN)/python docs/generate.py
+
+clean: ## remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,92 @@
+"""Writes the pages of docs/ that derive from the code: ``make docs``.
+
+Each page is a function that returns its text. tests/unit/test_docs.py holds that the committed
+pages are what these functions return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gpud.errors import REJECTIONS, GpudError, error_classes
+
+DOCS = Path(__file__).parent
+
+ERRORS_HEAD = """\
+# Errors
+
+<!-- Written by docs/generate.py from gpud/errors/: change those. -->
+
+Everything that gpud reports derives from `GpudError`. An error has a stable `code`, which is what
+travels between processes; a message that shows the offending value and says what to do; and fields
+for programs. Who has to act is in the type: `except CallerError` catches what the request or the
+kernel must change, `DaemonError` what is wrong with gpud or its installation, `DeviceError` what is
+wrong with the device. Where Python has an exception for the situation, such as `ValueError` or
+`TimeoutError`, the error is one of those too.
+
+A code is never changed and never used again for something else. An error with a code that the
+receiver does not know arrives as `GpudError`, with its message.
+"""
+
+ERRORS_FOOT = """\
+## Reasons for `KernelRejected`
+
+| reason | the kernel |
+| --- | --- |
+{reasons}
+"""
+
+
+def errors_page() -> str:
+    """Returns the reference page of the error tree."""
+    listed = [cls for cls in error_classes() if cls is not GpudError]
+    tree = "\n".join(_tree(GpudError, 0))
+    sections = "\n".join(_section(cls) for cls in sorted(listed, key=lambda cls: cls.__name__))
+    reasons = "\n".join(f"| `{code}` | {meaning} |" for code, meaning in REJECTIONS.items())
+    foot = ERRORS_FOOT.format(reasons=reasons)
+    return f"{ERRORS_HEAD}\n```\n{tree}\n```\n\n{sections}\n{foot}"
+
+
+def _tree(cls: type[GpudError], depth: int) -> Iterator[str]:
+    """Draws a class and those below it, each under the first of its bases."""
+    yield f"{'    ' * depth}{cls.__name__}"
+    for child in sorted(error_classes(), key=lambda child: child.__name__):
+        if child.__bases__[0] is cls:
+            yield from _tree(child, depth + 1)
+
+
+def _section(cls: type[GpudError]) -> str:
+    kinds = " and a ".join(f"`{base.__name__}`" for base in cls.__bases__)
+    blame = f"the {cls.blame}" if cls.blame else "depends on the error"
+    lines = [
+        f"## `{cls.__name__}`",
+        "",
+        (cls.__doc__ or "").replace("``", "`").replace("\n    ", "\n").strip(),
+        "",
+        f"Code `{cls.code}`; is a {kinds}; has to act: {blame}.",
+        "",
+    ]
+    if cls.fields:
+        lines += ["| field | meaning |", "| --- | --- |"]
+        lines += [f"| `{name}` | {meaning} |" for name, meaning in cls.fields.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+PAGES: dict[str, Callable[[], str]] = {"reference/errors.md": errors_page}
+"""The generated pages by their path below docs/."""
+
+
+def main() -> None:
+    """Writes every generated page and names those that changed."""
+    for name, page in PAGES.items():
+        path, text = DOCS / name, page()
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            print(f"wrote docs/{name}")
+
+
+if __name__ == "__main__":
+    main()

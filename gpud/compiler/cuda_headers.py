@@ -1,0 +1,66 @@
+"""Where the CUDA headers of this machine are: what ``#include <cuda_fp16.h>`` is looked up in.
+
+NVRTC knows the built-in functions but brings no header files; ``cuda_fp16.h``, ``cuda_bf16.h``,
+``cooperative_groups.h``, ``cuda/std/*``, ``cub/*`` come from elsewhere. In the order in which they
+are asked, the first that has ``cuda_fp16.h`` wins:
+
+1. the pip wheels that fit NVRTC's major version (the extras ``daemon`` and ``cuda12``);
+2. ``$CUDA_HOME``, ``$CUDA_PATH``;
+3. whatever ``cuda.pathfinder`` finds: conda, system folders;
+4. the toolkit whose ``nvcc`` is on PATH.
+
+The wheels come first because they are of the release that NVRTC is of; a toolkit beside them may
+be of any. Since CUDA 13, ``cuda/std`` and ``cub`` lie in a folder ``cccl`` below the others, which
+is searched as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+__all__ = ["cuda_include_paths"]
+
+_WHEEL_FOLDERS = {
+    12: ("cuda_runtime/include", "cuda_cccl/include", "cuda_nvcc/include"),
+    13: ("cu13/include",),
+}
+_MARKER = "cuda_fp16.h"
+
+
+@cache
+def cuda_include_paths(major: int) -> tuple[str, ...]:
+    """Returns the folders to search for CUDA headers, empty if none are installed.
+
+    The answer is remembered for the life of the process.
+
+    Args:
+        major: NVRTC's major version; wheels of another one are not used.
+    """
+    for folders in _candidates(major):
+        if any((folder / _MARKER).is_file() for folder in folders):
+            nested = [folder / "cccl" for folder in folders]
+            return tuple(str(folder) for folder in [*folders, *nested] if folder.is_dir())
+    return ()
+
+
+def _candidates(major: int) -> Iterator[list[Path]]:
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        yield [Path(root) / folder for folder in _WHEEL_FOLDERS.get(major, (f"cu{major}/include",))]
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if home := os.environ.get(variable):
+            yield [Path(home) / "include"]
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:  # an old release, or none: the other places remain
+        pass
+    else:
+        if found := find_nvidia_header_directory("cudart"):
+            yield [Path(found)]
+    if nvcc := shutil.which("nvcc"):
+        yield [Path(nvcc).resolve().parent.parent / "include"]

@@ -1,0 +1,247 @@
+"""What is wrong with a program, a kernel or a launch before any of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from gpud.errors.base import CallerError, GpudError, shorten
+
+__all__ = [
+    "REJECTIONS",
+    "AdmissionError",
+    "CompileError",
+    "EmptySource",
+    "KernelNotFound",
+    "KernelRejected",
+    "LaunchConfigError",
+    "OutOfMemory",
+    "PTXSyntaxError",
+    "PTXVersionError",
+    "UnsupportedTarget",
+]
+
+
+class CompileError(CallerError):
+    """The source did not compile. ``log`` is NVRTC's whole output, the message its first error."""
+
+    code = "compile"
+    fields: ClassVar[Mapping[str, str]] = {"log": "the compiler's complete log, empty if none"}
+    log: str
+
+    def __init__(self, message: str, *, log: str = "") -> None:
+        super().__init__(message, log=log)
+
+
+class EmptySource(CompileError, ValueError):
+    """The source is empty or blank."""
+
+    code = "empty-source"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the source is empty; pass CUDA C++ or PTX text that defines at least one kernel"
+        )
+
+
+class PTXSyntaxError(CompileError):
+    """The text is not PTX, or not well-formed PTX."""
+
+    code = "ptx-syntax"
+    fields: ClassVar[Mapping[str, str]] = {
+        **CompileError.fields,
+        "line": "line in the PTX text, from 1",
+        "column": "column in that line, from 1; a tab is one column",
+        "text": "that line as it was written",
+    }
+    line: int | None
+    column: int | None
+    text: str | None
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        line: int | None = None,
+        column: int | None = None,
+        text: str | None = None,
+    ) -> None:
+        place = "" if column is None else f", column {column}"
+        where = "" if line is None else f"PTX line {line}{place}: "
+        shown = "" if text is None else f": {shorten(text)}"
+        GpudError.__init__(
+            self, f"{where}{problem}{shown}", log="", line=line, column=column, text=text
+        )
+
+
+class PTXVersionError(CompileError):
+    """The PTX was written for a newer ISA version than gpud, or the device's driver, reads."""
+
+    code = "ptx-version"
+    fields: ClassVar[Mapping[str, str]] = {
+        **CompileError.fields,
+        "version": "the version that the PTX names, such as '9.9'",
+        "newest": "the newest version that is read",
+    }
+    version: str
+    newest: str
+
+    def __init__(self, version: str, newest: str) -> None:
+        message = (
+            f"the PTX is of ISA version {version}, gpud reads up to {newest}; compile it with an "
+            "older CUDA toolkit, or pass the CUDA C++ source instead"
+        )
+        GpudError.__init__(self, message, log="", version=version, newest=newest)
+
+
+class UnsupportedTarget(CompileError, ValueError):
+    """The architecture that was asked for is unknown to the compiler."""
+
+    code = "unsupported-target"
+    fields: ClassVar[Mapping[str, str]] = {
+        **CompileError.fields,
+        "target": "the architecture as it was written",
+        "supported": "the architectures that the compiler knows",
+    }
+    target: str
+    supported: tuple[str, ...]
+
+    def __init__(self, target: str, supported: Sequence[str]) -> None:
+        message = f"unsupported architecture {target!r}; this compiler knows {', '.join(supported)}"
+        GpudError.__init__(self, message, log="", target=target, supported=tuple(supported))
+
+
+class KernelNotFound(CallerError, LookupError):
+    """The program holds no kernel of that name."""
+
+    code = "kernel-not-found"
+    fields: ClassVar[Mapping[str, str]] = {
+        "name": "the name that was asked for",
+        "available": "the kernels that the program does hold, None if that is not known",
+        "log": "the compiler's complete log, empty if none",
+    }
+    name: str
+    available: tuple[str, ...] | None
+    log: str
+
+    def __init__(
+        self,
+        name: str,
+        available: Sequence[str] | None = None,
+        *,
+        cause: str = "",
+        log: str = "",
+    ) -> None:
+        detail = f": {cause}" if cause else ""
+        if available is not None:
+            detail += f"; it defines {', '.join(available) or 'no kernel'}"
+        message = (
+            f"no kernel {name!r} in this program{detail}. Names are mangled unless the kernel is "
+            'extern "C"; a template needs its arguments, as in "axpy<float>"'
+        )
+        known = None if available is None else tuple(available)
+        super().__init__(message, name=name, available=known, log=log)
+
+
+REJECTIONS: Mapping[str, str] = {
+    "unresolved-external": "calls a function that the program does not define, such as a "
+    "device-side launch",
+    "texture": "uses textures, samplers or surfaces",
+    "tensor-core": "uses tensor-core instructions, which this device does not run",
+    "target-too-new": "is written for a newer architecture than the device's",
+    "unsupported-instruction": "uses an instruction that this device does not run",
+    "form-not-legal": "cannot run in the form that was asked for",
+}
+"""Reason codes of `KernelRejected` and what a kernel so rejected does."""
+
+
+class KernelRejected(CallerError):
+    """The kernel is valid, but gpud cannot run it under its guarantees.
+
+    ``reason`` is one of `REJECTIONS`.
+    """
+
+    code = "kernel-rejected"
+    fields: ClassVar[Mapping[str, str]] = {
+        "reason": "reason code, one of gpud.errors.REJECTIONS",
+        "instruction": "the PTX instruction that decided, if one did",
+        "line": "its line in the PTX text, from 1",
+    }
+    reason: str
+    instruction: str | None
+    line: int | None
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        instruction: str | None = None,
+        line: int | None = None,
+    ) -> None:
+        where = "" if instruction is None else f": {shorten(instruction)}"
+        if line is not None:
+            where += f" (PTX line {line})"
+        super().__init__(
+            f"{message}{where} [{reason}]", reason=reason, instruction=instruction, line=line
+        )
+
+
+class LaunchConfigError(CallerError, ValueError):
+    """The grid, the block or the shared memory is outside what the kernel or the device allows."""
+
+    code = "launch-config"
+    fields: ClassVar[Mapping[str, str]] = {
+        "parameter": "which one: 'grid', 'block' or 'shared'",
+        "value": "the value that was given; grid and block as a tuple (x, y, z)",
+        "limit": "the largest value allowed, None where the value is too small or malformed",
+    }
+    parameter: str
+    value: int | tuple[int, ...]
+    limit: int | None
+
+    def __init__(
+        self,
+        parameter: str,
+        value: int | Sequence[int],
+        problem: str,
+        *,
+        limit: int | None = None,
+    ) -> None:
+        plain = value if isinstance(value, int) else tuple(value)
+        super().__init__(
+            f"{parameter}={plain}: {problem}", parameter=parameter, value=plain, limit=limit
+        )
+
+
+class AdmissionError(CallerError):
+    """The device can never grant the share that was asked for."""
+
+    code = "admission"
+    fields: ClassVar[Mapping[str, str]] = {
+        "requested": "the share that was asked for in SMs, an exact number as text ('7/2')",
+        "capacity": "the most that can be granted in SMs, an exact number as text",
+    }
+    requested: str
+    capacity: str
+
+    def __init__(self, problem: str, *, requested: object, capacity: object) -> None:
+        super().__init__(problem, requested=str(requested), capacity=str(capacity))
+
+
+class OutOfMemory(CallerError, MemoryError):
+    """An allocation is larger than what is left."""
+
+    code = "out-of-memory"
+    fields: ClassVar[Mapping[str, str]] = {
+        "requested_bytes": "the size that was asked for",
+        "available_bytes": "the largest size that could have been granted",
+    }
+    requested_bytes: int
+    available_bytes: int
+
+    def __init__(self, requested_bytes: int, available_bytes: int) -> None:
+        message = (
+            f"{requested_bytes} bytes were asked for, {available_bytes} are available; free "
+            "arrays, or raise the session's memory limit"
+        )
+        super().__init__(message, requested_bytes=requested_bytes, available_bytes=available_bytes)

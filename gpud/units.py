@@ -1,0 +1,131 @@
+"""Exact amounts of a device and the identifiers that pass between gpud's parts.
+
+Terms (units in brackets):
+    capacity [SM]: a device with S SMs has capacity S; each SM is 1.
+    M, occupancy [persistent blocks per SM]: how many blocks of one kernel fit on one SM.
+    slice [SM]: 1/M of an SM, the room of one persistent block of that kernel.
+    CapSM [SM]: M slices, from one SM or from several. Reservations, quotas and allocations are
+        amounts of CapSM.
+
+Shares are `fractions.Fraction` and never floats, so that slices of kernels with different M add up
+exactly: three slices of 1/3 are one SM, and a full device has a remaining capacity of exactly 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import NewType
+
+__all__ = [
+    "Address",
+    "Bytes",
+    "CapSM",
+    "JobId",
+    "Nanoseconds",
+    "SessionId",
+    "Share",
+    "TaskBlock",
+    "persistent_blocks",
+    "share",
+]
+
+CapSM = NewType("CapSM", Fraction)
+"""An amount of a device in SMs, exact."""
+
+Address = NewType("Address", int)
+"""A device address in bytes; 0 is the null pointer."""
+
+Bytes = NewType("Bytes", int)
+"""A size in bytes."""
+
+Nanoseconds = NewType("Nanoseconds", int)
+"""A duration, or a monotonic time since an origin that the caller fixes, in nanoseconds."""
+
+TaskBlock = NewType("TaskBlock", int)
+"""A task block's number in its grid, 0..total-1, x fastest."""
+
+JobId = NewType("JobId", int)
+"""Identifies a job for the life of the daemon; never used again for another."""
+
+SessionId = NewType("SessionId", int)
+"""Identifies a client's session for the life of the daemon; never used again for another."""
+
+Share = int | float | Fraction | str
+"""What a user may write for a share: a number of CapSM, or a percentage of the device."""
+
+_NUMBER = re.compile(r"\s*(\d+/\d+|\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*", re.ASCII)
+
+
+def share(value: Share, *, capacity: int | Fraction) -> CapSM:
+    """Turns what a user wrote into an exact amount of CapSM.
+
+    A float stands for the decimal number that Python prints for it, so ``0.1`` is 1/10 and not
+    the nearest binary fraction. Whether the amount fits the device is admission's question, not
+    asked here: more than ``capacity`` is a valid share that no device can grant.
+
+    Args:
+        value: A number of SMs (int, float, Fraction, or a string such as ``"2"``, ``"1.5"``,
+            ``"3/4"``), or a percentage of ``capacity`` (``"25%"``, ``"12.5%"``).
+        capacity: SMs of the device that percentages refer to.
+
+    Returns:
+        The share in SMs, greater than 0.
+
+    Raises:
+        TypeError: ``value`` is no number and no string; booleans are refused.
+        ValueError: ``value`` is not finite, not positive, or a string of another form.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | str):
+        raise TypeError(
+            f"a share is a number of SMs or a string such as '25%', not {value!r} "
+            f"of type {type(value).__name__}"
+        )
+    if isinstance(value, str):
+        exact = _parse(value, Fraction(capacity))
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"a share must be finite, not {value!r}")
+        exact = Fraction(repr(value))
+    else:
+        exact = Fraction(value)
+    if exact <= 0:
+        raise ValueError(f"a share must be greater than 0, not {value!r}")
+    return CapSM(exact)
+
+
+def _parse(text: str, capacity: Fraction) -> Fraction:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"a share is written as a number of SMs ('2', '1.5', '3/4') or a percentage of the "
+            f"device ('25%'), not {text!r}"
+        )
+    number, percent = match.groups()
+    try:
+        exact = Fraction(number)
+    except ZeroDivisionError:
+        raise ValueError(f"a share cannot be divided by zero: {text!r}") from None
+    return exact * capacity / 100 if percent else exact
+
+
+def persistent_blocks(amount: CapSM, occupancy: int) -> int:
+    """Returns how many persistent blocks of a kernel fit into an amount of CapSM.
+
+    Args:
+        amount: An allocation in SMs, 0 or more.
+        occupancy: M of the kernel, 1 or more.
+
+    Returns:
+        ``floor(amount * M)``: the part of a slice that is left over holds no block.
+
+    Raises:
+        ValueError: ``occupancy`` is less than 1 or ``amount`` is negative.
+    """
+    if occupancy < 1 or amount < 0:
+        raise ValueError(
+            f"a kernel of occupancy {occupancy} has no blocks in {amount} SMs; "
+            "the occupancy must be at least 1 and the amount at least 0"
+        )
+    return int(amount * occupancy)

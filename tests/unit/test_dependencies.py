@@ -1,0 +1,134 @@
+"""The one-way dependencies between gpud's parts, read from every import statement there is.
+
+Ruff bans the same per package (``banned-api``) and marks the line while it is written; this test
+holds the whole table, so that a package without a ruff.toml of its own is held too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A part may import itself, the standard library, and what stands here. The longest name counts.
+ABOVE = "gpud"  # anything of gpud's
+BELOW_DEVICES = ("gpud.units", "gpud.errors", "gpud.compiler", "gpud.device.interface")
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "gpud.units": (),
+    "gpud.errors": ("gpud.units",),
+    "gpud.wire": ("gpud.units", "gpud.errors", "msgpack"),
+    "gpud.core": ("gpud.units", "gpud.errors"),
+    "gpud.compiler": ("gpud.units", "gpud.errors"),
+    "gpud.compiler.nvrtc": ("gpud.compiler", "gpud.errors", "cuda"),
+    "gpud.compiler.cuda_headers": ("cuda",),
+    "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler"),
+    "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
+    "gpud.device.cpu": (*BELOW_DEVICES, "llvmlite", "numpy"),
+    "gpud.device.cuda": (*BELOW_DEVICES, "cuda", "cupy", "numpy"),
+    "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),
+    "gpud.server": (ABOVE, "msgpack", "uvloop"),
+    "gpud.cli": (ABOVE, "typer", "rich"),
+    "gpud.config": ("gpud.units", "gpud.errors"),
+    "gpud.demo": (ABOVE, "numpy"),
+    "gpud": (),
+    "gpud_client": ("gpud.wire", "gpud.units", "gpud.errors", "msgpack", "numpy", "typer", "rich"),
+}
+STANDARD_LIBRARY_BANS = {
+    "gpud.core": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),
+    "gpud.compiler": ("asyncio", "time", "random", "socket"),
+}
+
+
+def source_files() -> Iterator[tuple[str, Path]]:
+    for package in (ROOT / "gpud", ROOT / "client" / "gpud_client"):
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def imports(module: str, path: Path, text: str) -> Iterator[tuple[str, int]]:
+    """Every imported name with its line; ``from a import b`` gives ``a.b``, module or not."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(text, str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]).rstrip(".")
+            for alias in node.names:
+                yield f"{base}.{alias.name}", node.lineno
+
+
+def within(name: str, part: str) -> bool:
+    return name == part or name.startswith(f"{part}.")
+
+
+def part_of(module: str) -> str:
+    return max((part for part in MAY_IMPORT if within(module, part)), key=len)
+
+
+def violations(module: str, path: Path, text: str) -> list[str]:
+    part = part_of(module)
+    bans = {ban for above, bans in STANDARD_LIBRARY_BANS.items() if within(module, above)
+            for ban in bans}  # fmt: skip
+    found = []
+    for name, line in imports(module, path, text):
+        top = name.partition(".")[0]
+        ours = within(name, "gpud") or within(name, "gpud_client")
+        third_party = top in THIRD_PARTY
+        allowed = within(name, part) or any(within(name, other) for other in MAY_IMPORT[part])
+        if ((ours or third_party) and not allowed) or top in bans:
+            found.append(f"{path.name}:{line}: {module} imports {name}")
+    return found
+
+
+THIRD_PARTY = {"numpy", "llvmlite", "cuda", "cupy", "pynvml", "msgpack", "typer", "rich", "uvloop"}
+THIRD_PARTY |= {"torch", "numba", "triton", "pytest", "hypothesis", "tests", "bench"}
+
+
+@pytest.mark.parametrize(("module", "path"), list(source_files()), ids=str)
+def test_dependencies_point_one_way(module: str, path: Path) -> None:
+    assert violations(module, path, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("gpud.units", "import gpud.errors"),
+        ("gpud.core.scheduler", "from gpud.compiler import pipeline"),
+        ("gpud.core.scheduler", "import asyncio"),
+        ("gpud.core.scheduler", "def f():\n    from time import monotonic_ns"),
+        ("gpud.compiler.passes.claim", "from gpud.device.cpu import lower"),
+        ("gpud.compiler.passes.claim", "import numpy as np"),
+        ("gpud.compiler.passes.claim", "from cuda.bindings import nvrtc"),
+        ("gpud.compiler.cache", "import time"),
+        ("gpud.device.interface", "from .cpu import driver"),
+        ("gpud.device.cpu.driver", "import cupy"),
+        ("gpud.device.cuda.driver", "from gpud.device import cpu"),
+        ("gpud_client.session", "from gpud.core import scheduler"),
+        ("gpud.server.listener", "import gpud_client"),
+        ("gpud.server.listener", "import tests.conformance"),
+    ],
+)
+def test_the_checker_sees_a_planted_import(module: str, statement: str) -> None:
+    assert violations(module, Path(module.rpartition(".")[2] + ".py"), statement) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("gpud.core.scheduler", "from gpud.units import CapSM"),
+        ("gpud.compiler.passes.claim", "from ..ptx import model"),
+        ("gpud.device.cpu.driver", "from gpud.device import interface"),
+        ("gpud_client.session", "import gpud.wire.codec"),
+        ("gpud.server.listener", "import asyncio, uvloop"),
+    ],
+)
+def test_the_checker_allows_what_flows_down(module: str, statement: str) -> None:
+    assert violations(module, Path(module.rpartition(".")[2] + ".py"), statement) == []

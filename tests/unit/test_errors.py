@@ -1,0 +1,215 @@
+"""The error tree, walked whole: codes, blame, fields, pickling and the wire form."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from pathlib import Path
+from typing import get_type_hints
+
+import msgpack
+import pytest
+
+from gpud import errors
+from gpud.errors import Blame, GpudError, error_classes, from_wire
+
+ABSTRACT = {errors.GpudError, errors.CallerError, errors.DaemonError, errors.DeviceError}
+
+EXAMPLES: list[GpudError] = [
+    errors.CompileError("kernel.cu(1): error", log="kernel.cu(1): error\nmore"),
+    errors.EmptySource(),
+    errors.PTXSyntaxError("a ; is missing", line=7, column=22, text="  add.s32 %r1, %r2, 1"),
+    errors.PTXVersionError("99.0", "9.0"),
+    errors.UnsupportedTarget("compute_35", ["compute_75", "compute_80"]),
+    errors.KernelNotFound("axpy", ["_Z4axpyIfEvPT_", "dot"]),
+    errors.KernelRejected("texture", "textures are not supported", "tex.2d.v4.f32.s32 {}", 12),
+    errors.LaunchConfigError("block", (2048, 1, 1), "more than 1024 threads", limit=1024),
+    errors.AdmissionError("more than the device has", requested="7/2", capacity=2),
+    errors.OutOfMemory(1 << 40, 4096),
+    errors.JobError("it failed", kernel="saxpy"),
+    errors.IllegalAddress(
+        0xDEAD, kernel="k", instruction="ld.global.f32", line=3, task_block=(1, 2, 3)
+    ),
+    errors.KernelTrap("n < 4", kernel="k", line=9, task_block=(0, 0, 0)),
+    errors.JobTimeout(1_500_000_000, kernel="k"),
+    errors.JobCancelled("cancelled by its owner", kernel="k"),
+    errors.DeviceLost("the device host ended with signal 9", kernel="k", device="cuda:0"),
+    errors.ConnectionLost("no daemon listens there"),
+    errors.MissingDependency("llvmlite", extra="daemon", cause="no module"),
+    errors.InternalError("a block was claimed twice", stage="claim", reproducer="a.json"),
+]
+
+
+def test_every_class_that_is_raised_has_an_example() -> None:
+    assert {type(error) for error in EXAMPLES} | ABSTRACT == set(error_classes())
+
+
+def test_codes_are_unique_and_plain() -> None:
+    codes = [cls.code for cls in error_classes()]
+    assert len(set(codes)) == len(codes)
+    assert all(code == code.lower() and code.replace("-", "").isalpha() for code in codes)
+
+
+def test_codes_are_stable() -> None:
+    """These are on the wire and in scripts: a code may be added, never changed or reused."""
+    assert {cls.__name__: cls.code for cls in error_classes()} == {
+        "GpudError": "gpud",
+        "CallerError": "caller",
+        "DaemonError": "daemon",
+        "DeviceError": "device",
+        "CompileError": "compile",
+        "EmptySource": "empty-source",
+        "PTXSyntaxError": "ptx-syntax",
+        "PTXVersionError": "ptx-version",
+        "UnsupportedTarget": "unsupported-target",
+        "KernelNotFound": "kernel-not-found",
+        "KernelRejected": "kernel-rejected",
+        "LaunchConfigError": "launch-config",
+        "AdmissionError": "admission",
+        "OutOfMemory": "out-of-memory",
+        "JobError": "job",
+        "IllegalAddress": "illegal-address",
+        "KernelTrap": "kernel-trap",
+        "JobTimeout": "job-timeout",
+        "JobCancelled": "job-cancelled",
+        "DeviceLost": "device-lost",
+        "ConnectionLost": "connection-lost",
+        "MissingDependency": "missing-dependency",
+        "InternalError": "internal",
+    }
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)
+def test_one_blame(error: GpudError) -> None:
+    blames = {
+        Blame.CALLER: errors.CallerError,
+        Blame.DAEMON: errors.DaemonError,
+        Blame.DEVICE: errors.DeviceError,
+    }
+    kinds = type(error).__mro__
+    by_type = [blame for blame, cls in blames.items() if cls in kinds]
+    if type(error) is errors.JobError:  # says nothing of the cause; its subclasses do
+        assert (by_type, error.blame) == ([], None)
+    else:
+        assert by_type == [error.blame]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)
+def test_fields_are_declared_typed_and_set(error: GpudError) -> None:
+    assert set(get_type_hints(type(error))) - set(get_type_hints(GpudError)) == set(error.fields)
+    assert all(getattr(error, name) is not None for name in error.fields)
+    assert all(meaning and not meaning.endswith(".") for meaning in error.fields.values())
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)
+@pytest.mark.parametrize("carrier", ["pickle", "msgpack", "plain"])
+def test_survives_every_way_that_it_travels(error: GpudError, carrier: str) -> None:
+    if carrier == "pickle":
+        copy = pickle.loads(pickle.dumps(error))
+    elif carrier == "msgpack":
+        copy = from_wire(msgpack.unpackb(msgpack.packb(error.to_wire())))
+    else:
+        copy = from_wire(error.to_wire())
+    assert type(copy) is type(error)
+    assert str(copy) == str(error) != ""
+    assert copy.to_wire() == error.to_wire()
+    assert copy.args == error.args == (str(error),)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)
+def test_fields_that_a_sender_lacks_are_none(error: GpudError) -> None:
+    copy = from_wire({"code": error.code, "message": "short"})
+    assert type(copy) is type(error)
+    assert all(getattr(copy, name) is None for name in error.fields)
+
+
+def test_an_error_of_a_newer_version_keeps_its_message() -> None:
+    newer = {"code": "gravity-lost", "message": "hold on", "fields": {"g": 0}}
+    error = from_wire(newer)
+    assert type(error) is GpudError
+    assert str(error) == "gravity-lost: hold on"
+
+
+def test_a_field_of_a_newer_version_is_dropped() -> None:
+    wire = errors.OutOfMemory(2, 1).to_wire()
+    wire["fields"]["device"] = "cuda:0"
+    assert from_wire(wire).to_wire() == errors.OutOfMemory(2, 1).to_wire()
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"code": "gpud"}, {"code": 3, "message": ""}, {"code": "gpud", "message": None},
+             {"code": "gpud", "message": "", "fields": [1]}]
+)  # fmt: skip
+def test_what_is_no_error_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="not an error"):
+        from_wire(data)
+
+
+def test_an_unknown_field_is_our_bug() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        errors.JobCancelled("why", colour="red")
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (errors.EmptySource(), ValueError),
+        (errors.UnsupportedTarget("sm_1", []), ValueError),
+        (errors.LaunchConfigError("grid", 0, "must be at least 1"), ValueError),
+        (errors.KernelNotFound("k"), LookupError),
+        (errors.OutOfMemory(2, 1), MemoryError),
+        (errors.JobTimeout(1), TimeoutError),
+        (errors.ConnectionLost(), ConnectionError),
+        (errors.MissingDependency("x", extra="daemon"), ImportError),
+    ],
+    ids=lambda item: getattr(item, "code", ""),
+)
+def test_built_in_kinds(error: GpudError, builtin: type[Exception]) -> None:
+    assert isinstance(error, builtin)
+
+
+@pytest.mark.parametrize(
+    ("error", "parts"),
+    [
+        (errors.PTXSyntaxError("no .version", line=3, text="int  main"), ["line 3", "int main"]),
+        (errors.PTXVersionError("99.0", "9.0"), ["99.0", "9.0", "older CUDA toolkit"]),
+        (errors.UnsupportedTarget("sm_35", ["compute_75"]), ["'sm_35'", "compute_75"]),
+        (errors.KernelNotFound("axpy", ["dot"]), ["'axpy'", "defines dot", 'extern "C"']),
+        (errors.KernelNotFound("axpy", []), ["defines no kernel"]),
+        (errors.KernelRejected("texture", "no textures", "tex.1d", 5), ["tex.1d", "line 5"]),
+        (errors.LaunchConfigError("block", [9, 9, 99], "too large"), ["block=(9, 9, 99)"]),
+        (errors.LaunchConfigError("shared", 99, "too large"), ["shared=99: too large"]),
+        (errors.OutOfMemory(4096, 512), ["4096", "512", "free"]),
+        (errors.IllegalAddress(48879, task_block=(1, 0, 0)), ["0xbeef", "(1, 0, 0)", "index"]),
+        (errors.KernelTrap("i < n", kernel="k"), ["i < n", "in k"]),
+        (errors.JobTimeout(2_500_000_000), ["2.5 s", "longer timeout"]),
+        (errors.MissingDependency("llvmlite", extra="daemon"), ["llvmlite", "gpud[daemon]"]),
+    ],
+    ids=lambda item: getattr(item, "code", ""),
+)
+def test_messages_show_the_value_and_what_to_do(error: GpudError, parts: list[str]) -> None:
+    assert all(part in str(error) for part in parts), str(error)
+
+
+def test_long_text_is_cut_in_messages_and_kept_in_fields() -> None:
+    error = errors.PTXSyntaxError("bad", line=1, text="x" * 5000)
+    assert len(str(error)) < 200
+    assert error.text == "x" * 5000
+
+
+def rejection_codes(source: str) -> set[str]:
+    """The literal reason codes in calls of ``KernelRejected``."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return {
+        str(call.args[0].value)
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id == "KernelRejected"
+        if call.args and isinstance(call.args[0], ast.Constant)
+    }
+
+
+def test_every_reason_code_is_in_the_table() -> None:
+    package = Path(errors.__file__).parents[1]
+    used = set().union(*(rejection_codes(path.read_text()) for path in package.rglob("*.py")))
+    assert used - set(errors.REJECTIONS) == set()
+    assert rejection_codes("raise KernelRejected('oops', message)") == {"oops"}

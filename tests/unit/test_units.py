@@ -1,0 +1,79 @@
+"""Exact shares: what users write, and what it means."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpud.units import CapSM, Share, persistent_blocks, share
+
+
+@pytest.mark.parametrize(
+    ("written", "exact"),
+    [
+        (2, Fraction(2)),
+        (0.1, Fraction(1, 10)),
+        (1e-3, Fraction(1, 1000)),
+        (Fraction(7, 3), Fraction(7, 3)),
+        ("2", Fraction(2)),
+        (" 1.5 ", Fraction(3, 2)),
+        (".5", Fraction(1, 2)),
+        ("3/4", Fraction(3, 4)),
+        ("25%", Fraction(33)),
+        ("12.5 %", Fraction(33, 2)),
+        ("1/3%", Fraction(132, 300)),
+        ("100%", Fraction(132)),
+        ("200%", Fraction(264)),
+    ],
+)
+def test_what_is_written_is_exact(written: Share, exact: Fraction) -> None:
+    amount = share(written, capacity=132)
+    assert amount == exact
+    assert type(amount) is Fraction
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        0, -1, 0.0, -0.5, "0", "0%", "-25%", "+1", "", "%", "many", "25 percent", "1/0", "1//2",
+        "1e3", "0x10", "٣", float("nan"), float("inf"), Fraction(-1, 2),
+    ],
+)  # fmt: skip
+def test_what_is_no_share_is_shown(written: Share) -> None:
+    with pytest.raises(ValueError, match="share") as caught:
+        share(written, capacity=4)
+    assert repr(written) in str(caught.value)
+
+
+@pytest.mark.parametrize("written", [True, None, 1j, b"25%", [1]])
+def test_what_is_no_number_is_a_type_error(written: object) -> None:
+    with pytest.raises(TypeError, match=type(written).__name__):
+        share(written, capacity=4)  # type: ignore[arg-type]
+
+
+@given(st.fractions(min_value=Fraction(1, 1000), max_value=1000), st.integers(1, 500))
+def test_text_and_number_agree(amount: Fraction, capacity: int) -> None:
+    assert share(str(amount), capacity=capacity) == amount
+    assert share(f"{amount}%", capacity=capacity) == amount * capacity / 100
+
+
+@given(st.integers(1, 64))
+def test_slices_add_up_to_whole_sms(occupancy: int) -> None:
+    one_slice = Fraction(1, occupancy)
+    assert sum([one_slice] * occupancy) == 1
+    assert persistent_blocks(CapSM(one_slice * 7), occupancy) == 7
+
+
+def test_the_rest_of_a_slice_holds_no_block() -> None:
+    assert persistent_blocks(CapSM(Fraction(5, 2)), 3) == 7
+    assert persistent_blocks(CapSM(Fraction(1, 3)), 2) == 0
+    assert persistent_blocks(CapSM(Fraction(0)), 2) == 0
+
+
+@pytest.mark.parametrize(("amount", "occupancy"), [(1, 0), (-1, 4)])
+def test_impossible_amounts_are_refused(amount: int, occupancy: int) -> None:
+    with pytest.raises(ValueError, match="occupancy"):
+        persistent_blocks(CapSM(Fraction(amount)), occupancy)
