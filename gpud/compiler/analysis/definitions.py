@@ -1,0 +1,86 @@
+"""The one instruction that gives a register its value, where there is only one.
+
+Compilers write nearly every register once, so most questions about a value ("is this barrier
+number a constant?") are answered by following such registers back, without data flow.
+
+Properties:
+* a register has a definition only if exactly one instruction of the function writes it, and that
+  instruction has no guard;
+* `Definitions.constant` gives an integer only if the operand has it wherever it is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpud.compiler.analysis.effects import written
+from gpud.compiler.ptx.model import Immediate, Instruction, Operand, Register, Statement
+
+__all__ = ["Definitions"]
+
+_DEPTH = 12  # longer chains of moves do not occur; it bounds the work for one question
+
+_OPPOSITE = {"eq": "ne", "lt": "ge", "le": "gt", "lo": "hs", "ls": "hi"}
+_OPPOSITE |= {second: first for first, second in _OPPOSITE.items()}
+
+
+class Definitions:
+    """The single definitions of the registers of a flat ``body``."""
+
+    def __init__(self, body: Iterable[Statement]) -> None:
+        self._found: dict[str, Instruction | None] = {}
+        for statement in body:
+            if type(statement) is Instruction:
+                self.add(statement, written(statement))
+
+    def add(self, ins: Instruction, targets: Iterable[Register]) -> None:
+        """Note that ``ins`` writes ``targets``."""
+        found = self._found
+        for register in targets:
+            once = ins.guard is None and register.name not in found
+            found[register.name] = ins if once else None
+
+    def of(self, operand: Operand) -> Instruction | None:
+        """The only write of a register; ``None`` if there are several, or it is predicated."""
+        return self._found.get(operand.name) if isinstance(operand, Register) else None
+
+    def constant(self, operand: Operand) -> int | None:
+        """The integer that ``operand`` always is, through single moves."""
+        for _ in range(_DEPTH):
+            if isinstance(operand, Immediate):
+                return operand.value if operand.kind == "int" else None
+            definition = self.of(operand)
+            if definition is None or definition.opcode.base != "mov":
+                return None
+            operand = definition.operands[1]
+        return None
+
+    def same_condition(self, first: Register, second: Register) -> bool:
+        """Whether two predicates are the same comparison, or one the opposite of the other.
+
+        ``False`` says nothing. Floating-point relations have no opposites here (NaN).
+        """
+        one, other = self._unturned(first), self._unturned(second)
+        if one == other:
+            return True
+        left, right = self.of(one), self.of(other)
+        if left is None or right is None or left.operands[1:] != right.operands[1:]:
+            return False
+        if left.opcode.base != "setp" or right.opcode.base != "setp" or len(left.operands) != 3:
+            return False
+        relation, kind = left.opcode.modifiers[0], left.opcode.modifiers[1:]
+        if kind != right.opcode.modifiers[1:]:
+            return False
+        return right.opcode.modifiers[0] in (relation, _OPPOSITE.get(relation))
+
+    def _unturned(self, register: Register) -> Register:
+        """The register that ``register`` is ``not.pred`` of, any number of times."""
+        for _ in range(_DEPTH):
+            definition = self.of(register)
+            if definition is None or definition.opcode.text != "not.pred":
+                break
+            source = definition.operands[1]
+            if not isinstance(source, Register):
+                break
+            register = source
+        return register

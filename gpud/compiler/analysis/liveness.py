@@ -1,0 +1,117 @@
+"""Which registers hold a value that some later instruction may still read.
+
+Problem: code generation must know what to keep across a suspend point, and a rewrite must know
+which registers it may reuse.
+
+Approach: registers are numbered and sets of them are Python integers, one bit each, so a block's
+transfer is three machine-word-parallel operations.
+
+Algorithm: the backward data-flow equations ``in = use | (out & ~def)``, visited in post-order
+until nothing changes (Aho, Lam, Sethi and Ullman, "Compilers", section 9.2.5).
+
+Properties:
+* a predicated write leaves its destination live before it: where the guard fails, the old value
+  survives;
+* what is live before a block's first instruction is ``live_before(block, 0)``;
+* a register that no path reads before writing it is not live into the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.effects import read, written
+from gpud.compiler.ptx.model import Instruction, Register
+
+__all__ = ["Liveness"]
+
+
+class Liveness:
+    """Live registers of a function, from its `ControlFlow`.
+
+    ``live_in[b]`` and ``live_out[b]`` are bit sets over ``names``; `registers` makes them readable.
+    Unreachable blocks are included: they may be printed and assembled all the same.
+    """
+
+    def __init__(self, flow: ControlFlow) -> None:
+        self.flow = flow
+        self.names: list[str] = []
+        """Register name by bit."""
+        self.bit: dict[str, int] = {}
+        """Bit set holding just that register, by name."""
+        self._effects: list[list[tuple[int, int]]] = [
+            [self._effect_of(place.instruction) for place in block.places] for block in flow.blocks
+        ]
+        self.live_in, self.live_out = self._solve()
+
+    def registers(self, bits: int) -> list[Register]:
+        """The registers of a bit set, in bit order."""
+        found = []
+        while bits:
+            low = bits & -bits
+            found.append(Register(self.names[low.bit_length() - 1]))
+            bits ^= low
+        return found
+
+    def live_before(self, block: int, index: int) -> int:
+        """The registers live before instruction ``index`` of ``block``; its length means the end.
+
+        Raises:
+            IndexError: ``index`` is beyond the block's length.
+        """
+        effects = self._effects[block]
+        if not 0 <= index <= len(effects):
+            raise IndexError(f"block {block} has {len(effects)} instructions, not {index}")
+        live = self.live_out[block]
+        for kills, uses in reversed(effects[index:]):
+            live = live & ~kills | uses
+        return live
+
+    def _bits(self, registers: Iterable[Register]) -> int:
+        result = 0
+        for register in registers:
+            name = register.name
+            found = self.bit.get(name)
+            if found is None:
+                found = self.bit[name] = 1 << len(self.names)
+                self.names.append(name)
+            result |= found
+        return result
+
+    def _effect_of(self, ins: Instruction) -> tuple[int, int]:
+        """(registers surely overwritten, registers read) of an instruction."""
+        kills = self._bits(written(ins))
+        uses = self._bits(read(ins))
+        if ins.guard is not None:
+            kills = 0
+        return kills, uses
+
+    def _solve(self) -> tuple[list[int], list[int]]:
+        flow = self.flow
+        kills, uses = [], []
+        for effects in self._effects:
+            killed = used = 0
+            for kill, use in reversed(effects):
+                used = used & ~kill | use
+                killed |= kill
+            kills.append(killed)
+            uses.append(used)
+        count = len(flow.blocks)
+        live_in = [0] * (count + 1)
+        live_out = [0] * count
+        unreached = [b for b in range(count - 1, -1, -1) if b not in flow.reachable]
+        order = [*reversed(flow.order), *unreached]
+        changed = True
+        while changed:
+            changed = False
+            for block in order:
+                out = 0
+                for successor in flow.blocks[block].successors:
+                    out |= live_in[successor]
+                live_out[block] = out
+                new = uses[block] | out & ~kills[block]
+                if new != live_in[block]:
+                    live_in[block] = new
+                    changed = True
+        return live_in[:count], live_out

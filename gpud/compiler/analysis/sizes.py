@@ -1,0 +1,45 @@
+"""Sizes and alignments, in bytes, of PTX types, variables and parameter lists.
+
+Source: PTX ISA 9.0, sections 5.2 (types), 5.4 (variables, alignment) and 5.1.6 (parameters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from gpud.compiler.ptx.model import Parameter, Variable
+
+__all__ = ["layout_bytes", "parameter_bytes", "size_and_align"]
+
+_VECTOR = {None: 1, "v2": 2, "v4": 4, "v8": 8}
+_NAMED = {"pred": 1, "f16x2": 4, "bf16x2": 4, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
+
+
+def _element(type_name: str) -> int:
+    name = type_name.lstrip(".")
+    digits = name.lstrip("busf")
+    return _NAMED[name] if name in _NAMED else int(digits) // 8 if digits.isdecimal() else 8
+
+
+def size_and_align(declared: Variable | Parameter) -> tuple[int, int]:
+    """(size, alignment) of a variable or parameter; an open array has size 0."""
+    unit = _element(declared.type)
+    if isinstance(declared, Variable):
+        unit *= _VECTOR[declared.vector.lstrip(".") if declared.vector else None]
+    count = prod(length or 0 for length in declared.dims) if declared.dims else 1
+    return unit * count, declared.align or unit
+
+
+def layout_bytes(items: Iterable[Variable | Parameter]) -> int:
+    """The bytes that ``items`` take one after the other, each aligned."""
+    end = 0
+    for item in items:
+        size, align = size_and_align(item)
+        end = -(-end // align) * align + size
+    return end
+
+
+def parameter_bytes(parameters: Iterable[Parameter]) -> int:
+    """The bytes of a kernel's parameters."""
+    return layout_bytes(parameters)

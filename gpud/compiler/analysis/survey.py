@@ -1,0 +1,251 @@
+"""What the functions of a module use, and who calls whom: one look at every instruction.
+
+Problem: whether a kernel can be resized depends on all the code that it can reach, function
+pointers included, and most kernels are settled by what they do *not* use.
+
+Approach: one pass over each function collects the union of its instructions' properties, its
+special registers and its calls; questions about a kernel are answered over the closure of its
+call graph. Control-flow graphs are made only for kernels that need them.
+
+Terms: an *addressed* function is one whose address is taken, in code or in an initialiser; an
+indirect call may reach every addressed function of the module (or, with ``.calltargets``, those
+listed, which are addressed too); an *external* is called but has no body in the module.
+
+Properties:
+* a function is in the closure of an entry if some sequence of calls can reach it;
+* each function is looked at once, however many entries reach it;
+* equal modules give equal answers in equal order.
+
+Source: PTX ISA 9.0, sections 7.1 (functions) and 9.7.13 (``call``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.definitions import Definitions
+from gpud.compiler.analysis.effects import (
+    BARRIER,
+    CALL,
+    CLUSTER,
+    COLLECTIVE,
+    EXIT,
+    FLAGS,
+    SURFACE,
+    TENSOR,
+    TEXTURE,
+    Barrier,
+    barrier,
+    callee,
+)
+from gpud.compiler.ptx.model import (
+    CallTargets,
+    Function,
+    Immediate,
+    Initializer,
+    InitialValue,
+    Instruction,
+    Module,
+    Register,
+    SpecialRegister,
+    Symbol,
+    Tuple,
+    Variable,
+    Vector,
+)
+
+__all__ = ["Survey", "Uses", "survey"]
+
+_NOTED = BARRIER | COLLECTIVE | EXIT | CALL | TENSOR | TEXTURE | SURFACE | CLUSTER
+
+
+@dataclass(slots=True)
+class Uses:
+    """What one function's body uses.
+
+    ``bits`` is the union of `gpud.compiler.analysis.effects.flags` over its instructions; ``noted``
+    are the barriers, collectives, ``exit``s, calls, and tensor, texture, surface and cluster
+    instructions in body order; ``specials`` are special registers in order of first use, each with
+    the first instruction that reads it; ``bases`` are the opcodes' first words.
+    """
+
+    function: Function
+    bits: int = 0
+    noted: list[Instruction] = field(default_factory=list)
+    specials: dict[str, Instruction] = field(default_factory=dict)
+    bases: dict[str, Instruction] = field(default_factory=dict)
+    calls: dict[str, Instruction] = field(default_factory=dict)
+    """Directly called functions, each with the first call."""
+    indirect: Instruction | None = None
+    """The first call through a register."""
+    definitions: Definitions | None = None
+    """Made when first needed."""
+
+
+class Survey:
+    """The uses of every function of ``module``, whose bodies are flat, and its call graph."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.functions: dict[str, Function] = {}
+        for function in module.functions():
+            # A declaration may come before and after the definition: the body counts.
+            if function.body is not None or function.name not in self.functions:
+                self.functions[function.name] = function
+        self._addressed: dict[str, None] = {}
+        self.uses: dict[str, Uses] = {}
+        for function in self.functions.values():
+            if function.body is not None:
+                self.uses[function.name] = self._look(function)
+        for item in module.items:
+            if isinstance(item, Variable) and item.init is not None:
+                self._initial(item.init)
+
+        self._noreturn = frozenset(
+            f.name for f in self.functions.values() if ".noreturn" in f.attributes
+        )
+        self._flows: dict[str, ControlFlow] = {}
+
+    def flow(self, name: str) -> ControlFlow:
+        """The control flow of a function with a body; made once."""
+        found = self._flows.get(name)
+        if found is None:
+            found = ControlFlow(self.functions[name], self._noreturn)
+            self._flows[name] = found
+        return found
+
+    @property
+    def addressed(self) -> tuple[str, ...]:
+        """The functions whose address is taken, in order of discovery."""
+        return tuple(self._addressed)
+
+    def targets(self, uses: Uses) -> Iterable[str]:
+        """The functions that ``uses`` may call, directly or through pointers."""
+        yield from uses.calls
+        if uses.indirect is not None:
+            yield from self._addressed
+
+    def closure(self, *roots: str) -> list[Uses]:
+        """The functions with bodies that ``roots`` can reach, themselves included."""
+        found: dict[str, Uses] = {}
+        stack = [name for name in reversed(roots) if name in self.uses]
+        while stack:
+            name = stack.pop()
+            if name in found:
+                continue
+            uses = found[name] = self.uses[name]
+            stack.extend(t for t in self.targets(uses) if t in self.uses and t not in found)
+        return list(found.values())
+
+    def call_closure(self, ins: Instruction) -> list[Uses]:
+        """The functions with bodies that the call ``ins`` can reach."""
+        target = callee(ins)
+        if isinstance(target, Symbol):
+            return self.closure(target.name)
+        return self.closure(*self._addressed)
+
+    def barrier(self, ins: Instruction, uses: Uses) -> Barrier:
+        """The parts of a barrier of ``uses``, its number stated where it is a constant."""
+        parts = barrier(ins)
+        if isinstance(parts.id, Register):
+            if uses.definitions is None:
+                uses.definitions = Definitions(uses.function.body or ())
+            number = uses.definitions.constant(parts.id)
+            if number is not None:
+                return replace(parts, id=Immediate(str(number), number))
+        return parts
+
+    def externals(self, entry: str) -> dict[str, Instruction]:
+        """Called functions without a body that ``entry`` can reach, each with its first call."""
+        found: dict[str, Instruction] = {}
+        for uses in self.closure(entry):
+            for name, ins in uses.calls.items():
+                if name not in self.uses:
+                    found.setdefault(name, ins)
+        if any(uses.indirect is not None for uses in self.closure(entry)):
+            for uses in self.closure(entry):
+                if uses.indirect is not None:
+                    for name in self._addressed:
+                        if name not in self.uses:
+                            found.setdefault(name, uses.indirect)
+        return found
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _look(self, function: Function) -> Uses:
+        uses = Uses(function)
+        specials, bases = uses.specials, uses.bases
+        functions = self.functions
+        union = 0
+        for statement in function.body or ():
+            kind = type(statement)
+            if kind is not Instruction:
+                if kind is CallTargets:
+                    for name in statement.targets:  # type: ignore[union-attr]
+                        self._addressed.setdefault(name)
+                elif kind is Variable and statement.init is not None:  # type: ignore[union-attr]
+                    self._initial(statement.init)  # type: ignore[union-attr]
+                continue
+            ins: Instruction = statement  # type: ignore[assignment]
+            op = ins.opcode
+            bits = FLAGS[op.text]
+            union |= bits
+            if op.base not in bases:
+                bases[op.base] = ins
+            if bits & _NOTED:
+                uses.noted.append(ins)
+                if bits & CALL:
+                    self._call(ins, uses)
+                    continue
+            for operand in ins.operands:
+                sort = type(operand)
+                if sort is SpecialRegister:
+                    specials.setdefault(operand.name, ins)  # type: ignore[union-attr]
+                elif sort is Symbol:
+                    if operand.name in functions:  # type: ignore[union-attr]
+                        self._addressed.setdefault(operand.name)  # type: ignore[union-attr]
+                elif sort is Vector:
+                    for item in operand.items:  # type: ignore[union-attr]
+                        if type(item) is SpecialRegister:
+                            specials.setdefault(item.name, ins)
+        uses.bits = union
+        return uses
+
+    def _call(self, ins: Instruction, uses: Uses) -> None:
+        target = callee(ins)
+        if isinstance(target, Symbol):
+            uses.calls.setdefault(target.name, ins)
+        elif uses.indirect is None:
+            uses.indirect = ins
+        for operand in ins.operands:
+            if isinstance(operand, Tuple):
+                for item in operand.items:
+                    if isinstance(item, SpecialRegister):
+                        uses.specials.setdefault(item.name, ins)
+                    elif isinstance(item, Symbol) and item.name in self.functions:
+                        self._addressed.setdefault(item.name)
+
+    def _initial(self, value: InitialValue) -> None:
+        if isinstance(value, tuple):
+            for item in value:
+                if type(item) is not Immediate:
+                    self._initial(item)
+        elif isinstance(value, Initializer) and value.name in self.functions:
+            self._addressed.setdefault(value.name)
+
+
+_last: list[Survey] = []
+
+
+def survey(module: Module) -> Survey:
+    """The survey of ``module``, whose functions are flat; that of the last module is kept.
+
+    Passes that follow one another often look at the same, unchanged module.
+    """
+    found = _last[0] if _last else None
+    if found is None or found.module is not module:
+        found = Survey(module)
+        _last[:] = [found]
+    return found

@@ -1,0 +1,313 @@
+"""Which registers hold one value for a whole thread block, or for a whole warp.
+
+Problem: whether some threads can leave, or pass by a barrier, while others reach it depends on
+which branches all threads of a block, or of a warp, take together.
+
+Approach: every register gets the highest `Level` that any of its writes can give it, whatever the
+place (flow-insensitive: compilers write nearly every register once). A rise is passed on to what
+reads the register, and, through branches, to what is written where the branch decides.
+
+Terms: a value is *uniform* if all threads of a block that compute it get the same, *warp-uniform*
+if all lanes of each warp do, *divergent* otherwise; a branch has the level of its condition. Some
+values are warp-uniform only for some shapes of thread block: `Shape` says for which.
+
+Algorithm: optimistic data flow; all registers start uniform. Sources of divergence: ``%tid``,
+``%laneid`` and clocks, volatile and atomic reads, local memory, loads from non-uniform addresses,
+results and parameters of functions. Synchronisation dependence: if a branch is not uniform, the
+registers written in the region it decides about (`ControlFlow.influence`) rise to its level when
+they have several writes, or when the branch leaves a loop around the write (threads then hold
+values of different iterations). The indices of `gpud.compiler.analysis.lanes` give the usual
+``threadIdx.x / 32`` and ``threadIdx.x < 32`` their warp-uniformity.
+
+Properties:
+* a value computed only from parameters, ``%ctaid``, ``%ntid`` and constants is uniform;
+* the result of a block-wide reduction is uniform whatever its input;
+* values merged after a divergent branch are divergent, merged after a uniform one they are not;
+* a plain load at a uniform address is uniform: programs without data races cannot tell.
+
+Source: Karrenberg and Hack, "Improving Performance of OpenCL on CPUs", 2012 (divergence analysis);
+Rosemann, Moll and Hack, "An Abstract Interpretation for SPMD Divergence on Reducible Control Flow
+Graphs", 2021 (synchronisation and temporal divergence).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.definitions import Definitions
+from gpud.compiler.analysis.effects import (
+    BARRIER,
+    CALL,
+    COLLECTIVE,
+    FLAGS,
+    MEMORY_READ,
+    VOLATILE,
+    barrier,
+    read,
+    special_registers,
+    state_space,
+    written,
+)
+from gpud.compiler.analysis.lanes import REFINED, Lanes
+from gpud.compiler.analysis.shape import Shape
+from gpud.compiler.ptx.model import Address, Instruction, Symbol, Variable
+
+__all__ = ["Level", "Shape", "Uniformity"]
+
+
+class Level(IntEnum):
+    """How alike the threads' copies of a value are; larger is less alike."""
+
+    UNIFORM = 0
+    WARP = 1
+    DIVERGENT = 2
+
+
+Known = tuple[Level, Shape]
+"""A level and the block shapes for which it holds; ``DIVERGENT`` holds for any."""
+
+# Inside, a level and its shapes are one integer, so that joining two of them is a bitwise or:
+# bit 0 warp-uniform, the shapes from bit 1 on, and all bits for divergent.
+_UNIFORM = 0
+_WARP = 1
+_DIVERGENT = 0xFF
+
+_UNIFORM_SPECIALS = (
+    "%ctaid", "%nctaid", "%ntid", "%gridid", "%envreg", "%nwarpid", "%nsmid",
+    "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size", "%reserved_smem_offset",
+    "%cluster", "%ncluster", "%is_explicit_cluster", "%current_graph_exec", "WARP_SZ",
+)  # fmt: skip
+_FULL_MASKS = (-1, 0xFFFFFFFF)
+_SOURCES = ("alloca", "createpolicy", "mbarrier")
+_CARRIES = ("add", "sub", "mad", "addc", "subc", "madc")
+_CARRY = "%%carry"  # the condition code that add.cc writes and addc reads
+
+
+class Uniformity:
+    """Levels of the registers and branches of one function.
+
+    Args:
+        flow: the function's control flow.
+    """
+
+    def __init__(self, flow: ControlFlow) -> None:
+        self.flow = flow
+        function = flow.function
+        self._is_entry = function.kind == "entry"
+        self._parameters = frozenset(p.name for p in function.parameters)
+        self._has_local = not self._is_entry or any(
+            isinstance(s, Variable) and s.space == "local" for s in function.body or ()
+        )
+        self._known: dict[str, int] = {}
+        self._writes: list[tuple[Instruction, list[str], list[str]]] = []
+        self._users: dict[str, list[int]] = {}
+        self._guards: dict[str, list[int]] = {}
+        self._written_in: dict[int, list[str]] = {}
+        self._count: dict[str, int] = {}
+        # Instructions to look at again, in order; and which are divergent as soon as a source is.
+        self._queue: dict[int, None] = {}
+        self._follows: list[bool] = []
+        self._marks: dict[tuple[int, int], int] = {}
+        self.definitions = Definitions(())
+        self._collect()
+        self._lanes = Lanes(self.definitions)
+        self._run()
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def of(self, name: str) -> Known:
+        """The level of the register called ``name`` and the shapes for which it holds."""
+        return _answer(self._known.get(name, _UNIFORM))
+
+    def is_uniform(self, name: str) -> bool:
+        """Whether all threads of a block see the same value in the register ``name``."""
+        return self._known.get(name, _UNIFORM) == _UNIFORM
+
+    def guard(self, ins: Instruction) -> Known:
+        """The level of ``ins``'s guard; an instruction without one runs for all alike."""
+        return _answer(self._guard(ins))
+
+    def branch(self, block: int) -> Known:
+        """The level of the branch that ends ``block``; uniform where there is no choice."""
+        return _answer(self._branch(block))
+
+    def _guard(self, ins: Instruction) -> int:
+        if ins.guard is None:
+            return _UNIFORM
+        known = self._known.get(ins.guard.register.name, _UNIFORM)
+        return _WARP if known == _DIVERGENT and ins.opcode.has("uni") else known
+
+    def _branch(self, block: int) -> int:
+        last = self.flow.blocks[block].last
+        if last is None or len(self.flow.blocks[block].successors) < 2:
+            return _UNIFORM
+        known = self._guard(last)
+        if last.opcode.base == "brx":
+            for register in read(last):
+                known |= self._known.get(register.name, _UNIFORM)
+        return known
+
+    # -- data flow -----------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        """Note who writes and reads what; queue the instructions that can be sources."""
+        users, count, writes = self._users, self._count, self._writes
+        for block in self.flow.order:
+            names: list[str] = []
+            places = self.flow.blocks[block].places
+            for place in places:
+                ins = place.instruction
+                targets = written(ins)
+                base = ins.opcode.base
+                carries = base in _CARRIES and (base[-1] == "c" or ins.opcode.has("cc"))
+                if not targets and not carries:
+                    continue
+                self.definitions.add(ins, targets)
+                results = [register.name for register in targets]
+                sources = [register.name for register in read(ins)]
+                if carries:
+                    if base[-1] == "c":
+                        sources.append(_CARRY)
+                    if ins.opcode.has("cc"):
+                        results.append(_CARRY)
+                number = len(writes)
+                writes.append((ins, results, sources))
+                names += results
+                for name in results:
+                    count[name] = count.get(name, 0) + 1
+                for name in sources:
+                    if name in users:
+                        users[name].append(number)
+                    else:
+                        users[name] = [number]
+                bits = FLAGS[ins.opcode.text]
+                exchanges = bits & (CALL | BARRIER | COLLECTIVE)
+                self._follows.append(not exchanges and base not in REFINED)
+                source = exchanges or bits & MEMORY_READ or base in _SOURCES
+                if source or special_registers(ins):
+                    self._queue[number] = None
+            self._written_in[block] = names
+            if len(self.flow.blocks[block].successors) > 1:
+                for register in read(places[-1].instruction):
+                    self._guards.setdefault(register.name, []).append(block)
+
+    def _run(self) -> None:
+        queue, writes, known = self._queue, self._writes, self._known
+        while queue:
+            number = next(iter(queue))
+            del queue[number]
+            ins, results, sources = writes[number]
+            found = self._result(ins, sources)
+            if found:
+                for name in results:
+                    if known.get(name, _UNIFORM) | found != known.get(name, _UNIFORM):
+                        self._raise(name, found)
+
+    def _raise(self, name: str, found: int) -> None:
+        pending = [(name, found)]
+        known, writes, follows, users = self._known, self._writes, self._follows, self._users
+        while pending:
+            name, found = pending.pop()
+            old = known.get(name, _UNIFORM)
+            new = old | found
+            if new == old:
+                continue
+            known[name] = new
+            for number in users.get(name, ()):
+                if new == _DIVERGENT and follows[number]:
+                    for result in writes[number][1]:
+                        if known.get(result) != _DIVERGENT:
+                            pending.append((result, _DIVERGENT))
+                else:
+                    self._queue[number] = None
+            for block in self._guards.get(name, ()):
+                level = self._branch(block)
+                if level:
+                    pending.extend((other, level) for other in self._decided(block, level))
+
+    def _decided(self, branch: int, level: int) -> list[str]:
+        """The registers whose value depends on which way ``branch``, of ``level``, goes.
+
+        Blocks that a branch of that level has been found to decide before are left out.
+        """
+        region = self.flow.influence(branch)
+        loop: tuple[int, ...] = ()
+        if branch in region:
+            loop = next((c for c in self.flow.components if branch in c), ())
+        names: list[str] = []
+        for mark, blocks in ((0, sorted(region)), (1, [b for b in loop if b in region])):
+            for block in blocks:
+                old = self._marks.get((mark, block), _UNIFORM)
+                if old | level == old:
+                    continue
+                self._marks[mark, block] = old | level
+                written_here = self._written_in[block]
+                names += [n for n in written_here if mark == 1 or self._count[n] > 1]
+        return names
+
+    # -- transfer ------------------------------------------------------------------------------
+
+    def _result(self, ins: Instruction, sources: list[str]) -> int:
+        bits = FLAGS[ins.opcode.text]
+        if bits & (CALL | BARRIER):
+            full = bits & BARRIER and barrier(ins).count is None
+            return _UNIFORM if full else _DIVERGENT
+        shape = self._lanes.warp_uniform(ins)
+        if shape is not None:
+            return _WARP | shape << 1 | self._guard(ins)
+        known = self._operands(ins, sources)
+        if bits & COLLECTIVE:
+            return self._collective(ins, known)
+        if bits & MEMORY_READ and not self._plain_load(ins, bits):
+            return _DIVERGENT
+        if ins.opcode.base in _SOURCES:
+            return _DIVERGENT
+        return known
+
+    def _operands(self, ins: Instruction, sources: list[str]) -> int:
+        known = _UNIFORM
+        for name in sources:
+            known |= self._known.get(name, _UNIFORM)
+        for name in special_registers(ins):
+            if name in ("%tid.y", "%tid.z"):
+                known |= _WARP | Shape.ROWS << 1
+            elif not name.startswith(_UNIFORM_SPECIALS):
+                return _DIVERGENT
+        return known
+
+    def _plain_load(self, ins: Instruction, bits: int) -> bool:
+        """Whether threads that load from the same address must get the same value."""
+        if bits & VOLATILE:
+            return False
+        space = state_space(ins.opcode)
+        if space == "param":
+            source = ins.operands[-1]
+            base = source.base if isinstance(source, Address) else None
+            if isinstance(base, Symbol):
+                return self._is_entry and base.name in self._parameters
+            return self._is_entry
+        if space == "local":
+            return False
+        return space != "generic" or not self._has_local
+
+    def _collective(self, ins: Instruction, known: int) -> int:
+        """Exchanging a uniform value keeps it; a full warp's votes and sums are warp-uniform."""
+        base, operands, constant = ins.opcode.base, ins.operands, self.definitions.constant
+        if base not in ("shfl", "vote", "redux"):
+            return _DIVERGENT
+        keeps = base == "shfl" or (base == "vote" and not ins.opcode.has("ballot"))
+        if keeps and known != _DIVERGENT:
+            return known
+        if constant(operands[-1]) not in _FULL_MASKS:
+            return _DIVERGENT
+        broadcast = base == "shfl" and ins.opcode.has("idx") and len(operands) == 5
+        if broadcast:
+            broadcast = constant(operands[2]) is not None and constant(operands[3]) == 31
+        return _WARP if broadcast or base != "shfl" else _DIVERGENT
+
+
+def _answer(known: int) -> Known:
+    if known == _DIVERGENT:
+        return Level.DIVERGENT, Shape.ANY
+    return Level(known & _WARP), Shape(known >> 1)

@@ -1,0 +1,1 @@
+"""PTX: text to tree, tree to text, and structural checks."""

@@ -1,0 +1,161 @@
+"""PTX text to tree.
+
+Problem. The compiler reads programs of a thousand lines for one launch, in Python, and must say
+exactly where a bad one is wrong.
+
+Approach. One regular expression takes a whole line of the commonest shape, ``@p op a, b, c;``, in
+one step (the fast path: about 2 us a line); everything else goes through a token-level reader
+(the slow path). Both move the same cursor, so statements may share lines or span them, and there
+is no separate tokenizer.
+
+Terms. *Slow path*: `StatementParser._statement` and what it calls. *Table*: `OperandTable`,
+operand text to node under the declarations in sight.
+
+Properties. ``parse(print_module(m)) == m``; every statement's ``line`` is the line where it
+starts; what is well formed but unknown (instructions, directives, operands) is kept as text;
+parsing takes time linear in the text; a failure names line, column, what was expected and what
+was found.
+
+Source: PTX ISA 9.0, chapter 4 (syntax), section 7.1 (functions), chapter 11 (directives).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpud.compiler.ptx.declarations import NAME, fast_variable, parameters, variables
+from gpud.compiler.ptx.lexicon import NEWEST_VERSION
+from gpud.compiler.ptx.model import (
+    Directive,
+    Function,
+    Module,
+    Operand,
+    Parameter,
+    Register,
+    Statement,
+    Symbol,
+    Variable,
+)
+from gpud.compiler.ptx.statements import KEYWORD, LINKAGE, SPACES, StatementParser
+from gpud.errors import EmptySource, PTXVersionError
+
+__all__ = ["parse"]
+
+_VERSION = re.compile(r"\.version\s+([0-9]+)\.([0-9]+)(?![\w.])")
+_TARGET = re.compile(r"\.target(?=\s)")
+_WORD = re.compile(r"\w+", re.ASCII)
+_ADDRESS_SIZE = re.compile(r"\.address_size\s+(32|64)(?!\w)")
+_FUNCTIONS = {".entry": "entry", ".func": "func"}
+
+
+def parse(text: str) -> Module:
+    """The program that ``text`` says.
+
+    Raises:
+        EmptySource: the text is blank.
+        PTXSyntaxError: it is not PTX; with line, column, what was expected and what was found.
+        PTXVersionError: its version is newer than `NEWEST_VERSION`.
+    """
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _Parser(text.rstrip("\0") if text.endswith("\0") else text).module()
+
+
+class _Parser(StatementParser):
+    """The recursive descent; positions and errors are `Cursor`'s."""
+
+    __slots__ = ()
+
+    # -- module level ------------------------------------------------------------------------
+
+    def module(self) -> Module:
+        self.skip()
+        if self.pos >= len(self.text):
+            raise EmptySource
+        match = self.maybe(_VERSION)
+        if match is None:
+            raise self.error(".version (PTX starts with it)")
+        version = (int(match[1]), int(match[2]))
+        if version > NEWEST_VERSION:
+            raise PTXVersionError(f"{match[1]}.{match[2]}", ".".join(map(str, NEWEST_VERSION)))
+        if self.maybe(_TARGET) is None:
+            raise self.error(".target")
+        target = [self.take(_WORD, "a target such as sm_90")]
+        while self.accept(","):
+            target.append(self.take(_WORD, "a target option"))
+        module = Module(version, tuple(target))
+        size = self.maybe(_ADDRESS_SIZE)
+        if size is not None:
+            module.address_size = int(size[1])
+        items = module.items
+        end = len(self.text)
+        while self.pos < end:
+            variable = fast_variable(self)
+            if variable is not None:
+                self.skip()
+                self._declare_variables([variable])
+                items.append(variable)
+            else:
+                items.extend(self._item())
+        return module
+
+    def _item(self) -> list[Function] | list[Variable] | list[Directive]:
+        """One thing at module level."""
+        line = self.line
+        at = self.pos
+        found = self.maybe(LINKAGE)
+        linkage = found[1] if found else None
+        word = self.maybe(KEYWORD)
+        keyword = word.group() if word else ""
+        if keyword in _FUNCTIONS:
+            return [self._function(_FUNCTIONS[keyword], linkage, line)]
+        if keyword in SPACES:
+            declared = variables(self, keyword[1:], linkage, line)
+            self._declare_variables(declared)
+            return declared
+        if linkage is not None:
+            raise self.error(".entry, .func or a state space", word.start() if word else None)
+        self.pos, self.line = at, line
+        return [self.directive("a function, a variable or a directive")]
+
+    def _declare_variables(self, declared: list[Variable]) -> None:
+        odd: dict[str, Operand] = {v.name: Symbol(v.name) for v in declared if v.name[0] == "%"}
+        if odd:
+            self.table = self.table.declare(odd)
+
+    # -- functions ---------------------------------------------------------------------------
+
+    def _function(self, kind: str, linkage: str | None, line: int) -> Function:
+        attributes: list[str] = []
+        while self.at(".attribute"):
+            attributes.append(self.attribute())
+        returns: tuple[Parameter, ...] = ()
+        if kind == "func" and self.accept("("):
+            returns = parameters(self)
+        name = self.take(NAME, "a function name")
+        params = parameters(self) if self.accept("(") else ()
+        while self.at("."):
+            attributes.append(self.attribute())
+        body: list[Statement] | None = None
+        if not self.accept(";"):
+            if not self.at("{"):
+                raise self.error("'{', ';' or a directive such as .maxntid")
+            outer = self.table
+            self.table = outer.declare(_parameter_names((*returns, *params), outer.names))
+            body = self.function_body()
+            self.table = outer
+        return Function(kind, name, params, returns, tuple(attributes), body, linkage, line)
+
+
+def _parameter_names(
+    declared: tuple[Parameter, ...], names: Mapping[str, Operand]
+) -> dict[str, Operand]:
+    """Register parameters without ``%`` and ``.param`` ones with it."""
+    odd: dict[str, Operand] = {}
+    for one in declared:
+        if one.space == "reg" and (one.name[0] != "%" or one.name in names):
+            odd[one.name] = Register(one.name)
+        elif one.space != "reg" and one.name[0] == "%":
+            odd[one.name] = Symbol(one.name)
+    return odd

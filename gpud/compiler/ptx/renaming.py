@@ -1,0 +1,77 @@
+"""Replacing the names in operands: what flattening, inlining and register renaming share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gpud.compiler.ptx.model import (
+    Address,
+    Conjunction,
+    Not,
+    Operand,
+    Pair,
+    RawOperand,
+    Register,
+    Symbol,
+    Tuple,
+    Vector,
+)
+
+__all__ = ["replace_names"]
+
+_WORD = re.compile(r"[%$A-Za-z_][%$\w]*(?:\.[xyzw](?!\w))?", re.ASCII)
+
+
+def replace_names(operand: Operand, new: Callable[[Register | Symbol], Operand]) -> Operand:
+    """``operand`` with each register and symbol in it replaced by what ``new`` gives for it.
+
+    ``new`` returns its argument itself where nothing changes; the same object comes back when
+    that was so everywhere. Words of a `RawOperand` are offered as registers when they start with
+    ``%`` and as symbols otherwise. A replacement that does not fit (an immediate as an address'
+    base, a vector inside text) is ignored.
+    """
+    match operand:
+        case Register() | Symbol():
+            return new(operand)
+        case Address(Register() | Symbol() as base, offset):
+            found = new(base)
+            if found is base or not isinstance(found, (Register, Symbol)):
+                return operand
+            return Address(found, offset)
+        case Conjunction(symbol, offset):
+            found = new(symbol)
+            if found is symbol or not isinstance(found, Symbol):
+                return operand
+            return Conjunction(found, offset)
+        case Not(register):
+            found = new(register)
+            if found is register or not isinstance(found, Register):
+                return operand
+            return Not(found)
+        case Pair(first, second):
+            left, right = replace_names(first, new), replace_names(second, new)
+            return operand if left is first and right is second else Pair(left, right)
+        case Vector(items):
+            replaced = _all(items, new)
+            return operand if replaced is items else Vector(replaced)
+        case Tuple(items):
+            replaced = _all(items, new)
+            return operand if replaced is items else Tuple(replaced)
+        case RawOperand(text):
+            written = _WORD.sub(lambda match: _word(match.group(), new), text)
+            return operand if written == text else RawOperand(written)
+        case _:
+            return operand
+
+
+def _all(
+    items: tuple[Operand, ...], new: Callable[[Register | Symbol], Operand]
+) -> tuple[Operand, ...]:
+    replaced = tuple(replace_names(item, new) for item in items)
+    return items if all(a is b for a, b in zip(items, replaced, strict=True)) else replaced
+
+
+def _word(word: str, new: Callable[[Register | Symbol], Operand]) -> str:
+    found = new(Register(word) if word[0] == "%" else Symbol(word))
+    return found.name if isinstance(found, (Register, Symbol)) else word

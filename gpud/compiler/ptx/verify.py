@@ -1,0 +1,257 @@
+"""Structural checks of a PTX tree: what the grammar cannot say.
+
+Problem. A name that nothing declares, or an instruction short of an operand, would otherwise
+surface as a wrong program or as an internal error in a pass far from its cause.
+
+Approach. One walk with a table of declared names per scope. It is run on PTX that a user wrote
+and, in tests, on what the passes made; NVRTC's own output needs no check.
+
+Properties.
+    declared: every register, label, variable and function that is used is declared in sight;
+    distinct: no name is declared twice in one scope;
+    counted: known instructions have as many operands as they may have.
+
+Types are not checked here: ptxas and the CPU device's lowering do that.
+
+Source: PTX ISA 9.0, sections 4.4, 5.2, 7.1 and the syntax lines of chapter 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NoReturn
+
+from gpud.compiler.ptx.model import (
+    Address,
+    BranchTargets,
+    CallPrototype,
+    CallTargets,
+    Conjunction,
+    Function,
+    Initializer,
+    InitialValue,
+    Instruction,
+    Label,
+    Module,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    RegisterDeclaration,
+    Scope,
+    Statement,
+    Symbol,
+    Tuple,
+    Variable,
+    Vector,
+)
+from gpud.compiler.ptx.printer import print_instruction, print_statement
+from gpud.errors import PTXSyntaxError
+
+__all__ = ["operand_count", "verify"]
+
+_PREDEFINED: Final = frozenset({"_", "WARP_SZ"})
+
+# Least and greatest number of operands by base opcode; what is absent is not checked.
+_COUNTS: Final[dict[str, tuple[int, int]]] = {
+    name: counts
+    for counts, names in {
+        (0, 0): "ret exit trap brkpt membar",
+        (1, 1): "bra activemask nanosleep pmevent",
+        (1, 4): "call",
+        (0, 5): "bar barrier",
+        (2, 2): "mov not cnot abs neg sqrt rcp rsqrt ex2 lg2 sin cos tanh testp bfind brev clz"
+        " popc cvta isspacep brx",
+        (2, 3): "ld ldu st vote",
+        (2, 4): "cvt red",
+        (3, 3): "addc subc mul mul24 div rem and or xor shl shr copysign bmsk szext match redux",
+        (3, 4): "add sub min max setp set",
+        (3, 5): "atom",
+        (4, 4): "mad madc mad24 fma sad selp slct shf bfe prmt dp4a dp2a fns",
+        (4, 5): "shfl",
+        (5, 5): "bfi",
+        (5, 6): "lop3",
+    }.items()
+    for name in names.split()
+}
+
+
+def operand_count(base: str) -> tuple[int, int] | None:
+    """The least and the greatest number of operands of the opcode ``base``, None if unknown."""
+    return _COUNTS.get(base)
+
+
+def verify(module: Module) -> None:
+    """Checks ``module``.
+
+    Raises:
+        PTXSyntaxError: the first thing that is wrong, with its line and statement.
+    """
+    top = _Names(None)
+    defined: set[str] = set()
+    for item in module.items:
+        if isinstance(item, Variable):
+            top.add(item.name, "variable", item)
+        elif isinstance(item, Function):
+            if item.body is not None and item.name in defined:
+                _fail(f"function {item.name!r} is defined twice", item.line)
+            if item.body is not None:
+                defined.add(item.name)
+            top.kinds.setdefault(item.name, "function")
+    for item in module.items:
+        if isinstance(item, Variable):
+            _initial(item.init, top, item)
+        elif isinstance(item, Function) and item.body is not None:
+            names = _Names(top)
+            for parameter in (*item.returns, *item.parameters):
+                if parameter.name != "_":
+                    kind = "register" if parameter.space == "reg" else "variable"
+                    names.add(parameter.name, kind, item)
+            _body(item.body, names)
+
+
+class _Names:
+    """What one scope declares: name to ``register``, ``label``, ``variable``, ``function``..."""
+
+    __slots__ = ("checked", "kinds", "outer", "ranges")
+
+    def __init__(self, outer: _Names | None) -> None:
+        self.kinds: dict[str, str] = {}
+        self.ranges: dict[str, int] = {}
+        self.outer = outer
+        self.checked: set[int] = set()
+
+    def add(self, name: str, kind: str, where: Statement | Function) -> None:
+        if name in self.kinds:
+            _fail(f"{name!r} is declared twice in one scope", where.line, where)
+        if kind == "register" and self._numbered(name):
+            _fail(f"{name!r} is declared twice in one scope", where.line, where)
+        self.kinds[name] = kind
+
+    def add_range(self, declared: RegisterDeclaration) -> None:
+        if declared.name in self.ranges:
+            _fail(f"'{declared.name}<n>' is declared twice in one scope", declared.line, declared)
+        self.ranges[declared.name] = declared.count or 0
+
+    def find(self, name: str) -> str | None:
+        """The kind of ``name`` in sight, None if nothing declares it."""
+        scope: _Names | None = self
+        while scope is not None:
+            kind = scope.kinds.get(name)
+            if kind is not None:
+                return kind
+            if scope._numbered(name):
+                return "register"
+            scope = scope.outer
+        return None
+
+    def _numbered(self, name: str) -> bool:
+        """Whether a ``prefix<n>`` declaration of this scope covers ``name``."""
+        digits = len(name) - len(name.rstrip("0123456789"))
+        for split in range(len(name) - digits, len(name)):
+            count = self.ranges.get(name[:split])
+            number = name[split:]
+            if count is not None and (number == "0" or number[0] != "0") and int(number) < count:
+                return True
+        return False
+
+
+def _body(body: list[Statement], names: _Names) -> None:
+    for statement in body:
+        if isinstance(statement, (Label, BranchTargets, CallTargets, CallPrototype)):
+            kind = "label" if isinstance(statement, Label) else "list"
+            names.add(statement.name, kind, statement)
+    for statement in body:
+        if isinstance(statement, Instruction):
+            _instruction(statement, names)
+        elif isinstance(statement, RegisterDeclaration):
+            names.checked.clear()
+            if statement.count is None:
+                names.add(statement.name, "register", statement)
+            else:
+                names.add_range(statement)
+        elif isinstance(statement, Variable):
+            names.checked.clear()
+            names.add(statement.name, "variable", statement)
+            _initial(statement.init, names, statement)
+        elif isinstance(statement, Scope):
+            _body(statement.body, _Names(names))
+        elif isinstance(statement, BranchTargets):
+            _all_are("label", statement.targets, names, statement)
+        elif isinstance(statement, CallTargets):
+            _all_are("function", statement.targets, names, statement)
+
+
+def _all_are(kind: str, targets: Iterable[str], names: _Names, where: Statement) -> None:
+    for name in targets:
+        if names.find(name) != kind:
+            _fail(f"{name!r} is no {kind} in sight", where.line, where)
+
+
+def _initial(value: InitialValue | None, names: _Names, where: Variable) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _initial(item, names, where)
+    elif isinstance(value, Initializer) and names.find(value.name) not in ("variable", "function"):
+        _fail(f"the initialiser's {value.name!r} is not declared", where.line, where)
+
+
+def _instruction(instruction: Instruction, names: _Names) -> None:
+    base = instruction.opcode.base
+    count = len(instruction.operands)
+    counts = _COUNTS.get(base)
+    if counts is not None and not counts[0] <= count <= counts[1]:
+        low, high = counts
+        wanted = f"{low}" if low == high else f"{low} to {high}"
+        _fail(f"{base} takes {wanted} operands, not {count}", instruction.line, instruction)
+    if instruction.guard is not None:
+        _operand(instruction.guard.register, names, instruction)
+    checked = names.checked
+    for operand in instruction.operands:
+        if id(operand) not in checked:
+            _operand(operand, names, instruction)
+            checked.add(id(operand))
+    if base == "bra" and isinstance(target := instruction.operands[0], Symbol):
+        _all_are("label", (target.name,), names, instruction)
+    elif base == "brx":
+        listed = instruction.operands[1]
+        if isinstance(listed, Symbol):
+            _all_are("list", (listed.name,), names, instruction)
+
+
+def _operand(operand: Operand, names: _Names, where: Instruction) -> None:
+    match operand:
+        case Register(name):
+            if names.find(name) != "register" and not _is_element(name, names):
+                _fail(f"register {name!r} is not declared", where.line, where)
+        case Symbol(name):
+            if name not in _PREDEFINED and names.find(name) is None:
+                _fail(f"{name!r} is not declared", where.line, where)
+        case Address(Register() | Symbol() as base, _):
+            _operand(base, names, where)
+        case Conjunction(symbol, _):
+            _operand(symbol, names, where)
+        case Not(register):
+            _operand(register, names, where)
+        case Pair(first, second):
+            _operand(first, names, where)
+            _operand(second, names, where)
+        case Vector(items) | Tuple(items):
+            for item in items:
+                _operand(item, names, where)
+        case _:
+            pass
+
+
+def _is_element(name: str, names: _Names) -> bool:
+    vector, dot, _ = name.partition(".")
+    return bool(dot) and names.find(vector) == "register"
+
+
+def _fail(problem: str, line: int, where: Statement | Function | None = None) -> NoReturn:
+    text: str | None = None
+    if isinstance(where, Instruction):
+        text = print_instruction(where)
+    elif where is not None and not isinstance(where, (Function, Scope)):
+        text = print_statement(where).strip()
+    raise PTXSyntaxError(problem, line=line or None, text=text)
