@@ -1,0 +1,196 @@
+"""A disk cache of compiled programs, by content hash, shared by several processes.
+
+Problem: compiling takes 10 to 100 ms and gives the same result every time; a daemon starts often
+and several may run at once. A wrong answer from a cache is worse than none.
+
+Approach: one file an entry, named by its key, holding the key, a checksum and the payload. Writers
+write a temporary file beside it and rename it over: readers see the old entry, the new one or
+none. Nothing is locked.
+
+Terms: *key*: 32 bytes, a hash of everything the result depends on (`cache_key`); *payload*: the
+result as bytes.
+
+Properties:
+    atomic: a reader never sees half an entry, whoever writes at the same time;
+    fails_closed: an entry that is truncated, damaged, renamed or written by another version is a
+        miss, and is removed;
+    bounded: after a write the entries take at most ``limit_bytes``; the least recently used go;
+    optional: where the folder cannot be used (read-only, not ours, writable by others, full) every
+        look-up is a miss, and one line in the log says why.
+
+The folder is ``$XDG_CACHE_HOME/gpud``, mode 0700.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["Cache", "cache_key", "default_folder"]
+
+_LOG = logging.getLogger(__name__)
+_MAGIC = b"gpudc01\n"
+_KEY_BYTES = 32
+_DIGEST_BYTES = 32
+_HEAD_BYTES = len(_MAGIC) + _KEY_BYTES + _DIGEST_BYTES
+_DEFAULT_LIMIT_BYTES = 256 << 20
+_SUFFIX = ".entry"
+_STALE_S = 3600  # a temporary file this much older than the newest entry has lost its writer
+_ROOM = 0.9  # an eviction goes down to this share of the limit, so that not every write evicts
+
+
+def cache_key(parts: Iterable[str | bytes | int | None]) -> bytes:
+    """A key for ``parts``: different sequences give different keys."""
+    state = hashlib.blake2b(digest_size=_KEY_BYTES)
+    for part in parts:
+        data = part if isinstance(part, bytes) else repr(part).encode("utf-8", "surrogatepass")
+        state.update(f"{type(part).__name__} {len(data)}:".encode())
+        state.update(data)
+    return state.digest()
+
+
+def default_folder() -> Path:
+    """``$XDG_CACHE_HOME/gpud``, by default ``~/.cache/gpud``."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    base = Path(home) if home.startswith("/") else Path.home() / ".cache"
+    return base / "gpud"
+
+
+class Cache:
+    """A cache in ``folder``; made on first use. Safe to share between threads and processes.
+
+    Args:
+        folder: Where the entries lie; `default_folder` if None.
+        limit_bytes: How much they may take together.
+    """
+
+    def __init__(self, folder: Path | None = None, *, limit_bytes: int = _DEFAULT_LIMIT_BYTES):
+        self.folder = default_folder() if folder is None else folder
+        self.limit_bytes = limit_bytes
+        self._usable: bool | None = None
+        self._prefix = ""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The payload stored under ``key``, None if there is none that can be trusted."""
+        if not self._is_usable():
+            return None
+        name = self._name(key)
+        try:
+            with open(name, "rb", buffering=0) as file:  # noqa: PTH123  (0.2 ms a hit: no Path)
+                data = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._give_up(f"cannot read {name}: {error}")
+            return None
+        payload = _checked(data, key)
+        with suppress(OSError):  # another process may have removed it: no matter
+            if payload is None:
+                _LOG.warning("removed a damaged cache entry: %s", name)
+                os.unlink(name)  # noqa: PTH108
+            else:
+                os.utime(name)
+        return payload
+
+    def put(self, key: bytes, payload: bytes) -> None:
+        """Stores ``payload`` under ``key``. Never raises for what the folder is like."""
+        if not self._is_usable():
+            return
+        entry = _MAGIC + key + _digest(key, payload) + payload
+        if len(entry) > self.limit_bytes:
+            return
+        try:
+            handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=self.folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(entry)
+                os.replace(temporary, self._name(key))  # noqa: PTH105
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)  # noqa: PTH108
+                raise
+            self._evict()
+        except OSError as error:
+            self._give_up(f"cannot write to {self.folder}: {error}")
+
+    def remove(self, key: bytes) -> None:
+        """Drops the entry of ``key``, if there is one."""
+        with suppress(OSError):
+            os.unlink(self._name(key))  # noqa: PTH108
+
+    def clear(self) -> None:
+        """Removes all entries."""
+        with suppress(OSError):
+            for path in self.folder.glob(f"*{_SUFFIX}"):
+                path.unlink(missing_ok=True)
+
+    def _name(self, key: bytes) -> str:
+        return f"{self._prefix}{key.hex()}{_SUFFIX}"
+
+    def _is_usable(self) -> bool:
+        """Makes and checks the folder, once."""
+        if self._usable is None:
+            self._prefix = f"{self.folder}/"
+            self._usable = True
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                found = self.folder.stat()
+            except OSError as error:
+                self._give_up(f"cannot use {self.folder}: {error}")
+            else:
+                if found.st_uid != os.geteuid():
+                    self._give_up(f"{self.folder} belongs to another user")
+                elif stat.S_IMODE(found.st_mode) & 0o022:
+                    self._give_up(f"others may write to {self.folder}; chmod it to 0700")
+        return self._usable
+
+    def _give_up(self, why: str) -> None:
+        if self._usable:
+            _LOG.warning("compiling without the cache: %s", why)
+        self._usable = False
+
+    def _evict(self) -> None:
+        """Removes the least recently used entries above the limit, and what dead writers left."""
+        entries: list[tuple[int, int, str]] = []
+        temporary: list[tuple[int, str]] = []
+        with os.scandir(self.folder) as found:
+            for item in found:
+                with suppress(OSError):  # it may be gone by now
+                    if item.name.endswith(_SUFFIX):
+                        about = item.stat(follow_symlinks=False)
+                        entries.append((about.st_mtime_ns, about.st_size, item.path))
+                    elif item.name.endswith(".tmp"):
+                        about = item.stat(follow_symlinks=False)
+                        temporary.append((about.st_mtime_ns, item.path))
+        newest = max((when for when, _, _ in entries), default=0)
+        dead = [path for when, path in temporary if newest - when > _STALE_S * 10**9]
+        total = sum(size for _, size, _ in entries)
+        if total > self.limit_bytes:
+            for _, size, path in sorted(entries):
+                if total <= self.limit_bytes * _ROOM:
+                    break
+                dead.append(path)
+                total -= size
+        for path in dead:
+            with suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+
+
+def _digest(key: bytes, payload: bytes) -> bytes:
+    state = hashlib.sha256(key)
+    state.update(payload)
+    return state.digest()
+
+
+def _checked(data: bytes, key: bytes) -> bytes | None:
+    """The payload of a whole and undamaged entry of ``key``, else None."""
+    head = data[:_HEAD_BYTES]
+    payload = data[_HEAD_BYTES:]
+    return payload if head == _MAGIC + key + _digest(key, payload) else None

@@ -1,0 +1,187 @@
+"""The words in device memory through which a launch, its job and the host talk.
+
+Problem: persistent blocks of several launches share one job's grid; the host tells launches to
+release blocks and watches progress; kernels need block coordinates without dividing.
+
+Approach: two records of fixed layout, little-endian, naturally aligned. The hidden last parameter
+of a rewritten kernel (``u64 ctl``) is the address of its launch record, which points to the job
+record that all launches of a job share. The same bytes serve every device.
+
+Terms: a *task block* is a block of the user's grid, number ``z * gx * gy + y * gx + x``; a
+*persistent block* is one that was launched; its index is its raw ``%ctaid.x``; a block *leaves*
+when it runs no further task block. A *divider* is a (multiplier, shift) pair for one divisor.
+
+Launch record, 32 bytes:
+
+====== ===== ======== ===========================================================================
+offset type  name     meaning
+====== ===== ======== ===========================================================================
+0      u64   job      address of the job record
+8      u32   limit    persistent blocks whose index is >= limit release; written by the host
+12     u32   live     persistent blocks that have not left; the host sets it to their number
+                      before the launch, each leaver subtracts 1 after a fence; unused in slices
+16     u32   base     sliced form: number of this sub-grid's first task block
+20     12 B           reserved, 0
+====== ===== ======== ===========================================================================
+
+Job record, 64 bytes:
+
+====== ===== ============ =======================================================================
+offset type  name         meaning
+====== ===== ============ =======================================================================
+0      u32   next         the task block that the next claim gets; may pass ``total`` by as many
+                          as there were persistent blocks, never wraps
+4      u32   total        gx * gy * gz, at most 2**31 - 1
+8      u32   grid_x       the user's grid
+12     u32   grid_y
+16     u32   grid_z
+20     u32   flags        bit 0 (`ONE_DIMENSIONAL`): gy = gz = 1
+24     u32   done         task blocks that every thread has finished
+28     4 B                reserved, 0
+32     u32   x_multiplier divider by grid_x
+36     u32   x_shift
+40     u32   y_multiplier divider by grid_y
+44     u32   y_shift
+48     16 B               reserved, 0
+====== ===== ============ =======================================================================
+
+Algorithm: for a divisor d >= 1 with 2**(s-1) < d <= 2**s, multiplier = floor(2**(31+s) / d) + 1
+fits 32 bits, and for every n < 2**31
+
+    n // d == ((2 * n * multiplier) >> 32) >> s
+
+because multiplier * d = 2**(31+s) + e with 0 < e <= 2**s, so the error n * e / (d * 2**(31+s)) is
+below 1/d (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994,
+theorem 4.2). On a device: an addition, a ``mul.hi.u32`` and a shift.
+
+Properties:
+* ``divide(n, divider(d)) == n // d`` for all 0 <= n < 2**31, 1 <= d < 2**31;
+* the NumPy dtypes made of `LAUNCH_RECORD` and `JOB_RECORD` have exactly these offsets and sizes;
+* claimed = min(next, total) and done <= claimed at all times.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from typing import Final
+
+__all__ = [
+    "BASE",
+    "DONE",
+    "FLAGS",
+    "GRID",
+    "JOB",
+    "JOB_BYTES",
+    "JOB_RECORD",
+    "LAUNCH_BYTES",
+    "LAUNCH_RECORD",
+    "LIMIT",
+    "LIVE",
+    "MAX_TASK_BLOCKS",
+    "NEXT",
+    "NOTHING",
+    "ONE_DIMENSIONAL",
+    "TOTAL",
+    "X_DIVIDER",
+    "Y_DIVIDER",
+    "coordinates",
+    "divide",
+    "divider",
+    "job_record",
+    "launch_record",
+]
+
+# Byte offsets in the launch record.
+JOB: Final = 0
+LIMIT: Final = 8
+LIVE: Final = 12
+BASE: Final = 16
+LAUNCH_BYTES: Final = 32
+
+# Byte offsets in the job record.
+NEXT: Final = 0
+TOTAL: Final = 4
+GRID: Final = 8
+FLAGS: Final = 20
+DONE: Final = 24
+X_DIVIDER: Final = 32
+Y_DIVIDER: Final = 40
+JOB_BYTES: Final = 64
+
+ONE_DIMENSIONAL: Final = 1
+"""Bit of ``flags``: the grid's y and z are 1."""
+
+NOTHING: Final = 0xFFFFFFFF
+"""The claim that means "leave"; no task block has this number."""
+
+MAX_TASK_BLOCKS: Final = 2**31 - 1
+"""The most task blocks of one job: claims must not wrap, and dividers need n < 2**31."""
+
+LAUNCH_RECORD: Final = [
+    ("job", "<u8"), ("limit", "<u4"), ("live", "<u4"), ("base", "<u4"), ("reserved", "V12"),
+]  # fmt: skip
+"""The launch record as `numpy.dtype` takes it; the compiler itself does without NumPy."""
+
+JOB_RECORD: Final = [
+    ("next", "<u4"), ("total", "<u4"), ("grid_x", "<u4"), ("grid_y", "<u4"), ("grid_z", "<u4"),
+    ("flags", "<u4"), ("done", "<u4"), ("reserved0", "V4"), ("x_multiplier", "<u4"),
+    ("x_shift", "<u4"), ("y_multiplier", "<u4"), ("y_shift", "<u4"), ("reserved1", "V16"),
+]  # fmt: skip
+"""The job record as `numpy.dtype` takes it."""
+
+_LAUNCH = struct.Struct("<QIII12x")
+_JOB = struct.Struct("<7I4x4I16x")
+
+
+def job_record(grid: tuple[int, int, int]) -> bytes:
+    """The job record of a fresh job, nothing claimed and nothing done: `JOB_BYTES` bytes.
+
+    Args:
+        grid: task blocks in x, y, z.
+
+    Raises:
+        ValueError: a dimension is below 1, or there are more than `MAX_TASK_BLOCKS`.
+    """
+    total = prod(grid)
+    if min(grid) < 1 or total > MAX_TASK_BLOCKS:
+        raise ValueError(f"a grid has 1 to {MAX_TASK_BLOCKS} task blocks, not {grid}")
+    x, y, z = grid
+    flags = ONE_DIMENSIONAL if y == z == 1 else 0
+    return _JOB.pack(0, total, x, y, z, flags, 0, *divider(x), *divider(y))
+
+
+def launch_record(job: int, blocks: int, *, base: int = 0) -> bytes:
+    """The launch record of a launch, none of whose blocks is told to release: `LAUNCH_BYTES` bytes.
+
+    Args:
+        job: device address of the job record.
+        blocks: persistent blocks, or blocks of the sub-grid in sliced form.
+        base: sliced form: the sub-grid's first task block.
+    """
+    return _LAUNCH.pack(job, blocks, blocks, base)
+
+
+def divider(divisor: int) -> tuple[int, int]:
+    """(multiplier, shift) for `divide`; both fit 32 bits.
+
+    Raises:
+        ValueError: ``divisor`` is not in 1..2**31 - 1.
+    """
+    if not 1 <= divisor <= MAX_TASK_BLOCKS:
+        raise ValueError(f"a divisor is in 1..{MAX_TASK_BLOCKS}, not {divisor}")
+    shift = (divisor - 1).bit_length()
+    return (1 << (31 + shift)) // divisor + 1, shift
+
+
+def divide(numerator: int, by: tuple[int, int]) -> int:
+    """What the kernels compute: the quotient of a numerator below 2**31."""
+    multiplier, shift = by
+    return ((numerator + numerator) * multiplier >> 32) >> shift
+
+
+def coordinates(task_block: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The x, y, z of a task block, as the kernels compute them."""
+    rows = divide(task_block, divider(grid[0]))
+    z = divide(rows, divider(grid[1]))
+    return task_block - rows * grid[0], rows - z * grid[1], z

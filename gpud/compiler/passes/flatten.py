@@ -1,0 +1,378 @@
+"""Removes scopes: after this pass every name means one thing in its function.
+
+Problem. ``{ }`` scopes repeat names (each call sequence declares ``param0``, inlined assembly
+declares ``p`` and ``L``), registers may lack their ``%``, and declarations stand anywhere. Every
+later pass would have to know.
+
+Approach. One walk over each body with an environment per scope. Scopes that declare nothing that
+clashes lose only their braces; what clashes is renamed. A function without scopes and odd names,
+the common case, costs one look at each statement's type.
+
+Terms. *Environment*: name to its new operand, chained outwards. *Taken*: names that a new one
+must avoid, ``prefix<n>`` ranges included.
+
+Algorithm. Labels and target lists of a scope are entered before its statements, since jumps may
+go forward; registers and variables when their declaration is met, as PTX says. A clashing name
+gets the first free suffix ``_1``, ``_2``, ...; a vector register ``%v`` becomes scalar registers
+``%v_x``, ``%v_y``, ...; a nested register that nothing uses is dropped.
+
+Properties.
+    no_scopes: no body holds a `Scope`;
+    unique: registers, variables, parameters and labels of a function differ by name, and a
+        variable of a body hides no module-level name unless it did so in the whole body before;
+    percent: every register starts with ``%``;
+    hoisted: register declarations come first, variables next, both in source order, then code;
+    same_code: instructions keep their order, opcodes, guards' sense and immediate operands.
+
+Source: PTX ISA 9.0, sections 4.4, 5.2 and 7.1; scoping of labels in inline assembly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from gpud.compiler.ptx.lexicon import covers_special_register, is_special_register
+from gpud.compiler.ptx.model import (
+    BranchTargets,
+    CallPrototype,
+    CallTargets,
+    Function,
+    Guard,
+    Initializer,
+    InitialValue,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Parameter,
+    Register,
+    RegisterDeclaration,
+    Scope,
+    Statement,
+    Symbol,
+    Variable,
+    Vector,
+)
+from gpud.compiler.ptx.renaming import replace_names
+
+__all__ = ["flatten", "flatten_module"]
+
+_ELEMENTS = {"v2": "xy", "v4": "xyzw", "v8": "01234567"}
+_SAME_ELEMENT = {"r": "x", "g": "y", "b": "z", "a": "w"}
+
+
+def flatten_module(module: Module) -> Module:
+    """A module with the same meaning whose functions are all flat; ``module`` is not changed."""
+    names = frozenset(item.name for item in module.items if isinstance(item, (Function, Variable)))
+    items = [
+        flatten(item, names) if isinstance(item, Function) and item.body is not None else item
+        for item in module.items
+    ]
+    return replace(module, items=items)
+
+
+def flatten(function: Function, module_names: Collection[str] = frozenset()) -> Function:
+    """A flat function with the same meaning; ``function`` is not changed, statements are shared.
+
+    ``module_names`` are the module-level names: a nested variable that hides one is renamed.
+    A declaration (no body) is returned as it is.
+    """
+    if function.body is None:
+        return function
+    if _is_plain(function):
+        registers, variables, code = [], [], []
+        for statement in function.body:
+            kind = type(statement)
+            if kind is RegisterDeclaration:
+                registers.append(statement)
+            elif kind is Variable:
+                variables.append(statement)
+            else:
+                code.append(statement)
+        return replace(function, body=[*registers, *variables, *code])
+    return _Flattener(function, module_names).run()
+
+
+def _is_plain(function: Function) -> bool:
+    """Whether nothing has to be renamed: only declarations have to move."""
+    if any(p.space == "reg" for p in (*function.parameters, *function.returns)):
+        return False
+    for statement in function.body or ():
+        kind = type(statement)
+        if kind is Scope:
+            return False
+        if isinstance(statement, RegisterDeclaration) and (
+            statement.vector is not None or not _is_ordinary(statement)
+        ):
+            return False
+    return True
+
+
+class _Environment:
+    """The names that one scope declares, and the scopes around it."""
+
+    __slots__ = ("memo", "names", "outer", "renames")
+
+    def __init__(self, outer: _Environment | None) -> None:
+        self.names: dict[str, Register | Symbol | Vector] = {}
+        self.outer = outer
+        self.memo: dict[int, Operand] = {}
+        self.renames = False
+
+    def declare(self, name: str, operand: Register | Symbol | Vector) -> None:
+        self.names[name] = operand
+        self.memo.clear()
+        if isinstance(operand, Vector) or operand.name != name:
+            self.renames = True
+
+    def find(self, name: str) -> Register | Symbol | Vector | None:
+        """The new operand for ``name``; None for a name that no scope of the function declares."""
+        scope: _Environment | None = self
+        while scope is not None:
+            operand = scope.names.get(name)
+            if operand is not None:
+                return operand
+            scope = scope.outer
+        return None
+
+
+class _Flattener:
+    def __init__(self, function: Function, module_names: Collection[str]) -> None:
+        self.function = function
+        self.module_names = module_names
+        self.taken: set[str] = set()
+        self.ranges: list[tuple[str, int]] = []
+        self.suffixes: dict[str, int] = {}
+        self.registers: list[tuple[RegisterDeclaration, bool]] = []
+        self.variables: list[Variable] = []
+        self.code: list[Statement] = []
+        self.used: set[str] = set()
+
+    def run(self) -> Function:
+        function = self.function
+        environment = _Environment(None)
+        self.reserve(function.body or [])
+        returns = self.parameters(function.returns, environment)
+        parameters = self.parameters(function.parameters, environment)
+        self.body(function.body or [], environment, nested=False)
+        kept = [r for r, nested in self.registers if not nested or r.name in self.used]
+        body: list[Statement] = [*kept, *self.variables, *self.code]
+        return replace(function, returns=returns, parameters=parameters, body=body)
+
+    # -- names -------------------------------------------------------------------------------
+
+    def reserve(self, body: list[Statement]) -> None:
+        """Takes the names that the outermost scope declares: they stay as they are."""
+        for statement in body:
+            if isinstance(statement, RegisterDeclaration):
+                if not _is_ordinary(statement):
+                    continue
+                if statement.count is not None:
+                    self.ranges.append((statement.name, statement.count))
+                else:
+                    self.taken.add(statement.name)
+            elif isinstance(
+                statement, (Variable, Label, BranchTargets, CallTargets, CallPrototype)
+            ):
+                self.taken.add(statement.name)
+
+    def is_taken(self, name: str) -> bool:
+        if name in self.taken or is_special_register(name):
+            return True
+        return any(
+            name.startswith(prefix)
+            and (rest := name[len(prefix) :]).isdecimal()
+            and str(int(rest)) == rest
+            and int(rest) < count
+            for prefix, count in self.ranges
+        )
+
+    def fresh(self, name: str, *, hides: Collection[str] = ()) -> str:
+        """``name``, or ``name`` with the first free suffix; taken from now on."""
+        found = name
+        while self.is_taken(found) or found in hides:
+            number = self.suffixes[name] = self.suffixes.get(name, 0) + 1
+            found = f"{name}_{number}"
+        self.taken.add(found)
+        return found
+
+    def fresh_prefix(self, name: str, count: int) -> str:
+        """A prefix for ``name<count>`` whose numbered names are all free; taken from now on."""
+        found = name
+        while self.prefix_clashes(found, count):
+            number = self.suffixes[name] = self.suffixes.get(name, 0) + 1
+            found = f"{name}_{number}_"
+        self.ranges.append((found, count))
+        return found
+
+    def prefix_clashes(self, prefix: str, count: int) -> bool:
+        if covers_special_register(prefix, count):
+            return True
+        for other, other_count in self.ranges:
+            if count and other_count and (prefix.startswith(other) or other.startswith(prefix)):
+                longer = max(prefix, other, key=len)
+                rest = longer[min(len(prefix), len(other)) :]
+                if not rest or rest.isdecimal():
+                    return True
+        return any(
+            name.startswith(prefix) and name[len(prefix) :].isdecimal() for name in self.taken
+        )
+
+    # -- declarations ------------------------------------------------------------------------
+
+    def parameters(
+        self, parameters: tuple[Parameter, ...], environment: _Environment
+    ) -> tuple[Parameter, ...]:
+        found: list[Parameter] = []
+        for one in parameters:
+            if one.space != "reg" or one.name == "_":
+                self.taken.add(one.name)
+                environment.declare(one.name, Symbol(one.name))
+                found.append(one)
+                continue
+            name = self.fresh(_percent(one.name))
+            environment.declare(one.name, Register(name))
+            found.append(replace(one, name=name))
+        return tuple(found)
+
+    def register(
+        self, declared: RegisterDeclaration, environment: _Environment, *, nested: bool
+    ) -> None:
+        name = _percent(declared.name)
+        own = not nested and _is_ordinary(declared)  # it was reserved for itself
+        if declared.vector is not None:
+            self.vector(declared, environment, nested=nested)
+        elif declared.count is None:
+            new = name if own else self.fresh(name)
+            environment.declare(declared.name, Register(new))
+            self.registers.append((replace(declared, name=new), nested))
+        else:
+            new = name if own else self.fresh_prefix(name, declared.count)
+            self.registers.append((replace(declared, name=new), False))
+            if new != declared.name:
+                for i in range(declared.count):
+                    environment.declare(f"{declared.name}{i}", Register(f"{new}{i}"))
+            elif nested:
+                for i in range(declared.count):
+                    environment.declare(f"{name}{i}", Register(f"{name}{i}"))
+
+    def vector(
+        self, declared: RegisterDeclaration, environment: _Environment, *, nested: bool
+    ) -> None:
+        """One scalar register for each element of a vector register."""
+        elements = _ELEMENTS[declared.vector or "v4"]
+        base = declared.name
+        for spelled in (
+            [base] if declared.count is None else [f"{base}{i}" for i in range(declared.count)]
+        ):
+            items: list[Operand] = []
+            for element in elements:
+                new = self.fresh(f"{_percent(spelled)}_{element}")
+                items.append(Register(new))
+                environment.declare(f"{spelled}.{element}", Register(new))
+                self.registers.append((RegisterDeclaration(declared.type, new), nested))
+            for alias, element in _SAME_ELEMENT.items():
+                if element in elements:
+                    environment.declare(
+                        f"{spelled}.{alias}", environment.names[f"{spelled}.{element}"]
+                    )
+            environment.declare(spelled, Vector(tuple(items)))
+
+    def variable(self, declared: Variable, environment: _Environment, *, nested: bool) -> None:
+        new = self.fresh(declared.name, hides=self.module_names) if nested else declared.name
+        environment.declare(declared.name, Symbol(new))
+        init = None if declared.init is None else self.initial(declared.init, environment)
+        self.variables.append(replace(declared, name=new, init=init))
+
+    def initial(self, value: InitialValue, environment: _Environment) -> InitialValue:
+        if isinstance(value, tuple):
+            return tuple(self.initial(item, environment) for item in value)
+        if isinstance(value, Initializer):
+            return replace(value, name=self.label(value.name, environment))
+        return value
+
+    # -- statements --------------------------------------------------------------------------
+
+    def body(self, body: list[Statement], environment: _Environment, *, nested: bool) -> None:
+        self.labels(body, environment, nested=nested)
+        append = self.code.append
+        for statement in body:
+            if type(statement) is Instruction:
+                same = environment.outer is None and not environment.renames
+                append(statement if same else self.instruction(statement, environment))
+            elif isinstance(statement, RegisterDeclaration):
+                self.register(statement, environment, nested=nested)
+            elif isinstance(statement, Variable):
+                self.variable(statement, environment, nested=nested)
+            elif isinstance(statement, Scope):
+                self.body(statement.body, _Environment(environment), nested=True)
+            elif isinstance(statement, (Label, CallTargets, CallPrototype)):
+                name = self.label(statement.name, environment)
+                append(statement if name == statement.name else replace(statement, name=name))
+            elif isinstance(statement, BranchTargets):
+                targets = tuple(self.label(name, environment) for name in statement.targets)
+                name = self.label(statement.name, environment)
+                append(replace(statement, name=name, targets=targets))
+            else:
+                append(statement)
+
+    def labels(self, body: list[Statement], environment: _Environment, *, nested: bool) -> None:
+        for statement in body:
+            if isinstance(statement, (Label, BranchTargets, CallTargets, CallPrototype)):
+                name = statement.name
+                new = self.fresh(name, hides=self.module_names) if nested else name
+                environment.declare(name, Symbol(new))
+
+    def label(self, name: str, environment: _Environment) -> str:
+        """The new name of a label or variable; itself when the function does not declare it."""
+        found = environment.find(name)
+        return found.name if isinstance(found, Symbol) else name
+
+    def instruction(self, old: Instruction, environment: _Environment) -> Instruction:
+        memo = environment.memo
+        operands: list[Operand] = []
+
+        def look_up(operand: Register | Symbol) -> Operand:
+            return self.named(operand, environment)
+
+        changed = False
+        for operand in old.operands:
+            new = memo.get(id(operand))
+            if new is None:
+                new = memo[id(operand)] = replace_names(operand, look_up)
+            changed = changed or new is not operand
+            operands.append(new)
+        guard = old.guard
+        if guard is not None:
+            register = self.named(guard.register, environment)
+            if register is not guard.register and isinstance(register, Register):
+                guard = Guard(register, guard.negated)
+                changed = True
+        return Instruction(old.opcode, tuple(operands), guard, old.line) if changed else old
+
+    def named(self, operand: Register | Symbol, environment: _Environment) -> Operand:
+        """The operand for a name; the same object when nothing changes."""
+        found = environment.find(operand.name)
+        if found is None or found == operand:
+            self.used.add(operand.name)
+            return operand
+        if isinstance(found, Vector):
+            self.used.update(item.name for item in found.items if isinstance(item, Register))
+        elif isinstance(found, (Register, Symbol)):
+            self.used.add(found.name)
+        return found
+
+
+def _is_ordinary(declared: RegisterDeclaration) -> bool:
+    """Whether a register declaration may keep its name: ``%``-prefixed and not predefined."""
+    name, count = declared.name, declared.count
+    if name[0] != "%":
+        return False
+    return not (
+        is_special_register(name) if count is None else covers_special_register(name, count)
+    )
+
+
+def _percent(name: str) -> str:
+    return name if name[0] == "%" else f"%{name}"

@@ -1,0 +1,204 @@
+"""Gives functions the block coordinates that they read, as hidden parameters.
+
+Problem: ``%ctaid`` and ``%nctaid`` of the user's grid are no special registers once a kernel loops
+over task blocks or runs in slices. Entries can keep them in registers; functions (``.func``)
+cannot see those.
+
+Approach: every function that needs a coordinate, itself or through what it calls, gets one
+parameter for each, after its own. Calls pass them on; entries pass the special registers, which
+the passes that come later replace by what they stand for in the entry's form. So one version of a
+function serves entries of every form.
+
+Terms: the six *coordinates* are those of `gpud.compiler.passes.coordinates`; an *addressed*
+function may be called through a pointer, so all addressed functions, all prototypes and all
+indirect calls of a module get the same parameters: what any addressed function needs.
+
+Algorithm: needs are passed from callees to callers until nothing changes.
+
+Properties:
+* afterwards no function but entries reads a coordinate's special register;
+* a module whose functions need none comes out as the same object;
+* an entry that is not rewritten any further works as before;
+* arguments are stored right before their call, without control flow between, as the ISA demands.
+
+Source: design, section 4.1; PTX ISA 9.0, sections 7.1 and 9.7.13 (``call``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.survey import Survey
+from gpud.compiler.analysis.survey import survey as survey_of
+from gpud.compiler.forms import Decision
+from gpud.compiler.passes.build import Code, change_functions, fresh_stem
+from gpud.compiler.passes.coordinates import COORDINATES, replace_specials, used_coordinates
+from gpud.compiler.ptx.model import (
+    Address,
+    CallPrototype,
+    Function,
+    Instruction,
+    Module,
+    Operand,
+    Parameter,
+    Register,
+    RegisterDeclaration,
+    SpecialRegister,
+    Statement,
+    Symbol,
+    Tuple,
+    Variable,
+)
+
+__all__ = ["needs_of", "pass_coordinates"]
+
+_PARAMETER_SPACE = "param"
+
+
+def pass_coordinates(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """A module whose functions get their block coordinates as parameters.
+
+    Args:
+        module: flat; not changed.
+        plan: only whether it is empty matters: functions serve entries of every form.
+    """
+    if not plan:
+        return module
+    survey = survey_of(module)
+    needs = needs_of(survey)
+    if not any(needs.values()):
+        return module
+    pointed = next((needs[name] for name in survey.addressed if name in needs), ())
+    writer = _Writer(fresh_stem(module, "gpud_place"), survey, needs, pointed)
+    return change_functions(module, writer.rewrite)
+
+
+def needs_of(survey: Survey) -> dict[str, tuple[str, ...]]:
+    """The coordinates that each ``.func`` needs from its caller, by name."""
+    functions = [uses for uses in survey.uses.values() if uses.function.kind == "func"]
+    needs = {uses.function.name: set(used_coordinates(uses.specials)) for uses in functions}
+    addressed = [name for name in survey.addressed if name in needs]
+    changed = True
+    while changed:
+        changed = False
+        shared = {coordinate for name in addressed for coordinate in needs[name]}
+        for uses in functions:
+            name = uses.function.name
+            wanted = {c for target in survey.targets(uses) for c in needs.get(target, ())}
+            if name in addressed:
+                wanted |= shared
+            if not wanted <= needs[name]:
+                needs[name] |= wanted
+                changed = True
+    return {name: used_coordinates(wanted) for name, wanted in needs.items()}
+
+
+class _Writer:
+    """Rewrites one function after the other with the same names."""
+
+    def __init__(
+        self,
+        stem: str,
+        survey: Survey,
+        needs: Mapping[str, tuple[str, ...]],
+        pointed: tuple[str, ...],
+    ) -> None:
+        self._stem = stem
+        self._survey = survey
+        self._needs = needs
+        self._pointed = pointed
+        self._calls = 0
+
+    def rewrite(self, function: Function) -> Function:
+        """``function`` with its hidden parameters, passing on what its callees need."""
+        own = self._needs.get(function.name, ()) if function.kind == "func" else ()
+        uses = self._survey.uses.get(function.name)
+        passes_on = uses is not None and (
+            uses.indirect is not None or any(self._needs.get(name) for name in uses.calls)
+        )
+        if not own and not passes_on:
+            return function
+        in_registers = _in_registers(function.parameters)
+        hidden = self._hidden(own, in_registers)
+        parameters = (*function.parameters, *hidden)
+        if function.body is None:
+            return replace(function, parameters=parameters)
+        code = Code(self._stem)
+        here: dict[str, Operand] = {name: SpecialRegister(name) for name in COORDINATES}
+        for name, parameter in zip(own, hidden, strict=True):
+            if in_registers:
+                here[name] = Register(parameter.name)
+            else:
+                register = code.register(_suffix(name))
+                here[name] = register
+                code("ld.param.b32", register, Address(Symbol(parameter.name)))
+        instead = {name: here[name] for name in own}
+        self._walk(replace_specials(function.body, instead), here, code)
+        return replace(function, parameters=parameters, body=[*code.declarations, *code.body])
+
+    def _hidden(self, names: tuple[str, ...], in_registers: bool) -> tuple[Parameter, ...]:
+        space = "reg" if in_registers else _PARAMETER_SPACE
+        sign = "%" if in_registers else ""
+        return tuple(
+            Parameter("b32", f"{sign}{self._stem}_in_{_suffix(name)}", space=space)
+            for name in names
+        )
+
+    def _walk(self, body: list[Statement], here: Mapping[str, Operand], code: Code) -> None:
+        declarations: list[Statement] = []
+        for statement in body:
+            if isinstance(statement, Instruction):
+                if is_call(statement):
+                    self._call(statement, here, code)
+                    continue
+            elif isinstance(statement, CallPrototype):
+                added = self._hidden(self._pointed, _in_registers(statement.parameters))
+                parameters = (*statement.parameters, *added)
+                code.body.append(replace(statement, parameters=parameters))
+                continue
+            elif isinstance(statement, Variable | RegisterDeclaration):
+                declarations.append(statement)
+                continue
+            code.body.append(statement)
+        code.declarations[:0] = declarations
+
+    def _call(self, ins: Instruction, here: Mapping[str, Operand], code: Code) -> None:
+        target = callee(ins)
+        names = self._needs.get(target.name, ()) if isinstance(target, Symbol) else self._pointed
+        if not names:
+            code.body.append(ins)
+            return
+        at = 2 if isinstance(ins.operands[0], Tuple) else 1
+        given = ins.operands[at] if len(ins.operands) > at else None
+        arguments = list(given.items) if isinstance(given, Tuple) else []
+        rest = ins.operands[at + 1 :] if isinstance(given, Tuple) else ins.operands[at:]
+        in_registers = isinstance(target, Symbol) and _in_registers(
+            self._survey.functions[target.name].parameters
+        )
+        self._calls += 1
+        for name in names:
+            value = here[name]
+            if not isinstance(value, Register):
+                register = code.register(f"out_{_suffix(name)}")
+                code("mov.u32", register, value)
+                value = register
+            if in_registers:
+                arguments.append(value)
+                continue
+            variable = f"{self._stem}_out{self._calls}_{_suffix(name)}"
+            code.declarations.append(Variable(_PARAMETER_SPACE, "b32", variable))
+            code("st.param.b32", Address(Symbol(variable)), value)
+            arguments.append(Symbol(variable))
+        operands = (*ins.operands[:at], Tuple(tuple(arguments)), *rest)
+        code.body.append(Instruction(ins.opcode, operands, ins.guard, ins.line))
+
+
+def _suffix(name: str) -> str:
+    """``%nctaid.x`` as a part of a name: ``nctaid_x``."""
+    return name[1:].replace(".", "_")
+
+
+def _in_registers(parameters: tuple[Parameter, ...]) -> bool:
+    return bool(parameters) and parameters[0].space == "reg"

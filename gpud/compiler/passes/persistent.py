@@ -1,0 +1,280 @@
+"""The persistent form: a kernel's body becomes the body of a loop over task blocks.
+
+Problem: a running kernel's share of the device must change without losing or repeating work. A
+launch of one block per task block cannot shrink.
+
+Approach: ``k(params)`` becomes ``k(params, u64 ctl)``. It is launched with as many persistent
+blocks as there is room for. Each claims the next task block from a counter in device memory, runs
+the old body as that block, and claims again, until there is none left or the host has told it to
+release. Claims are handed out in order, and a claimed block always runs: nothing is lost, repeated
+or restarted, and kernels whose blocks wait for lower-numbered ones keep working.
+
+Terms: the *leader* is thread (0, 0, 0); a *claim* is a task block's number, or `NOTHING`: leave;
+the two *slots* are words in shared memory through which the leader publishes claims.
+
+Algorithm, for every thread; ``slot`` toggles between the two slots::
+
+    slots[1] = NOTHING                        # no previous task block
+    head: if leader:
+              claim = NOTHING
+              if block index < launch.limit:  # not told to release
+                  n = atomic_add(job.next, 1); if n < job.total: claim = n
+              slots[slot] = claim
+          block-wide barrier                  # everybody has finished the previous task block
+          claim = slots[slot]; slot = 1 - slot
+          if leader and slots[slot] != NOTHING: job.done += 1   # the previous one
+          if claim == NOTHING: leave
+          %ctaid = coordinates(claim); old body; ret and exit go to head
+    leave: if leader: fence; launch.live -= 1
+
+Why one barrier is enough with two slots: the leader can run ahead of a slow thread by one barrier
+only, so it writes the other slot while the slow one still reads this one. With one slot it would
+overwrite a claim that somebody has not read. The barrier also keeps a fast warp from touching
+shared memory that a slow one still uses for the previous task block.
+
+Properties:
+* ``only entries``: nothing but entries of the plan changes, and the input stays as it was;
+* ``exits``: afterwards the only exit of the entry is the leave block;
+* ``barrier``: there is one more barrier, not ``.aligned``, of a number that nothing else uses;
+* ``coordinates``: the body reads ``%ctaid`` and ``%nctaid`` from registers that mean the user's;
+* ``launch bounds``, parameters, shared and local variables stay; the slots follow in 16 aligned
+  bytes, so that dynamic shared memory stays as aligned as before;
+* ``loop state``: one register lives through the body, the slot's address.
+
+The barrier is ``barrier.sync``, because lanes that left the body early arrive one by one. A
+``bar.warp.sync`` after it brings lanes together again for kernels that need whole warps
+(``.aligned`` barriers, shuffles). Asynchronous copies into shared memory are waited for first, as
+the end of a block would.
+
+Source: design, section 4.1; claim.pml, the loop as a Spin model (right with two slots, wrong with
+one); PTX ISA 9.0, sections 9.7.13 (barriers) and 8 (memory model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpud.compiler import control_words as words
+from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, EXIT, RETURN, flags
+from gpud.compiler.analysis.survey import Survey, Uses
+from gpud.compiler.analysis.survey import survey as survey_of
+from gpud.compiler.form_rules import SLOT_BYTES
+from gpud.compiler.forms import Decision
+from gpud.compiler.passes.build import Code, change_functions, fresh_stem, immediate
+from gpud.compiler.passes.coordinates import compute, replace_specials, used_coordinates
+from gpud.compiler.passes.exit_aware import meet
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Instruction,
+    Label,
+    Module,
+    Parameter,
+    Register,
+    RegisterDeclaration,
+    SpecialRegister,
+    Statement,
+    Symbol,
+    Variable,
+    opcode,
+)
+
+__all__ = ["parted", "pass_persistent"]
+
+_VERSION = (6, 0)  # barrier.sync and bar.warp.sync appeared in PTX 6.0
+_EVERY_LANE = -1
+
+
+def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """Rewrite the entries of ``plan`` into persistent form.
+
+    Args:
+        module: flat; functions have their coordinates as parameters, exit-aware barriers are in
+            place. Not changed.
+        plan: the decision for each entry to rewrite; all of them persistent.
+    """
+    if not plan:
+        return module
+    survey = survey_of(module)
+    stem = fresh_stem(module, "gpud_loop")
+
+    def change(function: Function) -> Function:
+        decision = plan.get(function.name)
+        if decision is None or function.kind != "entry" or function.body is None:
+            return function
+        return _Loop(function, decision, survey, stem).build()
+
+    changed = change_functions(module, change)
+    return replace(changed, version=max(module.version, _VERSION))
+
+
+class _Loop:
+    """Builds the loop around one entry's body."""
+
+    def __init__(self, entry: Function, decision: Decision, survey: Survey, stem: str) -> None:
+        assert decision.barrier is not None, "a persistent kernel has a barrier for its loop"
+        self._entry = entry
+        self._decision = decision
+        self._closure = survey.closure(entry.name)
+        self._code = Code(stem)
+        self._control = Symbol(f"{stem}_control")
+        self._slots = Symbol(f"{stem}_slots")
+        self._head = self._code.label("head")
+        self._leave = self._code.label("leave")
+
+    def build(self) -> Function:
+        """The entry in persistent form."""
+        code, entry = self._code, self._entry
+        declarations, body = parted(entry.body or [])
+        slot, claim = code.register("slot"), code.register("claim")
+        code("mov.u32", slot, self._slots)
+        # Every thread stores the same value; all of them are done by the first barrier.
+        code("st.shared.u32", Address(slot, 4), words.NOTHING)
+        code.place(self._head)
+        leader = self._find_leader()
+        self._finish_copies()
+        self._claim(leader, slot, claim)
+        self._meet(slot, claim)
+        self._count(leader, slot)
+        over = code.register("over", "pred")
+        code("setp.eq.u32", over, claim, words.NOTHING)
+        code("bra", self._leave, when=over)
+        needed = used_coordinates(self._closure[0].specials)
+        instead = compute(code, claim, code.register("job", "b64"), needed)
+        code.body += self._without_exits(replace_specials(body, instead))
+        self._leave_loop(leader)
+        control = Parameter("u64", self._control.name)
+        slots = Variable("shared", "b8", self._slots.name, (SLOT_BYTES,), align=SLOT_BYTES)
+        return replace(
+            entry,
+            parameters=(*entry.parameters, control),
+            body=[*declarations, slots, *code.declarations, *code.body],
+        )
+
+    # -- parts of the loop, in order -----------------------------------------------------------
+
+    def _find_leader(self) -> Register:
+        """Computed anew in every round: cheaper than a predicate that lives through the body."""
+        code = self._code
+        leader, index, other = (
+            code.register("leader", "pred"),
+            code.register("index"),
+            code.register("other"),
+        )
+        code("mov.u32", index, SpecialRegister("%tid.x"))
+        for letter in "" if _is_one_row(self._entry) else "yz":
+            code("mov.u32", other, SpecialRegister(f"%tid.{letter}"))
+            code("or.b32", index, index, other)
+        code("setp.eq.u32", leader, index, 0)
+        return leader
+
+    def _finish_copies(self) -> None:
+        """Wait for copies into shared memory that the task block left in flight."""
+        if any(_copies_asynchronously(uses) for uses in self._closure):
+            self._code("cp.async.wait_all")
+
+    def _claim(self, leader: Register, slot: Register, claim: Register) -> None:
+        code = self._code
+        met, publish = code.label("meet"), code.label("publish")
+        ctl, job = code.register("control", "b64"), code.register("job", "b64")
+        limit, index, total = (code.register(name) for name in ("limit", "index", "total"))
+        stop, valid = code.register("stop", "pred"), code.register("valid", "pred")
+        code("ld.param.u64", ctl, Address(self._control))
+        code("ld.global.nc.u64", job, Address(ctl, words.JOB))
+        code("bra", met, unless=leader)
+        code("ld.volatile.global.u32", limit, Address(ctl, words.LIMIT))
+        code("mov.u32", index, SpecialRegister("%ctaid.x"))
+        code("mov.u32", claim, immediate(words.NOTHING))
+        code("setp.ge.u32", stop, index, limit)
+        code("bra", publish, when=stop)
+        code("atom.global.add.u32", claim, Address(job, words.NEXT), 1)
+        code("ld.global.nc.u32", total, Address(job, words.TOTAL))
+        code("setp.lt.u32", valid, claim, total)
+        code("selp.b32", claim, claim, immediate(words.NOTHING), valid)
+        code.place(publish)
+        code("st.shared.u32", Address(slot), claim)
+        code.place(met)
+
+    def _meet(self, slot: Register, claim: Register) -> None:
+        code = self._code
+        number = self._decision.barrier
+        assert number is not None
+        if self._decision.exit_aware:
+            meet(code, number)
+        else:
+            code("barrier.sync", number)
+        if any(uses.bits & (BARRIER | COLLECTIVE) for uses in self._closure):
+            code("bar.warp.sync", immediate(_EVERY_LANE))
+        code("ld.shared.u32", claim, Address(slot))
+        code("xor.b32", slot, slot, 4)
+
+    def _count(self, leader: Register, slot: Register) -> None:
+        """Without a branch: the leader's warp stays together."""
+        code = self._code
+        previous, counted = code.register("previous"), code.register("counted", "pred")
+        code("mov.u32", previous, immediate(words.NOTHING))
+        code("ld.shared.u32", previous, Address(slot), when=leader)
+        code("setp.ne.u32", counted, previous, immediate(words.NOTHING))
+        job = code.register("job", "b64")
+        code("red.global.add.u32", Address(job, words.DONE), 1, when=counted)
+
+    def _without_exits(self, body: list[Statement]) -> list[Statement]:
+        made: list[Statement] = []
+        again = opcode("bra")
+        for statement in body:
+            if type(statement) is Instruction and flags(statement.opcode) & (RETURN | EXIT):
+                statement = Instruction(again, (self._head,), statement.guard, statement.line)  # noqa: PLW2901
+            made.append(statement)
+        last = next((s for s in reversed(made) if isinstance(s, Instruction | Label)), None)
+        ends = isinstance(last, Instruction) and last.guard is None
+        if not (ends and isinstance(last, Instruction) and last.opcode.base in ("bra", "trap")):
+            made.append(Instruction(again, (self._head,)))
+        return made
+
+    def _leave_loop(self, leader: Register) -> None:
+        code = self._code
+        ctl, gone = code.register("control", "b64"), code.label("gone")
+        code.place(self._leave)
+        code("bra", gone, unless=leader)
+        code("ld.param.u64", ctl, Address(self._control))
+        code("membar.sys")
+        code("red.global.add.u32", Address(ctl, words.LIVE), immediate(-1))
+        code.place(gone)
+        code("ret")
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _is_one_row(entry: Function) -> bool:
+    """Whether the kernel demands blocks whose y and z are 1."""
+    required = next((text for text in entry.attributes if text.startswith(".reqntid")), None)
+    if required is None:
+        return False
+    sizes = [int(size) for size in required.removeprefix(".reqntid").split(",")]
+    return all(size == 1 for size in sizes[1:])
+
+
+def parted(body: list[Statement]) -> tuple[list[Statement], list[Statement]]:
+    """(declarations of registers and variables, the rest)."""
+    declarations: list[Statement] = []
+    rest: list[Statement] = []
+    for statement in body:
+        kind = type(statement)
+        (declarations if kind is RegisterDeclaration or kind is Variable else rest).append(
+            statement
+        )
+    return declarations, rest
+
+
+def _copies_asynchronously(uses: Uses) -> bool:
+    if "cp" not in uses.bases:
+        return False
+    return any(
+        isinstance(statement, Instruction)
+        and statement.opcode.base == "cp"
+        and statement.opcode.has("async")
+        and not statement.opcode.has("bulk")
+        for statement in uses.function.body or ()
+    )

@@ -1,0 +1,283 @@
+"""What compiling gives: the rewritten PTX and everything a launch has to know about its kernels.
+
+A `Program` is plain data. `Program.encode` and `Program.decode` write and read it without running
+anything from the bytes, so a cached program is as safe as its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from gpud.compiler.analysis.shape import Shape, holds
+from gpud.compiler.analysis.sizes import layout_bytes, size_and_align
+from gpud.compiler.form_rules import Form, Reason
+from gpud.compiler.forms import Decision
+from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
+from gpud.errors import KernelNotFound, KernelRejected
+
+__all__ = ["KernelInfo", "ParameterInfo", "Program", "SymbolInfo", "kernel_info", "symbols_of"]
+
+_LENGTHS = struct.Struct("<3I")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """One parameter of a kernel as its caller passes it.
+
+    Attributes:
+        name: Its name in the PTX.
+        kind: ``"int"``, ``"uint"``, ``"float"``, ``"bits"`` (the PTX does not say: b8 to b128),
+            ``"pointer"`` (declared as one), or ``"struct"`` (bytes of exactly ``size``).
+        size: In bytes.
+        align: In bytes.
+        offset: In the parameter buffer, in bytes.
+    """
+
+    name: str
+    kind: str
+    size: int
+    align: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolInfo:
+    """A module variable that the host can read and write; ``size`` and ``align`` in bytes."""
+
+    name: str
+    space: str
+    size: int
+    align: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """One kernel of a program.
+
+    Attributes:
+        name: As the source calls it: the name expression it was asked for with, else `entry`.
+        entry: Its name in the PTX.
+        form: Its form, for blocks of the right shape (`form_for`).
+        exit_aware: Persistent form with exit-aware barriers.
+        why: The reasons for the form, the decisive ones first.
+        capabilities: What a device must have beyond the ordinary.
+        waits_on_blocks: Blocks wait for others: one unstarted claim at most.
+        shape: Block shapes for which the persistent form is legal.
+        legal: Forms that may be forced, least restricted first.
+        parameters: As the caller passes them; the hidden control word is not among them.
+        max_block: ``.maxntid``, None if it is not given.
+        required_block: ``.reqntid``, None if it is not given.
+        shared_bytes: Static shared memory of the kernel as written, in bytes.
+        line: Its line in the PTX as it was before rewriting.
+    """
+
+    name: str
+    entry: str
+    form: Form
+    exit_aware: bool
+    why: tuple[Reason, ...]
+    capabilities: tuple[Reason, ...]
+    waits_on_blocks: bool
+    shape: Shape
+    legal: tuple[Form, ...]
+    parameters: tuple[ParameterInfo, ...]
+    max_block: tuple[int, int, int] | None
+    required_block: tuple[int, int, int] | None
+    shared_bytes: int
+    line: int
+
+    @property
+    def max_threads(self) -> int | None:
+        """The most threads a block may have by the kernel's own word, None if it says nothing."""
+        block = self.required_block or self.max_block
+        return None if block is None else prod(block)
+
+    def form_for(self, block: tuple[int, int, int]) -> Form:
+        """The form for a launch with blocks of x, y, z threads."""
+        if self.form is Form.PERSISTENT and not holds(self.shape, block):
+            return Form.SLICED
+        return self.form
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled source.
+
+    Attributes:
+        ptx: The rewritten program; rejected kernels are not in it.
+        original_ptx: The program as NVRTC or the caller gave it.
+        kernels: Every kernel by its name in the PTX, rejected ones included.
+        lowered_names: PTX name by name expression.
+        symbols: Module variables in ``.global`` and ``.const`` by name.
+        log: NVRTC's log, empty for PTX.
+    """
+
+    ptx: str
+    original_ptx: str
+    kernels: dict[str, KernelInfo]
+    lowered_names: dict[str, str]
+    symbols: dict[str, SymbolInfo]
+    log: str = ""
+
+    def kernel(self, name: str) -> KernelInfo:
+        """The kernel that ``name`` names: a name expression, or a name in the PTX.
+
+        Raises:
+            KernelNotFound: there is none.
+            KernelRejected: gpud cannot run it; with the reason, the instruction and its line.
+        """
+        found = self.kernels.get(self.lowered_names.get(name, name))
+        if found is None:
+            raise KernelNotFound(name, tuple(k.name for k in self.kernels.values()))
+        if found.form is Form.REJECTED:
+            raise rejection(found)
+        return found
+
+    def encode(self) -> bytes:
+        """The program as bytes, for `decode`."""
+        meta = {
+            "kernels": [asdict(kernel) for kernel in self.kernels.values()],
+            "lowered_names": self.lowered_names,
+            "symbols": [asdict(symbol) for symbol in self.symbols.values()],
+            "log": self.log,
+        }
+        parts = [
+            part.encode("utf-8", "surrogatepass")
+            for part in (json.dumps(meta), self.ptx, self.original_ptx)
+        ]
+        return b"".join((_LENGTHS.pack(*map(len, parts)), *parts))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Program:
+        """The program that `encode` wrote.
+
+        Raises:
+            ValueError: ``data`` is something else.
+        """
+        try:
+            lengths = _LENGTHS.unpack_from(data)
+            if len(data) != _LENGTHS.size + sum(lengths):
+                raise ValueError("the lengths do not fit")
+            texts = []
+            at = _LENGTHS.size
+            for length in lengths:
+                texts.append(data[at : at + length].decode("utf-8", "surrogatepass"))
+                at += length
+            meta = json.loads(texts[0])
+            kernels = [_kernel(plain) for plain in meta["kernels"]]
+            symbols = [SymbolInfo(**plain) for plain in meta["symbols"]]
+            return cls(
+                texts[1],
+                texts[2],
+                {kernel.entry: kernel for kernel in kernels},
+                dict(meta["lowered_names"]),
+                {symbol.name: symbol for symbol in symbols},
+                meta["log"],
+            )
+        except (struct.error, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not an encoded program: {error}") from error
+
+
+def rejection(kernel: KernelInfo) -> KernelRejected:
+    """The error for a rejected kernel."""
+    first = kernel.why[0]
+    message = f"kernel {kernel.name!r} {first.text}"
+    return KernelRejected(first.code, message, first.instruction, first.line)
+
+
+def kernel_info(
+    module: Module, entry: Function, decision: Decision, names: Mapping[str, str]
+) -> KernelInfo:
+    """Describes a kernel of a flat module that is not rewritten yet.
+
+    ``names`` gives the name expression by PTX name.
+    """
+    return KernelInfo(
+        name=names.get(entry.name, entry.name),
+        entry=entry.name,
+        form=decision.form,
+        exit_aware=decision.exit_aware,
+        why=decision.why,
+        capabilities=decision.capabilities,
+        waits_on_blocks=decision.waits_on_blocks,
+        shape=decision.shape,
+        legal=decision.legal,
+        parameters=_parameters(entry.parameters),
+        max_block=_extents(entry, ".maxntid"),
+        required_block=_extents(entry, ".reqntid"),
+        shared_bytes=layout_bytes(_shared(module, entry)),
+        line=entry.line,
+    )
+
+
+def symbols_of(module: Module) -> dict[str, SymbolInfo]:
+    """The variables of ``module`` that the host can reach, by name."""
+    found: dict[str, SymbolInfo] = {}
+    for item in module.items:
+        if type(item) is Variable and item.space in ("global", "const"):
+            size, align = size_and_align(item)
+            found[item.name] = SymbolInfo(item.name, item.space, size, align)
+    return found
+
+
+def _shared(module: Module, entry: Function) -> Iterable[Variable]:
+    """Static shared variables: the module's, and those that the entry declares."""
+    for items in (module.items, entry.body or ()):
+        for item in items:
+            if type(item) is Variable and item.space == "shared" and item.linkage != "extern":
+                yield item
+
+
+_KINDS = {"u": "uint", "s": "int", "f": "float", "b": "bits"}
+
+
+def _parameters(parameters: Iterable[Parameter]) -> tuple[ParameterInfo, ...]:
+    found: list[ParameterInfo] = []
+    end = 0
+    for one in parameters:
+        size, align = size_and_align(one)
+        offset = -(-end // align) * align
+        if one.dims:
+            kind = "struct"
+        elif one.pointer is not None:
+            kind = "pointer"
+        else:
+            kind = _KINDS.get(one.type[0], "bits")
+        found.append(ParameterInfo(one.name, kind, size, align, offset))
+        end = offset + size
+    return tuple(found)
+
+
+def _extents(entry: Function, directive: str) -> tuple[int, int, int] | None:
+    """The three extents of ``.maxntid`` or ``.reqntid``; absent ones are 1."""
+    for text in entry.attributes:
+        word, _, rest = text.partition(" ")
+        if word == directive:
+            x, y, z = (*(int(part, 0) for part in rest.split(",")), 1, 1)[:3]
+            return x, y, z
+    return None
+
+
+def _kernel(plain: dict[str, Any]) -> KernelInfo:
+    """A kernel from its plain form; anything amiss raises a `ValueError` or `TypeError`."""
+    extents = {
+        key: None if plain[key] is None else tuple(plain[key])
+        for key in ("max_block", "required_block")
+    }
+    return KernelInfo(
+        **{
+            **plain,
+            **extents,
+            "form": Form(plain["form"]),
+            "shape": Shape(plain["shape"]),
+            "legal": tuple(map(Form, plain["legal"])),
+            "why": tuple(Reason(**one) for one in plain["why"]),
+            "capabilities": tuple(Reason(**one) for one in plain["capabilities"]),
+            "parameters": tuple(ParameterInfo(**one) for one in plain["parameters"]),
+        }
+    )

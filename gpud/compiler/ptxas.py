@@ -1,0 +1,119 @@
+"""NVIDIA's assembler, where it is installed: a second opinion on PTX that gpud wrote.
+
+gpud never needs it to run a kernel. Tests assemble what the rewriter prints, and the benchmark
+``bench/ptxas_table.py`` compares registers and shared memory before and after a rewrite.
+
+Source: CUDA Binary Utilities and NVCC guides 13.0, ``ptxas --verbose``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+from gpud.errors import CompileError
+
+__all__ = ["Usage", "assemble", "find_ptxas", "ptxas_version"]
+
+_TIMEOUT_S = 300
+_ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_BARRIERS = re.compile(r"used (\d+) barriers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_RELEASE = re.compile(r"release (\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one kernel takes on a device, as ptxas reports it.
+
+    Attributes:
+        registers: Registers a thread.
+        shared_bytes: Static shared memory a block.
+        barriers: Hardware barriers a block.
+        stack_bytes: Local memory of the call stack a thread.
+        spill_bytes: Bytes stored to and loaded from memory for want of registers, a thread.
+    """
+
+    registers: int
+    shared_bytes: int
+    barriers: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+@cache
+def find_ptxas() -> str | None:
+    """The command's full name, None where it is not installed."""
+    return shutil.which("ptxas")
+
+
+@cache
+def ptxas_version() -> tuple[int, int]:
+    """The release, ``(13, 0)``.
+
+    Raises:
+        FileNotFoundError: ptxas is not installed.
+    """
+    done = subprocess.run(
+        [_command(), "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    )
+    match = _RELEASE.search(done.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def assemble(ptx: str, arch: str) -> dict[str, Usage]:
+    """Assembles ``ptx`` for ``arch`` (``sm_90``) and drops the result. Blocks; a second or less.
+
+    Returns:
+        The usage of each kernel by its name in the PTX.
+
+    Raises:
+        CompileError: ptxas refused the program; ``log`` is its whole output.
+        FileNotFoundError: ptxas is not installed.
+    """
+    done = subprocess.run(
+        [_command(), "--verbose", f"--gpu-name={arch}", "--output-file=/dev/null", "/dev/stdin"],
+        input=ptx,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    log = done.stdout + done.stderr
+    if done.returncode != 0:
+        first = next((line for line in log.splitlines() if line.strip()), f"rc {done.returncode}")
+        raise CompileError(f"ptxas refused the PTX for {arch}: {first}", log=log)
+    return _usages(log)
+
+
+def _usages(log: str) -> dict[str, Usage]:
+    """The report of ``--verbose``: a section for each kernel."""
+    parts = _ENTRY.split(log)
+    found: dict[str, Usage] = {}
+    for name, text in zip(parts[1::3], parts[3::3], strict=True):
+        stack = _STACK.search(text)
+        found[name] = Usage(
+            registers=_number(_REGISTERS, text),
+            shared_bytes=_number(_SHARED, text),
+            barriers=_number(_BARRIERS, text),
+            stack_bytes=int(stack[1]) if stack else 0,
+            spill_bytes=int(stack[2]) + int(stack[3]) if stack else 0,
+        )
+    return found
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int:
+    match = pattern.search(text)
+    return int(match[1]) if match else 0
+
+
+def _command() -> str:
+    command = find_ptxas()
+    if command is None:
+        raise FileNotFoundError("ptxas is not on PATH; it comes with the CUDA toolkit")
+    return command

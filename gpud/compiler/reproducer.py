@@ -1,0 +1,101 @@
+"""What a failed compilation leaves behind, so that somebody else can see it fail.
+
+A reproducer is a folder with the source (``source.cu`` or ``source.ptx``), the stages reached so
+far, and ``reproducer.json``: the request, the stage that failed, the error and the versions of
+everything involved. ``python -m gpud.compiler.reproducer FOLDER`` compiles it again.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Request", "load_request", "write_reproducer"]
+
+_FILE = "reproducer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything that a compilation depends on but the machine: see `pipeline.compile_program`."""
+
+    source: str
+    options: tuple[str, ...]
+    arch: str
+    name_expressions: tuple[str, ...]
+    form: str | None
+    exit_aware: bool | None
+    sm: int | None
+
+    @property
+    def is_ptx(self) -> bool:
+        """Whether the source is PTX: its first word starts with a dot, which C++'s cannot."""
+        from gpud.compiler.ptx.lexicon import BLANK
+
+        blank = BLANK.match(self.source)
+        return self.source.startswith(".", blank.end() if blank else 0)
+
+
+def write_reproducer(
+    folder: Path, request: Request, stage: str, error: BaseException, versions: dict[str, str]
+) -> Path:
+    """Writes ``source.*`` and ``reproducer.json`` to ``folder``; returns the latter's path.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / ("source.ptx" if request.is_ptx else "source.cu")
+    source.write_text(request.source, "utf-8", "surrogatepass")
+    plain = asdict(request)
+    del plain["source"]
+    found = {
+        "source": source.name,
+        "request": plain,
+        "stage": stage,
+        "error": {"type": type(error).__name__, "message": str(error)},
+        "versions": {"python": platform.python_version(), **versions},
+    }
+    path = folder / _FILE
+    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return path
+
+
+def load_request(folder: Path) -> Request:
+    """The request of a reproducer.
+
+    Raises:
+        OSError, ValueError, KeyError: the folder holds none.
+    """
+    found: dict[str, Any] = json.loads((folder / _FILE).read_text("utf-8"))
+    plain = found["request"]
+    for name in ("options", "name_expressions"):
+        plain[name] = tuple(plain[name])
+    source = (folder / Path(found["source"]).name).read_text("utf-8", "surrogatepass")
+    return Request(source=source, **plain)
+
+
+def main(arguments: list[str]) -> int:
+    """Compiles the reproducer in the folder ``arguments[0]`` again; 1 if it fails again."""
+    from gpud.compiler.pipeline import compile_request
+    from gpud.errors import GpudError
+
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m gpud.compiler.reproducer FOLDER\n")
+        return 2
+    try:
+        program = compile_request(load_request(Path(arguments[0])))
+    except GpudError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+    for kernel in program.kernels.values():
+        sys.stdout.write(f"{kernel.name}: {kernel.form}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
