@@ -1,0 +1,241 @@
+"""Which parts of a kernel a whole block can run as one, and what is then the same for all threads.
+
+Problem: most of the time all threads of a block take the same way. Running them region by region,
+each with its own copy of everything, costs memory traffic and hides from LLVM that control flow
+and addresses are common to all.
+
+Approach: plan for the case that the threads stay *together*. Then a block of the kernel is run for
+all threads in one loop (a *stage*), what is the same for all is computed once outside it, and
+control between stages is plain control flow. Where they part, the block continues thread by thread
+(`gpud.device.cpu.codegen.driver`) until all stand at one cut again.
+
+Terms: a register is *uniform* if it holds the same value in all threads as long as they stay
+together, otherwise *varying*; a branch on a varying predicate is *folded* if both sides run inside
+the loop over threads until they join, *voted* if the threads are asked and part unless they agree;
+an *inner* block is one on a side of a folded branch; a *solo* block is never run together.
+
+Algorithm: start with everything uniform, then iterate: sources of variation (thread numbers,
+atomics, volatile reads, collectives, calls, local addresses) spread along definitions; a varying
+branch whose influence holds no loop and no wait is folded, and all that inner blocks define varies.
+Other varying branches are voted. The loop that a thread's own data ends is folded, a loop that all
+threads run in step over an index (``i += uniform``) is voted: most of its rounds are common.
+
+Properties:
+* no wait, no polling loop and no barrier is in an inner block;
+* a uniform register is defined only by instructions that all threads run when they are together.
+
+Source: the analysis is the usual divergence analysis (Coutinho et al., "Divergence Analysis and
+Optimizations", PACT 2011), made optimistic by the possibility to part.
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.analysis.cfg import Block
+from gpud.compiler.analysis.effects import (
+    ATOMIC,
+    BARRIER,
+    MEMORY_READ,
+    MEMORY_WRITE,
+    VOLATILE,
+    barrier,
+    callee,
+    flags,
+    is_call,
+    read,
+    special_registers,
+    state_space,
+    written,
+)
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.regions import Regions, waits
+
+__all__ = ["Convergence"]
+
+_PER_THREAD = ("%tid", "%laneid", "%lanemask", "%warpid", "%clock", "%globaltimer")
+_CARRY = ("addc", "subc", "madc")
+
+
+class Convergence:
+    """What is uniform and how varying branches are taken, for a prepared kernel.
+
+    Args:
+        regions: of the kernel.
+        private: names of variables that each thread has its own copy of.
+        shape_is_one: whether the block has a single thread (everything is uniform then).
+
+    Attributes:
+        varying: registers that may differ between threads that are together.
+        inner: inner blocks.
+        voted: blocks whose branch is voted.
+        solo: blocks that are never run together.
+    """
+
+    def __init__(self, regions: Regions, private: frozenset[str]) -> None:
+        self.regions = regions
+        self.flow = regions.flow
+        self.private = private
+        self.varying: set[str] = set()
+        self.inner: set[int] = set()
+        self.voted: set[int] = set()
+        self._in_step: set[str] = set()
+        self._loops_of: dict[int, list[frozenset[int]]] = {}
+        for loop in self.flow.loops:
+            blocks = frozenset(loop.blocks)
+            for number in loop.blocks:
+                self._loops_of.setdefault(number, []).append(blocks)
+        self._headers = {loop.header for loop in self.flow.loops}
+        self._solve()
+        self.solo = {b for b in self.flow.order if self._must_part(self.flow.blocks[b])}
+
+    # -- the fixed point
+
+    def _solve(self) -> None:
+        changed = True
+        while changed:
+            changed = False
+            for number in self.flow.order:
+                block = self.flow.blocks[number]
+                before = len(self.varying), len(self.inner)
+                self._spread(block)
+                last = block.last
+                if number not in self.inner and last is not None and self.branches_apart(block):
+                    region = self.flow.influence(number)
+                    if self._votes(block, region):
+                        self.voted.add(number)
+                    else:
+                        self.inner |= region
+                        self.voted.discard(number)
+                changed |= before != (len(self.varying), len(self.inner))
+        self.voted -= self.inner
+
+    def branches_apart(self, block: Block) -> bool:
+        """Whether ``block`` ends in a branch (or guarded end) on something varying."""
+        last = block.last
+        if last is None or len(block.successors) < 2:
+            return False
+        names = [r.name for r in read(last)]
+        return any(name in self.varying for name in names)
+
+    def _spread(self, block: Block) -> None:
+        inner = block.index in self.inner
+        wrote_memory = False
+        for place in block.places:
+            ins = place.instruction
+            if inner or self._varies(ins, wrote_memory):
+                self.varying.update(r.name for r in written(ins))
+            if flags(ins.opcode) & (MEMORY_WRITE | ATOMIC) or is_call(ins):
+                wrote_memory = True
+
+    def _varies(self, ins: ptx.Instruction, wrote_memory: bool) -> bool:
+        bits, base = flags(ins.opcode), ins.opcode.base
+        if any(r.name in self.varying for r in read(ins)):
+            return not self._is_reduction(ins)
+        if any(name.startswith(_PER_THREAD) for name in special_registers(ins)):
+            return True
+        if base == "gpud" and ins.opcode.modifiers[0] == "resume":
+            return not self._is_reduction(ins)
+        if bits & (ATOMIC | VOLATILE) or is_call(ins) or base in _CARRY or base == "mbarrier":
+            return True
+        if ins.opcode.has("cc") or base in ("activemask", "elect"):
+            return True
+        if any(self._names_private(o) for o in ins.operands):
+            return True
+        if bits & MEMORY_READ and not bits & MEMORY_WRITE:
+            if state_space(ins.opcode) in ("param", "const") or ins.opcode.has("nc"):
+                return False
+            return wrote_memory or state_space(ins.opcode) == "local"
+        # A register that a guard leaves alone keeps its old value, which is uniform or found above.
+        return False
+
+    @staticmethod
+    def _is_reduction(ins: ptx.Instruction) -> bool:
+        names = ins.opcode.modifiers
+        return (
+            ins.opcode.base == "gpud"
+            and names[0] == "resume"
+            and names[1] in ("bar", "barrier")
+            and "red" in names
+        )
+
+    def _names_private(self, operand: ptx.Operand) -> bool:
+        if isinstance(operand, ptx.Address):
+            return operand.base is not None and operand.base.name in self.private
+        if isinstance(operand, ptx.Conjunction):
+            return operand.symbol.name in self.private
+        return isinstance(operand, ptx.Symbol) and operand.name in self.private
+
+    # -- branches
+
+    def _votes(self, block: Block, region: set[int]) -> bool:
+        last = block.last
+        heavy = any(
+            waits(self.flow.blocks[b].last)
+            or b in self.regions.polling
+            or self._has_barrier(self.flow.blocks[b])
+            for b in region | {block.index}
+        )
+        for loop in self._loops_of.get(block.index, ()):
+            controls = any(s not in loop for s in block.successors)
+            if controls:
+                # The branch decides whether the loop goes on.
+                return heavy or self._runs_in_step(block, loop)
+        if last is not None and last.opcode.base == "brx":
+            return heavy
+        return heavy or not region.isdisjoint(self._headers)
+
+    @staticmethod
+    def _has_barrier(block: Block) -> bool:
+        return any(flags(p.instruction.opcode) & BARRIER for p in block.places)
+
+    def _runs_in_step(self, block: Block, loop: frozenset[int]) -> bool:
+        """Whether the loop's end depends on an integer index that all threads advance alike."""
+        last = block.last
+        if last is None or last.guard is None:
+            return False
+        predicate = last.guard.register.name
+        inside = [p.instruction for b in sorted(loop) for p in self.flow.blocks[b].places]
+        tests = [i for i in inside if predicate in (r.name for r in written(i))]
+        if len(tests) != 1 or tests[0].opcode.base != "setp":
+            return False
+        if tests[0].opcode.modifiers[-1][0] not in "sub":
+            return False
+        for register in read(tests[0]):
+            if register.name not in self.varying:
+                continue
+            steps = [i for i in inside if register.name in (r.name for r in written(i))]
+            for step in steps:
+                others = [r for r in read(step) if r != register]
+                if step.opcode.base not in ("add", "sub") or register not in read(step):
+                    return False
+                if any(r.name in self.varying for r in others):
+                    return False
+        return True
+
+    def _must_part(self, block: Block) -> bool:
+        """Blocks that only single threads can run: arrivals, traps, varying tables with waits."""
+        if block.index in self.inner:
+            return False
+        for place in block.places:
+            ins = place.instruction
+            if flags(ins.opcode) & BARRIER and barrier(ins).action == "arrive":
+                return True
+            if ins.opcode.base == "trap":
+                return True
+            if is_call(ins) and callee(ins) == ptx.Symbol("__assertfail"):
+                return True
+        last = block.last
+        return (
+            last is not None
+            and last.opcode.base == "brx"
+            and block.index in self.voted
+        )
+
+    def is_uniform(self, ins: ptx.Instruction, block: int) -> bool:
+        """Whether ``ins`` can run once for all threads, before the loop over them."""
+        targets = written(ins)
+        if block in self.inner or not targets:
+            return False
+        bits = flags(ins.opcode)
+        if bits & (MEMORY_WRITE | ATOMIC) or is_call(ins):
+            return False
+        return all(r.name not in self.varying for r in targets)

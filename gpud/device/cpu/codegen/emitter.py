@@ -1,0 +1,176 @@
+"""LLVM IR as text: one `IRModule` holds functions, each written through an `Emitter`.
+
+Text, not `llvmlite.ir` objects: a rewritten kernel of 1,000 PTX lines becomes tens of thousands of
+IR lines, and building an object for each takes several times as long as LLVM takes to parse them.
+
+Structured control flow (`Emitter.when`, `Emitter.loop`) exists so that the run-time parts of the
+CPU device, which are written once by hand, read like the C that they would otherwise be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["Emitter", "IRModule"]
+
+
+class IRModule:
+    """Functions, declarations and named constants of one LLVM module."""
+
+    def __init__(self) -> None:
+        self._declarations: dict[str, str] = {}
+        self._definitions: list[str] = []
+        self._footer: dict[str, str] = {}
+
+    def declare(self, name: str, text: str) -> None:
+        """Add ``declare ...`` (or a global) once; ``name`` identifies it."""
+        self._declarations.setdefault(name, text)
+
+    def define(self, text: str) -> None:
+        """Add a whole function definition."""
+        self._definitions.append(text)
+
+    def define_once(self, name: str, text: str) -> None:
+        """Add a helper function definition unless ``name`` is there already."""
+        if name not in self._declarations:
+            self._declarations[name] = text
+
+    def has(self, name: str) -> bool:
+        """Whether ``name`` was declared or defined once."""
+        return name in self._declarations
+
+    def metadata(self, name: str, text: str) -> None:
+        """Add a named metadata or attribute line, ``!0 = ...`` or ``attributes #0 = ...``."""
+        self._footer.setdefault(name, text)
+
+    def text(self) -> str:
+        """The module as LLVM assembly."""
+        return "\n".join(
+            [*self._declarations.values(), *self._definitions, *self._footer.values(), ""]
+        )
+
+
+class Emitter:
+    """The body of one LLVM function, block after block.
+
+    Args:
+        module: where helper declarations go.
+        header: the ``define`` line up to the brace, such as ``define void @f(ptr %x)``.
+    """
+
+    def __init__(self, module: IRModule, header: str) -> None:
+        self.module = module
+        self.header = header
+        self._entry: list[str] = []
+        self._lines: list[str] = []
+        self._next = 0
+        self._terminated = False
+
+    # -- straight-line code
+
+    def value(self, text: str) -> str:
+        """Emit ``%vN = text`` and return ``%vN``."""
+        name = f"%v{self._next}"
+        self._next += 1
+        self._lines.append(f"  {name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        """Emit an instruction without a result."""
+        self._lines.append(f"  {text}")
+
+    def alloca(self, type_: str, hint: str = "a") -> str:
+        """A stack slot in the function's entry block; returns its pointer."""
+        name = f"%{hint}.{self._next}"
+        self._next += 1
+        self._entry.append(f"  {name} = alloca {type_}")
+        return name
+
+    def named_alloca(self, name: str, type_: str) -> None:
+        """A stack slot with a given unique name (``%`` included)."""
+        self._entry.append(f"  {name} = alloca {type_}")
+
+    # -- blocks
+
+    def label(self, hint: str = "L") -> str:
+        """A fresh block name, not placed yet."""
+        name = f"{hint}.{self._next}"
+        self._next += 1
+        return name
+
+    def place(self, label: str) -> None:
+        """Begin block ``label``, falling into it from the block before if that is open."""
+        if not self._terminated:
+            self._lines.append(f"  br label %{label}")
+        self._lines.append(f"{label}:")
+        self._terminated = False
+
+    def jump(self, label: str) -> None:
+        """End the block with a branch to ``label``."""
+        self.end(f"br label %{label}")
+
+    def branch(self, condition: str, then: str, otherwise: str) -> None:
+        """End the block with a conditional branch on an i1."""
+        self.end(f"br i1 {condition}, label %{then}, label %{otherwise}")
+
+    def end(self, text: str) -> None:
+        """End the block with any terminator; does nothing if it has ended already."""
+        if not self._terminated:
+            self._lines.append(f"  {text}")
+            self._terminated = True
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the current block has its terminator."""
+        return self._terminated
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """``if (condition) { ... }``"""
+        then, after = self.label("then"), self.label("fi")
+        self.branch(condition, then, after)
+        self.place(then)
+        yield
+        self.end(f"br label %{after}")
+        self._begin(after)
+
+    @contextmanager
+    def loop(self) -> Iterator[tuple[str, str]]:
+        """``for (;;) { ... }``; yields the (continue, break) labels; leaves by jumping to break."""
+        again, out = self.label("loop"), self.label("done")
+        self.place(again)
+        yield again, out
+        self.end(f"br label %{again}")
+        self._begin(out)
+
+    @contextmanager
+    def count(
+        self, start: str, stop: str, type_: str = "i32", metadata: str = ""
+    ) -> Iterator[str]:
+        """``for (i = start; i < stop; i++) { ... }`` (signed); yields the value of i.
+
+        ``metadata`` is appended to the back edge, with its comma.
+        """
+        slot = self.alloca(type_, "i")
+        self.do(f"store {type_} {start}, ptr {slot}")
+        test, body, out = self.label("for"), self.label("body"), self.label("end")
+        self.place(test)
+        index = self.value(f"load {type_}, ptr {slot}")
+        self.branch(self.value(f"icmp slt {type_} {index}, {stop}"), body, out)
+        self._begin(body)
+        yield index
+        if not self._terminated:
+            following = self.value(f"add nsw {type_} {index}, 1")
+            self.do(f"store {type_} {following}, ptr {slot}")
+        self.end(f"br label %{test}{metadata}")
+        self._begin(out)
+
+    def _begin(self, label: str) -> None:
+        self._lines.append(f"{label}:")
+        self._terminated = False
+
+    def finish(self) -> None:
+        """Add the function to its module."""
+        body = "\n".join(["entry:", *self._entry, "  br label %start", "start:", *self._lines])
+        self.module.define(f"{self.header} {{\n{body}\n}}")

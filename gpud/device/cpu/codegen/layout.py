@@ -1,0 +1,186 @@
+"""Where everything of a resident block lies in memory, and everything of a module.
+
+A resident block is one piece of host memory: a header that the SM loop and the generated code
+share, arrays with one element for each thread (its state, what it offers to a warp collective,
+what it got back, and each register that must outlive a wait), the threads' local memory, and the
+block's shared memory. Arrays are padded to whole warps and aligned to 64 bytes, so that a loop
+over threads can be vectorised.
+
+Sizes and offsets are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.thread import LLVM_TYPE, width
+
+__all__ = [
+    "HEADER",
+    "STATE_STATUS_SHIFT",
+    "WARP",
+    "BlockLayout",
+    "DataLayout",
+    "Status",
+    "align_up",
+    "extent",
+    "parameter_layout",
+    "type_size",
+]
+
+WARP = 32
+STATE_STATUS_SHIFT = 24
+
+
+class Status:
+    """What a thread is doing: the top byte of its state word; the rest is the block to resume."""
+
+    RUN = 0
+    BARRIER = 1
+    COLLECTIVE = 2
+    YIELD = 3
+    DONE = 4
+    TRAP = 5
+
+
+_FIELDS: tuple[tuple[str, str], ...] = (
+    ("params", "ptr"),
+    ("shared", "ptr"),
+    ("locals", "ptr"),
+    ("data", "ptr"),
+    ("launch", "ptr"),
+    ("shared_size", "i64"),
+    ("grid_id", "i64"),
+    ("ctaid_x", "i32"),
+    ("ctaid_y", "i32"),
+    ("ctaid_z", "i32"),
+    ("nctaid_x", "i32"),
+    ("nctaid_y", "i32"),
+    ("nctaid_z", "i32"),
+    ("smid", "i32"),
+    ("nsmid", "i32"),
+    ("dynamic_shared", "i32"),
+    ("fresh", "i32"),
+    ("together", "i32"),
+    ("error", "i32"),
+    ("error_thread", "i32"),
+    ("error_line", "i32"),
+    ("slot", "i32"),
+)
+"""Header fields in order. ``fresh`` is 1 before a block's first step; ``together`` is the block
+number at which all threads stand (-1: each has its own); ``error`` is 0, or why the block was
+ended."""
+
+
+def align_up(value: int, alignment: int) -> int:
+    """The next multiple of ``alignment``, a power of two."""
+    return (value + alignment - 1) & -alignment
+
+
+def _header() -> tuple[dict[str, tuple[int, str]], int]:
+    offsets, at = {}, 0
+    for name, type_ in _FIELDS:
+        size = 4 if type_ == "i32" else 8
+        at = align_up(at, size)
+        offsets[name] = (at, type_)
+        at += size
+    offsets["arrived"] = (at, "i32")  # 16 barriers' counts of bar.arrive
+    return offsets, align_up(at + 64, 64)
+
+
+HEADER, _HEADER_SIZE = _header()
+"""Header field -> (offset, LLVM type)."""
+
+
+def type_size(type_: str) -> int:
+    """Bytes of a PTX type."""
+    return max(1, width(LLVM_TYPE[type_]) // 8)
+
+
+def extent(variable: ptx.Variable | ptx.Parameter) -> tuple[int, int]:
+    """(size, alignment) of a variable or parameter; an open dimension counts as zero."""
+    size = type_size(variable.type)
+    if isinstance(variable, ptx.Variable) and variable.vector:
+        size *= int(variable.vector[1:])
+    alignment = variable.align or size
+    for length in variable.dims:
+        size *= length or 0
+    return size, alignment
+
+
+def parameter_layout(parameters: Iterable[ptx.Parameter]) -> tuple[dict[str, int], int]:
+    """(offset by name, total size) of a kernel's parameters in its parameter buffer."""
+    offsets, at = {}, 0
+    for parameter in parameters:
+        size, alignment = extent(parameter)
+        at = align_up(at, alignment)
+        offsets[parameter.name] = at
+        at += size
+    return offsets, at
+
+
+@dataclass(slots=True)
+class DataLayout:
+    """Variables of one state space, placed one after another."""
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, variable: ptx.Variable) -> int:
+        """Place ``variable``; returns its offset. A name that is there already keeps its place."""
+        if variable.name not in self.offsets:
+            size, alignment = extent(variable)
+            self.size = align_up(self.size, alignment)
+            self.offsets[variable.name] = self.size
+            self.size += size
+        return self.offsets[variable.name]
+
+
+class BlockLayout:
+    """The memory of one resident block of ``threads`` threads.
+
+    Per-thread arrays are added with `array` while code is generated; `size` is final after that.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.padded = align_up(threads, WARP)
+        self.warps = self.padded // WARP
+        self._at = _HEADER_SIZE
+        self._arrays: dict[str, tuple[int, str]] = {}
+        for name, type_ in (
+            ("state", "i32"),
+            ("mask", "i32"),
+            ("key", "i32"),
+            ("count", "i32"),
+            ("xa", "i64"),
+            ("xb", "i32"),
+            ("xc", "i32"),
+            ("result", "i64"),
+            ("result_pred", "i32"),
+        ):
+            self.array(name, type_)
+
+    def array(self, name: str, type_: str) -> tuple[int, str]:
+        """(offset, LLVM type) of the array ``name``, made when first asked for."""
+        found = self._arrays.get(name)
+        if found is None:
+            size = 1 if type_ in ("i1", "i8") else 8 if type_ == "ptr" else width(type_) // 8
+            found = self._arrays[name] = (self._at, type_)
+            self._at = align_up(self._at + size * self.padded, 64)
+        return found
+
+    def word(self, name: str) -> tuple[int, str]:
+        """(offset, LLVM type) of eight bytes that the whole block shares, made when first asked."""
+        found = self._arrays.get(name)
+        if found is None:
+            found = self._arrays[name] = (self._at, "i64")
+            self._at += 64
+        return found
+
+    @property
+    def size(self) -> int:
+        """Bytes of header and arrays so far."""
+        return self._at

@@ -1,0 +1,302 @@
+"""A region as a native function over a range of threads.
+
+``void @piece.K(ptr %b, i32 %t0, i32 %t1)`` runs the region of cut K for threads t0 .. t1-1: each
+loads what it kept, runs to the next cut, keeps what is live there and notes in its state word
+where it stands and why. Ranges, because neighbours mostly stand at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpud.compiler.analysis.cfg import Block
+from gpud.compiler.analysis.effects import BARRIER, barrier, callee, flags, is_call, read
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.body import Program, ThreadCode
+from gpud.device.cpu.codegen.collectives import Collectives, array_slot
+from gpud.device.cpu.codegen.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.layout import (
+    HEADER,
+    STATE_STATUS_SHIFT,
+    BlockLayout,
+    Status,
+)
+from gpud.device.cpu.codegen.places import KernelPlaces, ModuleLayout, Shape
+from gpud.device.cpu.codegen.regions import Region, Regions, waits
+
+__all__ = ["KernelCode", "PieceWriter", "state_word"]
+
+
+def state_word(status: int, block: int) -> int:
+    """The state word of a thread that will resume at ``block``."""
+    return status << STATE_STATUS_SHIFT | block
+
+
+class KernelCode:
+    """Everything that the parts of one kernel's code share."""
+
+    def __init__(
+        self,
+        ir: IRModule,
+        regions: Regions,
+        storage: Mapping[str, str],
+        shape: Shape,
+        module: ModuleLayout,
+        program: Program,
+        parameters: tuple[Mapping[str, int], int],
+        locals_: Mapping[str, int],
+        local_size: int,
+    ) -> None:
+        self.ir = ir
+        self.regions = regions
+        self.storage = storage
+        self.shape = shape
+        self.module = module
+        self.program = program
+        self.parameters, self.parameter_size = parameters
+        self.locals = locals_
+        self.local_size = local_size
+        self.layout = BlockLayout(shape.threads)
+        self.keep_tags = ", !alias.scope !2, !noalias !3, !llvm.access.group !4"
+        self.user_tags = ", !alias.scope !3, !noalias !2, !llvm.access.group !4"
+        self.ordered_tags = ", !alias.scope !3, !noalias !2"
+        self.collectives = Collectives(self.layout, self.keep_tags)
+        self.pieces: tuple[int, ...] = regions.cuts
+        """Blocks at which a thread on its own can be taken up."""
+        self._loops = 0
+
+    def parallel_loop(self) -> str:
+        """Metadata for the back edge of a loop whose rounds are different threads."""
+        self._loops += 1
+        number = 100 + self._loops
+        self.ir.metadata(
+            f"!{number}",
+            f'!{number} = distinct !{{!{number}, !{{!"llvm.loop.parallel_accesses", !4}}}}',
+        )
+        return f", !llvm.loop !{number}"
+
+    def places(
+        self, e: Emitter, thread: str, tid: tuple[str, str, str] | None = None
+    ) -> KernelPlaces:
+        """Special registers and symbols of thread ``thread`` in the function ``e`` writes."""
+
+        def local(name: str) -> str | None:
+            offset = self.locals.get(name)
+            if offset is None:
+                return None
+            base, _ = places.local_range()
+            index = e.value(f"zext i32 {thread} to i64")
+            mine = e.value(f"mul i64 {index}, {self.local_size}")
+            start = e.value(f"add i64 {base}, {mine}")
+            return e.value(f"add i64 {start}, {offset}")
+
+        places = KernelPlaces(
+            e,
+            self.shape,
+            self.module,
+            self.layout,
+            thread,
+            tid,
+            self.parameters,
+            self.parameter_size,
+            local,
+        )
+        places.local_size = str(self.local_size * self.layout.padded)
+        return places
+
+
+class PieceWriter:
+    """Writes the code of one region for one thread, inside a loop over threads."""
+
+    def __init__(
+        self, kernel: KernelCode, e: Emitter, code: ThreadCode, region: Region, after: str
+    ) -> None:
+        self.kernel = kernel
+        self.e = e
+        self.code = code
+        self.region = region
+        self.after = after
+        self.labels = {b: e.label(f"b{b}") for b in region.blocks}
+
+    def write(self) -> None:
+        """Load what the thread kept, then every block of the region."""
+        self._load()
+        for number in self.region.blocks:
+            self.e.place(self.labels[number])
+            self._block(self.kernel.regions.flow.blocks[number])
+
+    def _load(self) -> None:
+        regions, e, code = self.kernel.regions, self.e, self.code
+        kept = set(regions.live_into(self.region.cut))
+        used: dict[str, None] = {}
+        for number in self.region.blocks:
+            for place in regions.flow.blocks[number].places:
+                used.update(dict.fromkeys(r.name for r in read(place.instruction)))
+        used.update(dict.fromkeys(sorted(self.region.written)))
+        for name in used:
+            type_ = self.kernel.storage[name]
+            value = "0" if type_[0] == "i" else "null" if type_ == "ptr" else "0.0"
+            if name in kept:
+                value = e.value(f"load {type_}, ptr {self.kept(name)}{self.kernel.keep_tags}")
+            elif name not in self.region.written:
+                value = "0" if type_[0] == "i" else "null" if type_ == "ptr" else "0.0"
+            e.do(f"store {type_} {value}, ptr {code.slot(name)}")
+
+    def kept(self, name: str) -> str:
+        """``ptr`` to where this thread keeps register ``name`` while it waits."""
+        type_ = self.kernel.storage[name]
+        thread = self.code.places.thread
+        return array_slot(self.e, self.kernel.layout, f"reg {name}", thread, type_)
+
+    # -- blocks
+
+    def _block(self, block: Block) -> None:
+        places = block.places
+        for place in places[:-1]:
+            self._instruction(place.instruction)
+        last = block.last
+        if last is None:
+            self._go(block, block.successors[0])
+        else:
+            self._last(block, last)
+
+    def _instruction(self, ins: ptx.Instruction) -> None:
+        if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
+            self.kernel.collectives.resume(self.code, ins)
+        elif flags(ins.opcode) & BARRIER:
+            self._arrive(ins)
+        else:
+            self.code.run(ins)
+
+    def _last(self, block: Block, ins: ptx.Instruction) -> None:
+        e, base = self.e, ins.opcode.base
+        if waits(ins):
+            status = Status.COLLECTIVE
+            if flags(ins.opcode) & BARRIER:
+                status = Status.BARRIER
+                self.kernel.collectives.offer_barrier(self.code, ins)
+            else:
+                self.kernel.collectives.offer(self.code, ins)
+            self._leave(block.successors[0], status)
+        elif base in ("ret", "exit", "bra"):
+            if ins.guard is None:
+                self._go(block, block.successors[0])
+                return
+            taken, falls = e.label("taken"), e.label("falls")
+            e.branch(self.code.guard(ins.guard), taken, falls)
+            e.place(taken)
+            self._go(block, block.successors[0])
+            e.place(falls)
+            self._go(block, block.successors[-1])
+        elif base == "brx":
+            self._indexed(block, ins)
+        elif base == "trap":
+            self._trap(ins)
+        elif is_call(ins) and callee(ins) == ptx.Symbol("__assertfail"):
+            self._assert(ins)
+        else:
+            self._instruction(ins)
+            self._go(block, block.successors[0])
+
+    def _indexed(self, block: Block, ins: ptx.Instruction) -> None:
+        e = self.e
+        index = self.code.read(ins.operands[0], "u32")
+        table = self.kernel.regions.flow
+        names = next(
+            s.targets
+            for s in table.function.body or ()
+            if isinstance(s, ptx.BranchTargets) and ptx.Symbol(s.name) == ins.operands[1]
+        )
+        targets = [table.labels[name] for name in names]
+        arms = [e.label("case") for _ in targets]
+        outside = arms[-1]  # an index beyond the table is undefined: take the last entry
+        if ins.guard is not None:
+            taken, falls = e.label("taken"), e.label("falls")
+            e.branch(self.code.guard(ins.guard), taken, falls)
+            e.place(falls)
+            self._go(block, block.successors[-1])
+            e.place(taken)
+        cases = " ".join(f"i32 {n}, label %{arm}" for n, arm in enumerate(arms))
+        e.end(f"switch i32 {index}, label %{outside} [{cases}]")
+        for arm, target in zip(arms, targets, strict=True):
+            e.place(arm)
+            self._go(block, target)
+
+    # -- leaving
+
+    def _go(self, block: Block, target: int) -> None:
+        regions = self.kernel.regions
+        if target == regions.flow.exit:
+            self._state(state_word(Status.DONE, 0))
+        elif regions.is_cut(target):
+            status = Status.YIELD if regions.yields(block.index, target) else Status.RUN
+            self._leave(target, status)
+            return
+        else:
+            self.e.jump(self.labels[target])
+            return
+        self.e.jump(self.after)
+
+    def _leave(self, target: int, status: int) -> None:
+        """Keep what is live at ``target`` and stop there."""
+        kernel = self.kernel
+        for name in kernel.regions.live_into(target):
+            if name in self.region.written:
+                type_ = kernel.storage[name]
+                value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
+                self.e.do(f"store {type_} {value}, ptr {self.kept(name)}{kernel.keep_tags}")
+        self._state(state_word(status, target))
+        self.e.jump(self.after)
+
+    def _state(self, word: int) -> None:
+        slot = array_slot(self.e, self.kernel.layout, "state", self.code.places.thread)
+        self.e.do(f"store i32 {word}, ptr {slot}{self.kernel.keep_tags}")
+
+    def _trap(self, ins: ptx.Instruction) -> None:
+        report_trap(self.e, self.code, ins)
+        self._state(state_word(Status.TRAP, 0))
+        self.e.jump(self.after)
+
+    def _assert(self, ins: ptx.Instruction) -> None:
+        arguments = ins.operands[-1]
+        assert isinstance(arguments, ptx.Tuple)
+        message, file, line, function, _ = arguments.items
+        e = self.e
+        e.module.declare("assert", "declare void @gpud_assert(ptr, i32, i64, i64, i32, i64)")
+        values = ", ".join(
+            (
+                f"i32 {self.code.places.thread}",
+                f"i64 {self.code.read(message, 'u64')}",
+                f"i64 {self.code.read(file, 'u64')}",
+                f"i32 {self.code.read(line, 'u32')}",
+                f"i64 {self.code.read(function, 'u64')}",
+            )
+        )
+        e.do(f"call void @gpud_assert(ptr %b, {values})")
+        self._trap(ins)
+
+    def _arrive(self, ins: ptx.Instruction) -> None:
+        """``bar.arrive``: count the thread and go on; lanes that do not exist count with it."""
+        e, kernel = self.e, self.kernel
+        parts = barrier(ins)
+        number = e.value(f"and i32 {self.code.read(parts.id, 'b32')}, 15")
+        offset, _ = HEADER["arrived"]
+        base = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+        slot = e.value(f"getelementptr i32, ptr {base}, i32 {number}")
+        missing = kernel.layout.padded - kernel.layout.threads
+        final = e.value(f"icmp eq i32 {self.code.places.thread}, {kernel.layout.threads - 1}")
+        weight = e.value(f"select i1 {final}, i32 {1 + missing}, i32 1")
+        sofar = e.value(f"load i32, ptr {slot}")
+        e.do(f"store i32 {e.value(f'add i32 {sofar}, {weight}')}, ptr {slot}")
+
+
+def report_trap(e: Emitter, code: ThreadCode, ins: ptx.Instruction) -> None:
+    """Note in the block's header that the current thread trapped at ``ins``."""
+    for name, value in (
+        ("error", "1"),
+        ("error_thread", code.places.thread),
+        ("error_line", str(ins.line)),
+    ):
+        offset, type_ = HEADER[name]
+        pointer = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+        e.do(f"store {type_} {value}, ptr {pointer}")

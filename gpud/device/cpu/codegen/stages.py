@@ -1,0 +1,832 @@
+"""A block's threads run together: one native function for everything that they do in step.
+
+``i32 @together(ptr %b)`` starts at the stage named in the block's header and runs stage after
+stage. A stage computes what is uniform once, then runs one loop over all threads for the rest;
+LLVM vectorises that loop, since nothing in one thread's round depends on another's. Between stages
+uniform registers stay machine registers, varying ones go through the block's arrays.
+
+The function returns `APART` when the threads part, after it has given every thread its own copy of
+what was uniform; `TURN` after some barriers, so that other blocks of the SM come to run; `DONE`
+when the kernel has ended for all; `FAILED` after a trap.
+
+Properties:
+* at the start of every stage the arrays hold each varying register that is live there;
+* uniform instructions run before the loop of their stage: an earlier reader in the loop sees the
+  value from before (`_Stage._saved`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gpud.compiler.analysis.cfg import Block
+from gpud.compiler.analysis.effects import (
+    ATOMIC,
+    BARRIER,
+    MEMORY_READ,
+    MEMORY_WRITE,
+    barrier,
+    callee,
+    flags,
+    is_call,
+    read,
+    state_space,
+    written,
+)
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.body import ThreadCode
+from gpud.device.cpu.codegen.collectives import array_slot
+from gpud.device.cpu.codegen.convergence import Convergence
+from gpud.device.cpu.codegen.driver import DONE, FAILED
+from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.layout import HEADER, Status
+from gpud.device.cpu.codegen.pieces import KernelCode, report_trap, state_word
+from gpud.device.cpu.codegen.regions import waits
+
+__all__ = ["APART", "TURN", "StagePlan", "define_together"]
+
+APART, TURN = 4, 5
+_CYCLES_PER_TURN = 200_000
+"""A block that passes barriers gives way to its neighbours after about 0.1 ms."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """Blocks that one thread runs in one round of a stage's loop, entered at ``blocks[0]``.
+
+    Without a ``join`` it is one block that all threads run, and control leaves the stage after it
+    for all alike. With one, the other blocks are inner ones, and all ways through them lead to the
+    join. The first block is inner too where the segment is a loop that each thread ends by itself.
+    """
+
+    blocks: tuple[int, ...]
+    join: int | None = None
+
+
+@dataclass(slots=True)
+class Stage:
+    """Segments that one loop over the threads runs one after another."""
+
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """The block at which the stage is entered."""
+        return self.segments[0].blocks[0]
+
+    @property
+    def last(self) -> int:
+        """The block whose end decides where control goes; of no meaning if there is a join."""
+        return self.segments[-1].blocks[0]
+
+
+class StagePlan:
+    """The stages of a kernel: found from the entry along all edges that threads take together.
+
+    Attributes:
+        stages: by first block.
+        entries: blocks at which threads that parted may come together again.
+        parting: blocks at which threads can be when they part.
+    """
+
+    def __init__(self, convergence: Convergence) -> None:
+        self.convergence = convergence
+        self.flow = convergence.flow
+        self.regions = convergence.regions
+        skeleton = set(self.flow.order) - convergence.inner
+        self.entries = {0} | {
+            s
+            for b in self.flow.order
+            if waits(self.flow.blocks[b].last)
+            for s in self.flow.blocks[b].successors
+            if s in skeleton and s not in convergence.solo
+        }
+        if 0 in convergence.solo:
+            self.entries.discard(0)
+        self.stages: dict[int, Stage] = {}
+        self.parting: set[int] = set()
+        while not self._plan():
+            self.entries -= convergence.solo
+
+    def _plan(self) -> bool:
+        """Make all stages; False if a block turned out to be one that threads must run alone."""
+        self.stages.clear()
+        self.parting.clear()
+        convergence = self.convergence
+        work = sorted(self.entries)
+        while work:
+            number = work.pop()
+            if number in self.stages:
+                continue
+            stage = self._grow(number)
+            if stage is None:
+                convergence.solo.add(number)
+                return False
+            self.stages[number] = stage
+            for target in self.exits(stage):
+                if target == self.flow.exit:
+                    continue
+                if self.parts_at(stage.last, target):
+                    self.parting.add(target)
+                else:
+                    work.append(target)
+            if stage.segments[-1].join is None and stage.last in convergence.voted:
+                self.parting.update(
+                    s for s in self.flow.blocks[stage.last].successors if s != self.flow.exit
+                )
+        return True
+
+    def parts_at(self, source: int, target: int) -> bool:
+        """Whether threads that go from ``source`` to ``target`` must part there."""
+        return target in self.convergence.solo or self.regions.yields(source, target)
+
+    def exits(self, stage: Stage) -> tuple[int, ...]:
+        """Blocks (or the virtual exit) that may follow a stage."""
+        segment = stage.segments[-1]
+        if segment.join is not None:
+            return (segment.join,)
+        return self.flow.blocks[stage.last].successors
+
+    def _grow(self, number: int) -> Stage | None:
+        stage = Stage()
+        inside: set[int] = set()
+        while True:
+            segment = self._segment(number)
+            if segment is None:
+                if not stage.segments:
+                    return None
+                self.convergence.solo.add(number)
+                return stage
+            stage.segments.append(segment)
+            inside.update(segment.blocks)
+            follow = self._continues(segment)
+            if follow is None or follow in self.entries or follow in self.convergence.solo:
+                return stage
+            around = inside | self._inner_from(follow)
+            if any(p not in around for p in self.flow.blocks[follow].predecessors):
+                return stage
+            if follow in inside or self._would_reorder(inside, follow):
+                return stage
+            number = follow
+
+    def _would_reorder(self, inside: set[int], follow: int) -> bool:
+        """Whether a load that runs once for all threads would move before a store of the loop."""
+        writes = any(
+            flags(p.instruction.opcode) & (MEMORY_WRITE | ATOMIC) or is_call(p.instruction)
+            for n in inside
+            for p in self.flow.blocks[n].places
+        )
+        return writes and any(
+            flags(p.instruction.opcode) & MEMORY_READ
+            and state_space(p.instruction.opcode) not in ("param", "const")
+            and self.convergence.is_uniform(p.instruction, follow)
+            for p in self.flow.blocks[follow].places
+        )
+
+    def _inner_from(self, number: int) -> set[int]:
+        """``number``, if it is inner, and the inner blocks that control can reach from there."""
+        inner = self.convergence.inner
+        found = {number} & inner
+        stack = list(found)
+        while stack:
+            for successor in self.flow.blocks[stack.pop()].successors:
+                if successor in inner and successor not in found:
+                    found.add(successor)
+                    stack.append(successor)
+        return found
+
+    def _segment(self, number: int) -> Segment | None:
+        """The segment that begins at ``number``; None if its threads would not join again."""
+        block = self.flow.blocks[number]
+        convergence = self.convergence
+        if number in convergence.inner:
+            region = self._inner_from(number)
+        elif number in convergence.voted or not convergence.branches_apart(block):
+            return Segment((number,))
+        else:
+            region = {number}
+            for successor in block.successors:
+                if successor != self.flow.exit:
+                    region |= self._inner_from(successor)
+        joins = {s for b in region for s in self.flow.blocks[b].successors if s not in region}
+        traps = {b for b in region if _ends_the_block(self.flow.blocks[b])}
+        if traps:
+            leaving = {s for b in region - traps for s in self.flow.blocks[b].successors}
+            joins = (leaving - region) or joins
+        if len(joins) != 1:
+            return None
+        ordered = (number, *(b for b in self.flow.order if b in region and b != number))
+        return Segment(ordered, joins.pop())
+
+    def _continues(self, segment: Segment) -> int | None:
+        """The one block that follows a segment in the same loop over threads, if there is one."""
+        if segment.join is not None:
+            return None if segment.join == self.flow.exit else segment.join
+        block = self.flow.blocks[segment.blocks[0]]
+        if waits(block.last) or len(block.successors) != 1:
+            return None
+        target = block.successors[0]
+        return None if target == self.flow.exit else target
+
+
+def define_together(kernel: KernelCode, plan: StagePlan) -> None:
+    """Define ``@together`` and ``@gather`` (may the block go on as one?)."""
+    _Writer(kernel, plan).define()
+    _define_gather(kernel, plan)
+
+
+class _Writer:
+    def __init__(self, kernel: KernelCode, plan: StagePlan) -> None:
+        self.kernel = kernel
+        self.plan = plan
+        self.flow = plan.flow
+        self.varying = plan.convergence.varying
+        self.e = Emitter(kernel.ir, "define internal i32 @together(ptr %b) nounwind")
+        self.labels = {n: self.e.label(f"stage{n}") for n in plan.stages}
+        places = kernel.places(self.e, "0", ("0", "0", "0"))
+        self.code = ThreadCode(
+            self.e,
+            kernel.storage,
+            places,
+            kernel.program,
+            kernel.user_tags,
+            kernel.ordered_tags,
+        )
+        self.scalar_places = places
+        self.began = self.e.alloca("i64", "began")
+
+    # -- the function
+
+    def define(self) -> None:
+        e = self.e
+        e.module.declare("readcyclecounter", "declare i64 @llvm.readcyclecounter()")
+        e.do(f"store i64 {e.value('call i64 @llvm.readcyclecounter()')}, ptr {self.began}")
+        for name in sorted(kernel_registers(self.kernel) - self.varying):
+            type_ = self.kernel.storage[name]
+            e.do(f"store {type_} {zero(type_)}, ptr {self.code.slot(name)}")
+        offset, _ = HEADER["together"]
+        at = e.value(f"load i32, ptr {e.value(f'getelementptr i8, ptr %b, i64 {offset}')}")
+        entries = {n: e.label(f"entry{n}") for n in sorted(self.plan.entries)}
+        dead = e.label("dead")
+        arms = " ".join(f"i32 {n}, label %{label}" for n, label in entries.items())
+        e.end(f"switch i32 {at}, label %{dead} [{arms}]")
+        for number, label in entries.items():
+            e.place(label)
+            for name in self._uniform_live(number):
+                type_ = self.kernel.storage[name]
+                value = e.value(f"load {type_}, ptr {self._common(name)}{self.kernel.keep_tags}")
+                e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
+            e.jump(self.labels[number])
+        for number, stage in sorted(self.plan.stages.items()):
+            e.place(self.labels[number])
+            _StageWriter(self, stage).write()
+        e.place(dead)
+        e.end("unreachable")
+        e.finish()
+
+    def _uniform_live(self, number: int) -> list[str]:
+        return [n for n in self.kernel.regions.live_into(number) if n not in self.varying]
+
+    def _common(self, name: str) -> str:
+        return common_slot(self.e, self.kernel, name)
+
+    # -- control between stages
+
+    def go(self, source: int, target: int) -> None:
+        """Control goes from block ``source`` to ``target`` with all threads together."""
+        if target == self.flow.exit:
+            self.e.end(f"ret i32 {DONE}")
+        elif self.plan.parts_at(source, target):
+            yields = self.kernel.regions.yields(source, target)
+            status = Status.YIELD if yields else Status.RUN
+            self.part({target}, str(state_word(status, target)))
+        else:
+            self.e.jump(self.labels[target])
+
+    def part(self, targets: set[int], word: str | None) -> None:
+        """Give every thread its own copy of what is live at ``targets`` and return.
+
+        ``word`` is the state of all threads; None if the states are written already.
+        """
+        e, kernel = self.e, self.kernel
+        names = dict.fromkeys(
+            n for t in sorted(targets) if t != self.flow.exit for n in self._uniform_live(t)
+        )
+        values = {}
+        for name in names:
+            type_ = kernel.storage[name]
+            values[name] = e.value(f"load {type_}, ptr {self.code.slot(name)}")
+        with e.count("0", str(kernel.layout.threads)) as thread:
+            for name, value in values.items():
+                type_ = kernel.storage[name]
+                slot = array_slot(e, kernel.layout, f"reg {name}", thread, type_)
+                e.do(f"store {type_} {value}, ptr {slot}{kernel.keep_tags}")
+            if word is not None:
+                slot = array_slot(e, kernel.layout, "state", thread)
+                e.do(f"store i32 {word}, ptr {slot}{kernel.keep_tags}")
+        e.end(f"ret i32 {APART}")
+
+    def give_way(self, target: int) -> None:
+        """After a barrier: go on at ``target``, or let other blocks have a turn first."""
+        e = self.e
+        now = e.value("call i64 @llvm.readcyclecounter()")
+        spent = e.value(f"sub i64 {now}, {e.value(f'load i64, ptr {self.began}')}")
+        leave = e.label("leave")
+        short = e.value(f"icmp ult i64 {spent}, {_CYCLES_PER_TURN}")
+        e.branch(short, self.labels[target], leave)
+        e.place(leave)
+        for name in self._uniform_live(target):
+            type_ = self.kernel.storage[name]
+            value = e.value(f"load {type_}, ptr {self.code.slot(name)}")
+            e.do(f"store {type_} {value}, ptr {self._common(name)}{self.kernel.keep_tags}")
+        together = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['together'][0]}")
+        e.do(f"store i32 {target}, ptr {together}")
+        e.end(f"ret i32 {TURN}")
+
+    @contextmanager
+    def threads(self) -> Iterator[str]:
+        """A loop over all threads of the block that LLVM may vectorise; yields the index."""
+        e, shape = self.e, self.kernel.shape
+        tags = self.kernel.parallel_loop()
+        if shape.y == 1 and shape.z == 1:
+            with e.count("0", str(shape.x), metadata=tags) as thread:
+                self.code.places = self.code.addresses = self.kernel.places(
+                    e, thread, (thread, "0", "0")
+                )
+                yield thread
+        else:
+            with e.count("0", str(shape.y * shape.z)) as row:
+                y = row if shape.z == 1 else e.value(f"urem i32 {row}, {shape.y}")
+                z = "0" if shape.z == 1 else e.value(f"udiv i32 {row}, {shape.y}")
+                base = e.value(f"mul nuw nsw i32 {row}, {shape.x}")
+                with e.count("0", str(shape.x), metadata=tags) as x:
+                    thread = e.value(f"add nuw nsw i32 {base}, {x}")
+                    self.code.places = self.code.addresses = self.kernel.places(
+                        e, thread, (x, y, z)
+                    )
+                    yield thread
+        self.code.places = self.code.addresses = self.scalar_places
+
+
+class _StageWriter:
+    """One stage: the uniform instructions, the loop over threads, and where control goes."""
+
+    def __init__(self, writer: _Writer, stage: Stage) -> None:
+        self.w = writer
+        self.e = writer.e
+        self.kernel = writer.kernel
+        self.code = writer.code
+        self.stage = stage
+        self.convergence = writer.plan.convergence
+        self._saved: dict[str, list[tuple[int, str]]] = {}
+        self.ordinal: dict[int, int] = {}
+        """Order of each instruction (by identity) in the stage."""
+
+    def write(self) -> None:
+        blocks = [self.w.flow.blocks[n] for s in self.stage.segments for n in s.blocks]
+        everything = [p.instruction for b in blocks for p in b.places]
+        for number, ins in enumerate(everything):
+            self.ordinal[id(ins)] = number
+        uniform = {
+            id(p.instruction)
+            for s in self.stage.segments
+            for p in self.w.flow.blocks[s.blocks[0]].places
+            if self.convergence.is_uniform(p.instruction, s.blocks[0])
+        }
+        varying_readers: dict[str, list[int]] = {}
+        for ins in everything:
+            if id(ins) not in uniform:
+                for register in read(ins):
+                    varying_readers.setdefault(register.name, []).append(self.ordinal[id(ins)])
+        last = self.w.flow.blocks[self.stage.last].last
+        for ins in everything:
+            if id(ins) not in uniform:
+                continue
+            if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
+                self.kernel.collectives.resume(self.code, ins)
+                continue
+            self._save_old(ins, varying_readers)
+            self.code.run(ins)
+        votes = self.stage.last in self.convergence.voted
+        loop = [i for i in everything if id(i) not in uniform and self._does_something(i, last)]
+        agree = None
+        if loop or votes:  # otherwise there is nothing that differs between threads
+            agree = self._loop(blocks, uniform, votes)
+        self._finish(last, agree)
+
+    def _does_something(self, ins: ptx.Instruction, last: ptx.Instruction | None) -> bool:
+        if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
+            return bool(ins.operands)
+        if ins is last:
+            if flags(ins.opcode) & BARRIER:
+                return _offers(ins)
+            if ins.opcode.base in ("bra", "ret", "exit", "brx"):
+                return self.stage.segments[-1].join is not None
+        return True
+
+    def _save_old(self, ins: ptx.Instruction, readers: dict[str, list[int]]) -> None:
+        """Keep a uniform register's old value for instructions of the loop that come before."""
+        now = self.ordinal[id(ins)]
+        for register in written(ins):
+            name = register.name
+            done = self._saved.get(name, [(-1, "")])[-1][0]
+            if any(done < at < now for at in readers.get(name, ())):
+                type_ = self.kernel.storage[name]
+                slot = self.e.alloca(type_, "old")
+                value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
+                self.e.do(f"store {type_} {value}, ptr {slot}")
+                self._saved.setdefault(name, []).append((now, slot))
+
+    # -- the loop over threads
+
+    def _loop(self, blocks: list[Block], uniform: set[int], votes: bool) -> str | None:
+        """Emit the loop; with ``votes`` returns how many threads take the branch (i32)."""
+        e = self.e
+        agree = None
+        if votes:
+            agree = e.alloca("i32", "agree")
+            e.do(f"store i32 0, ptr {agree}")
+        numbers = [b.index for b in blocks]
+        local = {n: e.label(f"b{n}") for n in numbers}
+        used: dict[str, None] = {}
+        stored: set[str] = set()
+        for block in blocks:
+            for place in block.places:
+                ins = place.instruction
+                if id(ins) in uniform:
+                    continue
+                used.update(dict.fromkeys(r.name for r in read(ins)))
+                for register in written(ins):
+                    used[register.name] = None
+                    stored.add(register.name)
+        live_in = set(self.kernel.regions.live_into(self.stage.first))
+        live_out: set[str] = set()
+        for target in self.w.plan.exits(self.stage):
+            if target != self.w.flow.exit:
+                live_out.update(self.kernel.regions.live_into(target))
+        with self.w.threads():
+            for name in used:
+                if name not in self.w.varying:
+                    continue
+                type_ = self.kernel.storage[name]
+                value = zero(type_)
+                if name in live_in:
+                    value = e.value(f"load {type_}, ptr {self._kept(name)}{self.kernel.keep_tags}")
+                e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
+            after = e.label("kept")
+            for index, segment in enumerate(self.stage.segments):
+                following = (
+                    local[self.stage.segments[index + 1].blocks[0]]
+                    if index + 1 < len(self.stage.segments)
+                    else after
+                )
+                self._segment(segment, uniform, local, following, after)
+            e.place(after)
+            if agree is not None:
+                self._vote(agree)
+            for name in sorted(stored & live_out & self.w.varying):
+                type_ = self.kernel.storage[name]
+                value = e.value(f"load {type_}, ptr {self.code.slot(name)}")
+                e.do(f"store {type_} {value}, ptr {self._kept(name)}{self.kernel.keep_tags}")
+        if agree is None:
+            return None
+        return e.value(f"load i32, ptr {agree}")
+
+    def _kept(self, name: str) -> str:
+        thread = self.code.places.thread
+        type_ = self.kernel.storage[name]
+        return array_slot(self.e, self.kernel.layout, f"reg {name}", thread, type_)
+
+    def _segment(
+        self,
+        segment: Segment,
+        uniform: set[int],
+        local: dict[int, str],
+        following: str,
+        after: str,
+    ) -> None:
+        e = self.e
+        for number in segment.blocks:
+            block = self.w.flow.blocks[number]
+            e.place(local[number])
+            for place in block.places:
+                ins = place.instruction
+                if id(ins) not in uniform and ins is not block.last:
+                    self._run(ins)
+            last = block.last
+            targets: dict[int, str] = {}
+            for target in block.successors:
+                targets[target] = local[target] if target in segment.blocks else following
+            if segment.join is None:
+                # Control leaves the stage, or goes to its next segment, for all threads alike.
+                if last is not None and id(last) not in uniform:
+                    self._last_of_all(last)
+                e.jump(following)
+                continue
+            self._branch(block, last, targets, uniform, after)
+
+    def _run(self, ins: ptx.Instruction) -> None:
+        with self._as_of(ins):
+            if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
+                self.kernel.collectives.resume(self.code, ins)
+            elif not waits(ins):
+                self.code.run(ins)
+
+    @contextmanager
+    def _as_of(self, ins: ptx.Instruction) -> Iterator[None]:
+        """Uniform registers as they were before later instructions of the stage changed them."""
+        now = self.ordinal[id(ins)]
+        changed: dict[str, str] = {}
+        for register in read(ins):
+            for upto, slot in self._saved.get(register.name, ()):
+                if now < upto:
+                    if register.name not in changed:
+                        changed[register.name] = self.code.slot(register.name)
+                        self.code.redirect(register.name, slot)
+                    break
+        yield
+        for name, slot in changed.items():
+            self.code.redirect(name, slot)
+
+    def _last_of_all(self, last: ptx.Instruction) -> None:
+        base = last.opcode.base
+        if waits(last):
+            if flags(last.opcode) & BARRIER:
+                if _offers(last):
+                    self.kernel.collectives.offer_barrier(self.code, last)
+            else:
+                self.kernel.collectives.offer(self.code, last)
+        elif base not in ("bra", "ret", "exit", "brx"):
+            self._run(last)
+
+    def _branch(
+        self,
+        block: Block,
+        last: ptx.Instruction | None,
+        targets: dict[int, str],
+        uniform: set[int],
+        after: str,
+    ) -> None:
+        """The end of an inner block, or the folded branch itself."""
+        e = self.e
+        base = "" if last is None else last.opcode.base
+        if last is not None and base == "trap":
+            report_trap(e, self.code, last)
+            e.jump(after)
+        elif last is not None and is_call(last) and callee(last) == ptx.Symbol("__assertfail"):
+            report_trap(e, self.code, last)
+            e.jump(after)
+        elif last is not None and base in ("bra", "ret", "exit") and last.guard is not None:
+            with self._as_of(last):
+                held = self.code.guard(last.guard)
+            e.branch(held, targets[block.successors[0]], targets[block.successors[-1]])
+        elif last is not None and base == "brx":
+            self._indexed(last, targets)
+        else:
+            if last is not None and base not in ("bra", "ret", "exit") and id(last) not in uniform:
+                self._run(last)
+            e.jump(targets[block.successors[0]])
+
+    def _indexed(self, last: ptx.Instruction, targets: dict[int, str]) -> None:
+        with self._as_of(last):
+            index = self.code.read(last.operands[0], "u32")
+        names = next(
+            s.targets
+            for s in self.w.flow.function.body or ()
+            if isinstance(s, ptx.BranchTargets) and ptx.Symbol(s.name) == last.operands[1]
+        )
+        labels = [targets[self.w.flow.labels[name]] for name in names]
+        cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))
+        self.e.end(f"switch i32 {index}, label %{labels[-1]} [{cases}]")
+
+    def _vote(self, agree: str) -> None:
+        """Count this thread's vote and remember it."""
+        e, last = self.e, self.w.flow.blocks[self.stage.last].last
+        assert last is not None and last.guard is not None
+        held = self.code.guard(last.guard)
+        vote = e.value(f"zext i1 {held} to i32")
+        thread = self.code.places.thread
+        slot = array_slot(e, self.kernel.layout, "key", thread)
+        e.do(f"store i32 {vote}, ptr {slot}{self.kernel.keep_tags}")
+        sofar = e.value(f"load i32, ptr {agree}")
+        e.do(f"store i32 {e.value(f'add i32 {sofar}, {vote}')}, ptr {agree}")
+
+    # -- where control goes
+
+    def _finish(self, last: ptx.Instruction | None, agree: str | None) -> None:
+        e, w = self.e, self.w
+        number = self.stage.last
+        block = w.flow.blocks[number]
+        if any(_ends_the_block(w.flow.blocks[n]) for s in self.stage.segments for n in s.blocks):
+            error = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['error'][0]}")
+            failed = e.value(f"icmp ne i32 {e.value(f'load i32, ptr {error}')}, 0")
+            with e.when(failed):
+                e.end(f"ret i32 {FAILED}")
+        join = self.stage.segments[-1].join
+        if join is not None:
+            w.go(number, join)
+        elif agree is not None:
+            self._agreed(block, agree)
+        elif last is not None and waits(last):
+            self._wait(block, last)
+        elif last is not None and last.opcode.base == "brx":
+            self._uniform_table(block, last)
+        elif last is not None and last.guard is not None and len(block.successors) > 1:
+            taken, falls = e.label("taken"), e.label("falls")
+            e.branch(self.code.guard(last.guard), taken, falls)
+            e.place(taken)
+            w.go(number, block.successors[0])
+            e.place(falls)
+            w.go(number, block.successors[-1])
+        else:
+            w.go(number, block.successors[0])
+
+    def _agreed(self, block: Block, agree: str) -> None:
+        e, w = self.e, self.w
+        number = block.index
+        all_, some = e.label("all"), e.label("some")
+        none, split = e.label("none"), e.label("split")
+        threads = self.kernel.layout.threads
+        e.branch(e.value(f"icmp eq i32 {agree}, {threads}"), all_, some)
+        e.place(all_)
+        w.go(number, block.successors[0])
+        e.place(some)
+        e.branch(e.value(f"icmp eq i32 {agree}, 0"), none, split)
+        e.place(none)
+        w.go(number, block.successors[-1])
+        e.place(split)
+        words = []
+        for target in (block.successors[0], block.successors[-1]):
+            if target == w.flow.exit:
+                words.append(state_word(Status.DONE, 0))
+            else:
+                yields = self.kernel.regions.yields(number, target)
+                words.append(state_word(Status.YIELD if yields else Status.RUN, target))
+        with e.count("0", str(threads)) as thread:
+            vote = e.value(
+                f"load i32, ptr {array_slot(e, self.kernel.layout, 'key', thread)}"
+            )
+            took = e.value(f"icmp ne i32 {vote}, 0")
+            word = e.value(f"select i1 {took}, i32 {words[0]}, i32 {words[1]}")
+            slot = array_slot(e, self.kernel.layout, "state", thread)
+            e.do(f"store i32 {word}, ptr {slot}{self.kernel.keep_tags}")
+        w.part(set(block.successors), None)
+
+    def _uniform_table(self, block: Block, last: ptx.Instruction) -> None:
+        e, w = self.e, self.w
+        index = self.code.read(last.operands[0], "u32")
+        names = next(
+            s.targets
+            for s in w.flow.function.body or ()
+            if isinstance(s, ptx.BranchTargets) and ptx.Symbol(s.name) == last.operands[1]
+        )
+        arms = [e.label("case") for _ in names]
+        cases = " ".join(f"i32 {n}, label %{arm}" for n, arm in enumerate(arms))
+        if last.guard is not None:
+            taken, falls = e.label("taken"), e.label("falls")
+            e.branch(self.code.guard(last.guard), taken, falls)
+            e.place(falls)
+            w.go(block.index, block.successors[-1])
+            e.place(taken)
+        e.end(f"switch i32 {index}, label %{arms[-1]} [{cases}]")
+        for arm, name in zip(arms, names, strict=True):
+            e.place(arm)
+            w.go(block.index, w.flow.labels[name])
+
+    def _wait(self, block: Block, last: ptx.Instruction) -> None:
+        e, w, kernel = self.e, self.w, self.kernel
+        target = block.successors[0]
+        if flags(last.opcode) & BARRIER:
+            if barrier(last).count is not None:
+                self._count_barrier(block, last)
+            if last.opcode.has("red"):
+                kernel.collectives.reduce_all(e)
+            if w.plan.parts_at(block.index, target):
+                w.go(block.index, target)
+            else:
+                w.give_way(target)
+            return
+        mask = kernel.collectives.mask_of(last)
+        whole = isinstance(mask, ptx.Immediate) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF
+        if mask is not None and not whole:
+            same = kernel.collectives.masks_are_full(e)
+            go_on, meet = e.label("full"), e.label("partial")
+            e.branch(same, go_on, meet)
+            e.place(meet)
+            w.part({target}, str(state_word(Status.COLLECTIVE, target)))
+            e.place(go_on)
+        kernel.collectives.exchange_all(e, last)
+        w.go(block.index, target)
+
+    def _count_barrier(self, block: Block, last: ptx.Instruction) -> None:
+        """A barrier with a count that is not the whole block is not passed together."""
+        e, w = self.e, self.w
+        count = barrier(last).count
+        assert count is not None
+        value = self.code.read(count, "b32")
+        padded = self.kernel.layout.padded
+        go_on, meet = e.label("whole"), e.label("counted")
+        e.branch(e.value(f"icmp eq i32 {value}, {padded}"), go_on, meet)
+        e.place(meet)
+        target = block.successors[0]
+        w.part({target}, str(state_word(Status.BARRIER, target)))
+        e.place(go_on)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _offers(ins: ptx.Instruction) -> bool:
+    """Whether a barrier needs more than that all threads have come to it."""
+    return ins.opcode.has("red") or barrier(ins).count is not None
+
+
+def _ends_the_block(block: Block) -> bool:
+    """Whether a thread that comes to the end of ``block`` ends its whole thread block."""
+    last = block.last
+    return last is not None and (
+        last.opcode.base == "trap"
+        or (is_call(last) and callee(last) == ptx.Symbol("__assertfail"))
+    )
+
+
+def zero(type_: str) -> str:
+    """The zero of an LLVM type."""
+    return "0" if type_[0] == "i" else "null" if type_ == "ptr" else "0.0"
+
+
+def kernel_registers(kernel: KernelCode) -> set[str]:
+    """Names of all registers that the kernel's code mentions."""
+    names: set[str] = set()
+    for number in kernel.regions.flow.order:
+        for place in kernel.regions.flow.blocks[number].places:
+            names.update(r.name for r in read(place.instruction))
+            names.update(r.name for r in written(place.instruction))
+    return names
+
+
+def common_slot(e: Emitter, kernel: KernelCode, name: str) -> str:
+    """``ptr`` to where a block that gives way keeps a uniform register."""
+    offset, _ = kernel.layout.word(f"common {name}")
+    return e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+
+
+def _define_gather(kernel: KernelCode, plan: StagePlan) -> None:
+    """``i1 @gather(ptr %b)``: if all threads stand at one entry and agree on what is uniform
+    there, note it in the header and say true."""
+    e = Emitter(kernel.ir, "define internal i1 @gather(ptr %b)")
+    first = e.value(f"load i32, ptr {array_slot(e, kernel.layout, 'state', '0')}")
+    no, yes = e.label("no"), e.label("yes")
+    differ = e.alloca("i32", "differ")
+    e.do(f"store i32 0, ptr {differ}")
+    with e.count("0", str(kernel.layout.threads)) as thread:
+        state = e.value(f"load i32, ptr {array_slot(e, kernel.layout, 'state', thread)}")
+        other = e.value(f"xor i32 {state}, {first}")
+        sofar = e.value(f"load i32, ptr {differ}")
+        e.do(f"store i32 {e.value(f'or i32 {sofar}, {other}')}, ptr {differ}")
+    apart = e.value(f"load i32, ptr {differ}")
+    same = e.label("same")
+    e.branch(e.value(f"icmp eq i32 {apart}, 0"), same, no)
+    e.place(same)
+    entries = {n: e.label("at") for n in sorted(plan.entries) if n in kernel.regions.cuts}
+    arms = " ".join(f"i32 {n}, label %{label}" for n, label in entries.items())
+    e.end(f"switch i32 {first}, label %{no} [{arms}]")
+    for number, label in entries.items():
+        e.place(label)
+        names = [n for n in kernel.regions.live_into(number) if n not in plan.convergence.varying]
+        if names:
+            e.do(f"store i32 0, ptr {differ}")
+            with e.count("0", str(kernel.layout.threads)) as thread:
+                for name in names:
+                    _compare(e, kernel, name, thread, differ)
+            found = e.value(f"load i32, ptr {differ}")
+            equal = e.label("equal")
+            e.branch(e.value(f"icmp eq i32 {found}, 0"), equal, no)
+            e.place(equal)
+            for name in names:
+                type_ = kernel.storage[name]
+                slot = array_slot(e, kernel.layout, f"reg {name}", "0", type_)
+                value = e.value(f"load {type_}, ptr {slot}")
+                e.do(f"store {type_} {value}, ptr {common_slot(e, kernel, name)}")
+        e.jump(yes)
+    e.place(yes)
+    together = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['together'][0]}")
+    e.do(f"store i32 {first}, ptr {together}")
+    e.end("ret i1 true")
+    e.place(no)
+    e.end("ret i1 false")
+    e.finish()
+
+
+def _compare(e: Emitter, kernel: KernelCode, name: str, thread: str, differ: str) -> None:
+    type_ = kernel.storage[name]
+    bits = {"float": "i32", "double": "i64", "ptr": "i64", "i1": "i8"}.get(type_, type_)
+    first = array_slot(e, kernel.layout, f"reg {name}", "0", type_)
+    mine = array_slot(e, kernel.layout, f"reg {name}", thread, type_)
+    a = e.value(f"load {bits}, ptr {first}")
+    b = e.value(f"load {bits}, ptr {mine}")
+    unequal = e.value(f"zext i1 {e.value(f'icmp ne {bits} {a}, {b}')} to i32")
+    sofar = e.value(f"load i32, ptr {differ}")
+    e.do(f"store i32 {e.value(f'or i32 {sofar}, {unequal}')}, ptr {differ}")

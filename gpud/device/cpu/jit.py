@@ -1,0 +1,85 @@
+"""The one door to LLVM: IR text in, callable machine code out.
+
+Errors from LLVM are bugs of the code generator, never the user's: they are raised as `RuntimeError`
+with the function at fault, and the IR can be dumped by the caller.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import llvmlite.binding as llvm
+
+__all__ = ["NativeCode", "add_symbols", "assemble"]
+
+_lock = threading.Lock()
+
+
+def _target_machine() -> Any:
+    """A new one each time: MCJIT takes it over and destroys it with the engine."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=2,
+        jit=True,
+    )
+
+
+def add_symbols(symbols: Mapping[str, int]) -> None:
+    """Make process addresses available to generated code by name."""
+    for name, address in symbols.items():
+        llvm.add_symbol(name, address)
+
+
+class NativeCode:
+    """Compiled code; keeps it alive as long as the object lives.
+
+    Attributes:
+        step: address of ``step``.
+    """
+
+    def __init__(self, engine: Any, names: tuple[str, ...]) -> None:
+        self._engine = engine
+        self.addresses = {name: engine.get_function_address(name) for name in names}
+
+    def function(self, name: str, kind: Callable[[int], Any]) -> Any:
+        """A ctypes function of an exported name."""
+        return kind(self.addresses[name])
+
+
+def assemble(ir: str, names: tuple[str, ...], *, optimize: bool = True) -> NativeCode:
+    """Optimise and compile LLVM assembly for this machine.
+
+    LLVM contexts are not thread-safe and llvmlite uses one for all: calls take turns.
+
+    Raises:
+        RuntimeError: the IR is malformed, which is a bug in gpud.
+    """
+    with _lock:
+        machine = _target_machine()
+        module = llvm.parse_assembly(ir)
+        module.triple = llvm.get_default_triple()
+        module.data_layout = str(machine.target_data)
+        module.verify()
+        if optimize:
+            tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+            tuning.loop_vectorization = True
+            tuning.slp_vectorization = True
+            builder = llvm.create_pass_builder(machine, tuning)
+            builder.getModulePassManager().run(module, builder)
+        engine = llvm.create_mcjit_compiler(module, machine)
+        engine.finalize_object()
+        return NativeCode(engine, names)
+
+
+def callback_address(function: Any) -> int:
+    """The address of a ctypes callback, for `add_symbols`; the caller keeps it alive."""
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address

@@ -1,0 +1,69 @@
+"""Instructions that exist but that the CPU device does not run, and why.
+
+Source: PTX ISA 9.0, chapter 9.7; DESIGN section 4.2, row "rejected".
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.ptx.model import Instruction
+from gpud.errors import KernelRejected
+
+__all__ = ["refusal", "rejection"]
+
+_TENSOR = ("tensor-core", "tensor-core instructions run on a GPU only")
+_TEXTURE = ("texture", "textures and surfaces are not available on the CPU device")
+_CLUSTER = ("unsupported-instruction", "the CPU device has no thread block clusters")
+_BULK = ("unsupported-instruction", "bulk and tensor-map copies run on a GPU only")
+
+_BY_BASE = {
+    **dict.fromkeys(
+        ("wmma", "mma", "wgmma", "tcgen05", "ldmatrix", "stmatrix", "movmatrix"), _TENSOR
+    ),
+    **dict.fromkeys(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"), _TEXTURE),
+    **dict.fromkeys(("mapa", "getctarank", "clusterlaunchcontrol"), _CLUSTER),
+    **dict.fromkeys(("multimem", "tensormap"), _BULK),
+    "alloca": ("unsupported-instruction", "stack allocation at run time is not available"),
+    "stacksave": ("unsupported-instruction", "stack allocation at run time is not available"),
+    "stackrestore": ("unsupported-instruction", "stack allocation at run time is not available"),
+}
+# (base, modifier) -> refusal
+_BY_MODIFIER = {
+    ("cp", "bulk"): _BULK,
+    ("cp", "tensor"): _BULK,
+    ("cp", "reduce"): _BULK,
+    ("barrier", "cluster"): _CLUSTER,
+    ("red", "async"): _CLUSTER,
+    ("st", "async"): _CLUSTER,
+    ("st", "bulk"): _BULK,
+    ("prefetch", "tensormap"): _BULK,
+}
+
+
+def _find(instruction: Instruction) -> tuple[str, str] | None:
+    base = instruction.opcode.base
+    found = _BY_BASE.get(base)
+    if found is None:
+        for modifier in instruction.opcode.modifiers:
+            found = _BY_MODIFIER.get((base, modifier))
+            if found is not None:
+                break
+    return found
+
+
+def refusal(instruction: Instruction) -> str | None:
+    """Why the CPU device never runs this instruction, in plain words; None if it may.
+
+    None says nothing of modifiers and types: a lowering refuses those that it does not know.
+    """
+    found = _find(instruction)
+    return None if found is None else found[1]
+
+
+def rejection(instruction: Instruction) -> KernelRejected | None:
+    """The error to raise for an instruction with a `refusal`."""
+    found = _find(instruction)
+    if found is None:
+        return None
+    return KernelRejected(
+        *found, instruction=instruction.opcode.text, line=instruction.line or None
+    )

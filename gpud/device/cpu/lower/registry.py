@@ -1,0 +1,122 @@
+"""How an instruction finds its lowering, and how a lowering reads the instruction's modifiers.
+
+A lowering is registered by opcode base and, where several families share a base (``add`` of
+integers, floats and halves), by the instruction type. `Modifiers` hands out the modifiers that a
+lowering knows; what nobody took is an error, so that no modifier that changes a result is ever
+ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpud.compiler.ptx.model import Instruction
+from gpud.device.cpu.codegen.thread import LLVM_TYPE, Thread
+from gpud.errors import KernelRejected
+
+__all__ = ["LOWERINGS", "SCOPES", "Lowering", "Modifiers", "lowering", "reject"]
+
+Lowering = Callable[[Thread, Instruction], None]
+
+LOWERINGS: dict[str, Lowering] = {}
+"""Opcode base -> lowering; filled by the modules of this package."""
+
+SCOPES = ("cta", "cluster", "gpu", "sys")
+"""Scopes of strong memory accesses. All are honoured as the widest one."""
+
+
+def reject(instruction: Instruction, problem: str) -> KernelRejected:
+    """The error for an instruction, modifier or type that the CPU device does not run."""
+    return KernelRejected(
+        "unsupported-instruction",
+        f"the CPU device does not run this instruction: {problem}",
+        instruction=instruction.opcode.text,
+        line=instruction.line or None,
+    )
+
+
+class _ByType:
+    """The lowerings of one base, chosen by the last modifier that names one of their types."""
+
+    def __init__(self) -> None:
+        self.by_type: dict[str, Lowering] = {}
+
+    def __call__(self, thread: Thread, instruction: Instruction) -> None:
+        for modifier in reversed(instruction.opcode.modifiers):
+            found = self.by_type.get(modifier)
+            if found is not None:
+                found(thread, instruction)
+                return
+        raise reject(instruction, "unknown instruction type")
+
+
+def lowering(*bases: str, types: str | None = None) -> Callable[[Lowering], Lowering]:
+    """Register a lowering for opcode ``bases``, or only for these space-separated ``types``."""
+
+    def register(function: Lowering) -> Lowering:
+        for base in bases:
+            if types is None:
+                assert base not in LOWERINGS, base
+                LOWERINGS[base] = function
+                continue
+            family = LOWERINGS.setdefault(base, _ByType())
+            assert isinstance(family, _ByType), base
+            for type_ in types.split():
+                assert type_ not in family.by_type, (base, type_)
+                family.by_type[type_] = function
+        return function
+
+    return register
+
+
+class Modifiers:
+    """The modifiers of one instruction, taken one by one."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        self.instruction = instruction
+        self.rest = list(instruction.opcode.modifiers)
+
+    def flag(self, name: str) -> bool:
+        """Take ``name`` if it is there."""
+        if name in self.rest:
+            self.rest.remove(name)
+            return True
+        return False
+
+    def choice(self, *names: str, default: str = "") -> str:
+        """Take the one of ``names`` that is there, else give ``default``."""
+        for modifier in self.rest:
+            if modifier in names:
+                self.rest.remove(modifier)
+                return modifier
+        return default
+
+    def require(self, *names: str) -> str:
+        """Take the one of ``names`` that must be there."""
+        found = self.choice(*names)
+        if not found:
+            raise reject(self.instruction, f"one of {', '.join('.' + n for n in names)} is needed")
+        return found
+
+    def type(self) -> str:
+        """Take the last modifier that is a type."""
+        for index in range(len(self.rest) - 1, -1, -1):
+            if self.rest[index] in LLVM_TYPE:
+                return self.rest.pop(index)
+        raise reject(self.instruction, "it has no type")
+
+    def skip(self, *prefixes: str) -> None:
+        """Drop every modifier that begins with one of ``prefixes``: hints without effect."""
+        self.rest = [m for m in self.rest if not m.startswith(prefixes)]
+
+    def done(self, operands: int | None = None) -> None:
+        """Refuse what is left over, and a number of operands that does not fit.
+
+        Raises:
+            KernelRejected: some modifier was not taken, or the operands are not ``operands`` many.
+        """
+        if self.rest:
+            raise reject(self.instruction, f"modifier .{self.rest[0]} is not known here")
+        given = len(self.instruction.operands)
+        if operands is not None and given != operands:
+            raise reject(self.instruction, f"it has {given} operands instead of {operands}")

@@ -1,0 +1,125 @@
+"""A loaded program on the CPU device: its variables, and its kernels compiled for block shapes.
+
+Code is generated for one block shape at a time, because loops over a known number of threads are
+what LLVM vectorises. The first launch with a new shape pays for it; `CPUKernel.compiled` can be
+called ahead of time.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.ptx import model as ptx
+from gpud.compiler.ptx.parser import parse
+from gpud.device.cpu import jit, output
+from gpud.device.cpu.codegen.kernel import GeneratedKernel, generate_kernel, layout_module
+from gpud.device.cpu.codegen.places import Shape
+from gpud.device.cpu.data import ModuleData
+from gpud.device.interface import Parameter, parameters_of
+from gpud.errors import KernelNotFound
+
+__all__ = ["CPUKernel", "CPUModule", "CompiledKernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel for one block shape: native code, and what its blocks need.
+
+    ``step_address`` is the native function that runs a resident block; see
+    `gpud.device.cpu.codegen.kernel.GeneratedKernel` for ``generated``.
+    """
+
+    name: str
+    shape: Shape
+    generated: GeneratedKernel
+    code: jit.NativeCode
+    data: ModuleData
+
+    @property
+    def step_address(self) -> int:
+        """Address of ``step``."""
+        return self.code.addresses["step"]
+
+
+class CPUKernel:
+    """An entry of a loaded module."""
+
+    def __init__(self, module: CPUModule, entry: ptx.Function) -> None:
+        self.module = module
+        self.name = entry.name
+        self.parameters: tuple[Parameter, ...] = parameters_of(entry)
+        self._compiled: dict[Shape, CompiledKernel] = {}
+        self._lock = threading.Lock()
+
+    def compiled(self, block: tuple[int, int, int]) -> CompiledKernel:
+        """The kernel for a block shape, compiled on first use.
+
+        Raises:
+            KernelRejected: it uses something that the CPU device does not run.
+        """
+        shape = Shape(*block)
+        with self._lock:
+            found = self._compiled.get(shape)
+            if found is None:
+                generated = self.generate(shape)
+                output.install()
+                code = jit.assemble(generated.ir, ("step",))
+                found = CompiledKernel(self.name, shape, generated, code, self.module.data)
+                self._compiled[shape] = found
+        return found
+
+    def generate(self, shape: Shape) -> GeneratedKernel:
+        """LLVM assembly for a block shape, not compiled: for dumps and tests."""
+        return generate_kernel(self.module.program, self.name, shape, self.module.layout)
+
+    def static_shared(self, block: tuple[int, int, int]) -> int:
+        """Bytes of static shared memory of a block."""
+        return self.compiled(block).generated.static_shared_bytes
+
+
+class CPUModule:
+    """A PTX program loaded on the CPU device.
+
+    Args:
+        text: PTX, rewritten or not.
+
+    Raises:
+        CompileError: it is not PTX that can be read.
+    """
+
+    def __init__(self, text: str) -> None:
+        program = flatten_module(parse(text))
+        self.program = program
+        self.layout = layout_module(program)
+        self.data = ModuleData(program, self.layout)
+        self._kernels: dict[str, CPUKernel] = {}
+
+    def kernel(self, name: str) -> CPUKernel:
+        """The entry ``name``.
+
+        Raises:
+            KernelNotFound: there is none.
+        """
+        found = self._kernels.get(name)
+        if found is None:
+            entries = self.program.entries()
+            if name not in entries:
+                raise KernelNotFound(name, available=tuple(entries))
+            found = self._kernels[name] = CPUKernel(self, entries[name])
+        return found
+
+    def symbol(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a ``__device__`` or ``__constant__`` variable, writable, uint8.
+
+        Raises:
+            KeyError: there is no such variable; the message lists those that there are.
+        """
+        if name not in self.data.sizes:
+            known = ", ".join(sorted(self.data.sizes)) or "none"
+            raise KeyError(f"no variable {name!r} in this program; it has: {known}")
+        return self.data.symbol(name)

@@ -1,0 +1,74 @@
+"""How many blocks of a kernel fit on one virtual SM: the limits of a real SM, by capability.
+
+The CPU device has no registers to run out of, so occupancy follows threads, blocks and shared
+memory, as the CUDA occupancy calculator counts them: shared memory in whole granules, plus what
+the system reserves for each block from compute capability 8.0 on.
+
+Source: CUDA C++ Programming Guide 13.0, "Compute Capabilities", technical specifications.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpud.errors import LaunchConfigError
+
+__all__ = ["SM_LIMITS", "SMLimits", "occupancy"]
+
+
+@dataclass(frozen=True, slots=True)
+class SMLimits:
+    """What one SM holds. Sizes are bytes."""
+
+    threads: int
+    blocks: int
+    shared: int
+    shared_per_block: int
+    shared_reserved: int
+    shared_granule: int
+    threads_per_block: int = 1024
+
+    def shared_cost(self, shared: int) -> int:
+        """What a block with ``shared`` bytes takes from its SM."""
+        total = shared + self.shared_reserved
+        return -(-total // self.shared_granule) * self.shared_granule
+
+
+_KIB = 1024
+SM_LIMITS = {
+    75: SMLimits(1024, 16, 64 * _KIB, 64 * _KIB, 0, 256),
+    80: SMLimits(2048, 32, 164 * _KIB, 163 * _KIB, _KIB, 128),
+    86: SMLimits(1536, 16, 100 * _KIB, 99 * _KIB, _KIB, 128),
+    87: SMLimits(1536, 16, 164 * _KIB, 163 * _KIB, _KIB, 128),
+    89: SMLimits(1536, 24, 100 * _KIB, 99 * _KIB, _KIB, 128),
+    90: SMLimits(2048, 32, 228 * _KIB, 227 * _KIB, _KIB, 128),
+    100: SMLimits(2048, 32, 228 * _KIB, 227 * _KIB, _KIB, 128),
+    120: SMLimits(1536, 24, 100 * _KIB, 99 * _KIB, _KIB, 128),
+}
+"""Limits by compute capability times ten."""
+
+
+def occupancy(limits: SMLimits, threads: int, shared: int) -> int:
+    """M: blocks of ``threads`` threads and ``shared`` bytes that fit on one SM.
+
+    Raises:
+        LaunchConfigError: not even one fits; the message names the limit.
+    """
+    if threads > limits.threads_per_block:
+        raise LaunchConfigError(
+            "block",
+            threads,
+            f"{threads} threads are more than a block may have; launch more, smaller blocks",
+            limit=limits.threads_per_block,
+        )
+    if shared > limits.shared_per_block:
+        raise LaunchConfigError(
+            "shared",
+            shared,
+            f"static and dynamic shared memory of a block come to {shared} bytes, more than an SM "
+            "gives one block; use smaller tiles",
+            limit=limits.shared_per_block,
+        )
+    by_threads = (limits.threads // 32) // -(-threads // 32)
+    by_shared = limits.shared // limits.shared_cost(shared) if shared else limits.blocks
+    return min(limits.blocks, by_threads, by_shared)
