@@ -1,0 +1,88 @@
+"""The conformance suite: kernels of our own, each with an independent NumPy reference.
+
+Any device can run it; nothing here imports one. ``CASES`` holds every case in a fixed order,
+``find(name)`` finds one, ``covering(feature)`` the ones that are there for a feature.
+"""
+
+from __future__ import annotations
+
+from . import (
+    algorithms_discrete,
+    algorithms_linear,
+    algorithms_numeric,
+    algorithms_parallel,
+    approximations,
+    atomics,
+    barriers,
+    bits,
+    calls,
+    control,
+    conversions,
+    floats,
+    frontends,
+    halves,
+    headers,
+    integers,
+    memory,
+    parameters,
+    predicates,
+    rejected,
+    shared,
+    spellings,
+    state,
+    warps,
+    whole,
+)
+from .case import Case
+from .checking import Results, differences_between, mismatches
+
+__all__ = [
+    "CASES",
+    "Case",
+    "Results",
+    "covering",
+    "differences_between",
+    "find",
+    "mismatches",
+]
+
+_MODULES = (
+    algorithms_linear,
+    algorithms_parallel,
+    algorithms_numeric,
+    algorithms_discrete,
+    integers,
+    bits,
+    predicates,
+    floats,
+    halves,
+    conversions,
+    approximations,
+    memory,
+    spellings,
+    parameters,
+    shared,
+    atomics,
+    barriers,
+    warps,
+    calls,
+    control,
+    state,
+    frontends,
+    headers,
+    whole,
+    rejected,
+)
+
+CASES: tuple[Case, ...] = tuple(one for module in _MODULES for one in module.CASES)
+_BY_NAME = {one.name: one for one in CASES}
+
+
+def find(name: str) -> Case:
+    """The case of that name; raises `KeyError`."""
+    return _BY_NAME[name]
+
+
+def covering(feature: str) -> tuple[Case, ...]:
+    """The cases whose ``covers`` names ``feature``."""
+    return tuple(one for one in CASES if feature in one.covers)

@@ -1,0 +1,404 @@
+"""Linear algebra and grids: the kernels that people try a GPU with first.
+
+Inputs are small integers wherever a sum is formed in an order that NumPy does not share, so that
+every partial sum is exact and the comparison is bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .case import Case, Within
+from .reference import fma32
+
+Args = list[Any]
+Rng = np.random.Generator
+
+
+def _integers(rng: Rng, shape: tuple[int, ...] | int, dtype: Any, bound: int = 8) -> Any:
+    return rng.integers(-bound, bound + 1, shape).astype(dtype)
+
+
+# -- saxpy -------------------------------------------------------------------------------------
+
+SAXPY = r"""
+extern "C" __global__ void saxpy(float a, const float* x, float* y, int n, unsigned* runs) {
+    GPUD_COUNT(runs);
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = a * x[i] + y[i];
+}
+"""
+
+
+def _saxpy_make(rng: Rng) -> Args:
+    n = 9_999
+    x, y = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+    return [np.float32(1.7), x, y, np.int32(n)]
+
+
+def _saxpy_expect(args: Args) -> dict[int | str, Any]:
+    return {2: fma32(args[0], args[1], args[2])}
+
+
+# -- vector sum with a grid-stride loop --------------------------------------------------------
+
+ADD_STRIDED = r"""
+extern "C" __global__ void add_strided(const int* a, const int* b, int* c, unsigned n,
+                                       unsigned* runs) {
+    GPUD_COUNT(runs);
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        c[i] = a[i] + b[i];
+}
+"""
+
+
+def _add_strided_make(rng: Rng) -> Args:
+    n = 10_007
+    a, b = (rng.integers(-(2**31), 2**31, n).astype(np.int32) for _ in range(2))
+    return [a, b, np.zeros(n, np.int32), np.uint32(n)]
+
+
+def _add_strided_expect(args: Args) -> dict[int | str, Any]:
+    return {2: args[0] + args[1]}
+
+
+# -- tiled matrix product ----------------------------------------------------------------------
+
+MATMUL_TILED = r"""
+#define T 16
+extern "C" __global__ void matmul_tiled(const float* a, const float* b, float* c,
+                                        int m, int n, int k, unsigned* runs) {
+    GPUD_COUNT_2D(runs);
+    __shared__ float ta[T][T], tb[T][T];
+    int row = blockIdx.y * T + threadIdx.y, column = blockIdx.x * T + threadIdx.x;
+    float sum = 0;
+    for (int t = 0; t < k; t += T) {
+        ta[threadIdx.y][threadIdx.x] =
+            row < m && t + threadIdx.x < k ? a[row * k + t + threadIdx.x] : 0.f;
+        tb[threadIdx.y][threadIdx.x] =
+            t + threadIdx.y < k && column < n ? b[(t + threadIdx.y) * n + column] : 0.f;
+        __syncthreads();
+        for (int i = 0; i < T; ++i) sum += ta[threadIdx.y][i] * tb[i][threadIdx.x];
+        __syncthreads();
+    }
+    if (row < m && column < n) c[row * n + column] = sum;
+}
+"""
+
+
+def _matmul_make(rng: Rng) -> Args:
+    m, n, k = 50, 45, 70
+    a, b = _integers(rng, (m, k), np.float32), _integers(rng, (k, n), np.float32)
+    return [a, b, np.zeros((m, n), np.float32), np.int32(m), np.int32(n), np.int32(k)]
+
+
+def _matmul_expect(args: Args) -> dict[int | str, Any]:
+    return {2: args[0] @ args[1]}
+
+
+# -- tiled transpose ---------------------------------------------------------------------------
+
+TRANSPOSE = r"""
+extern "C" __global__ void transpose(const double* in, double* out, int width, int height,
+                                     unsigned* runs) {
+    GPUD_COUNT_2D(runs);
+    __shared__ double tile[32][33];
+    int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 32 + threadIdx.y;
+    for (int j = 0; j < 32; j += 8)
+        if (x < width && y + j < height)
+            tile[threadIdx.y + j][threadIdx.x] = in[(y + j) * width + x];
+    __syncthreads();
+    x = blockIdx.y * 32 + threadIdx.x;
+    y = blockIdx.x * 32 + threadIdx.y;
+    for (int j = 0; j < 32; j += 8)
+        if (x < height && y + j < width)
+            out[(y + j) * height + x] = tile[threadIdx.x][threadIdx.y + j];
+}
+"""
+
+
+def _transpose_make(rng: Rng) -> Args:
+    height, width = 77, 100
+    return [
+        rng.standard_normal((height, width)),
+        np.zeros((width, height)),
+        np.int32(width),
+        np.int32(height),
+    ]
+
+
+def _transpose_expect(args: Args) -> dict[int | str, Any]:
+    return {1: np.ascontiguousarray(args[0].T)}
+
+
+# -- sparse matrix times vector, one warp a row ------------------------------------------------
+
+SPMV_WARP = r"""
+extern "C" __global__ void spmv_warp(const int* start, const int* column, const float* value,
+                                     const float* x, float* y, int rows, unsigned* runs) {
+    GPUD_COUNT(runs);
+    int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x & 31;
+    float sum = 0;
+    if (row < rows)
+        for (int i = start[row] + lane; i < start[row + 1]; i += 32)
+            sum += value[i] * x[column[i]];
+    for (int step = 16; step; step >>= 1) sum += __shfl_down_sync(0xffffffffu, sum, step);
+    if (row < rows && lane == 0) y[row] = sum;
+}
+"""
+
+
+def _spmv_make(rng: Rng) -> Args:
+    rows, columns = 77, 90
+    dense = _integers(rng, (rows, columns), np.float32) * (rng.random((rows, columns)) < 0.4)
+    start = np.concatenate([[0], np.cumsum(np.count_nonzero(dense, axis=1))]).astype(np.int32)
+    column = np.nonzero(dense)[1].astype(np.int32)
+    value = dense[np.nonzero(dense)].astype(np.float32)
+    x = _integers(rng, columns, np.float32)
+    return [start, column, value, x, np.zeros(rows, np.float32), np.int32(rows)]
+
+
+def _spmv_expect(args: Args) -> dict[int | str, Any]:
+    start, column, value, x, y, _ = args
+    products = value * x[column]
+    sums = [products[start[r] : start[r + 1]].sum(dtype=np.float32) for r in range(y.size)]
+    return {4: np.array(sums, np.float32)}
+
+
+# -- triangular solve: each row waits for the rows that it needs -------------------------------
+
+TRIANGULAR_SOLVE = r"""
+extern "C" __global__ void triangular_solve(const int* start, const int* column,
+                                            const double* value, const double* b,
+                                            volatile double* x, volatile int* ready, int rows,
+                                            unsigned* runs) {
+    GPUD_COUNT(runs);
+    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
+    double sum = b[row];
+    int last = start[row + 1] - 1;
+    for (int i = start[row]; i < last; ++i) {
+        while (!ready[column[i]]) {}
+        __threadfence();
+        sum -= value[i] * x[column[i]];
+    }
+    x[row] = sum / value[last];
+    __threadfence();
+    ready[row] = 1;
+}
+"""
+
+
+def _triangular_make(rng: Rng) -> Args:
+    rows = 150
+    dense = np.tril(_integers(rng, (rows, rows), np.float64, 3) * (rng.random((rows, rows)) < 0.03))
+    np.fill_diagonal(dense, rng.choice([1.0, -1.0, 2.0], rows))
+    solution = _integers(rng, rows, np.float64, 50)
+    start = np.concatenate([[0], np.cumsum(np.count_nonzero(dense, axis=1))]).astype(np.int32)
+    column = np.nonzero(dense)[1].astype(np.int32)
+    return [
+        start,
+        column,
+        dense[np.nonzero(dense)],
+        dense @ solution,
+        np.full(rows, np.nan),
+        np.zeros(rows, np.int32),
+        np.int32(rows),
+    ]
+
+
+def _triangular_expect(args: Args) -> dict[int | str, Any]:
+    start, column, value, b, x, ready, _ = args
+    dense = np.zeros((x.size, x.size))
+    dense[np.repeat(np.arange(x.size), np.diff(start)), column] = value
+    solution = np.rint(np.linalg.solve(dense, b))
+    assert np.array_equal(dense @ solution, b)
+    # A solution of 0 may come out as -0.
+    return {4: Within(solution, atol=1e-300), 5: np.ones_like(ready)}
+
+
+# -- LU factorisation of many small matrices, one a block --------------------------------------
+
+LU_SMALL = r"""
+#define N 24
+extern "C" __global__ void lu_small(double* matrices, unsigned* runs) {
+    GPUD_COUNT(runs);
+    __shared__ double a[N][N];
+    double* mine = matrices + blockIdx.x * N * N;
+    int i = threadIdx.y, j = threadIdx.x;
+    a[i][j] = mine[i * N + j];
+    __syncthreads();
+    for (int k = 0; k < N - 1; ++k) {
+        if (j == k && i > k) a[i][k] = a[i][k] / a[k][k];
+        __syncthreads();
+        if (i > k && j > k) a[i][j] -= a[i][k] * a[k][j];
+        __syncthreads();
+    }
+    mine[i * N + j] = a[i][j];
+}
+"""
+
+
+def _lu_make(rng: Rng) -> Args:
+    count, n = 12, 24
+    return [rng.standard_normal((count, n, n)) + n * np.eye(n)]
+
+
+def _lu_expect(args: Args) -> dict[int | str, Any]:
+    factors = args[0].copy()
+    for matrix in factors:
+        for k in range(matrix.shape[0] - 1):
+            matrix[k + 1 :, k] /= matrix[k, k]
+            matrix[k + 1 :, k + 1 :] -= np.outer(matrix[k + 1 :, k], matrix[k, k + 1 :])
+    return {0: Within(factors, rtol=1e-10, atol=1e-12)}
+
+
+# -- 7-point stencil on a 3-D grid of 3-D blocks -----------------------------------------------
+
+STENCIL_3D = r"""
+extern "C" __global__ void stencil_3d(const float* in, float* out, int nx, int ny, int nz,
+                                      unsigned* runs) {
+    GPUD_COUNT_3D(runs);
+    int x = blockIdx.x * blockDim.x + threadIdx.x;
+    int y = blockIdx.y * blockDim.y + threadIdx.y;
+    int z = blockIdx.z * blockDim.z + threadIdx.z;
+    if (x >= nx || y >= ny || z >= nz) return;
+    int i = (z * ny + y) * nx + x;
+    if (x == 0 || y == 0 || z == 0 || x == nx - 1 || y == ny - 1 || z == nz - 1) {
+        out[i] = in[i];
+        return;
+    }
+    out[i] = in[i - 1] + in[i + 1] + in[i - nx] + in[i + nx] + in[i - nx * ny] + in[i + nx * ny]
+             - 6.f * in[i];
+}
+"""
+
+
+def _stencil_make(rng: Rng) -> Args:
+    nz, ny, nx = 11, 13, 29
+    grid = _integers(rng, (nz, ny, nx), np.float32, 100)
+    return [grid, np.zeros_like(grid), np.int32(nx), np.int32(ny), np.int32(nz)]
+
+
+def _stencil_expect(args: Args) -> dict[int | str, Any]:
+    u = args[0]
+    out = u.copy()
+    inner = (slice(1, -1),) * 3
+    total = np.zeros_like(u[inner])
+    for axis in range(3):
+        for side in (slice(None, -2), slice(2, None)):
+            where = list(inner)
+            where[axis] = side
+            total += u[tuple(where)]
+    out[inner] = total - 6 * u[inner]
+    return {1: out}
+
+
+# -- 2-D convolution with the filter in constant memory ----------------------------------------
+
+CONVOLUTION = r"""
+__constant__ float taps[5][5];
+extern "C" __global__ void convolution(const float* in, float* out, int width, int height,
+                                       unsigned* runs) {
+    GPUD_COUNT_2D(runs);
+    __shared__ float tile[12][36];
+    int x0 = blockIdx.x * 32 - 2, y0 = blockIdx.y * 8 - 2;
+    for (int y = threadIdx.y; y < 12; y += 8)
+        for (int x = threadIdx.x; x < 36; x += 32) {
+            int u = min(max(x0 + x, 0), width - 1), v = min(max(y0 + y, 0), height - 1);
+            tile[y][x] = in[v * width + u];
+        }
+    __syncthreads();
+    int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 8 + threadIdx.y;
+    if (x >= width || y >= height) return;
+    float sum = 0;
+    for (int j = 0; j < 5; ++j)
+        for (int i = 0; i < 5; ++i) sum += taps[j][i] * tile[threadIdx.y + j][threadIdx.x + i];
+    out[y * width + x] = sum;
+}
+"""
+_TAPS = np.outer([1, 4, 6, 4, 1], [1, -2, 3, -2, 1]).astype(np.float32)
+
+
+def _convolution_make(rng: Rng) -> Args:
+    height, width = 45, 70
+    image = _integers(rng, (height, width), np.float32, 255)
+    return [image, np.zeros_like(image), np.int32(width), np.int32(height)]
+
+
+def _convolution_expect(args: Args) -> dict[int | str, Any]:
+    image = np.pad(args[0], 2, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(image, (5, 5))
+    return {1: np.einsum("yxji,ji->yx", windows, _TAPS).astype(np.float32), "taps": _TAPS}
+
+
+CASES: tuple[Case, ...] = (
+    Case("saxpy", SAXPY, (40,), (256,), _saxpy_make, _saxpy_expect),
+    Case("add_strided", ADD_STRIDED, (13,), (192,), _add_strided_make, _add_strided_expect),
+    Case(
+        "matmul_tiled",
+        MATMUL_TILED,
+        (3, 4),
+        (16, 16),
+        _matmul_make,
+        _matmul_expect,
+        covers=frozenset({"bar.sync", "shared.static", "grid.2d"}),
+    ),
+    Case(
+        "transpose",
+        TRANSPOSE,
+        (4, 3),
+        (32, 8),
+        _transpose_make,
+        _transpose_expect,
+        covers=frozenset({"bar.sync", "shared.static", "grid.2d"}),
+    ),
+    Case(
+        "spmv_warp",
+        SPMV_WARP,
+        (20,),
+        (128,),
+        _spmv_make,
+        _spmv_expect,
+        covers=frozenset({"shfl.sync"}),
+    ),
+    Case(
+        "triangular_solve",
+        TRIANGULAR_SOLVE,
+        (5,),
+        (32,),
+        _triangular_make,
+        _triangular_expect,
+        covers=frozenset({"waits-for-lower-blocks", "independent-lanes", "ld.volatile"}),
+    ),
+    Case(
+        "lu_small",
+        LU_SMALL,
+        (12,),
+        (24, 24),
+        _lu_make,
+        _lu_expect,
+        covers=frozenset({"bar.sync", "barrier.loop", "block.2d"}),
+    ),
+    Case(
+        "stencil_3d",
+        STENCIL_3D,
+        (4, 4, 3),
+        (8, 4, 4),
+        _stencil_make,
+        _stencil_expect,
+        covers=frozenset({"grid.3d", "block.3d", "multiple-returns"}),
+    ),
+    Case(
+        "convolution",
+        CONVOLUTION,
+        (3, 6),
+        (32, 8),
+        _convolution_make,
+        _convolution_expect,
+        symbols={"taps": _TAPS},
+        covers=frozenset({"constant-bank", "shared.static", "module-symbol"}),
+    ),
+)

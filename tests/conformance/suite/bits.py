@@ -1,0 +1,413 @@
+"""Shifts, bit fields, permutes and the other instructions that treat words as bits.
+
+Source: PTX ISA 9.0, sections 9.7.1 (integer and bit field), 9.7.8 (logic and shift), 9.7.9
+(``prmt``) and 9.7.17 (video).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .case import Case
+from .integers import operands
+from .sweep import Op, integer_op, sweep
+
+Array = np.ndarray[Any, Any]
+Rng = np.random.Generator
+
+
+def _mask(bits: int) -> int:
+    return (1 << bits) - 1
+
+
+def _signed(value: int, bits: int) -> int:
+    value &= _mask(bits)
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+# -- logic and shifts --------------------------------------------------------------------------
+
+
+def _logic(bits: int) -> list[Op]:
+    d = f"u{bits // 8}"
+    ops = [
+        integer_op(f"and.b{bits} d, a, b;", d, lambda a, b, s: a & b),
+        integer_op(f"or.b{bits} d, a, b;", d, lambda a, b, s: a | b),
+        integer_op(f"xor.b{bits} d, a, b;", d, lambda a, b, s: a ^ b),
+        integer_op(f"not.b{bits} d, a;", d, lambda a, b, s: ~a),
+        integer_op(f"cnot.b{bits} d, a;", d, lambda a, b, s: int(a == 0)),
+        integer_op(f"shl.b{bits} d, a, c;", d, lambda a, b, s: a << s if s < bits else 0),
+        integer_op(f"shr.u{bits} d, a, c;", d, lambda a, b, s: a >> s),
+        integer_op(f"shr.b{bits} d, a, c;", d, lambda a, b, s: a >> s),
+        integer_op(f"shr.s{bits} d, a, c;", d, lambda a, b, s: _signed(a, bits) >> s),
+        integer_op(f"shl.b{bits} d, a, {bits - 1};", d, lambda a, b, s: a << (bits - 1)),
+        integer_op(f"shr.s{bits} d, a, {bits + 9};", d, lambda a, b, s: _signed(a, bits) >> bits),
+    ]
+    if bits >= 32:
+        ops += [
+            integer_op(f"popc.b{bits} d, a;", "u4", lambda a, b, s: a.bit_count()),
+            integer_op(f"clz.b{bits} d, a;", "u4", lambda a, b, s: bits - a.bit_length()),
+            integer_op(f"brev.b{bits} d, a;", d, lambda a, b, s: int(f"{a:0{bits}b}"[::-1], 2)),
+        ]
+    return ops
+
+
+def _shift_values(bits: int) -> Any:
+    draw = operands(bits, False, 2)
+
+    def values(rng: Rng) -> list[Array]:
+        a, b = draw(rng)
+        shift = rng.integers(0, bits + 8, a.size).astype(np.uint32)
+        shift[:6] = (0, bits - 1, bits, bits + 1, 64, 1000)
+        return [a, b, shift]
+
+    return values
+
+
+# -- funnel shifts, bit fields -----------------------------------------------------------------
+
+
+def _funnel() -> list[Op]:
+    def left(a: int, b: int, shift: int) -> int:
+        return (b << 32 | a) << shift >> 32
+
+    def right(a: int, b: int, shift: int) -> int:
+        return (b << 32 | a) >> shift
+
+    return [
+        integer_op("shf.l.wrap.b32 d, a, b, c;", "u4", lambda a, b, c: left(a, b, c & 31)),
+        integer_op("shf.l.clamp.b32 d, a, b, c;", "u4", lambda a, b, c: left(a, b, min(c, 32))),
+        integer_op("shf.r.wrap.b32 d, a, b, c;", "u4", lambda a, b, c: right(a, b, c & 31)),
+        integer_op("shf.r.clamp.b32 d, a, b, c;", "u4", lambda a, b, c: right(a, b, min(c, 32))),
+    ]
+
+
+def _extract(value: int, position: int, length: int, bits: int, signed: bool) -> int:
+    """``bfe``: a field that reaches past the top is filled with the sign (zeros if unsigned)."""
+    position, length = position & 255, length & 255
+    if length == 0:
+        return 0
+    if signed:
+        sign = value >> min(position + length - 1, bits - 1) & 1
+    else:
+        sign = 0
+    taken = 0
+    for i in range(bits):
+        inside = i < length and position + i < bits
+        taken |= (value >> (position + i) & 1 if inside else sign) << i
+    return taken
+
+
+def _insert(field: int, value: int, position: int, length: int, bits: int) -> int:
+    position, length = position & 255, length & 255
+    covered = (_mask(length) << position) & _mask(bits)
+    return (value & ~covered) | (field << position & covered)
+
+
+def _fields(bits: int) -> list[Op]:
+    d, s = f"u{bits // 8}", f"i{bits // 8}"
+    split = ".reg .b32 p, l; and.b32 p, c, 255; shr.u32 l, c, 8; and.b32 l, l, 255;"
+
+    def extract(signed: bool) -> Any:
+        return lambda a, b, c: _extract(a, c & 255, c >> 8 & 255, bits, signed)
+
+    def find(signed: bool, shift_amount: bool) -> Any:
+        def position(a: int, b: int, c: int) -> int:
+            value = _signed(a, bits) if signed else a
+            top = (~value if value < 0 else value).bit_length() - 1
+            if top < 0:
+                return -1
+            return bits - 1 - top if shift_amount else top
+
+        return position
+
+    return [
+        integer_op(f"{{ {split} bfe.u{bits} d, a, p, l; }}", d, extract(False)),
+        integer_op(f"{{ {split} bfe.s{bits} d, a, p, l; }}", s, extract(True)),
+        integer_op(
+            f"{{ {split} bfi.b{bits} d, a, b, p, l; }}",
+            d,
+            lambda a, b, c: _insert(a, b, c, c >> 8, bits),
+        ),
+        integer_op(f"bfi.b{bits} d, a, b, 5, 9;", d, lambda a, b, c: _insert(a, b, 5, 9, bits)),
+        integer_op(f"bfe.u{bits} d, a, 3, 11;", d, lambda a, b, c: a >> 3 & 2047),
+        integer_op(f"bfind.u{bits} d, a;", "u4", find(False, False)),
+        integer_op(f"bfind.s{bits} d, a;", "u4", find(True, False)),
+        integer_op(f"bfind.shiftamt.u{bits} d, a;", "u4", find(False, True)),
+        integer_op(f"bfind.shiftamt.s{bits} d, a;", "u4", find(True, True)),
+    ]
+
+
+def _field_values(bits: int) -> Any:
+    draw = operands(bits, False, 2)
+
+    def values(rng: Rng) -> list[Array]:
+        a, b = draw(rng)
+        place = rng.integers(0, 70, a.size) | rng.integers(0, 70, a.size) << 8
+        place[:5] = (0, 32 << 8, 31 | 1 << 8, 255 | 255 << 8, bits << 8)
+        return [a, b, (place | rng.integers(0, 2**16, a.size) << 16).astype(np.uint32)]
+
+    return values
+
+
+# -- permutes and three-input logic ------------------------------------------------------------
+
+
+def _permute(a: int, b: int, selector: int) -> int:
+    source = (a | b << 32).to_bytes(8, "little")
+    result = 0
+    for i in range(4):
+        choice = selector >> 4 * i & 15
+        byte = source[choice & 7]
+        if choice & 8:
+            byte = 255 if byte >> 7 else 0
+        result |= byte << 8 * i
+    return result
+
+
+_PERMUTE_MODES = {
+    # Which of the eight bytes each result byte takes, for the four values of c's low bits.
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+    "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+    "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+    "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}
+
+
+def _permutes() -> list[Op]:
+    ops = [integer_op("prmt.b32 d, a, b, c;", "u4", lambda a, b, c: _permute(a, b, c))]
+    for mode, choices in _PERMUTE_MODES.items():
+
+        def chosen(a: int, b: int, c: int, choices: tuple[int, ...] = choices) -> int:
+            return _permute(a, b, choices[c & 3])
+
+        ops.append(integer_op(f"prmt.b32.{mode} d, a, b, c;", "u4", chosen))
+    for table in (0x00, 0x80, 0x96, 0xE8, 0xCA, 0x1B, 0xFF):
+
+        def looked_up(a: int, b: int, c: int, table: int = table) -> int:
+            return sum(
+                (table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1) << i
+                for i in range(32)
+            )
+
+        ops.append(integer_op(f"lop3.b32 d, a, b, c, {table:#x};", "u4", looked_up))
+    return ops
+
+
+def _find_nth_set(mask: int, base: int, offset: int) -> int:
+    """``fns``: the position of the nth set bit from ``base``, upward or downward."""
+    base &= 31
+    if offset == 0:
+        return base if mask >> base & 1 else -1
+    places = range(base, 32) if offset > 0 else range(base, -1, -1)
+    found = [i for i in places if mask >> i & 1]
+    return found[abs(offset) - 1] if len(found) >= abs(offset) else -1
+
+
+def _misc() -> list[Op]:
+    ops = [
+        integer_op("bmsk.clamp.b32 d, a, b;", "u4", lambda a, b, c: _bit_mask(a, b, False)),
+        integer_op("bmsk.wrap.b32 d, a, b;", "u4", lambda a, b, c: _bit_mask(a, b, True)),
+        integer_op("szext.wrap.s32 d, a, b;", "u4", lambda a, b, c: _extend(a, b & 31, True)),
+        integer_op("szext.clamp.u32 d, a, b;", "u4", lambda a, b, c: _extend(a, b, False)),
+    ]
+    for offset in (0, 1, 3, -1, -2):
+
+        def nth(a: int, b: int, c: int, offset: int = offset) -> int:
+            return _find_nth_set(a, b & 31, offset)
+
+        ops.append(
+            integer_op(
+                f"{{ .reg .b32 p; and.b32 p, b, 31; fns.b32 d, a, p, {offset}; }}", "u4", nth
+            )
+        )
+    return ops
+
+
+def _bit_mask(position: int, width: int, wrap: bool) -> int:
+    if wrap:
+        return _mask(width & 31) << (position & 31)
+    return _mask(min(width, 32)) << min(position, 32)
+
+
+def _extend(value: int, width: int, signed: bool) -> int:
+    if width >= 32:
+        return value
+    if width == 0:
+        return 0
+    return _signed(value, width) if signed else value & _mask(width)
+
+
+# -- dot products and video instructions -------------------------------------------------------
+
+
+def _parts(word: int, width: int, signed: bool) -> list[int]:
+    pieces = [word >> i & _mask(width) for i in range(0, 32, width)]
+    return [_signed(p, width) for p in pieces] if signed else pieces
+
+
+def _dots() -> list[Op]:
+    ops = []
+    for ta in "us":
+        for tb in "us":
+            result = "i4" if "s" in (ta, tb) else "u4"
+
+            def four(a: int, b: int, c: int, sa: bool = ta == "s", sb: bool = tb == "s") -> int:
+                pairs = zip(_parts(a, 8, sa), _parts(b, 8, sb), strict=True)
+                return c + sum(x * y for x, y in pairs)
+
+            ops.append(integer_op(f"dp4a.{ta}32.{tb}32 d, a, b, c;", result, four))
+            for half in ("lo", "hi"):
+
+                def two(
+                    a: int,
+                    b: int,
+                    c: int,
+                    sa: bool = ta == "s",
+                    sb: bool = tb == "s",
+                    first: int = 0 if half == "lo" else 2,
+                ) -> int:
+                    words, octets = _parts(a, 16, sa), _parts(b, 8, sb)[first : first + 2]
+                    return c + sum(x * y for x, y in zip(words, octets, strict=True))
+
+                ops.append(integer_op(f"dp2a.{half}.{ta}32.{tb}32 d, a, b, c;", result, two))
+    return ops
+
+
+def _video() -> list[Op]:
+    """SIMD video instructions of two and four lanes, plain and with accumulation.
+
+    Without ``.add`` the third operand supplies the lanes that the destination mask leaves out;
+    with the full mask it has no effect.
+    """
+
+    def lanes(width: int, function: Any) -> Any:
+        def packed(a: int, b: int, c: int) -> int:
+            pairs = zip(_parts(a, width, False), _parts(b, width, False), strict=True)
+            return sum(
+                (function(x, y) & _mask(width)) << i * width for i, (x, y) in enumerate(pairs)
+            )
+
+        return packed
+
+    def added(width: int, signed: bool = False) -> Any:
+        def total(a: int, b: int, c: int) -> int:
+            pairs = zip(_parts(a, width, signed), _parts(b, width, signed), strict=True)
+            return c + sum(abs(x - y) for x, y in pairs)
+
+        return total
+
+    ops = []
+    for count, width in ((2, 16), (4, 8)):
+        t = "u32.u32.u32"
+        ops += [
+            integer_op(
+                f"vabsdiff{count}.{t} d, a, b, c;", "u4", lanes(width, lambda x, y: abs(x - y))
+            ),
+            integer_op(f"vabsdiff{count}.{t}.add d, a, b, c;", "u4", added(width)),
+            integer_op(f"vabsdiff{count}.u32.s32.s32.add d, a, b, c;", "u4", added(width, True)),
+        ]
+    return ops
+
+
+def _video_more() -> list[Op]:
+    """The rest of the family, which CUDA's ``__vadd4`` and its like expand without."""
+
+    def lanes(width: int, function: Any, signed: bool) -> Any:
+        def packed(a: int, b: int, c: int) -> int:
+            pairs = zip(_parts(a, width, signed), _parts(b, width, signed), strict=True)
+            return sum(
+                (function(x, y) & _mask(width)) << i * width for i, (x, y) in enumerate(pairs)
+            )
+
+        return packed
+
+    ops = []
+    for count, width in ((2, 16), (4, 8)):
+        for name, function in (
+            ("vadd", lambda x, y: x + y),
+            ("vsub", lambda x, y: x - y),
+            ("vmin", min),
+            ("vmax", max),
+        ):
+            for sign in "us":
+                t = f"{sign}32"
+                ops.append(
+                    integer_op(
+                        f"{name}{count}.{t}.{t}.{t} d, a, b, c;",
+                        "u4",
+                        lanes(width, function, sign == "s"),
+                    )
+                )
+    return ops
+
+
+CASES: tuple[Case, ...] = (
+    *(
+        sweep(
+            f"logic_b{bits}",
+            _logic(bits),
+            (f"u{bits // 8}", f"u{bits // 8}", "u4"),
+            _shift_values(bits),
+            covers=frozenset({f"logic.b{bits}"}),
+        )
+        for bits in (16, 32, 64)
+    ),
+    *(
+        sweep(
+            f"fields_b{bits}",
+            _fields(bits),
+            (f"u{bits // 8}", f"u{bits // 8}", "u4"),
+            _field_values(bits),
+            covers=frozenset({"bfe", "bfi", "bfind"}),
+        )
+        for bits in (32, 64)
+    ),
+    sweep(
+        "funnel_shift",
+        _funnel(),
+        ("u4", "u4", "u4"),
+        _shift_values(32),
+        block=56,
+        covers=frozenset({"shf"}),
+    ),
+    sweep(
+        "permute",
+        _permutes(),
+        ("u4", "u4", "u4"),
+        operands(32, False, 3),
+        covers=frozenset({"prmt", "lop3"}),
+    ),
+    sweep(
+        "bit_masks",
+        _misc(),
+        ("u4", "u4", "u4"),
+        _shift_values(32),
+        covers=frozenset({"fns", "bmsk", "szext"}),
+    ),
+    sweep(
+        "dot_products",
+        _dots(),
+        ("u4", "u4", "u4"),
+        operands(32, False, 3),
+        covers=frozenset({"dp4a", "dp2a"}),
+    ),
+    sweep(
+        "video",
+        _video(),
+        ("u4", "u4", "u4"),
+        operands(32, False, 3),
+        covers=frozenset({"video"}),
+    ),
+    sweep(
+        "video_simd",
+        _video_more(),
+        ("u4", "u4", "u4"),
+        operands(32, False, 3),
+        covers=frozenset({"video"}),
+    ),
+)

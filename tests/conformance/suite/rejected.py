@@ -1,0 +1,139 @@
+"""Kernels that gpud must refuse, or that only some devices can run, each with the expected reason.
+
+Source: design, section 4.2; PTX ISA 9.0, sections 9.7.10 (texture), 9.7.11 (surface) and 9.7.15
+(``wmma``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .case import Case, ExpectedForm
+from .ptx_text import header, kernel
+
+Args = list[Any]
+
+_TEXTURE_BODY = """
+    .reg .f32 %a, %b, %c, %d, %x, %y; .reg .b64 %p, %t;
+    ld.param.u64 %t, [image];
+    mov.f32 %x, 0f3F000000;
+    mov.f32 %y, %x;
+    tex.2d.v4.f32.f32 {%a, %b, %c, %d}, [%t, {%x, %y}];
+    mad.wide.u32 %p, %i, 4, %out;
+    st.global.f32 [%p], %a;
+    ret;
+"""
+_SURFACE_BODY = """
+    .reg .b64 %t; .reg .b32 %x, %v;
+    ld.param.u64 %t, [image];
+    mov.b32 %x, 0;
+    mov.b32 %v, 7;
+    sust.b.2d.b32.trap [%t, {%x, %x}], {%v};
+    ret;
+"""
+_WMMA = r"""
+extern "C" __global__ void matrix_unit(const unsigned* a, const unsigned* b, float* d,
+                                       unsigned* runs) {
+    GPUD_COUNT(runs);
+    float c0 = 0, c1 = 0, c2 = 0, c3 = 0;
+    int lane = threadIdx.x & 31;
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5},"
+                 " {%6}, {%0, %1, %2, %3};"
+                 : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
+                 : "r"(a[2 * lane]), "r"(a[2 * lane + 1]), "r"(b[lane]));
+    d[4 * lane] = c0, d[4 * lane + 1] = c1, d[4 * lane + 2] = c2, d[4 * lane + 3] = c3;
+}
+"""
+_DEVICE_LAUNCH = f"""{header("compute_75", "8.0")}
+.extern .func (.param .b64 retval) cudaGetParameterBufferV2(
+    .param .b64 function, .param .align 4 .b8 grid[12], .param .align 4 .b8 block[12],
+    .param .b32 shared);
+.visible .entry launches_from_device(.param .u64 out, .param .u64 runs)
+{{
+    .reg .b64 %a, %b;
+    ld.param.u64 %a, [out];
+    {{
+        .param .b64 retval;
+        .param .b64 function;
+        .param .align 4 .b8 grid[12];
+        .param .align 4 .b8 block[12];
+        .param .b32 shared;
+        st.param.b64 [function], %a;
+        st.param.b32 [grid], 1; st.param.b32 [grid+4], 1; st.param.b32 [grid+8], 1;
+        st.param.b32 [block], 1; st.param.b32 [block+4], 1; st.param.b32 [block+8], 1;
+        st.param.b32 [shared], 0;
+        call.uni (retval), cudaGetParameterBufferV2, (function, grid, block, shared);
+        ld.param.b64 %b, [retval];
+    }}
+    st.global.u64 [%a], %b;
+    ret;
+}}
+"""
+_MISSING_BODY = """
+    .reg .b32 %v;
+    {
+        .param .b32 r;
+        call (r), somewhere_else, ();
+        ld.param.b32 %v, [r];
+    }
+    st.global.u32 [%out], %v;
+    ret;
+"""
+
+
+def _make(*buffers: int) -> Any:
+    return lambda rng: [np.zeros(n, np.uint32) for n in buffers]
+
+
+def _nothing(args: Args) -> dict[int | str, Any]:
+    return {}
+
+
+def _refused(
+    name: str,
+    source: str,
+    buffers: tuple[int, ...],
+    word: str,
+    form: ExpectedForm = "rejected",
+) -> Case:
+    return Case(
+        name,
+        source,
+        (2,),
+        (32,),
+        _make(*buffers),
+        _nothing,
+        forms=frozenset(),
+        expected_form=form,
+        rejection=word,
+        covers=frozenset({f"rejected.{word}"}),
+    )
+
+
+CASES: tuple[Case, ...] = (
+    _refused(
+        "reads_texture",
+        kernel("reads_texture", ("u64 image", "u64 out"), _TEXTURE_BODY),
+        (1, 64),
+        "texture",
+    ),
+    _refused(
+        "writes_surface", kernel("writes_surface", ("u64 image",), _SURFACE_BODY), (1,), "texture"
+    ),
+    _refused("matrix_unit", _WMMA, (64, 32, 128), "tensor-core", "persistent"),
+    _refused("launches_from_device", _DEVICE_LAUNCH, (64,), "unresolved-external"),
+    _refused(
+        "calls_missing",
+        kernel(
+            "calls_missing",
+            ("u64 out",),
+            _MISSING_BODY,
+            declarations=".extern .func (.param .b32 r) somewhere_else();",
+        ),
+        (64,),
+        "unresolved-external",
+    ),
+)
+"""All are refused by every device but ``matrix_unit``, which only those without tensor cores refuse."""

@@ -1,0 +1,73 @@
+"""Every case in every legal form on the CPU device: NumPy's values, and the same bytes in all forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpud.compiler.forms import Form
+from gpud.device.cpu.device import CPUDevice
+from gpud.errors import KernelRejected
+from tests.conformance.runner import headers_installed, rewritten, run_case, source_of, straight
+from tests.conformance.suite import CASES, Case, Results, differences_between, mismatches
+
+EXPECTED = {
+    "persistent": (Form.PERSISTENT, False),
+    "persistent-exit-aware": (Form.PERSISTENT, True),
+    "sliced": (Form.SLICED, False),
+    "whole": (Form.WHOLE, False),
+}
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CPUDevice]:
+    with CPUDevice(2) as one:
+        yield one
+
+
+def _skip_without_headers(case: Case) -> None:
+    if case.headers and not headers_installed():
+        pytest.skip("CUDA's headers are not installed")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.forms], ids=lambda case: case.name)
+def test_forms_agree_with_numpy_and_with_each_other(case: Case, device: CPUDevice) -> None:
+    _skip_without_headers(case)
+    first: Results | None = None
+    for form in ("unmodified", "persistent", "sliced"):
+        if form not in case.forms:
+            continue
+        conduct = straight(case.blocks if form == "unmodified" else 5)
+        arguments, results = run_case(device, case, form, conduct=conduct)
+        assert mismatches(case, arguments, results) == [], form
+        if case.deterministic and first is not None:
+            assert differences_between(first, results) == [], form
+        first = first or results
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_form_is_the_expected_one(case: Case) -> None:
+    _skip_without_headers(case)
+    if case.expected_form == "rejected":
+        with pytest.raises(KernelRejected) as caught:
+            rewritten(case.name)
+        assert case.rejection in caught.value.reason
+        return
+    kernel = rewritten(case.name).kernels[source_of(case.name).entry]
+    x, y, z = (*case.block, 1, 1)[:3]
+    form = kernel.form_for((x, y, z))
+    assert (form, kernel.exit_aware) == EXPECTED[case.expected_form], kernel.why
+    legal = {str(one) for one in kernel.legal} if form is kernel.form else {str(form)}
+    assert {one for one in case.forms if one != "unmodified"} <= legal
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if c.rejection and c.expected_form != "rejected"],
+    ids=lambda case: case.name,
+)
+def test_what_the_device_lacks_is_refused_with_its_reason(case: Case, device: CPUDevice) -> None:
+    with pytest.raises(KernelRejected) as caught:
+        run_case(device, case, "unmodified", conduct=straight(1))
+    assert case.rejection in caught.value.reason

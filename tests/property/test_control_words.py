@@ -1,0 +1,100 @@
+"""Properties of the control words' layout and dividers (gpud.compiler.control_words)."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpud.compiler import control_words as words
+
+DIVISORS = st.one_of(
+    st.integers(1, 2**31 - 1),
+    st.integers(0, 30).flatmap(lambda s: st.integers(max(1, 2**s - 2), min(2**31 - 1, 2**s + 2))),
+)
+
+
+@given(n=st.integers(0, 2**31 - 1), d=DIVISORS)
+@example(n=2**31 - 1, d=1)
+@example(n=2**31 - 1, d=2**31 - 1)
+@example(n=2**31 - 2, d=2**31 - 1)
+def test_divide_is_exact(n: int, d: int) -> None:
+    multiplier, shift = words.divider(d)
+    assert multiplier < 2**32
+    assert shift < 32
+    # Quotients go wrong next to multiples of the divisor if anywhere.
+    at = n // d * d
+    for numerator in (n, at, max(at - 1, 0), min(at + d - 1, 2**31 - 1)):
+        assert words.divide(numerator, (multiplier, shift)) == numerator // d
+
+
+@given(d=DIVISORS)
+def test_divider_meets_the_theorem(d: int) -> None:
+    """Granlund and Montgomery's condition, which implies exactness for every n < 2**31."""
+    multiplier, shift = words.divider(d)
+    error = multiplier * d - 2 ** (31 + shift)
+    assert 0 < error <= 2**shift
+
+
+def test_small_divisors_exhaustively() -> None:
+    for d in range(1, 130):
+        divider = words.divider(d)
+        for n in range(1100):
+            assert words.divide(n, divider) == n // d
+
+
+@given(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40)))
+def test_coordinates_number_the_grid(grid: tuple[int, int, int]) -> None:
+    x, y, z = grid
+    last = x * y * z - 1
+    assert words.coordinates(0, grid) == (0, 0, 0)
+    assert words.coordinates(last, grid) == (x - 1, y - 1, z - 1)
+    for block in {0, last // 2, last // 3, last}:
+        cx, cy, cz = words.coordinates(block, grid)
+        assert cx + x * (cy + y * cz) == block
+        assert cx < x
+        assert cy < y
+
+
+def offsets(dtype: np.dtype[Any]) -> dict[str, int]:
+    """The byte offset of each field that is not reserved."""
+    fields: Any = dtype.fields
+    return {name: field[1] for name, field in fields.items() if "reserved" not in name}
+
+
+def test_layout_of_the_launch_record() -> None:
+    dtype = np.dtype(words.LAUNCH_RECORD)
+    assert dtype.itemsize == words.LAUNCH_BYTES == 32
+    assert offsets(dtype) == {"job": 0, "limit": 8, "live": 12, "base": 16}
+    record = np.frombuffer(words.launch_record(0x1234567890, 7, base=9), dtype)[0]
+    assert record.tolist()[:4] == (0x1234567890, 7, 7, 9)
+
+
+def test_layout_of_the_job_record() -> None:
+    dtype = np.dtype(words.JOB_RECORD)
+    assert dtype.itemsize == words.JOB_BYTES == 64
+    assert offsets(dtype) == {
+        "next": 0, "total": 4, "grid_x": 8, "grid_y": 12, "grid_z": 16, "flags": 20, "done": 24,
+        "x_multiplier": 32, "x_shift": 36, "y_multiplier": 40, "y_shift": 44,
+    }  # fmt: skip
+    record = np.frombuffer(words.job_record((6, 5, 4)), dtype)[0]
+    assert record.tolist()[:7] == (0, 120, 6, 5, 4, 0, 0)
+    assert (record["x_multiplier"], record["x_shift"]) == words.divider(6)
+    assert (record["y_multiplier"], record["y_shift"]) == words.divider(5)
+    line = np.frombuffer(words.job_record((6, 1, 1)), dtype)[0]
+    assert line["flags"] == words.ONE_DIMENSIONAL
+
+
+@pytest.mark.parametrize(
+    "grid", [(0, 1, 1), (1, 0, 1), (1, 1, -1), (2**31, 1, 1), (65536, 32768, 1)]
+)
+def test_impossible_grids_are_refused(grid: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="task blocks"):
+        words.job_record(grid)
+
+
+@pytest.mark.parametrize("divisor", [0, -1, 2**31])
+def test_impossible_divisors_are_refused(divisor: int) -> None:
+    with pytest.raises(ValueError, match="divisor"):
+        words.divider(divisor)
