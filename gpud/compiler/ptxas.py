@@ -16,7 +16,7 @@ from functools import cache
 
 from gpud.errors import CompileError
 
-__all__ = ["Usage", "assemble", "find_ptxas", "ptxas_version"]
+__all__ = ["Usage", "assemble", "find_ptxas", "parse_report", "ptxas_version"]
 
 _TIMEOUT_S = 300
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
@@ -88,11 +88,11 @@ def assemble(ptx: str, arch: str) -> dict[str, Usage]:
     if done.returncode != 0:
         first = next((line for line in log.splitlines() if line.strip()), f"rc {done.returncode}")
         raise CompileError(f"ptxas refused the PTX for {arch}: {first}", log=log)
-    return _usages(log)
+    return parse_report(log)
 
 
-def _usages(log: str) -> dict[str, Usage]:
-    """The report of ``--verbose``: a section for each kernel."""
+def parse_report(log: str) -> dict[str, Usage]:
+    """Reads what ``ptxas --verbose`` prints: the usage of each kernel by its name in the PTX."""
     parts = _ENTRY.split(log)
     found: dict[str, Usage] = {}
     for name, text in zip(parts[1::3], parts[3::3], strict=True):

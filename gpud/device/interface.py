@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from gpud.compiler.ptx import model as ptx
 from gpud.errors import LaunchConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = [
     "Device",
@@ -175,8 +176,15 @@ def as_dim3(what: str, value: int | tuple[int, ...]) -> tuple[int, int, int]:
     given = (value,) if isinstance(value, int) else tuple(value)
     if not 1 <= len(given) <= 3:
         raise LaunchConfigError(what, given, "give one to three extents")
-    for extent in given:
-        if isinstance(extent, bool) or not isinstance(extent, int | np.integer) or extent < 1:
-            raise LaunchConfigError(what, given, "every extent must be an integer of 1 or more")
-    x, y, z = (*(int(e) for e in given), 1, 1)[:3]
+    extents = [_extent(extent) for extent in given]
+    if min(extents) < 1:
+        raise LaunchConfigError(what, given, "every extent must be an integer of 1 or more")
+    x, y, z = (*extents, 1, 1)[:3]
     return x, y, z
+
+
+def _extent(value: object) -> int:
+    """``value`` as an int, 0 if it is none: NumPy's integers count, bools and floats do not."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return 0
+    return value.__index__()

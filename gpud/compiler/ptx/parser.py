@@ -25,6 +25,7 @@ import re
 from collections.abc import Mapping
 
 from gpud.compiler.ptx.declarations import NAME, fast_variable, parameters, variables
+from gpud.compiler.ptx.directives import KEYWORD, attribute, directive
 from gpud.compiler.ptx.lexicon import NEWEST_VERSION
 from gpud.compiler.ptx.model import (
     Directive,
@@ -37,7 +38,7 @@ from gpud.compiler.ptx.model import (
     Symbol,
     Variable,
 )
-from gpud.compiler.ptx.statements import KEYWORD, LINKAGE, SPACES, StatementParser
+from gpud.compiler.ptx.statements import LINKAGE, SPACES, StatementParser
 from gpud.errors import EmptySource, PTXVersionError
 
 __all__ = ["parse"]
@@ -117,7 +118,7 @@ class _Parser(StatementParser):
         if linkage is not None:
             raise self.error(".entry, .func or a state space", word.start() if word else None)
         self.pos, self.line = at, line
-        return [self.directive("a function, a variable or a directive")]
+        return [directive(self, "a function, a variable or a directive")]
 
     def _declare_variables(self, declared: list[Variable]) -> None:
         odd: dict[str, Operand] = {v.name: Symbol(v.name) for v in declared if v.name[0] == "%"}
@@ -129,14 +130,14 @@ class _Parser(StatementParser):
     def _function(self, kind: str, linkage: str | None, line: int) -> Function:
         attributes: list[str] = []
         while self.at(".attribute"):
-            attributes.append(self.attribute())
+            attributes.append(attribute(self))
         returns: tuple[Parameter, ...] = ()
         if kind == "func" and self.accept("("):
             returns = parameters(self)
         name = self.take(NAME, "a function name")
         params = parameters(self) if self.accept("(") else ()
         while self.at("."):
-            attributes.append(self.attribute())
+            attributes.append(attribute(self))
         body: list[Statement] | None = None
         if not self.accept(";"):
             if not self.at("{"):
@@ -154,6 +155,8 @@ def _parameter_names(
     """Register parameters without ``%`` and ``.param`` ones with it."""
     odd: dict[str, Operand] = {}
     for one in declared:
+        if one.name == "_":
+            continue
         if one.space == "reg" and (one.name[0] != "%" or one.name in names):
             odd[one.name] = Register(one.name)
         elif one.space != "reg" and one.name[0] == "%":

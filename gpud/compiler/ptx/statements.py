@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from gpud.compiler.ptx.constants import OperandError
 from gpud.compiler.ptx.cursor import Cursor
 from gpud.compiler.ptx.declarations import NAME, parameters, registers, variables
+from gpud.compiler.ptx.directives import KEYWORD, STRINGS, attribute, comma_separated, directive
 from gpud.compiler.ptx.lexicon import (
     IDENTIFIER,
-    STRING,
     covers_special_register,
     is_special_register,
 )
@@ -22,7 +22,6 @@ from gpud.compiler.ptx.model import (
     BranchTargets,
     CallPrototype,
     CallTargets,
-    Directive,
     Guard,
     Instruction,
     Label,
@@ -39,9 +38,8 @@ from gpud.compiler.ptx.model import (
 )
 from gpud.compiler.ptx.operands import shared_table, split_operands
 
-__all__ = ["KEYWORD", "LINKAGE", "SPACES", "StatementParser"]
+__all__ = ["LINKAGE", "SPACES", "StatementParser"]
 
-KEYWORD = re.compile(r"\.[A-Za-z][\w]*+", re.ASCII)
 LINKAGE = re.compile(r"\.(visible|extern|weak|common)(?!\w)")
 SPACES = (".global", ".const", ".shared", ".local", ".param", ".tex")
 
@@ -55,7 +53,7 @@ _FAST = re.compile(
 )
 _FAST_LABEL = re.compile(r"([A-Za-z_$][\w$]*+):[ \t]*+\n", re.ASCII)
 _FAST_REGISTER = re.compile(
-    r"[ \t]*+\.reg[ \t]++\.([a-z](?!\d+[ \t]*\.)\w*+)[ \t]++([%A-Za-z_$][\w$]*+)"
+    r"[ \t]*+\.reg[ \t]++\.((?!v[248]\b)[a-z]\w*+)[ \t]++([%A-Za-z_$][\w$]*+)"
     r"(?:<([1-9][0-9]{0,5})>)?;[ \t]*+\n",
     re.ASCII,
 )
@@ -63,14 +61,6 @@ _VECTOR_PARTS = re.compile(
     r"\s*(\{[^{}]*+\}(?=\s*(?:,|$))|[^\s,{}][^,{}]*+(?=,|$)|\S)(?:\s*,(?!\s*$)|\s*$)?"
 )
 
-_FILE = re.compile(rf"\.file\s+[0-9]+\s*{STRING}(?:\s*,\s*[0-9]+\s*,\s*[0-9]+)?|\.file\s*{STRING}")
-_SECTION = re.compile(r"\.section\s+[\w.$]+[^{};]*?(?=\{)", re.ASCII)
-_PLAIN_DIRECTIVE = re.compile(rf'\.[A-Za-z]\w*(?:[^;{{}}\n"/]|{STRING}|/(?![/*]))*+;?', re.ASCII)
-_DWARF = re.compile(r"@@[^\n]*")
-_BRACES = re.compile(rf"[{{}}]|//[^\n]*+|/\*(?:[^*]|\*(?!/))*+\*/|{STRING}")
-_ATTRIBUTE_STRINGS = re.compile(rf"{STRING}(?:\s*,\s*{STRING})*")
-_ATTRIBUTE_NUMBERS = re.compile(r"\w+(?:\s*,\s*\w+)*", re.ASCII)
-_PARENTHESES = re.compile(r"\((?:[^();{}]|\([^();{}]*\))*\)")
 _LOC = re.compile(
     r"\.loc\s+([0-9]+\s+[0-9]+\s+[0-9]+(?:\s*,\s*function_name\s+[\w$%.]+(?:\s*\+\s*\w+)?"
     r"\s*,\s*inlined_at\s+[0-9]+\s+[0-9]+\s+[0-9]+)?)",
@@ -85,7 +75,6 @@ _OPERANDS = re.compile(
     r'(?:[^;/"@]++|/(?![/*])|//[^\n]*+|/\*(?:[^*]|\*(?!/))*+\*/)*+(?=;)',
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/")
-_STRING = re.compile(STRING)
 _NOT_NEWLINE = re.compile(r"[^\n]")
 
 
@@ -233,16 +222,16 @@ class StatementParser(Cursor):
             if odd:
                 self.table = self.table.declare(odd)
         elif keyword == ".pragma":
-            strings = self.take(_ATTRIBUTE_STRINGS, "a string")
+            strings = self.take(STRINGS, "a string")
             self.expect(";")
-            out.append(Pragma(_comma_separated(strings), line))
+            out.append(Pragma(comma_separated(strings), line))
         elif keyword in _LISTS and out and isinstance(label := out[-1], Label):
             out.pop()  # the label stood on a line of its own
             self.pos, self.line = at, line
             self._labelled_directive(out, label.name, keyword, label.line)
         else:
             self.pos, self.line = at, line
-            out.append(self.directive("a statement"))
+            out.append(directive(self, "a statement"))
 
     def _registers(self, match: re.Match[str], line: int) -> RegisterDeclaration:
         """The declaration on a line of `_FAST_REGISTER`."""
@@ -277,7 +266,7 @@ class StatementParser(Cursor):
             params = parameters(self) if self.accept("(") else ()
             attributes: list[str] = []
             while self.at("."):
-                attributes.append(self.attribute())
+                attributes.append(attribute(self))
             self.expect(";")
             noreturn = ".noreturn" in attributes
             rest = tuple(a for a in attributes if a != ".noreturn")
@@ -318,45 +307,6 @@ class StatementParser(Cursor):
         self.move(rest.end())
         self.expect(";")
         out.append(Instruction(opcode(name), tuple(operands), guard, line))
-
-    def attribute(self) -> str:
-        """A directive between a function's parameters and its body, white space normalised."""
-        word = self.take(KEYWORD, "a directive")
-        if self.at("("):
-            return f"{word}{self.take(_PARENTHESES, 'attributes in parentheses')}"
-        strings = self.maybe(_ATTRIBUTE_STRINGS)
-        if strings is not None:
-            self.accept(";")
-            return f"{word} {_comma_separated(strings.group())}"
-        numbers = self.maybe(_ATTRIBUTE_NUMBERS)
-        return f"{word} {_comma_separated(numbers.group())}" if numbers else word
-
-    def directive(self, expected: str) -> Directive:
-        """A directive that is kept as text, blocks in braces included."""
-        line, start = self.line, self.pos
-        text = self.text
-        match = _FILE.match(text, start) or _DWARF.match(text, start)
-        if match is None:
-            match = _SECTION.match(text, start) or _PLAIN_DIRECTIVE.match(text, start)
-            if match is None:
-                raise self.error(expected)
-            if text.startswith("{", match.end()):
-                match = self._closing_brace(match.end())
-        self.move(match.end())
-        self.skip()
-        return Directive(text[start : match.end()].rstrip(), line)
-
-    def _closing_brace(self, start: int) -> re.Match[str]:
-        depth = 0
-        for match in _BRACES.finditer(self.text, start):
-            mark = match.group()
-            if mark == "{":
-                depth += 1
-            elif mark == "}":
-                depth -= 1
-                if depth == 0:
-                    return match
-        raise self.error("a closing '}'", start)
 
 
 class _Opcodes(dict[str, Opcode]):
@@ -423,10 +373,3 @@ def _rename_labels(body: list[Statement], labels: set[str]) -> None:
                 Symbol(o.name) if isinstance(o, Register) and o.name in labels else o
                 for o in statement.operands
             )
-
-
-def _comma_separated(text: str) -> str:
-    """``text``, a list of words or of strings, with one space after each comma."""
-    if '"' in text:
-        return ", ".join(_STRING.findall(text))
-    return ", ".join(item.strip() for item in text.split(","))

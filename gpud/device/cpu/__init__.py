@@ -1,0 +1,1 @@
+"""The CPU device: virtual SMs that run rewritten PTX as native code, through LLVM."""

@@ -90,6 +90,8 @@ def _leaves(
     def walk(
         part: ptx.InitialValue, at: int, dims: tuple[int | None, ...]
     ) -> Iterator[tuple[int, ptx.Immediate | ptx.Initializer]]:
+        if isinstance(part, ptx.RawOperand):
+            return  # fields of a sampler: this device has none
         if not isinstance(part, tuple):
             yield at, part
             return

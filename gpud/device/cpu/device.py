@@ -16,8 +16,10 @@ Properties:
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -26,7 +28,7 @@ import numpy.typing as npt
 from gpud.compiler.control_words import MAX_TASK_BLOCKS
 from gpud.device.cpu import output
 from gpud.device.cpu.codegen.driver import DEADLOCK
-from gpud.device.cpu.codegen.layout import HEADER, align_up
+from gpud.device.cpu.codegen.layout import HEADER, WARP, align_up
 from gpud.device.cpu.launch import Launch
 from gpud.device.cpu.module import CPUKernel, CPUModule
 from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
@@ -34,6 +36,15 @@ from gpud.device.cpu.sm import Resident, VirtualSM
 from gpud.errors import KernelTrap, LaunchConfigError
 
 __all__ = ["CPUDevice", "CPUMemory"]
+
+_open: weakref.WeakSet[CPUDevice] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for device in list(_open):
+        device.close()
+
 
 _UNCLAIMED = 2
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -78,6 +89,8 @@ class CPUDevice:
         self._grids = 0
         self._closed = False
         self._sms = [VirtualSM(i, self._slot_finished, self._slot_failed) for i in range(sms)]
+        # Native code must not outlive the memory that it works on.
+        _open.add(self)
 
     # -- the interface
 
@@ -204,7 +217,7 @@ class CPUDevice:
         Returns the launches that are over: `Launch.finish` is the caller's, without the lock,
         because it may call back into the device.
         """
-        over = []
+        over: list[Launch] = []
         for launch in list(self._queue):
             while launch.wants > 0:
                 sm = self._room_for(launch)
@@ -278,8 +291,12 @@ class CPUDevice:
             "smid": sm.index,
             "nsmid": self.sms,
             "dynamic_shared": launch.shared,
+            "threads": launch.compiled.shape.threads,
+            "padded": align_up(launch.compiled.shape.threads, WARP),
+            "start": 0 if generated.starts_together else 0xFFFFFFFF,
             "fresh": _UNCLAIMED,
             "error": 0,
+            **launch.compiled.code.addresses,
         }
         for name, value in fields.items():
             offset, type_ = HEADER[name]

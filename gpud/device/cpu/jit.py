@@ -46,7 +46,10 @@ class NativeCode:
 
     def __init__(self, engine: Any, names: tuple[str, ...]) -> None:
         self._engine = engine
-        self.addresses = {name: engine.get_function_address(name) for name in names}
+        self.addresses = {
+            name: engine.get_function_address(name) or engine.get_global_value_address(name)
+            for name in names
+        }
 
     def function(self, name: str, kind: Callable[[int], Any]) -> Any:
         """A ctypes function of an exported name."""
@@ -70,7 +73,7 @@ def assemble(ir: str, names: tuple[str, ...], *, optimize: bool = True) -> Nativ
         if optimize:
             tuning = llvm.create_pipeline_tuning_options(speed_level=2)
             tuning.loop_vectorization = True
-            tuning.slp_vectorization = True
+            tuning.slp_vectorization = False  # loops over threads hold what there is to gain
             builder = llvm.create_pass_builder(machine, tuning)
             builder.getModulePassManager().run(module, builder)
         engine = llvm.create_mcjit_compiler(module, machine)

@@ -41,7 +41,6 @@ class Launch:
         on_done: Callable[[Launch], None] | None,
     ) -> None:
         self.compiled = compiled
-        self.step_address = compiled.step_address
         self.grid = grid
         self.blocks = grid[0] * grid[1] * grid[2]
         self.shared = shared

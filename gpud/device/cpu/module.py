@@ -17,7 +17,12 @@ from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cpu import jit, output
-from gpud.device.cpu.codegen.kernel import GeneratedKernel, generate_kernel, layout_module
+from gpud.device.cpu.codegen.kernel import (
+    ENTRY_POINTS,
+    GeneratedKernel,
+    generate_kernel,
+    layout_module,
+)
 from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.data import ModuleData
 from gpud.device.interface import Parameter, parameters_of
@@ -30,7 +35,7 @@ __all__ = ["CPUKernel", "CPUModule", "CompiledKernel"]
 class CompiledKernel:
     """A kernel for one block shape: native code, and what its blocks need.
 
-    ``step_address`` is the native function that runs a resident block; see
+    ``code`` has the functions that a block's header points to; see
     `gpud.device.cpu.codegen.kernel.GeneratedKernel` for ``generated``.
     """
 
@@ -39,11 +44,6 @@ class CompiledKernel:
     generated: GeneratedKernel
     code: jit.NativeCode
     data: ModuleData
-
-    @property
-    def step_address(self) -> int:
-        """Address of ``step``."""
-        return self.code.addresses["step"]
 
 
 class CPUKernel:
@@ -68,7 +68,7 @@ class CPUKernel:
             if found is None:
                 generated = self.generate(shape)
                 output.install()
-                code = jit.assemble(generated.ir, ("step",))
+                code = jit.assemble(generated.ir, ENTRY_POINTS)
                 found = CompiledKernel(self.name, shape, generated, code, self.module.data)
                 self._compiled[shape] = found
         return found

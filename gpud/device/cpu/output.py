@@ -105,9 +105,7 @@ def _on_print(block: int, text: int, values: int) -> int:
     return len(_CONVERSION.findall(template))
 
 
-def _on_assert(
-    block: int, thread: int, message: int, file: int, line: int, function: int
-) -> None:
+def _on_assert(block: int, thread: int, message: int, file: int, line: int, function: int) -> None:
     report = _asserters.get(block)
     if report is None:
         return

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.device.cpu import jit
-from gpud.device.cpu.codegen.driver import DONE, FAILED, YIELDED
+from gpud.device.cpu.codegen.driver import DONE, FAILED, YIELDED, define_driver
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.layout import HEADER
 
@@ -42,7 +42,7 @@ __all__ = ["LAUNCH_WORDS", "MAX_SLOTS", "Resident", "VirtualSM"]
 MAX_SLOTS = 64
 """Slots of one SM; no real SM holds more than 32 blocks."""
 
-_DOORBELL, _COUNT, _STEPS, _BLOCKS = 0, 4, 64, 64 + 8 * MAX_SLOTS
+_DOORBELL, _COUNT, _BLOCKS = 0, 4, 64
 _SM_BYTES = _BLOCKS + 8 * MAX_SLOTS
 
 LAUNCH_WORDS = {"next": 0, "total": 4, "x": 8, "y": 12, "stop": 16}
@@ -93,6 +93,8 @@ class VirtualSM:
         self._inbox: deque[Resident] = deque()
         self._condition = threading.Condition()
         self._closing = False
+        # Compiled here, not on the SM's own thread: LLVM must not be at work when Python ends.
+        self._loop = _loop()
         self._thread = threading.Thread(target=self._run, name=f"sm{index}", daemon=True)
         self._thread.start()
 
@@ -110,12 +112,13 @@ class VirtualSM:
             self._doorbell[0] = 1
             self._condition.notify()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            # A kernel that never gives way cannot be stopped from outside.
+            self._thread.join(timeout=5)
 
     # -- the SM's own thread
 
     def _run(self) -> None:
-        loop = _loop()
+        loop = self._loop
         address = self._words.ctypes.data
         while True:
             with self._condition:
@@ -139,10 +142,8 @@ class VirtualSM:
     def _publish(self) -> None:
         count = len(self._slots)
         self._words[_COUNT : _COUNT + 4].view(np.uint32)[0] = count
-        steps = self._words[_STEPS:_BLOCKS].view(np.uint64)
         blocks = self._words[_BLOCKS:].view(np.uint64)
         for index, resident in enumerate(self._slots):
-            steps[index] = resident.launch.step_address
             blocks[index] = resident.address
 
 
@@ -152,6 +153,7 @@ class VirtualSM:
 @cache
 def _loop() -> Callable[[int], int]:
     ir = IRModule()
+    define_driver(ir)
     _define_loop(ir)
     code = jit.assemble(ir.text(), ("sm_loop",))
     function: Callable[[int], int] = code.function(
@@ -188,13 +190,12 @@ def _define_loop(ir: IRModule) -> None:
             e.jump(again)
         e.do(f"store i32 {e.value(f'add i32 {index}, 1')}, ptr {at}")
         block = _slot(e, _BLOCKS, index)
-        step = _slot(e, _STEPS, index)
         fresh = e.value(f"getelementptr i8, ptr {block}, i64 {HEADER['fresh'][0]}")
         unclaimed = e.value(f"icmp eq i32 {e.value(f'load i32, ptr {fresh}')}, {_UNCLAIMED}")
         claim, run = e.label("claim"), e.label("run")
         e.branch(unclaimed, claim, run)
         e.place(run)
-        result = e.value(f"call i32 {step}(ptr {block})")
+        result = e.value(f"call i32 @step(ptr {block})")
         polls, failed = e.label("polls"), e.label("failed")
         turn = e.label("turn")
         e.end(

@@ -14,13 +14,11 @@ from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.layout import type_size
+from gpud.device.cpu.codegen.nans import computes_with_floats
 from gpud.device.cpu.codegen.places import KernelPlaces, header_field
+from gpud.device.cpu.codegen.storage import pointer_base
 from gpud.device.cpu.codegen.thread import LLVM_TYPE, Thread
-from gpud.device.cpu.lower import LOWERINGS
-try:
-    from gpud.device.cpu.lower import refusal
-except ImportError:
-    refusal = lambda ins: None
+from gpud.device.cpu.lower import lower
 from gpud.errors import KernelRejected
 
 __all__ = ["Program", "ThreadCode"]
@@ -50,6 +48,8 @@ class ThreadCode(Thread):
         super().__init__(emitter, storage, places, tags, ordered_tags)
         self.places = places
         self.program = program
+        self.varying: frozenset[str] | set[str] = frozenset()
+        """Registers that differ between the rounds of a loop that LLVM may vectorise."""
 
     def run(self, ins: ptx.Instruction) -> None:
         """Emit ``ins`` (no terminator, no wait), under its guard if it has one."""
@@ -67,6 +67,7 @@ class ThreadCode(Thread):
 
     def _bare(self, ins: ptx.Instruction) -> None:
         base = ins.opcode.base
+        self.exact = not computes_with_floats(ins)
         try:
             if base == "gpud":
                 self._pseudo(ins)
@@ -74,21 +75,56 @@ class ThreadCode(Thread):
                 self._call(ins)
             elif base == "ld" and self._is_kernel_parameter(ins):
                 self._load_parameter(ins)
+            elif self._computes_address(ins):
+                pass
             elif base == "nanosleep":
                 pass  # loops that wait give way at their back edge
             else:
-                lower = LOWERINGS.get(base)
-                if lower is None:
-                    raise _rejected(ins, refusal(ins) or f"{ins.opcode.text} is not supported")
-                reason = refusal(ins)
-                if reason is not None:
-                    raise _rejected(ins, reason)
+                if _takes_bits(ins):
+                    self.blurred = self.varying
                 lower(self, ins)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             if isinstance(error, KernelRejected):
                 raise
             message = f"the CPU device cannot run this form of {base} ({error})"
             raise _rejected(ins, message) from error
+        finally:
+            self.blurred = frozenset()
+            self.exact = True
+
+    # -- addresses
+
+    def _computes_address(self, ins: ptx.Instruction) -> bool:
+        """Emit address arithmetic on a pointer register; whether ``ins`` is such."""
+        base = ins.opcode.base
+        if base not in ("add", "sub", "mad", "mov", "cvta"):
+            return False
+        target = ins.operands[0]
+        if not isinstance(target, ptx.Register) or self.storage[target.name] != "ptr":
+            return False
+        position = pointer_base(ins, self.storage)
+        if position is None or (base == "cvta" and "shared" in ins.opcode.text):
+            return False
+        operand = ins.operands[position]
+        assert isinstance(operand, ptx.Register)
+        pointer = self.e.value(f"load ptr, ptr {self.slot(operand.name)}")
+        if base in ("add", "sub"):
+            offset = self.read(ins.operands[3 - position], "u64")
+            if base == "sub":
+                offset = self.e.value(f"sub i64 0, {offset}")
+            pointer = self.e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+        elif base == "mad":
+            factors = [self._widened(o, ins.opcode.modifiers) for o in ins.operands[1:3]]
+            offset = self.e.value(f"mul i64 {factors[0]}, {factors[1]}")
+            pointer = self.e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+        self.e.do(f"store ptr {pointer}, ptr {self.slot(target.name)}")
+        return True
+
+    def _widened(self, operand: ptx.Operand, modifiers: tuple[str, ...]) -> str:
+        """A factor of ``mad.wide`` or ``mad.lo.s64`` as an i64."""
+        type_ = modifiers[-1]
+        value = self.read(operand, type_)
+        return self.convert(value, LLVM_TYPE[type_], "i64", signed=type_[0] == "s")
 
     # -- parameters
 
@@ -103,7 +139,8 @@ class ThreadCode(Thread):
 
     def _load_parameter(self, ins: ptx.Instruction) -> None:
         address = ins.operands[1]
-        assert isinstance(address, ptx.Address) and isinstance(address.base, ptx.Symbol)
+        assert isinstance(address, ptx.Address)
+        assert isinstance(address.base, ptx.Symbol)
         offset = self.places.parameters[address.base.name] + address.offset
         type_ = ins.opcode.modifiers[-1]
         targets = ins.operands[0]
@@ -113,8 +150,15 @@ class ThreadCode(Thread):
             at = offset + index * type_size(type_)
             pointer = self.e.value(f"getelementptr i8, ptr {params}, i64 {at}")
             llvm = LLVM_TYPE[type_]
+            is_pointer = isinstance(target, ptx.Register) and self.storage[target.name] == "ptr"
+            if is_pointer and llvm == "i64":
+                llvm = "ptr"
             value = self.e.value(f"load {llvm}, ptr {pointer}, align 1, !invariant.load !0")
-            self.write(target, type_, value)
+            if llvm == "ptr":
+                assert isinstance(target, ptx.Register)
+                self.e.do(f"store ptr {value}, ptr {self.slot(target.name)}")
+            else:
+                self.write(target, type_, value)
 
     # -- pseudo-instructions
 
@@ -219,6 +263,15 @@ class ThreadCode(Thread):
             text, values = (self.read(a, "u64") for a in arguments)
             count = e.value(f"call i32 @gpud_print(ptr %b, i64 {text}, i64 {values})")
             self.write(results[0], "s32", count)
+
+
+def _takes_bits(ins: ptx.Instruction) -> bool:
+    """Whether ``ins`` takes some bits of an index, so that the result wraps (`Thread._blur`)."""
+    base, modifiers = ins.opcode.base, ins.opcode.modifiers
+    if base == "cvt":
+        to, of = modifiers[-2:] if len(modifiers) > 1 else ("", "")
+        return to[:1] in ("u", "s", "b") and of[:1] in ("u", "s", "b") and to[1:] in ("8", "16")
+    return base in ("and", "rem", "bfe", "bfi", "shr", "mul24", "mad24", "lop3", "prmt", "shf")
 
 
 def _rejected(ins: ptx.Instruction, message: str) -> KernelRejected:

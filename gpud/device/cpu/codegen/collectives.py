@@ -112,7 +112,8 @@ class Collectives:
         target = ins.operands[0]
         second: ptx.Operand | None = None
         if isinstance(target, ptx.Pair):
-            target, second = target.first, target.second
+            second = target.second
+            target = target.first
         value = self._load(code, "result", "i64")
         if names[0] in ("bar", "barrier"):
             self._resume_reduction(code, target, names, value)
@@ -224,8 +225,9 @@ class Collectives:
         if base in ("activemask", "elect", "bar", "barrier"):
             return _Kind("bar" if base == "barrier" else base, "", "")
         raise KernelRejected(
-            "tensor-core" if base in ("mma", "wmma", "wgmma", "tcgen05") else
-            "unsupported-instruction",
+            "tensor-core"
+            if base in ("mma", "wmma", "wgmma", "tcgen05")
+            else "unsupported-instruction",
             f"the CPU device does not run {base}",
             print_instruction(ins),
             ins.line,

@@ -224,16 +224,12 @@ class Convergence:
             if is_call(ins) and callee(ins) == ptx.Symbol("__assertfail"):
                 return True
         last = block.last
-        return (
-            last is not None
-            and last.opcode.base == "brx"
-            and block.index in self.voted
-        )
+        return last is not None and last.opcode.base == "brx" and block.index in self.voted
 
     def is_uniform(self, ins: ptx.Instruction, block: int) -> bool:
         """Whether ``ins`` can run once for all threads, before the loop over them."""
         targets = written(ins)
-        if block in self.inner or not targets:
+        if block in self.inner or not targets or waits(ins):
             return False
         bits = flags(ins.opcode)
         if bits & (MEMORY_WRITE | ATOMIC) or is_call(ins):

@@ -145,9 +145,7 @@ class Emitter:
         self._begin(out)
 
     @contextmanager
-    def count(
-        self, start: str, stop: str, type_: str = "i32", metadata: str = ""
-    ) -> Iterator[str]:
+    def count(self, start: str, stop: str, type_: str = "i32", metadata: str = "") -> Iterator[str]:
         """``for (i = start; i < stop; i++) { ... }`` (signed); yields the value of i.
 
         ``metadata`` is appended to the back edge, with its comma.

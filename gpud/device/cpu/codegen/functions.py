@@ -12,9 +12,10 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.layout import extent
+from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.pieces import KernelCode
 from gpud.device.cpu.codegen.storage import register_storage
-from gpud.device.cpu.codegen.thread import LLVM_TYPE
+from gpud.device.cpu.codegen.thread import LLVM_TYPE, zero
 
 __all__ = ["define_function"]
 
@@ -38,9 +39,7 @@ class _Writer:
         for index, parameter in enumerate(function.returns):
             if parameter.dims:
                 arguments.append(f"ptr %r{index}")
-        header = (
-            f'define internal {returned} @"f.{function.name}"({", ".join(arguments)}) nounwind'
-        )
+        header = f'define internal {returned} @"f.{function.name}"({", ".join(arguments)}) nounwind'
         self.e = Emitter(kernel.ir, header)
         self.locals: dict[str, str] = {}
 
@@ -50,11 +49,12 @@ class _Writer:
         places = kernel.places(e, "%thread")
         places.local = self._local
         code = ThreadCode(e, storage, places, kernel.program)
+        code.uncertain = uncertain_registers(function.body or (), storage)
         self.code = code
         self._place_variables()
         for name, type_ in storage.items():
             if type_ == "i1" or name.startswith("%P."):
-                e.do(f"store {type_} {'0' if type_[0] == 'i' else '0.0'}, ptr {code.slot(name)}")
+                e.do(f"store {type_} {zero(type_)}, ptr {code.slot(name)}")
         for index, parameter in enumerate(function.parameters):
             if not parameter.dims:
                 name = f"%P.{parameter.name}" if parameter.space == "param" else parameter.name

@@ -1,8 +1,9 @@
 """One kernel and one block shape in, LLVM IR with its entry points out.
 
-The generated module exports ``i32 @step(ptr %b)``: run a resident block until it is done, gives
-way, or fails (`gpud.device.cpu.codegen.driver` names the results). Everything that a block needs is
-reached from ``%b``, so one compiled kernel serves any number of blocks, launches and threads.
+The generated module exports what a resident block's header points to: ``run_together`` (all threads
+as one), ``run_piece`` (a range of threads from one cut), ``exchange`` (a warp collective) and
+``common``, the table of what is uniform where. `gpud.device.cpu.codegen.driver` uses them. All that
+a block needs is reached from ``%b``, so one compiled kernel serves any number of blocks.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ from dataclasses import dataclass
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program, ThreadCode
-from gpud.device.cpu.codegen.collectives import array_slot
 from gpud.device.cpu.codegen.convergence import Convergence
-from gpud.device.cpu.codegen.driver import TOGETHER, define_apart
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.functions import define_function
+from gpud.device.cpu.codegen.induction import split_inductions
 from gpud.device.cpu.codegen.layout import (
-    HEADER,
     DataLayout,
-    Status,
     align_up,
     parameter_layout,
 )
-from gpud.device.cpu.codegen.pieces import KernelCode, PieceWriter, state_word
+from gpud.device.cpu.codegen.pieces import KernelCode, PieceWriter
 from gpud.device.cpu.codegen.places import ModuleLayout, Shape
+from gpud.device.cpu.codegen.plan import StagePlan
 from gpud.device.cpu.codegen.prepare import Prepared, addressed_functions, prepare
+from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.codegen.regions import Regions
-from gpud.device.cpu.codegen.stages import APART, StagePlan, define_together
+from gpud.device.cpu.codegen.stages import define_together
 from gpud.device.cpu.codegen.storage import register_storage
 
-__all__ = ["GeneratedKernel", "generate_kernel", "layout_module"]
+__all__ = ["ENTRY_POINTS", "GeneratedKernel", "generate_kernel", "layout_module"]
+
+ENTRY_POINTS = ("run_together", "run_piece", "exchange", "common")
+"""What generated code exports, each with a header field of that name."""
 
 _DYNAMIC_ALIGNMENT = 16
 
@@ -41,12 +44,13 @@ class GeneratedKernel:
     """Generated code and what a launch must provide.
 
     Attributes:
-        ir: LLVM assembly that defines ``step``.
+        ir: LLVM assembly that defines `ENTRY_POINTS`.
         parameters: offset in bytes by name in the parameter buffer.
         parameter_bytes: size of the parameter buffer.
         block_bytes: size of a resident block's header and arrays.
         local_bytes: local memory of all its threads.
         static_shared_bytes: where dynamic shared memory begins.
+        starts_together: whether a block's threads begin as one.
     """
 
     ir: str
@@ -55,6 +59,7 @@ class GeneratedKernel:
     block_bytes: int
     local_bytes: int
     static_shared_bytes: int
+    starts_together: bool
 
 
 def layout_module(module: ptx.Module) -> ModuleLayout:
@@ -89,10 +94,19 @@ def generate_kernel(
     for statement in body:
         if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
             locals_.add(statement)
+    private = frozenset(locals_.offsets)
+    regions = Regions(prepared.entry)
+    convergence = Convergence(regions, private)
+    split = split_inductions(prepared.entry, regions.flow, convergence.varying, convergence.inner)
+    if split is not None:
+        body = split.body or []
+        regions = Regions(split)
+        convergence = Convergence(regions, private)
+    regions.recomputable = Recomputable(regions.flow, convergence.varying, convergence.inner)
     ir = IRModule()
     kernel = KernelCode(
         ir,
-        Regions(prepared.entry),
+        regions,
         register_storage(body),
         shape,
         layout,
@@ -101,15 +115,15 @@ def generate_kernel(
         locals_.offsets,
         align_up(locals_.size, 16),
     )
-    plan = StagePlan(Convergence(kernel.regions, frozenset(locals_.offsets)))
+    plan = StagePlan(convergence)
     kernel.pieces = tuple(sorted({*kernel.regions.cuts, *plan.parting}))
     define_together(kernel, plan)
     for cut in kernel.pieces:
         _define_piece(kernel, cut)
     for function in functions:
         define_function(kernel, function)
-    define_apart(kernel)
-    _define_step(kernel, starts_together=0 in plan.entries)
+    _define_dispatch(kernel)
+    _define_exchange(kernel)
     _metadata(ir)
     return GeneratedKernel(
         ir.text(),
@@ -118,6 +132,7 @@ def generate_kernel(
         kernel.layout.size,
         kernel.local_size * kernel.layout.padded,
         layout.dynamic_shared,
+        0 in plan.entries,
     )
 
 
@@ -127,11 +142,13 @@ def generate_kernel(
 def _define_piece(kernel: KernelCode, cut: int) -> None:
     header = f"define internal void @piece.{cut}(ptr %b, i32 %t0, i32 %t1) nounwind"
     e = Emitter(kernel.ir, header)
-    with e.count("%t0", "%t1") as thread:
+    # Threads on their own are the exception: not worth a vectorised, unrolled copy.
+    with e.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
         places = kernel.places(e, thread)
         code = ThreadCode(
             e, kernel.storage, places, kernel.program, kernel.user_tags, kernel.ordered_tags
         )
+        code.uncertain = kernel.uncertain
         after = e.label("next")
         PieceWriter(kernel, e, code, kernel.regions.region(cut), after).write()
         e.place(after)
@@ -139,52 +156,45 @@ def _define_piece(kernel: KernelCode, cut: int) -> None:
     e.finish()
 
 
-def _define_step(kernel: KernelCode, *, starts_together: bool) -> None:
-    e = Emitter(kernel.ir, "define i32 @step(ptr %b)")
-
-    def field(name: str) -> str:
-        return e.value(f"getelementptr i8, ptr %b, i64 {HEADER[name][0]}")
-
-    fresh, together = field("fresh"), field("together")
-    with e.when(e.value(f"icmp ne i32 {e.value(f'load i32, ptr {fresh}')}, 0")):
-        e.do(f"store i32 0, ptr {fresh}")
-        e.do(f"store i32 {0 if starts_together else -1}, ptr {together}")
-        e.do(f"store i32 0, ptr {field('error')}")
-        e.do(f"store [16 x i32] zeroinitializer, ptr {field('arrived')}")
-        with e.count("0", str(kernel.layout.padded)) as thread:
-            lives = e.value(f"icmp slt i32 {thread}, {kernel.layout.threads}")
-            runs, ended = state_word(Status.RUN, 0), state_word(Status.DONE, 0)
-            word = e.value(f"select i1 {lives}, i32 {runs}, i32 {ended}")
-            e.do(f"store i32 {word}, ptr {array_slot(e, kernel.layout, 'state', thread)}")
-    with e.loop() as (again, _):
-        apart, one, leave = e.label("apart"), e.label("one"), e.label("leave")
-        at = e.value(f"load i32, ptr {together}")
-        e.branch(e.value(f"icmp slt i32 {at}, 0"), apart, one)
-        e.place(one)
-        result = e.value("call i32 @together(ptr %b)")
-        parted = e.label("parted")
-        e.branch(e.value(f"icmp eq i32 {result}, {APART}"), parted, leave)
-        e.place(parted)
-        e.do(f"store i32 -1, ptr {together}")
-        e.jump(apart)
-        e.place(apart)
-        other = e.value("call i32 @apart(ptr %b)")
-        e.branch(e.value(f"icmp eq i32 {other}, {TOGETHER}"), again, leave)
-        e.place(leave)
-        final = e.value(f"phi i32 [ {result}, %{one} ], [ {other}, %{apart} ]")
-        e.end(f"ret i32 {final}")
+def _define_dispatch(kernel: KernelCode) -> None:
+    """``void @run_piece(ptr %b, i32 %cut, i32 %t0, i32 %t1)``."""
+    header = "define void @run_piece(ptr %b, i32 %cut, i32 %t0, i32 %t1) nounwind"
+    e = Emitter(kernel.ir, header)
+    labels = {c: e.label("piece") for c in kernel.pieces}
+    nowhere = e.label("nowhere")
+    arms = " ".join(f"i32 {c}, label %{label}" for c, label in labels.items())
+    e.end(f"switch i32 %cut, label %{nowhere} [{arms}]")
+    for c, label in labels.items():
+        e.place(label)
+        e.do(f"call void @piece.{c}(ptr %b, i32 %t0, i32 %t1)")
+        e.end("ret void")
+    e.place(nowhere)
     e.end("unreachable")
     e.finish()
 
 
+def _define_exchange(kernel: KernelCode) -> None:
+    header = "define void @exchange(ptr %b, i32 %first, i32 %group, i32 %key) nounwind"
+    e = Emitter(kernel.ir, header)
+    kernel.collectives.define_exchange(e)
+    e.finish()
+
+
 def _metadata(ir: IRModule) -> None:
-    """!2 and !3: the block's own arrays and the program's memory never overlap; !4: accesses that
-    threads of a block make between two cuts do not depend on each other's order."""
+    """What the numbers in tags mean.
+
+    !2 and !3: the block's own arrays and the program's memory never overlap. !4: accesses that
+    threads of a block make between two cuts do not depend on each other's order. !7: a loop that
+    is not worth optimising for speed.
+    """
     ir.metadata("!0", "!0 = !{}")
     ir.metadata("!1", '!1 = distinct !{!1, !"block"}')
     ir.metadata("!2", "!2 = !{!5}")
     ir.metadata("!3", "!3 = !{!6}")
     ir.metadata("!4", "!4 = distinct !{}")
+    ir.metadata("!7", "!7 = distinct !{!7, !8, !9}")
+    ir.metadata("!8", '!8 = !{!"llvm.loop.vectorize.enable", i1 false}')
+    ir.metadata("!9", '!9 = !{!"llvm.loop.unroll.disable"}')
     ir.metadata("!5", '!5 = distinct !{!5, !1, !"kept registers"}')
     ir.metadata("!6", '!6 = distinct !{!6, !1, !"program memory"}')
 
@@ -197,9 +207,7 @@ def _reachable(prepared: Prepared) -> list[ptx.Function]:
         for statement in work.pop().body or ():
             if isinstance(statement, ptx.Instruction) and is_call(statement):
                 target = callee(statement)
-                names = (
-                    (target.name,) if isinstance(target, ptx.Symbol) else prepared.addressed
-                )
+                names = (target.name,) if isinstance(target, ptx.Symbol) else prepared.addressed
                 for name in names:
                     if name in prepared.functions and name not in found:
                         found[name] = None

@@ -18,13 +18,16 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.thread import LLVM_TYPE, width
 
 __all__ = [
+    "BASE_ARRAYS",
     "HEADER",
+    "HEADER_SIZE",
     "STATE_STATUS_SHIFT",
     "WARP",
     "BlockLayout",
     "DataLayout",
     "Status",
     "align_up",
+    "base_array_offset",
     "extent",
     "parameter_layout",
     "type_size",
@@ -51,6 +54,10 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("locals", "ptr"),
     ("data", "ptr"),
     ("launch", "ptr"),
+    ("run_together", "ptr"),
+    ("run_piece", "ptr"),
+    ("exchange", "ptr"),
+    ("common", "ptr"),
     ("shared_size", "i64"),
     ("grid_id", "i64"),
     ("ctaid_x", "i32"),
@@ -62,16 +69,27 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("smid", "i32"),
     ("nsmid", "i32"),
     ("dynamic_shared", "i32"),
+    ("threads", "i32"),
+    ("padded", "i32"),
+    ("start", "i32"),
+    ("votes", "i32"),
+    ("taken", "i32"),
+    ("falls", "i32"),
     ("fresh", "i32"),
     ("together", "i32"),
     ("error", "i32"),
     ("error_thread", "i32"),
     ("error_line", "i32"),
-    ("slot", "i32"),
 )
-"""Header fields in order. ``fresh`` is 1 before a block's first step; ``together`` is the block
-number at which all threads stand (-1: each has its own); ``error`` is 0, or why the block was
-ended."""
+"""Header fields in order.
+
+The functions and the table ``common`` are the kernel's own (see `gpud.device.cpu.codegen.kernel`).
+``threads`` is the block's size, ``padded`` the same in whole warps. ``fresh`` is 1 before a block's
+first step. ``together`` is the block number at which all threads stand, -1 if each has its own;
+``start`` is what it is at first. A block whose threads part says how in ``votes`` (whether each
+thread's ``key`` tells its way), ``taken`` and ``falls`` (the state words). ``error`` is 0, or why
+the block was ended.
+"""
 
 
 def align_up(value: int, alignment: int) -> int:
@@ -90,7 +108,7 @@ def _header() -> tuple[dict[str, tuple[int, str]], int]:
     return offsets, align_up(at + 64, 64)
 
 
-HEADER, _HEADER_SIZE = _header()
+HEADER, HEADER_SIZE = _header()
 """Header field -> (offset, LLVM type)."""
 
 
@@ -138,6 +156,31 @@ class DataLayout:
         return self.offsets[variable.name]
 
 
+BASE_ARRAYS: dict[str, str] = {
+    "state": "i32",
+    "mask": "i32",
+    "key": "i32",
+    "count": "i32",
+    "xb": "i32",
+    "xc": "i32",
+    "result_pred": "i32",
+    "xa": "i64",
+    "result": "i64",
+}
+"""Arrays that every block has, in order, and the LLVM type of their elements. They come right
+after the header, so the parts of the device that know no kernel find them from ``padded`` alone."""
+
+
+def base_array_offset(name: str) -> int:
+    """Bytes from the end of the header to a base array, for each padded thread."""
+    at = 0
+    for other, type_ in BASE_ARRAYS.items():
+        if other == name:
+            return at
+        at += width(type_) // 8
+    raise KeyError(name)
+
+
 class BlockLayout:
     """The memory of one resident block of ``threads`` threads.
 
@@ -148,19 +191,9 @@ class BlockLayout:
         self.threads = threads
         self.padded = align_up(threads, WARP)
         self.warps = self.padded // WARP
-        self._at = _HEADER_SIZE
+        self._at = HEADER_SIZE
         self._arrays: dict[str, tuple[int, str]] = {}
-        for name, type_ in (
-            ("state", "i32"),
-            ("mask", "i32"),
-            ("key", "i32"),
-            ("count", "i32"),
-            ("xa", "i64"),
-            ("xb", "i32"),
-            ("xc", "i32"),
-            ("result", "i64"),
-            ("result_pred", "i32"),
-        ):
+        for name, type_ in BASE_ARRAYS.items():
             self.array(name, type_)
 
     def array(self, name: str, type_: str) -> tuple[int, str]:

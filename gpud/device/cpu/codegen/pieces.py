@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpud.compiler.analysis.cfg import Block
-from gpud.compiler.analysis.effects import BARRIER, barrier, callee, flags, is_call, read
+from gpud.compiler.analysis.effects import BARRIER, barrier, callee, flags, is_call, read, written
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program, ThreadCode
 from gpud.device.cpu.codegen.collectives import Collectives, array_slot
@@ -21,8 +21,10 @@ from gpud.device.cpu.codegen.layout import (
     BlockLayout,
     Status,
 )
+from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.places import KernelPlaces, ModuleLayout, Shape
 from gpud.device.cpu.codegen.regions import Region, Regions, waits
+from gpud.device.cpu.codegen.thread import zero
 
 __all__ = ["KernelCode", "PieceWriter", "state_word"]
 
@@ -50,6 +52,7 @@ class KernelCode:
         self.ir = ir
         self.regions = regions
         self.storage = storage
+        self.uncertain = uncertain_registers(regions.flow.function.body or (), dict(storage))
         self.shape = shape
         self.module = module
         self.program = program
@@ -127,20 +130,31 @@ class PieceWriter:
 
     def _load(self) -> None:
         regions, e, code = self.kernel.regions, self.e, self.code
-        kept = set(regions.live_into(self.region.cut))
+        cut = self.region.cut
+        kept = set(regions.kept_at(cut))
         used: dict[str, None] = {}
         for number in self.region.blocks:
             for place in regions.flow.blocks[number].places:
                 used.update(dict.fromkeys(r.name for r in read(place.instruction)))
         used.update(dict.fromkeys(sorted(self.region.written)))
+        targets = [
+            s
+            for number in self.region.blocks
+            for s in regions.flow.blocks[number].successors
+            if regions.is_cut(s)
+        ]
+        used.update(dict.fromkeys(regions.to_keep(cut, targets)))
+        recipe = regions.recipe(used, cut)
+        for ins in recipe:
+            used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
         for name in used:
             type_ = self.kernel.storage[name]
-            value = "0" if type_[0] == "i" else "null" if type_ == "ptr" else "0.0"
+            value = zero(type_)
             if name in kept:
                 value = e.value(f"load {type_}, ptr {self.kept(name)}{self.kernel.keep_tags}")
-            elif name not in self.region.written:
-                value = "0" if type_[0] == "i" else "null" if type_ == "ptr" else "0.0"
             e.do(f"store {type_} {value}, ptr {code.slot(name)}")
+        for ins in recipe:
+            code.run(ins)
 
     def kept(self, name: str) -> str:
         """``ptr`` to where this thread keeps register ``name`` while it waits."""
@@ -240,8 +254,10 @@ class PieceWriter:
     def _leave(self, target: int, status: int) -> None:
         """Keep what is live at ``target`` and stop there."""
         kernel = self.kernel
-        for name in kernel.regions.live_into(target):
-            if name in self.region.written:
+        # What was kept here and did not change is still in its array.
+        here = kernel.regions.kept_at(self.region.cut)
+        for name in kernel.regions.kept_at(target):
+            if name in self.region.written or name not in here:
                 type_ = kernel.storage[name]
                 value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
                 self.e.do(f"store {type_} {value}, ptr {self.kept(name)}{kernel.keep_tags}")

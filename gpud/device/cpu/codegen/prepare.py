@@ -41,6 +41,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.substitute import rename
 from gpud.device.cpu.codegen.waiting import waiting_headers
+from gpud.device.cpu.codegen.webs import split_webs
 from gpud.errors import KernelRejected
 
 __all__ = ["KNOWN_EXTERNALS", "Prepared", "addressed_functions", "prepare"]
@@ -84,6 +85,7 @@ def prepare(module: ptx.Module, entry: ptx.Function) -> Prepared:
     prepared = ptx.Function(
         "entry", entry.name, entry.parameters, (), entry.attributes, _isolate(body), entry.linkage
     )
+    prepared = split_webs(prepared)
     rest = {n: f for n, f in functions.items() if f.kind == "func" and n not in suspending}
     return Prepared(prepared, rest, addressed)
 
@@ -171,8 +173,9 @@ def _parameters_to_registers(function: ptx.Function) -> ptx.Function:
         if isinstance(statement, ptx.Variable) and statement.name in scalars:
             continue
         if isinstance(statement, ptx.Instruction):
-            statement = _use_registers(statement, scalars)
-        body.append(statement)
+            body.append(_use_registers(statement, scalars))
+        else:
+            body.append(statement)
     return ptx.Function(
         function.kind,
         function.name,
@@ -237,9 +240,7 @@ class _Inliner:
         self.suspending = suspending
         self.copies = 0
 
-    def expand(
-        self, function: ptx.Function, path: tuple[str, ...] = ()
-    ) -> list[ptx.Statement]:
+    def expand(self, function: ptx.Function, path: tuple[str, ...] = ()) -> list[ptx.Statement]:
         """The body of ``function`` with every suspending call replaced by the callee's body."""
         if function.name in path:
             raise KernelRejected(
@@ -277,9 +278,7 @@ class _Inliner:
         assert isinstance(target, ptx.Register)
         return self._guarded(ins, self._dispatch(ins, target, path))
 
-    def _guarded(
-        self, ins: ptx.Instruction, body: list[ptx.Statement]
-    ) -> list[ptx.Statement]:
+    def _guarded(self, ins: ptx.Instruction, body: list[ptx.Statement]) -> list[ptx.Statement]:
         if ins.guard is None:
             return body
         return _around(ins, body, f"$after.{self._number()}")
@@ -305,7 +304,9 @@ class _Inliner:
                 continue
             skip = f"$not.{number}.{self._number()}"
             opcode = ptx.opcode("gpud.callee")
-            body.append(ptx.Instruction(opcode, (matches, pointer, ptx.Symbol(name)), None, ins.line))
+            body.append(
+                ptx.Instruction(opcode, (matches, pointer, ptx.Symbol(name)), None, ins.line)
+            )
             body.append(_branch(skip, ptx.Guard(matches, negated=True)))
             direct: tuple[ptx.Operand, ...] = (ptx.Symbol(name), ptx.Tuple(arguments))
             if results:
@@ -347,10 +348,11 @@ class _Inliner:
             self._bind(parameter, result, names, after, ins, results=True)
         for statement in expanded:
             if isinstance(statement, ptx.RegisterDeclaration) and statement.count is not None:
-                statement = ptx.RegisterDeclaration(
-                    statement.type, f"{statement.name}i{number}_", statement.count
+                body.append(
+                    ptx.RegisterDeclaration(
+                        statement.type, f"{statement.name}i{number}_", statement.count
+                    )
                 )
-                body.append(statement)
                 continue
             changed = rename(statement, lambda name: names.get(name, name))
             if isinstance(changed, ptx.Instruction) and changed.opcode.base == "ret":
@@ -389,22 +391,20 @@ def _call_parts(
     results: tuple[ptx.Operand, ...] = ()
     if isinstance(operands[0], ptx.Tuple):
         results = operands.pop(0).items  # type: ignore[union-attr]
-    arguments = operands[1].items if len(operands) > 1 and isinstance(operands[1], ptx.Tuple) else ()
+    arguments = (
+        operands[1].items if len(operands) > 1 and isinstance(operands[1], ptx.Tuple) else ()
+    )
     return results, arguments
 
 
 # -- waits -------------------------------------------------------------------------------------
 
 
-def _branch(
-    label: str, guard: ptx.Guard | None = None, line: int = 0
-) -> ptx.Instruction:
+def _branch(label: str, guard: ptx.Guard | None = None, line: int = 0) -> ptx.Instruction:
     return ptx.Instruction(ptx.opcode("bra"), (ptx.Symbol(label),), guard, line)
 
 
-def _around(
-    ins: ptx.Instruction, body: list[ptx.Statement], label: str
-) -> list[ptx.Statement]:
+def _around(ins: ptx.Instruction, body: list[ptx.Statement], label: str) -> list[ptx.Statement]:
     """``body`` under the guard of ``ins``, as a branch around it."""
     assert ins.guard is not None
     opposite = ptx.Guard(ins.guard.register, not ins.guard.negated)

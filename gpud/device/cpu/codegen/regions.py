@@ -12,12 +12,14 @@ Properties:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpud.compiler.analysis.cfg import Block, ControlFlow
 from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, flags, written
 from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.codegen.waiting import waiting_headers
 
 __all__ = ["Region", "Regions", "waits"]
@@ -52,7 +54,10 @@ class Regions:
         self.flow = ControlFlow(entry)
         self.liveness = Liveness(self.flow)
         self.polling = waiting_headers(self.flow)
+        self.recomputable: Recomputable | None = None
+        """What need not be kept; set once it is known what is uniform."""
         self._names: dict[int, tuple[str, ...]] = {}
+        self._kept: dict[int, tuple[str, ...]] = {}
         cuts = {0, *self.polling, *extra}
         for block in self._reachable():
             if waits(block.last):
@@ -76,6 +81,55 @@ class Regions:
             self._names[block] = found
         return found
 
+    def kept_at(self, block: int) -> tuple[str, ...]:
+        """Registers to keep for a thread that stops before ``block``.
+
+        They are the live ones, but instead of those that can be recomputed the leaves of their
+        recipes.
+        """
+        found = self._kept.get(block)
+        if found is None:
+            names: dict[str, None] = {}
+            recomputed = self.recomputed_at(block)
+            for name in self.live_into(block):
+                if name not in recomputed:
+                    names[name] = None
+            for name in self.live_into(block):
+                if name in recomputed and self.recomputable is not None:
+                    names.update(dict.fromkeys(self.recomputable.leaves(name)))
+            found = self._kept[block] = tuple(names)
+        return found
+
+    def recomputed_at(self, block: int) -> frozenset[str]:
+        """Live registers that are recomputed, not kept, before ``block``."""
+        if self.recomputable is None:
+            return frozenset()
+        available = self.recomputable.available.get(block, frozenset())
+        return available.intersection(self.live_into(block))
+
+    def to_keep(self, block: int, targets: Iterable[int]) -> list[str]:
+        """Registers that are recomputed at ``block`` but must be kept at one of ``targets``.
+
+        What they are made of changes in between.
+        """
+        names: dict[str, None] = {}
+        here = self.recomputed_at(block)
+        for target in targets:
+            if target != self.flow.exit:
+                names.update(dict.fromkeys(n for n in self.kept_at(target) if n in here))
+        return list(names)
+
+    def recipe(self, names: Iterable[str], block: int) -> list[ptx.Instruction]:
+        """The instructions that compute those of ``names`` that are recomputed at ``block``."""
+        if self.recomputable is None:
+            return []
+        here = self.recomputed_at(block)
+        steps: dict[int, ptx.Instruction] = {}
+        for name in names:
+            if name in here:
+                steps.update((id(step), step) for step in self.recomputable.recipe(name))
+        return list(steps.values())
+
     def region(self, cut: int) -> Region:
         """The region that begins at ``cut``."""
         inside, stack = {cut}, [cut]
@@ -84,7 +138,7 @@ class Regions:
                 if not self.is_cut(successor) and successor not in inside:
                     inside.add(successor)
                     stack.append(successor)
-        ordered = tuple([cut, *(b for b in self.flow.order if b in inside and b != cut)])
+        ordered = (cut, *(b for b in self.flow.order if b in inside and b != cut))
         names = {
             register.name
             for b in ordered

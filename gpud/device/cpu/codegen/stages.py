@@ -1,6 +1,6 @@
 """A block's threads run together: one native function for everything that they do in step.
 
-``i32 @together(ptr %b)`` starts at the stage named in the block's header and runs stage after
+``i32 @run_together(ptr %b)`` starts at the stage named in the block's header and runs stage after
 stage. A stage computes what is uniform once, then runs one loop over all threads for the rest;
 LLVM vectorises that loop, since nothing in one thread's round depends on another's. Between stages
 uniform registers stay machine registers, varying ones go through the block's arrays.
@@ -19,222 +19,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import (
-    ATOMIC,
     BARRIER,
-    MEMORY_READ,
-    MEMORY_WRITE,
     barrier,
     callee,
     flags,
     is_call,
     read,
-    state_space,
     written,
 )
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.collectives import array_slot
-from gpud.device.cpu.codegen.convergence import Convergence
-from gpud.device.cpu.codegen.driver import DONE, FAILED
+from gpud.device.cpu.codegen.driver import APART, DONE, FAILED, TURN
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.layout import HEADER, Status
 from gpud.device.cpu.codegen.pieces import KernelCode, report_trap, state_word
+from gpud.device.cpu.codegen.plan import Segment, Stage, StagePlan, ends_the_block
 from gpud.device.cpu.codegen.regions import waits
+from gpud.device.cpu.codegen.thread import width, zero
 
-__all__ = ["APART", "TURN", "StagePlan", "define_together"]
+__all__ = ["define_together"]
 
-APART, TURN = 4, 5
 _CYCLES_PER_TURN = 200_000
 """A block that passes barriers gives way to its neighbours after about 0.1 ms."""
 
 
-@dataclass(slots=True)
-class Segment:
-    """Blocks that one thread runs in one round of a stage's loop, entered at ``blocks[0]``.
-
-    Without a ``join`` it is one block that all threads run, and control leaves the stage after it
-    for all alike. With one, the other blocks are inner ones, and all ways through them lead to the
-    join. The first block is inner too where the segment is a loop that each thread ends by itself.
-    """
-
-    blocks: tuple[int, ...]
-    join: int | None = None
-
-
-@dataclass(slots=True)
-class Stage:
-    """Segments that one loop over the threads runs one after another."""
-
-    segments: list[Segment] = field(default_factory=list)
-
-    @property
-    def first(self) -> int:
-        """The block at which the stage is entered."""
-        return self.segments[0].blocks[0]
-
-    @property
-    def last(self) -> int:
-        """The block whose end decides where control goes; of no meaning if there is a join."""
-        return self.segments[-1].blocks[0]
-
-
-class StagePlan:
-    """The stages of a kernel: found from the entry along all edges that threads take together.
-
-    Attributes:
-        stages: by first block.
-        entries: blocks at which threads that parted may come together again.
-        parting: blocks at which threads can be when they part.
-    """
-
-    def __init__(self, convergence: Convergence) -> None:
-        self.convergence = convergence
-        self.flow = convergence.flow
-        self.regions = convergence.regions
-        skeleton = set(self.flow.order) - convergence.inner
-        self.entries = {0} | {
-            s
-            for b in self.flow.order
-            if waits(self.flow.blocks[b].last)
-            for s in self.flow.blocks[b].successors
-            if s in skeleton and s not in convergence.solo
-        }
-        if 0 in convergence.solo:
-            self.entries.discard(0)
-        self.stages: dict[int, Stage] = {}
-        self.parting: set[int] = set()
-        while not self._plan():
-            self.entries -= convergence.solo
-
-    def _plan(self) -> bool:
-        """Make all stages; False if a block turned out to be one that threads must run alone."""
-        self.stages.clear()
-        self.parting.clear()
-        convergence = self.convergence
-        work = sorted(self.entries)
-        while work:
-            number = work.pop()
-            if number in self.stages:
-                continue
-            stage = self._grow(number)
-            if stage is None:
-                convergence.solo.add(number)
-                return False
-            self.stages[number] = stage
-            for target in self.exits(stage):
-                if target == self.flow.exit:
-                    continue
-                if self.parts_at(stage.last, target):
-                    self.parting.add(target)
-                else:
-                    work.append(target)
-            if stage.segments[-1].join is None and stage.last in convergence.voted:
-                self.parting.update(
-                    s for s in self.flow.blocks[stage.last].successors if s != self.flow.exit
-                )
-        return True
-
-    def parts_at(self, source: int, target: int) -> bool:
-        """Whether threads that go from ``source`` to ``target`` must part there."""
-        return target in self.convergence.solo or self.regions.yields(source, target)
-
-    def exits(self, stage: Stage) -> tuple[int, ...]:
-        """Blocks (or the virtual exit) that may follow a stage."""
-        segment = stage.segments[-1]
-        if segment.join is not None:
-            return (segment.join,)
-        return self.flow.blocks[stage.last].successors
-
-    def _grow(self, number: int) -> Stage | None:
-        stage = Stage()
-        inside: set[int] = set()
-        while True:
-            segment = self._segment(number)
-            if segment is None:
-                if not stage.segments:
-                    return None
-                self.convergence.solo.add(number)
-                return stage
-            stage.segments.append(segment)
-            inside.update(segment.blocks)
-            follow = self._continues(segment)
-            if follow is None or follow in self.entries or follow in self.convergence.solo:
-                return stage
-            around = inside | self._inner_from(follow)
-            if any(p not in around for p in self.flow.blocks[follow].predecessors):
-                return stage
-            if follow in inside or self._would_reorder(inside, follow):
-                return stage
-            number = follow
-
-    def _would_reorder(self, inside: set[int], follow: int) -> bool:
-        """Whether a load that runs once for all threads would move before a store of the loop."""
-        writes = any(
-            flags(p.instruction.opcode) & (MEMORY_WRITE | ATOMIC) or is_call(p.instruction)
-            for n in inside
-            for p in self.flow.blocks[n].places
-        )
-        return writes and any(
-            flags(p.instruction.opcode) & MEMORY_READ
-            and state_space(p.instruction.opcode) not in ("param", "const")
-            and self.convergence.is_uniform(p.instruction, follow)
-            for p in self.flow.blocks[follow].places
-        )
-
-    def _inner_from(self, number: int) -> set[int]:
-        """``number``, if it is inner, and the inner blocks that control can reach from there."""
-        inner = self.convergence.inner
-        found = {number} & inner
-        stack = list(found)
-        while stack:
-            for successor in self.flow.blocks[stack.pop()].successors:
-                if successor in inner and successor not in found:
-                    found.add(successor)
-                    stack.append(successor)
-        return found
-
-    def _segment(self, number: int) -> Segment | None:
-        """The segment that begins at ``number``; None if its threads would not join again."""
-        block = self.flow.blocks[number]
-        convergence = self.convergence
-        if number in convergence.inner:
-            region = self._inner_from(number)
-        elif number in convergence.voted or not convergence.branches_apart(block):
-            return Segment((number,))
-        else:
-            region = {number}
-            for successor in block.successors:
-                if successor != self.flow.exit:
-                    region |= self._inner_from(successor)
-        joins = {s for b in region for s in self.flow.blocks[b].successors if s not in region}
-        traps = {b for b in region if _ends_the_block(self.flow.blocks[b])}
-        if traps:
-            leaving = {s for b in region - traps for s in self.flow.blocks[b].successors}
-            joins = (leaving - region) or joins
-        if len(joins) != 1:
-            return None
-        ordered = (number, *(b for b in self.flow.order if b in region and b != number))
-        return Segment(ordered, joins.pop())
-
-    def _continues(self, segment: Segment) -> int | None:
-        """The one block that follows a segment in the same loop over threads, if there is one."""
-        if segment.join is not None:
-            return None if segment.join == self.flow.exit else segment.join
-        block = self.flow.blocks[segment.blocks[0]]
-        if waits(block.last) or len(block.successors) != 1:
-            return None
-        target = block.successors[0]
-        return None if target == self.flow.exit else target
-
-
 def define_together(kernel: KernelCode, plan: StagePlan) -> None:
-    """Define ``@together`` and ``@gather`` (may the block go on as one?)."""
-    _Writer(kernel, plan).define()
-    _define_gather(kernel, plan)
+    """Define ``@run_together`` and the table ``@common`` of what is uniform where."""
+    writer = _Writer(kernel, plan)
+    writer.define()
+    _define_table(kernel, plan, writer.shared_at)
 
 
 class _Writer:
@@ -243,7 +60,7 @@ class _Writer:
         self.plan = plan
         self.flow = plan.flow
         self.varying = plan.convergence.varying
-        self.e = Emitter(kernel.ir, "define internal i32 @together(ptr %b) nounwind")
+        self.e = Emitter(kernel.ir, "define i32 @run_together(ptr %b) nounwind")
         self.labels = {n: self.e.label(f"stage{n}") for n in plan.stages}
         places = kernel.places(self.e, "0", ("0", "0", "0"))
         self.code = ThreadCode(
@@ -254,8 +71,12 @@ class _Writer:
             kernel.user_tags,
             kernel.ordered_tags,
         )
+        self.code.varying = self.varying
+        self.code.uncertain = kernel.uncertain
         self.scalar_places = places
         self.began = self.e.alloca("i64", "began")
+        self.shared_at: set[int] = set(plan.entries)
+        """Blocks at which threads part or come together."""
 
     # -- the function
 
@@ -287,7 +108,7 @@ class _Writer:
         e.finish()
 
     def _uniform_live(self, number: int) -> list[str]:
-        return [n for n in self.kernel.regions.live_into(number) if n not in self.varying]
+        return [n for n in self.kernel.regions.kept_at(number) if n not in self.varying]
 
     def _common(self, name: str) -> str:
         return common_slot(self.e, self.kernel, name)
@@ -301,32 +122,36 @@ class _Writer:
         elif self.plan.parts_at(source, target):
             yields = self.kernel.regions.yields(source, target)
             status = Status.YIELD if yields else Status.RUN
-            self.part({target}, str(state_word(status, target)))
+            self.part((target,), (state_word(status, target),))
         else:
             self.e.jump(self.labels[target])
 
-    def part(self, targets: set[int], word: str | None) -> None:
-        """Give every thread its own copy of what is live at ``targets`` and return.
+    def part(self, targets: tuple[int, ...], words: tuple[int, ...]) -> None:
+        """Leave because the threads part.
 
-        ``word`` is the state of all threads; None if the states are written already.
+        One target and state word for all threads, or two, each thread's vote telling which. The
+        driver gives every thread its own copy of what is uniform there.
         """
-        e, kernel = self.e, self.kernel
+        e = self.e
         names = dict.fromkeys(
-            n for t in sorted(targets) if t != self.flow.exit for n in self._uniform_live(t)
+            n for t in targets if t != self.flow.exit for n in self._uniform_live(t)
         )
-        values = {}
-        for name in names:
-            type_ = kernel.storage[name]
-            values[name] = e.value(f"load {type_}, ptr {self.code.slot(name)}")
-        with e.count("0", str(kernel.layout.threads)) as thread:
-            for name, value in values.items():
-                type_ = kernel.storage[name]
-                slot = array_slot(e, kernel.layout, f"reg {name}", thread, type_)
-                e.do(f"store {type_} {value}, ptr {slot}{kernel.keep_tags}")
-            if word is not None:
-                slot = array_slot(e, kernel.layout, "state", thread)
-                e.do(f"store i32 {word}, ptr {slot}{kernel.keep_tags}")
+        self._keep_common(list(names))
+        self.shared_at.update(t for t in targets if t != self.flow.exit)
+        for field_name, value in (
+            ("votes", len(words) - 1),
+            ("taken", words[0]),
+            ("falls", words[-1]),
+        ):
+            pointer = e.value(f"getelementptr i8, ptr %b, i64 {HEADER[field_name][0]}")
+            e.do(f"store i32 {value}, ptr {pointer}")
         e.end(f"ret i32 {APART}")
+
+    def _keep_common(self, names: list[str]) -> None:
+        for name in names:
+            type_ = self.kernel.storage[name]
+            value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
+            self.e.do(f"store {type_} {value}, ptr {self._common(name)}{self.kernel.keep_tags}")
 
     def give_way(self, target: int) -> None:
         """After a barrier: go on at ``target``, or let other blocks have a turn first."""
@@ -337,10 +162,7 @@ class _Writer:
         short = e.value(f"icmp ult i64 {spent}, {_CYCLES_PER_TURN}")
         e.branch(short, self.labels[target], leave)
         e.place(leave)
-        for name in self._uniform_live(target):
-            type_ = self.kernel.storage[name]
-            value = e.value(f"load {type_}, ptr {self.code.slot(name)}")
-            e.do(f"store {type_} {value}, ptr {self._common(name)}{self.kernel.keep_tags}")
+        self._keep_common(self._uniform_live(target))
         together = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['together'][0]}")
         e.do(f"store i32 {target}, ptr {together}")
         e.end(f"ret i32 {TURN}")
@@ -381,6 +203,8 @@ class _StageWriter:
         self.stage = stage
         self.convergence = writer.plan.convergence
         self._saved: dict[str, list[tuple[int, str]]] = {}
+        self.recipe: list[ptx.Instruction] = []
+        self.to_keep: list[str] = []
         self.ordinal: dict[int, int] = {}
         """Order of each instruction (by identity) in the stage."""
 
@@ -400,6 +224,16 @@ class _StageWriter:
             if id(ins) not in uniform:
                 for register in read(ins):
                     varying_readers.setdefault(register.name, []).append(self.ordinal[id(ins)])
+        wanted = dict.fromkeys(
+            r.name for i in everything if id(i) not in uniform for r in (*read(i), *written(i))
+        )
+        regions = self.kernel.regions
+        self.to_keep = regions.to_keep(self.stage.first, self.w.plan.exits(self.stage))
+        wanted.update(dict.fromkeys(self.to_keep))
+        self.recipe = regions.recipe(wanted, self.stage.first)
+        for ins in self.recipe:
+            for register in read(ins):
+                varying_readers.setdefault(register.name, []).append(-1)
         last = self.w.flow.blocks[self.stage.last].last
         for ins in everything:
             if id(ins) not in uniform:
@@ -412,7 +246,7 @@ class _StageWriter:
         votes = self.stage.last in self.convergence.voted
         loop = [i for i in everything if id(i) not in uniform and self._does_something(i, last)]
         agree = None
-        if loop or votes:  # otherwise there is nothing that differs between threads
+        if loop or votes or self.to_keep:  # otherwise there is nothing that differs between threads
             agree = self._loop(blocks, uniform, votes)
         self._finish(last, agree)
 
@@ -422,6 +256,8 @@ class _StageWriter:
         if ins is last:
             if flags(ins.opcode) & BARRIER:
                 return _offers(ins)
+            if _is_whole_warp_barrier(ins):
+                return False
             if ins.opcode.base in ("bra", "ret", "exit", "brx"):
                 return self.stage.segments[-1].join is not None
         return True
@@ -431,7 +267,7 @@ class _StageWriter:
         now = self.ordinal[id(ins)]
         for register in written(ins):
             name = register.name
-            done = self._saved.get(name, [(-1, "")])[-1][0]
+            done = self._saved.get(name, [(-2, "")])[-1][0]
             if any(done < at < now for at in readers.get(name, ())):
                 type_ = self.kernel.storage[name]
                 slot = self.e.alloca(type_, "old")
@@ -461,11 +297,15 @@ class _StageWriter:
                 for register in written(ins):
                     used[register.name] = None
                     stored.add(register.name)
-        live_in = set(self.kernel.regions.live_into(self.stage.first))
+        regions = self.kernel.regions
+        live_in = set(regions.kept_at(self.stage.first))
         live_out: set[str] = set()
         for target in self.w.plan.exits(self.stage):
             if target != self.w.flow.exit:
-                live_out.update(self.kernel.regions.live_into(target))
+                live_out.update(regions.kept_at(target))
+        stored.update(self.to_keep)
+        for ins in self.recipe:
+            used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
         with self.w.threads():
             for name in used:
                 if name not in self.w.varying:
@@ -475,6 +315,9 @@ class _StageWriter:
                 if name in live_in:
                     value = e.value(f"load {type_}, ptr {self._kept(name)}{self.kernel.keep_tags}")
                 e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
+            for ins in self.recipe:
+                with self._as_of(ins, -1):
+                    self.code.run(ins)
             after = e.label("kept")
             for index, segment in enumerate(self.stage.segments):
                 following = (
@@ -535,9 +378,13 @@ class _StageWriter:
                 self.code.run(ins)
 
     @contextmanager
-    def _as_of(self, ins: ptx.Instruction) -> Iterator[None]:
-        """Uniform registers as they were before later instructions of the stage changed them."""
-        now = self.ordinal[id(ins)]
+    def _as_of(self, ins: ptx.Instruction, now: int | None = None) -> Iterator[None]:
+        """Uniform registers as they were before later instructions of the stage changed them.
+
+        ``now`` is -1 for instructions that run before the stage's own.
+        """
+        if now is None:
+            now = self.ordinal[id(ins)]
         changed: dict[str, str] = {}
         for register in read(ins):
             for upto, slot in self._saved.get(register.name, ()):
@@ -556,7 +403,7 @@ class _StageWriter:
             if flags(last.opcode) & BARRIER:
                 if _offers(last):
                     self.kernel.collectives.offer_barrier(self.code, last)
-            else:
+            elif not _is_whole_warp_barrier(last):
                 self.kernel.collectives.offer(self.code, last)
         elif base not in ("bra", "ret", "exit", "brx"):
             self._run(last)
@@ -604,7 +451,8 @@ class _StageWriter:
     def _vote(self, agree: str) -> None:
         """Count this thread's vote and remember it."""
         e, last = self.e, self.w.flow.blocks[self.stage.last].last
-        assert last is not None and last.guard is not None
+        assert last is not None
+        assert last.guard is not None
         held = self.code.guard(last.guard)
         vote = e.value(f"zext i1 {held} to i32")
         thread = self.code.places.thread
@@ -619,7 +467,7 @@ class _StageWriter:
         e, w = self.e, self.w
         number = self.stage.last
         block = w.flow.blocks[number]
-        if any(_ends_the_block(w.flow.blocks[n]) for s in self.stage.segments for n in s.blocks):
+        if any(ends_the_block(w.flow.blocks[n]) for s in self.stage.segments for n in s.blocks):
             error = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['error'][0]}")
             failed = e.value(f"icmp ne i32 {e.value(f'load i32, ptr {error}')}, 0")
             with e.when(failed):
@@ -664,15 +512,7 @@ class _StageWriter:
             else:
                 yields = self.kernel.regions.yields(number, target)
                 words.append(state_word(Status.YIELD if yields else Status.RUN, target))
-        with e.count("0", str(threads)) as thread:
-            vote = e.value(
-                f"load i32, ptr {array_slot(e, self.kernel.layout, 'key', thread)}"
-            )
-            took = e.value(f"icmp ne i32 {vote}, 0")
-            word = e.value(f"select i1 {took}, i32 {words[0]}, i32 {words[1]}")
-            slot = array_slot(e, self.kernel.layout, "state", thread)
-            e.do(f"store i32 {word}, ptr {slot}{self.kernel.keep_tags}")
-        w.part(set(block.successors), None)
+        w.part((block.successors[0], block.successors[-1]), (words[0], words[1]))
 
     def _uniform_table(self, block: Block, last: ptx.Instruction) -> None:
         e, w = self.e, self.w
@@ -708,6 +548,9 @@ class _StageWriter:
             else:
                 w.give_way(target)
             return
+        if _is_whole_warp_barrier(last):
+            w.go(block.index, target)
+            return
         mask = kernel.collectives.mask_of(last)
         whole = isinstance(mask, ptx.Immediate) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF
         if mask is not None and not whole:
@@ -715,7 +558,7 @@ class _StageWriter:
             go_on, meet = e.label("full"), e.label("partial")
             e.branch(same, go_on, meet)
             e.place(meet)
-            w.part({target}, str(state_word(Status.COLLECTIVE, target)))
+            w.part((target,), (state_word(Status.COLLECTIVE, target),))
             e.place(go_on)
         kernel.collectives.exchange_all(e, last)
         w.go(block.index, target)
@@ -731,7 +574,7 @@ class _StageWriter:
         e.branch(e.value(f"icmp eq i32 {value}, {padded}"), go_on, meet)
         e.place(meet)
         target = block.successors[0]
-        w.part({target}, str(state_word(Status.BARRIER, target)))
+        w.part((target,), (state_word(Status.BARRIER, target),))
         e.place(go_on)
 
 
@@ -743,18 +586,12 @@ def _offers(ins: ptx.Instruction) -> bool:
     return ins.opcode.has("red") or barrier(ins).count is not None
 
 
-def _ends_the_block(block: Block) -> bool:
-    """Whether a thread that comes to the end of ``block`` ends its whole thread block."""
-    last = block.last
-    return last is not None and (
-        last.opcode.base == "trap"
-        or (is_call(last) and callee(last) == ptx.Symbol("__assertfail"))
-    )
-
-
-def zero(type_: str) -> str:
-    """The zero of an LLVM type."""
-    return "0" if type_[0] == "i" else "null" if type_ == "ptr" else "0.0"
+def _is_whole_warp_barrier(ins: ptx.Instruction) -> bool:
+    """``bar.warp.sync`` of all lanes: nothing to do for threads that are together."""
+    if ins.opcode.base != "bar" or ins.opcode.modifiers[:1] != ("warp",):
+        return False
+    mask = ins.operands[0]
+    return isinstance(mask, ptx.Immediate) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF
 
 
 def kernel_registers(kernel: KernelCode) -> set[str]:
@@ -773,60 +610,22 @@ def common_slot(e: Emitter, kernel: KernelCode, name: str) -> str:
     return e.value(f"getelementptr i8, ptr %b, i64 {offset}")
 
 
-def _define_gather(kernel: KernelCode, plan: StagePlan) -> None:
-    """``i1 @gather(ptr %b)``: if all threads stand at one entry and agree on what is uniform
-    there, note it in the header and say true."""
-    e = Emitter(kernel.ir, "define internal i1 @gather(ptr %b)")
-    first = e.value(f"load i32, ptr {array_slot(e, kernel.layout, 'state', '0')}")
-    no, yes = e.label("no"), e.label("yes")
-    differ = e.alloca("i32", "differ")
-    e.do(f"store i32 0, ptr {differ}")
-    with e.count("0", str(kernel.layout.threads)) as thread:
-        state = e.value(f"load i32, ptr {array_slot(e, kernel.layout, 'state', thread)}")
-        other = e.value(f"xor i32 {state}, {first}")
-        sofar = e.value(f"load i32, ptr {differ}")
-        e.do(f"store i32 {e.value(f'or i32 {sofar}, {other}')}, ptr {differ}")
-    apart = e.value(f"load i32, ptr {differ}")
-    same = e.label("same")
-    e.branch(e.value(f"icmp eq i32 {apart}, 0"), same, no)
-    e.place(same)
-    entries = {n: e.label("at") for n in sorted(plan.entries) if n in kernel.regions.cuts}
-    arms = " ".join(f"i32 {n}, label %{label}" for n, label in entries.items())
-    e.end(f"switch i32 {first}, label %{no} [{arms}]")
-    for number, label in entries.items():
-        e.place(label)
-        names = [n for n in kernel.regions.live_into(number) if n not in plan.convergence.varying]
-        if names:
-            e.do(f"store i32 0, ptr {differ}")
-            with e.count("0", str(kernel.layout.threads)) as thread:
-                for name in names:
-                    _compare(e, kernel, name, thread, differ)
-            found = e.value(f"load i32, ptr {differ}")
-            equal = e.label("equal")
-            e.branch(e.value(f"icmp eq i32 {found}, 0"), equal, no)
-            e.place(equal)
-            for name in names:
-                type_ = kernel.storage[name]
-                slot = array_slot(e, kernel.layout, f"reg {name}", "0", type_)
-                value = e.value(f"load {type_}, ptr {slot}")
-                e.do(f"store {type_} {value}, ptr {common_slot(e, kernel, name)}")
-        e.jump(yes)
-    e.place(yes)
-    together = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['together'][0]}")
-    e.do(f"store i32 {first}, ptr {together}")
-    e.end("ret i1 true")
-    e.place(no)
-    e.end("ret i1 false")
-    e.finish()
+def _define_table(kernel: KernelCode, plan: StagePlan, blocks: set[int]) -> None:
+    """``@common``: for each block where threads part or join, what is uniform there.
 
-
-def _compare(e: Emitter, kernel: KernelCode, name: str, thread: str, differ: str) -> None:
-    type_ = kernel.storage[name]
-    bits = {"float": "i32", "double": "i64", "ptr": "i64", "i1": "i8"}.get(type_, type_)
-    first = array_slot(e, kernel.layout, f"reg {name}", "0", type_)
-    mine = array_slot(e, kernel.layout, f"reg {name}", thread, type_)
-    a = e.value(f"load {bits}, ptr {first}")
-    b = e.value(f"load {bits}, ptr {mine}")
-    unequal = e.value(f"zext i1 {e.value(f'icmp ne {bits} {a}, {b}')} to i32")
-    sofar = e.value(f"load i32, ptr {differ}")
-    e.do(f"store i32 {e.value(f'or i32 {sofar}, {unequal}')}, ptr {differ}")
+    A row is: block, whether threads may go on as one there, number of registers, then for each
+    register the offset of its array, its size in bytes, and the offset of its common copy. A row
+    that begins with -1 is the last.
+    """
+    words: list[int] = []
+    for number in sorted(blocks):
+        names = [n for n in kernel.regions.kept_at(number) if n not in plan.convergence.varying]
+        words += [number, int(number in plan.entries and number in kernel.regions.cuts), len(names)]
+        for name in names:
+            type_ = kernel.storage[name]
+            offset, _ = kernel.layout.array(f"reg {name}", type_)
+            size = 1 if type_ == "i1" else 8 if type_ == "ptr" else width(type_) // 8
+            words += [offset, size, kernel.layout.word(f"common {name}")[0]]
+    words.append(-1)
+    values = ", ".join(f"i32 {word}" for word in words)
+    kernel.ir.declare("common", f"@common = constant [{len(words)} x i32] [{values}]")

@@ -1,4 +1,4 @@
-"""Rename registers and symbols in instructions: the one walk over operands that inlining needs."""
+"""Rename registers, symbols and labels in statements, as inlining and splitting need it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpud.compiler.ptx import model as ptx
+from gpud.compiler.ptx.renaming import replace_names
 
-__all__ = ["Rename", "rename"]
+__all__ = ["Rename", "rename", "rename_operand"]
 
 Rename = Callable[[str], str]
 """A new name for a register, symbol or label, or the same one."""
 
 
 def rename(statement: ptx.Statement, change: Rename) -> ptx.Statement:
-    """A copy of ``statement`` in which every register, symbol and label name went through
-    ``change``.
+    """A copy of ``statement`` with every register, symbol and label renamed by ``change``.
 
     Declarations are renamed too; directives and debug locations are returned as they are.
     """
@@ -24,7 +24,7 @@ def rename(statement: ptx.Statement, change: Rename) -> ptx.Statement:
             guard = statement.guard
             if guard is not None:
                 guard = ptx.Guard(ptx.Register(change(guard.register.name)), guard.negated)
-            operands = tuple(_operand(o, change) for o in statement.operands)
+            operands = tuple(rename_operand(o, change) for o in statement.operands)
             return ptx.Instruction(statement.opcode, operands, guard, statement.line)
         case ptx.Label() | ptx.RegisterDeclaration() | ptx.Variable() | ptx.CallPrototype():
             return replace(statement, name=change(statement.name))
@@ -34,22 +34,6 @@ def rename(statement: ptx.Statement, change: Rename) -> ptx.Statement:
     return statement
 
 
-def _operand(operand: ptx.Operand, change: Rename) -> ptx.Operand:
-    match operand:
-        case ptx.Register(name):
-            return ptx.Register(change(name))
-        case ptx.Symbol(name):
-            return ptx.Symbol(change(name))
-        case ptx.Address(base, offset) if base is not None:
-            return ptx.Address(type(base)(change(base.name)), offset)
-        case ptx.Vector(items):
-            return ptx.Vector(tuple(_operand(i, change) for i in items))
-        case ptx.Tuple(items):
-            return ptx.Tuple(tuple(_operand(i, change) for i in items))
-        case ptx.Pair(first, second):
-            return ptx.Pair(_operand(first, change), _operand(second, change))
-        case ptx.Not(register):
-            return ptx.Not(ptx.Register(change(register.name)))
-        case ptx.Conjunction(symbol, offset):
-            return ptx.Conjunction(ptx.Symbol(change(symbol.name)), offset)
-    return operand
+def rename_operand(operand: ptx.Operand, change: Rename) -> ptx.Operand:
+    """A copy of ``operand`` in which every register and symbol name went through ``change``."""
+    return replace_names(operand, lambda named: type(named)(change(named.name)))

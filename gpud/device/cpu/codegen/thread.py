@@ -24,7 +24,7 @@ from typing import Protocol
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emitter import Emitter
 
-__all__ = ["LLVM_TYPE", "Addresses", "Thread", "width"]
+__all__ = ["LLVM_TYPE", "Addresses", "Thread", "width", "zero"]
 
 LLVM_TYPE: Mapping[str, str] = {
     "pred": "i1",
@@ -41,12 +41,17 @@ LLVM_TYPE: Mapping[str, str] = {
 }
 """LLVM type of a value of a PTX type as lowerings see it."""
 
-_WIDTH = {"i1": 1, "half": 16, "bfloat": 16, "float": 32, "double": 64}
+_WIDTH = {"i1": 1, "half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 64}
 
 
 def width(llvm_type: str) -> int:
     """Bits of a scalar LLVM type."""
     return _WIDTH.get(llvm_type) or int(llvm_type[1:])
+
+
+def zero(llvm_type: str) -> str:
+    """The zero of a scalar LLVM type."""
+    return {"i": "0", "p": "null"}.get(llvm_type[0], "0.0")
 
 
 class Addresses(Protocol):
@@ -98,6 +103,13 @@ class Thread:
         self.addresses = addresses
         self.tags = tags
         self.ordered_tags = ordered_tags
+        self.parallel = ", !llvm.access.group !4"
+        self.blurred: frozenset[str] | set[str] = frozenset()
+        """Integer registers whose value LLVM must not follow further; see `_blur`."""
+        self.uncertain: frozenset[str] = frozenset()
+        """Float registers that may hold a NaN which a GPU would not make."""
+        self.exact = True
+        """Whether what is read now must have the bits that a GPU would give it."""
         self._slots: dict[str, str] = {}
 
     # -- registers
@@ -123,6 +135,10 @@ class Thread:
             case ptx.Register(name):
                 stored = self.storage[name]
                 value = self.e.value(f"load {stored}, ptr {self.slot(name)}")
+                if name in self.blurred and stored in ("i16", "i32", "i64"):
+                    value = self._blur(value, stored)
+                if self.exact and name in self.uncertain:
+                    value = self._canonical(value)
                 return self.convert(value, stored, LLVM_TYPE[type_])
             case ptx.Immediate():
                 return self._immediate(operand, type_)
@@ -138,6 +154,24 @@ class Thread:
                 total = self.e.value(f"add i64 {base}, {offset}")
                 return self.convert(total, "i64", LLVM_TYPE[type_])
         raise TypeError(f"{operand!r} cannot be read as .{type_}")
+
+    def _canonical(self, value: str) -> str:
+        """A float, or the GPU's one NaN, 0x7fffffff, instead of any other."""
+        nan = self.e.value(f"fcmp uno float {value}, {value}")
+        one = "bitcast (i32 2147483647 to float)"
+        return self.e.value(f"select i1 {nan}, float {one}, float {value}")
+
+    def _blur(self, value: str, type_: str) -> str:
+        """``value``, but with nothing known of how it was computed.
+
+        LLVM 22 models the low bits of a loop's index (``tid & 3``) as a narrow index that wraps. It
+        may take an address made of them for one with a constant stride, provided that the narrow
+        index does not wrap; in loops marked as parallel it then loses that proviso.
+        """
+        name = f"@gpud_ones_{type_}"
+        self.e.module.declare(name, f"{name} = global {type_} -1")
+        ones = self.e.value(f"load {type_}, ptr {name}, !invariant.load !0{self.parallel}")
+        return self.e.value(f"and {type_} {value}, {ones}")
 
     def write(self, operand: ptx.Operand, type_: str, value: str) -> None:
         """Store ``value`` (of ``LLVM_TYPE[type_]``) in a register; ``_`` discards it.
@@ -157,6 +191,11 @@ class Thread:
         if given == wanted:
             return value
         narrow, wide = width(given), width(wanted)
+        if given == "ptr":
+            value, given = self.e.value(f"ptrtoint ptr {value} to i64"), "i64"
+        if wanted == "ptr":
+            value = self.convert(value, given, "i64", signed=signed)
+            return self.e.value(f"inttoptr i64 {value} to ptr")
         if given[0] != "i":
             value = self.e.value(f"bitcast {given} {value} to i{narrow}")
         if narrow != wide:
@@ -190,6 +229,12 @@ class Thread:
         if not isinstance(address, ptx.Address):
             raise TypeError(f"{address!r} is not an address")
         base, offset = address.base, address.offset
+        if isinstance(base, ptx.Register) and self.storage[base.name] == "ptr":
+            if not space.startswith("shared"):
+                pointer = self.e.value(f"load ptr, ptr {self.slot(base.name)}")
+                if offset:
+                    pointer = self.e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+                return pointer
         number = "0" if base is None else self.read(base, "u64")
         if space.startswith("shared"):
             pointer = self.e.value(

@@ -19,6 +19,7 @@ from gpud.device.cpu.lower import (  # noqa: F401 - importing them fills LOWERIN
     bits,
     compare,
     convert,
+    copies,
     division,
     dotproduct,
     floating,
@@ -26,6 +27,8 @@ from gpud.device.cpu.lower import (  # noqa: F401 - importing them fills LOWERIN
     integer,
     mbarrier,
     memory,
+    moves,
+    spaces,
     video,
 )
 from gpud.device.cpu.lower.refusals import refusal, rejection

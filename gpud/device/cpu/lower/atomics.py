@@ -19,8 +19,8 @@ from gpud.device.cpu.lower.floating import minimum_maximum
 from gpud.device.cpu.lower.formats import flush, narrow, widen
 from gpud.device.cpu.lower.half import add_halves
 from gpud.device.cpu.lower.integer import join_halves, split_halves
-from gpud.device.cpu.lower.memory import SPACES, element, generic_shared
 from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, reject
+from gpud.device.cpu.lower.spaces import SPACES, element, generic_shared
 from gpud.device.cpu.lower.values import Value, read, write
 
 _OPERATIONS = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")

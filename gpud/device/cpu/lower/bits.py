@@ -146,9 +146,9 @@ def _bfind(t: Thread, ins: Instruction) -> None:
 
 @lowering("fns", types="b32")
 def _fns(t: Thread, ins: Instruction) -> None:
-    Modifiers(ins).flag("b32")
-    if len(ins.operands) != 4:
-        raise reject(ins, "it takes a mask, a base and an offset")
+    m = Modifiers(ins)
+    m.require("b32")
+    m.done(4)
     mask, base = (read(t, operand, "b32") for operand in ins.operands[1:3])
     offset = read(t, ins.operands[3], "s32")
     # Upwards: the |n|-th set bit of the mask from `base` on, both counted from 1. Downwards is

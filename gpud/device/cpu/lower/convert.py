@@ -53,8 +53,9 @@ def _cvt(t: Thread, ins: Instruction) -> None:
         if rounding not in _INTEGER_ROUNDING:
             raise reject(ins, "it needs .rni, .rzi, .rmi or .rpi")
         value = read_float(t, ins.operands[1], source, ftz=ftz and source == "f32")
-        rounded = intrinsic(_INTEGER_ROUNDING[rounding], value)
-        write(t, ins.operands[0], target, _float_to_integer(rounded, target, source))
+        if rounding != "rzi":  # the conversion itself truncates
+            value = intrinsic(_INTEGER_ROUNDING[rounding], value)
+        write(t, ins.operands[0], target, _float_to_integer(value, target, source))
     elif source in _INTEGERS and target in _FLOATS:
         value = read(t, ins.operands[1], source)
         result = _integer_to_float(ins, value, source, target, rounding)
@@ -136,14 +137,24 @@ def _cvt_pack(t: Thread, ins: Instruction, m: Modifiers) -> None:
 
 
 def _float_to_integer(value: Value, target: str, source: str) -> Value:
-    """An integral float clamped to an integer type; NaN as the ISA says for the types."""
-    kind = "fptosi.sat" if target[0] == "s" else "fptoui.sat"
-    llvm = LLVM_TYPE[target]
-    result = intrinsic(kind, value, returns=llvm)  # NaN gives 0
-    bits = int(target[1:])
-    if source == "f64" or bits == 64:
-        result = value.is_nan().select(1 << (bits - 1), result)
-    return result
+    """A float truncated and clamped to an integer type; NaN as the ISA says for the types.
+
+    In place of ``llvm.fptosi.sat``, for which LLVM 22 has no vector code.
+    """
+    low, high = _limits(target)
+    bits, wide = int(target[1:]), max(int(target[1:]), 32)
+    mantissa = 53 if value.type == "double" else 24
+    # The largest number of the float type that is not above ``high``.
+    largest = high - (high & ((1 << max(high.bit_length() - mantissa, 0)) - 1))
+    inside = value.compare("ogt", float(low)).select(value, float(low))
+    inside = inside.compare("olt", float(largest)).select(inside, float(largest))
+    # Up to 16 bits the signed conversion serves both, and is the cheaper one.
+    signed = target[0] == "s" or bits < 32
+    result = inside.cast("fptosi" if signed else "fptoui", f"i{wide}")
+    if largest != high:
+        result = value.compare("oge", float(high + 1)).select(high, result)
+    nan = 1 << (bits - 1) if source == "f64" or bits == 64 else 0
+    return value.is_nan().select(nan, result).trunc(LLVM_TYPE[target])
 
 
 def _integer_to_float(

@@ -103,7 +103,7 @@ class Modifiers:
         for index in range(len(self.rest) - 1, -1, -1):
             if self.rest[index] in LLVM_TYPE:
                 return self.rest.pop(index)
-        raise reject(self.instruction, "it has no type")
+        raise reject(self.instruction, "it has no type that is known here")
 
     def skip(self, *prefixes: str) -> None:
         """Drop every modifier that begins with one of ``prefixes``: hints without effect."""
