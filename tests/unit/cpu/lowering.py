@@ -52,6 +52,9 @@ def address(base: str, offset: int = 0) -> ptx.Address:
     return ptx.Address(ptx.Register(base), offset)
 
 
+_AXES = {"%tid.y": ("6", "i32"), "%tid.z": ("7", "i32")}
+
+
 class ArrayAddresses:
     """Shared memory in a buffer; the other spaces are given ranges of host addresses."""
 
@@ -62,7 +65,12 @@ class ArrayAddresses:
         self.param = (0x8000, 0x100)
 
     def special(self, name: str) -> tuple[str, str]:
-        return {"%laneid": ("7", "i32"), "%clock64": ("99", "i64")}[name]
+        return {
+            "%laneid": ("7", "i32"),
+            "%clock64": ("99", "i64"),
+            "%tid.x": ("5", "i32"),
+            **_AXES,
+        }[name]
 
     def symbol(self, name: str) -> str:
         return {"table": "4096", "buffer": "64"}[name]
@@ -145,6 +153,21 @@ class Instructions:
         self.count += 1
         self._emit(name, program, outs, ins, extra or {})
         return Operation(self, name, outs, ins)
+
+    def define_many(
+        self, texts: Sequence[str], outputs: Sequence[str], inputs: str, *immediates: Sequence[int]
+    ) -> Operation:
+        """One operation with an output for each opcode, all on the same inputs: faster to compile.
+
+        ``immediates`` gives an instruction's last operands.
+        """
+        sources = tuple(register(f"%a{i}") for i in range(len(inputs.split())))
+        program = []
+        for i, text in enumerate(texts):
+            last = tuple(self._operand(number) for number in (immediates[i] if immediates else ()))
+            operands = (register(f"%d{i}"), *sources, *last)
+            program.append(ptx.Instruction(ptx.opcode(text), operands))
+        return self.define(program, outputs, inputs)
 
     @staticmethod
     def _operand(given: object) -> ptx.Operand:

@@ -70,7 +70,8 @@ def test_logic() -> None:
 
 
 LOP3 = [
-    CODE.define("lop3.b32", "u4", "u4 u4 u4", ["%d0", "%a0", "%a1", "%a2", t]) for t in range(256)
+    CODE.define_many(["lop3.b32"] * 32, ["u4"] * 32, "u4 u4 u4", *([t] for t in range(k, k + 32)))
+    for k in range(0, 256, 32)
 ]
 LOP3_PREDICATE = {
     name: CODE.define(
@@ -94,8 +95,8 @@ LOP3_PREDICATE = {
 
 def test_lop3_every_table() -> None:
     a, b, c = (np.array([x], "u4") for x in (0xF0, 0xCC, 0xAA))
-    for table, operation in enumerate(LOP3):
-        assert operation(a, b, c)[0] & 0xFF == table
+    results = [int(r[0]) & 0xFF for operation in LOP3 for r in operation(a, b, c)]
+    assert results == list(range(256))
 
 
 def test_lop3_with_predicate() -> None:

@@ -39,19 +39,24 @@ def compare(got: Array, want: list[int], given: Array) -> None:
 
 # -- between integers
 
+WHOLE_FORMS = [(sat, to) for sat in ("", ".sat") for to in INTEGERS]
 WHOLE = {
-    (sat, to, of): CODE.define(f"cvt{sat}.{to}.{of}", slot(to), slot(of))
-    for sat in ("", ".sat")
-    for to in INTEGERS
+    of: CODE.define_many(
+        [f"cvt{sat}.{to}.{of}" for sat, to in WHOLE_FORMS],
+        [slot(to) for _, to in WHOLE_FORMS],
+        slot(of),
+    )
     for of in INTEGERS
 }
 
 
 def test_integer_to_integer() -> None:
-    for (sat, to, of), operation in WHOLE.items():
+    for of, operation in WHOLE.items():
         given = values(of, 20)
-        got = operation(np.array(given, slot(of))).tolist()
-        assert got == [clamp(v, to) if sat else wrap(v, to) for v in given], (sat, to, of)
+        results = operation(np.array(given, slot(of)))
+        for (sat, to), got in zip(WHOLE_FORMS, results, strict=True):
+            want = [clamp(v, to) if sat else wrap(v, to) for v in given]
+            assert got.tolist() == want, (sat, to, of)
 
 
 def test_registers_wider_than_the_types() -> None:
@@ -65,11 +70,14 @@ WIDE_UNSIGNED = CODE.define("cvt.u8.u32", "i4", "u4")
 
 # -- floats to integers
 
+TO_INTEGER_FORMS = [(mode, to) for to in INTEGERS for mode in FLOOR]
 TO_INTEGER = {
-    (mode, to, of): CODE.define(f"cvt.{mode}.{to}.{of}", slot(to), slot(of))
+    of: CODE.define_many(
+        [f"cvt.{mode}.{to}.{of}" for mode, to in TO_INTEGER_FORMS],
+        [slot(to) for _, to in TO_INTEGER_FORMS],
+        slot(of),
+    )
     for of in FORMATS
-    for to in INTEGERS
-    for mode in FLOOR
 }
 
 
@@ -98,20 +106,19 @@ def to_integer(f: oracle.Format, bits: int, mode: str, to: str) -> int:
 def test_float_to_integer(of: str) -> None:
     f = FORMATS[of]
     given = float_samples(f, 1)
-    for to in INTEGERS:
-        for mode in FLOOR:
-            got = TO_INTEGER[mode, to, of](given)
-            want = [to_integer(f, int(bits), mode, to) for bits in given]
-            compare(got, want, given)
+    for (mode, to), got in zip(TO_INTEGER_FORMS, TO_INTEGER[of](given), strict=True):
+        want = [to_integer(f, int(bits), mode, to) for bits in given]
+        compare(got, want, given)
 
 
 # -- integers to floats
 
 FROM_INTEGER = {
-    (mode, to, of): CODE.define(f"cvt.{mode}.{to}.{of}", slot(to), slot(of))
+    (to, of): CODE.define_many(
+        [f"cvt.{mode}.{to}.{of}" for mode in MODES], [slot(to)] * 4, slot(of)
+    )
     for to in FORMATS
     for of in INTEGERS
-    for mode in MODES
 }
 
 
@@ -131,8 +138,7 @@ def test_integer_to_float(to: str) -> None:
     f = FORMATS[to]
     for of in INTEGERS:
         given = np.array(values(of, 30) + halfway(of, f), slot(of))
-        for mode in MODES:
-            got = FROM_INTEGER[mode, to, of](given)
+        for mode, got in zip(MODES, FROM_INTEGER[to, of](given), strict=True):
             want = [f.encode(Fraction(int(v)), mode) for v in given]
             compare(got, want, given)
 
@@ -146,9 +152,10 @@ NARROWING = [
     if FORMATS[to].width < FORMATS[of].width or {to, of} == {"f16", "bf16"}
 ]
 NARROW = {
-    (mode, to, of): CODE.define(f"cvt.{mode}.{to}.{of}", slot(to), slot(of))
+    (to, of): CODE.define_many(
+        [f"cvt.{mode}.{to}.{of}" for mode in MODES], [slot(to)] * 4, slot(of)
+    )
     for to, of in NARROWING
-    for mode in MODES
 }
 WIDEN = {
     (to, of): CODE.define(f"cvt.{to}.{of}", slot(to), slot(of))
@@ -186,9 +193,9 @@ def test_float_to_narrower_float(to: str, of: str) -> None:
         given = np.arange(0, 1 << 16, 7, dtype=np.uint16)
     else:
         given = np.concatenate([oracle.samples(g, 1, 400, 2)[0], near(f, g, 3)])
-    for mode in MODES:
+    for mode, got in zip(MODES, NARROW[to, of](given), strict=True):
         want = [to_float(f, g, int(bits), mode) for bits in given]
-        compare(NARROW[mode, to, of](given), want, given)
+        compare(got, want, given)
 
 
 @pytest.mark.parametrize(("to", "of"), WIDEN, ids=".".join)

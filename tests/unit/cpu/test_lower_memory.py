@@ -239,6 +239,12 @@ UNPACK_FOUR = CODE.define(
 SYMBOL = CODE.define("mov.u64", "u8", "", ["%d0", "table"])
 SYMBOL_OFFSET = CODE.define("mov.u64", "u8", "", ["%d0", ptx.Conjunction(ptx.Symbol("table"), 8)])
 SPECIAL = CODE.define("mov.u32", "u4", "", ["%d0", ptx.SpecialRegister("%laneid")])
+SPECIAL_VECTOR = CODE.define(
+    "mov.v4.u32",
+    ["u4"] * 4,
+    "",
+    [vector("%d0", "%d1", "%d2", "%d3"), ptx.SpecialRegister("%tid")],
+)
 IMMEDIATE = CODE.define(
     "mov.f32", "f4", "", ["%d0", ptx.Immediate("0f3FC00000", 0x3FC00000, "f32")]
 )
@@ -255,6 +261,7 @@ def test_moves_keep_the_bits() -> None:
     assert UNPACK_HIGH([0xAAAAAAAA55555555])[0] == 0xAAAAAAAA
     assert [x[0] for x in UNPACK_FOUR([0x04030201])] == [1, 2, 3, 4]
     assert [SYMBOL()[0], SYMBOL_OFFSET()[0], SPECIAL()[0]] == [4096, 4104, 7]
+    assert [x[0] for x in SPECIAL_VECTOR()] == [5, 6, 7, 0]
     assert IMMEDIATE()[0] == 1.5
 
 
