@@ -22,6 +22,8 @@ class IRModule:
         self._declarations: dict[str, str] = {}
         self._definitions: list[str] = []
         self._footer: dict[str, str] = {}
+        self.flushes = False
+        """Whether the processor flushes subnormal single-precision numbers while this code runs."""
 
     def declare(self, name: str, text: str) -> None:
         """Add ``declare ...`` (or a global) once; ``name`` identifies it."""

@@ -11,6 +11,7 @@ from gpud.compiler.analysis.cfg import Block, ControlFlow
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES
 from gpud.device.cpu.codegen.layout import extent
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.pieces import KernelCode
@@ -40,6 +41,8 @@ class _Writer:
             if parameter.dims:
                 arguments.append(f"ptr %r{index}")
         header = f'define internal {returned} @"f.{function.name}"({", ".join(arguments)}) nounwind'
+        if kernel.ir.flushes:
+            header += f" {FLUSHING_ATTRIBUTES}"
         self.e = Emitter(kernel.ir, header)
         self.locals: dict[str, str] = {}
 

@@ -15,6 +15,11 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program, ThreadCode
 from gpud.device.cpu.codegen.convergence import Convergence
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.flushing import (
+    FLUSHING_ATTRIBUTES,
+    define_with_flushing,
+    wants_flushing,
+)
 from gpud.device.cpu.codegen.functions import define_function
 from gpud.device.cpu.codegen.induction import split_inductions
 from gpud.device.cpu.codegen.layout import (
@@ -104,6 +109,7 @@ def generate_kernel(
         convergence = Convergence(regions, private)
     regions.recomputable = Recomputable(regions.flow, convergence.varying, convergence.inner)
     ir = IRModule()
+    ir.flushes = wants_flushing([body, *(f.body or [] for f in functions)])
     kernel = KernelCode(
         ir,
         regions,
@@ -141,6 +147,8 @@ def generate_kernel(
 
 def _define_piece(kernel: KernelCode, cut: int) -> None:
     header = f"define internal void @piece.{cut}(ptr %b, i32 %t0, i32 %t1) nounwind"
+    if kernel.ir.flushes:
+        header += f" {FLUSHING_ATTRIBUTES}"
     e = Emitter(kernel.ir, header)
     # Threads on their own are the exception: not worth a vectorised, unrolled copy.
     with e.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
@@ -158,7 +166,11 @@ def _define_piece(kernel: KernelCode, cut: int) -> None:
 
 def _define_dispatch(kernel: KernelCode) -> None:
     """``void @run_piece(ptr %b, i32 %cut, i32 %t0, i32 %t1)``."""
-    header = "define void @run_piece(ptr %b, i32 %cut, i32 %t0, i32 %t1) nounwind"
+    arguments = "ptr %b, i32 %cut, i32 %t0, i32 %t1"
+    header = f"define void @run_piece({arguments}) nounwind"
+    if kernel.ir.flushes:
+        name = define_with_flushing(kernel.ir, "void", "run_piece", arguments)
+        header = f"define internal void @{name}({arguments}) nounwind noinline"
     e = Emitter(kernel.ir, header)
     labels = {c: e.label("piece") for c in kernel.pieces}
     nowhere = e.label("nowhere")

@@ -35,6 +35,7 @@ from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.collectives import array_slot
 from gpud.device.cpu.codegen.driver import APART, DONE, FAILED, TURN
 from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES, define_with_flushing
 from gpud.device.cpu.codegen.layout import HEADER, Status
 from gpud.device.cpu.codegen.pieces import KernelCode, report_trap, state_word
 from gpud.device.cpu.codegen.plan import Segment, Stage, StagePlan, ends_the_block
@@ -60,7 +61,11 @@ class _Writer:
         self.plan = plan
         self.flow = plan.flow
         self.varying = plan.convergence.varying
-        self.e = Emitter(kernel.ir, "define i32 @run_together(ptr %b) nounwind")
+        header = "define i32 @run_together(ptr %b) nounwind"
+        if kernel.ir.flushes:
+            name = define_with_flushing(kernel.ir, "i32", "run_together", "ptr %b")
+            header = f"define internal i32 @{name}(ptr %b) nounwind noinline {FLUSHING_ATTRIBUTES}"
+        self.e = Emitter(kernel.ir, header)
         self.labels = {n: self.e.label(f"stage{n}") for n in plan.stages}
         places = kernel.places(self.e, "0", ("0", "0", "0"))
         self.code = ThreadCode(
@@ -82,8 +87,9 @@ class _Writer:
 
     def define(self) -> None:
         e = self.e
-        e.module.declare("readcyclecounter", "declare i64 @llvm.readcyclecounter()")
-        e.do(f"store i64 {e.value('call i64 @llvm.readcyclecounter()')}, ptr {self.began}")
+        if any(self._passes_barrier(stage) for stage in self.plan.stages.values()):
+            e.module.declare("readcyclecounter", "declare i64 @llvm.readcyclecounter()")
+            e.do(f"store i64 {e.value('call i64 @llvm.readcyclecounter()')}, ptr {self.began}")
         for name in sorted(kernel_registers(self.kernel) - self.varying):
             type_ = self.kernel.storage[name]
             e.do(f"store {type_} {zero(type_)}, ptr {self.code.slot(name)}")
@@ -106,6 +112,10 @@ class _Writer:
         e.place(dead)
         e.end("unreachable")
         e.finish()
+
+    def _passes_barrier(self, stage: Stage) -> bool:
+        last = self.flow.blocks[stage.last].last
+        return last is not None and bool(flags(last.opcode) & BARRIER)
 
     def _uniform_live(self, number: int) -> list[str]:
         return [n for n in self.kernel.regions.kept_at(number) if n not in self.varying]
