@@ -52,7 +52,9 @@ class Example:
 
 def examples(*, small: bool = False) -> tuple[Example, ...]:
     """The demo's examples: about a second each on two cores, or ``small``: milliseconds."""
-    return (_matmul(128 if small else 1792), _pricer(24 if small else 3072), _scan(16 << (not small) * 9))
+    if small:
+        return (_matmul(256), _pricer(200), _scan(200))
+    return (_matmul(1792), _pricer(6144), _scan(8192))
 
 
 # -- matrix product in tiles: two barriers for every tile ----------------------------------------
@@ -167,7 +169,7 @@ def _pricer(options: int) -> Example:
 
 # -- running sum in one pass: every task block waits for those before it -------------------------
 
-_ROUNDS = 48
+_ROUNDS = 128
 _PER_BLOCK = 1024
 
 _SCAN = r"""

@@ -33,8 +33,8 @@ from gpud.device.cpu.codegen.plan import StagePlan
 from gpud.device.cpu.codegen.prepare import Prepared, addressed_functions, prepare
 from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.codegen.regions import Regions
-from gpud.device.cpu.codegen.stages import define_together
 from gpud.device.cpu.codegen.storage import register_storage
+from gpud.device.cpu.codegen.together import define_together
 
 __all__ = ["ENTRY_POINTS", "GeneratedKernel", "generate_kernel", "layout_module"]
 

@@ -13,8 +13,9 @@ from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import BARRIER, barrier, callee, flags, is_call, read, written
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program, ThreadCode
-from gpud.device.cpu.codegen.collectives import Collectives, array_slot
+from gpud.device.cpu.codegen.collectives import Collectives
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.exchange import array_slot
 from gpud.device.cpu.codegen.layout import (
     HEADER,
     STATE_STATUS_SHIFT,
@@ -26,7 +27,7 @@ from gpud.device.cpu.codegen.places import KernelPlaces, ModuleLayout, Shape
 from gpud.device.cpu.codegen.regions import Region, Regions, waits
 from gpud.device.cpu.codegen.thread import zero
 
-__all__ = ["KernelCode", "PieceWriter", "state_word"]
+__all__ = ["KernelCode", "PieceWriter", "report_assertion", "report_trap", "state_word"]
 
 
 def state_word(status: int, block: int) -> int:
@@ -274,22 +275,9 @@ class PieceWriter:
         self.e.jump(self.after)
 
     def _assert(self, ins: ptx.Instruction) -> None:
-        arguments = ins.operands[-1]
-        assert isinstance(arguments, ptx.Tuple)
-        message, file, line, function, _ = arguments.items
-        e = self.e
-        e.module.declare("assert", "declare void @gpud_assert(ptr, i32, i64, i64, i32, i64)")
-        values = ", ".join(
-            (
-                f"i32 {self.code.places.thread}",
-                f"i64 {self.code.read(message, 'u64')}",
-                f"i64 {self.code.read(file, 'u64')}",
-                f"i32 {self.code.read(line, 'u32')}",
-                f"i64 {self.code.read(function, 'u64')}",
-            )
-        )
-        e.do(f"call void @gpud_assert(ptr %b, {values})")
-        self._trap(ins)
+        report_assertion(self.e, self.code, ins)
+        self._state(state_word(Status.TRAP, 0))
+        self.e.jump(self.after)
 
     def _arrive(self, ins: ptx.Instruction) -> None:
         """``bar.arrive``: count the thread and go on; lanes that do not exist count with it."""
@@ -316,3 +304,22 @@ def report_trap(e: Emitter, code: ThreadCode, ins: ptx.Instruction) -> None:
         offset, type_ = HEADER[name]
         pointer = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
         e.do(f"store {type_} {value}, ptr {pointer}")
+
+
+def report_assertion(e: Emitter, code: ThreadCode, ins: ptx.Instruction) -> None:
+    """Pass on what a failed ``assert`` (a call of ``__assertfail``) says, and note the trap."""
+    arguments = ins.operands[-1]
+    assert isinstance(arguments, ptx.Tuple)
+    message, file, line, function, _ = arguments.items
+    e.module.declare("assert", "declare void @gpud_assert(ptr, i32, i64, i64, i32, i64)")
+    values = ", ".join(
+        (
+            f"i32 {code.places.thread}",
+            f"i64 {code.read(message, 'u64')}",
+            f"i64 {code.read(file, 'u64')}",
+            f"i32 {code.read(line, 'u32')}",
+            f"i64 {code.read(function, 'u64')}",
+        )
+    )
+    e.do(f"call void @gpud_assert(ptr %b, {values})")
+    report_trap(e, code, ins)

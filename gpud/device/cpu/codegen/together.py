@@ -1,0 +1,232 @@
+"""A block's threads run together: one native function for everything that they do in step.
+
+``i32 @run_together(ptr %b)`` starts at the stage named in the block's header and runs stage after
+stage. A stage computes what is uniform once, then runs one loop over all threads for the rest;
+LLVM vectorises that loop, since nothing in one thread's round depends on another's. Between stages
+uniform registers stay machine registers, varying ones go through the block's arrays.
+
+The function returns `APART` when the threads part, after it has given every thread its own copy of
+what was uniform; `TURN` after some barriers, so that other blocks of the SM come to run; `DONE`
+when the kernel has ended for all; `FAILED` after a trap.
+
+Properties:
+* at the start of every stage the arrays hold each varying register that is kept there;
+* uniform registers are restored wherever threads come together again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpud.compiler.analysis.effects import BARRIER, flags, read, written
+from gpud.device.cpu.codegen.body import ThreadCode
+from gpud.device.cpu.codegen.driver import APART, DONE, TURN
+from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES, define_with_flushing
+from gpud.device.cpu.codegen.layout import HEADER, Status
+from gpud.device.cpu.codegen.pieces import KernelCode, state_word
+from gpud.device.cpu.codegen.plan import Stage, StagePlan
+from gpud.device.cpu.codegen.stages import StageWriter
+from gpud.device.cpu.codegen.thread import width, zero
+
+__all__ = ["define_together"]
+
+_CYCLES_PER_TURN = 200_000
+"""A block that passes barriers gives way to its neighbours after about 0.1 ms."""
+
+
+def define_together(kernel: KernelCode, plan: StagePlan) -> None:
+    """Define ``@run_together`` and the table ``@common`` of what is uniform where."""
+    writer = TogetherWriter(kernel, plan)
+    writer.define()
+    _define_table(kernel, plan, writer.shared_at)
+
+
+class TogetherWriter:
+    """The function that a block's threads run together; stages are written by `StageWriter`."""
+
+    def __init__(self, kernel: KernelCode, plan: StagePlan) -> None:
+        self.kernel = kernel
+        self.plan = plan
+        self.flow = plan.flow
+        self.varying = plan.convergence.varying
+        header = "define i32 @run_together(ptr %b) nounwind"
+        if kernel.ir.flushes:
+            name = define_with_flushing(kernel.ir, "i32", "run_together", "ptr %b")
+            header = f"define internal i32 @{name}(ptr %b) nounwind noinline {FLUSHING_ATTRIBUTES}"
+        self.e = Emitter(kernel.ir, header)
+        self.labels = {n: self.e.label(f"stage{n}") for n in plan.stages}
+        places = kernel.places(self.e, "0", ("0", "0", "0"))
+        self.code = ThreadCode(
+            self.e,
+            kernel.storage,
+            places,
+            kernel.program,
+            kernel.user_tags,
+            kernel.ordered_tags,
+        )
+        self.code.varying = self.varying
+        self.code.uncertain = kernel.uncertain
+        self.scalar_places = places
+        self.began = self.e.alloca("i64", "began")
+        self.shared_at: set[int] = set(plan.entries)
+        """Blocks at which threads part or come together."""
+
+    # -- the function
+
+    def define(self) -> None:
+        e = self.e
+        if any(self._passes_barrier(stage) for stage in self.plan.stages.values()):
+            e.module.declare("readcyclecounter", "declare i64 @llvm.readcyclecounter()")
+            e.do(f"store i64 {e.value('call i64 @llvm.readcyclecounter()')}, ptr {self.began}")
+        for name in sorted(kernel_registers(self.kernel) - self.varying):
+            type_ = self.kernel.storage[name]
+            e.do(f"store {type_} {zero(type_)}, ptr {self.code.slot(name)}")
+        offset, _ = HEADER["together"]
+        at = e.value(f"load i32, ptr {e.value(f'getelementptr i8, ptr %b, i64 {offset}')}")
+        entries = {n: e.label(f"entry{n}") for n in sorted(self.plan.entries)}
+        dead = e.label("dead")
+        arms = " ".join(f"i32 {n}, label %{label}" for n, label in entries.items())
+        e.end(f"switch i32 {at}, label %{dead} [{arms}]")
+        for number, label in entries.items():
+            e.place(label)
+            for name in self._uniform_live(number):
+                type_ = self.kernel.storage[name]
+                value = e.value(f"load {type_}, ptr {self._common(name)}{self.kernel.keep_tags}")
+                e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
+            e.jump(self.labels[number])
+        for number, stage in sorted(self.plan.stages.items()):
+            e.place(self.labels[number])
+            StageWriter(self, stage).write()
+        e.place(dead)
+        e.end("unreachable")
+        e.finish()
+
+    def _passes_barrier(self, stage: Stage) -> bool:
+        last = self.flow.blocks[stage.last].last
+        return last is not None and bool(flags(last.opcode) & BARRIER)
+
+    def _uniform_live(self, number: int) -> list[str]:
+        return [n for n in self.kernel.regions.kept_at(number) if n not in self.varying]
+
+    def _common(self, name: str) -> str:
+        return common_slot(self.e, self.kernel, name)
+
+    # -- control between stages
+
+    def go(self, source: int, target: int) -> None:
+        """Control goes from block ``source`` to ``target`` with all threads together."""
+        if target == self.flow.exit:
+            self.e.end(f"ret i32 {DONE}")
+        elif self.plan.parts_at(source, target):
+            yields = self.kernel.regions.yields(source, target)
+            status = Status.YIELD if yields else Status.RUN
+            self.part((target,), (state_word(status, target),))
+        else:
+            self.e.jump(self.labels[target])
+
+    def part(self, targets: tuple[int, ...], words: tuple[int, ...]) -> None:
+        """Leave because the threads part.
+
+        One target and state word for all threads, or two, each thread's vote telling which. The
+        driver gives every thread its own copy of what is uniform there.
+        """
+        e = self.e
+        names = dict.fromkeys(
+            n for t in targets if t != self.flow.exit for n in self._uniform_live(t)
+        )
+        self._keep_common(list(names))
+        self.shared_at.update(t for t in targets if t != self.flow.exit)
+        for field_name, value in (
+            ("votes", len(words) - 1),
+            ("taken", words[0]),
+            ("falls", words[-1]),
+        ):
+            pointer = e.value(f"getelementptr i8, ptr %b, i64 {HEADER[field_name][0]}")
+            e.do(f"store i32 {value}, ptr {pointer}")
+        e.end(f"ret i32 {APART}")
+
+    def _keep_common(self, names: list[str]) -> None:
+        for name in names:
+            type_ = self.kernel.storage[name]
+            value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
+            self.e.do(f"store {type_} {value}, ptr {self._common(name)}{self.kernel.keep_tags}")
+
+    def give_way(self, target: int) -> None:
+        """After a barrier: go on at ``target``, or let other blocks have a turn first."""
+        e = self.e
+        now = e.value("call i64 @llvm.readcyclecounter()")
+        spent = e.value(f"sub i64 {now}, {e.value(f'load i64, ptr {self.began}')}")
+        leave = e.label("leave")
+        short = e.value(f"icmp ult i64 {spent}, {_CYCLES_PER_TURN}")
+        e.branch(short, self.labels[target], leave)
+        e.place(leave)
+        self._keep_common(self._uniform_live(target))
+        together = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['together'][0]}")
+        e.do(f"store i32 {target}, ptr {together}")
+        e.end(f"ret i32 {TURN}")
+
+    @contextmanager
+    def threads(self) -> Iterator[str]:
+        """A loop over all threads of the block that LLVM may vectorise; yields the index."""
+        e, shape = self.e, self.kernel.shape
+        tags = self.kernel.parallel_loop()
+        if shape.y == 1 and shape.z == 1:
+            with e.count("0", str(shape.x), metadata=tags) as thread:
+                self.code.places = self.code.addresses = self.kernel.places(
+                    e, thread, (thread, "0", "0")
+                )
+                yield thread
+        else:
+            with e.count("0", str(shape.y * shape.z)) as row:
+                y = row if shape.z == 1 else e.value(f"urem i32 {row}, {shape.y}")
+                z = "0" if shape.z == 1 else e.value(f"udiv i32 {row}, {shape.y}")
+                base = e.value(f"mul nuw nsw i32 {row}, {shape.x}")
+                with e.count("0", str(shape.x), metadata=tags) as x:
+                    thread = e.value(f"add nuw nsw i32 {base}, {x}")
+                    self.code.places = self.code.addresses = self.kernel.places(
+                        e, thread, (x, y, z)
+                    )
+                    yield thread
+        self.code.places = self.code.addresses = self.scalar_places
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def kernel_registers(kernel: KernelCode) -> set[str]:
+    """Names of all registers that the kernel's code mentions."""
+    names: set[str] = set()
+    for number in kernel.regions.flow.order:
+        for place in kernel.regions.flow.blocks[number].places:
+            names.update(r.name for r in read(place.instruction))
+            names.update(r.name for r in written(place.instruction))
+    return names
+
+
+def common_slot(e: Emitter, kernel: KernelCode, name: str) -> str:
+    """``ptr`` to where a block that gives way keeps a uniform register."""
+    offset, _ = kernel.layout.word(f"common {name}")
+    return e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+
+
+def _define_table(kernel: KernelCode, plan: StagePlan, blocks: set[int]) -> None:
+    """``@common``: for each block where threads part or join, what is uniform there.
+
+    A row is: block, whether threads may go on as one there, number of registers, then for each
+    register the offset of its array, its size in bytes, and the offset of its common copy. A row
+    that begins with -1 is the last.
+    """
+    words: list[int] = []
+    for number in sorted(blocks):
+        names = [n for n in kernel.regions.kept_at(number) if n not in plan.convergence.varying]
+        words += [number, int(number in plan.entries and number in kernel.regions.cuts), len(names)]
+        for name in names:
+            type_ = kernel.storage[name]
+            offset, _ = kernel.layout.array(f"reg {name}", type_)
+            size = 1 if type_ == "i1" else 8 if type_ == "ptr" else width(type_) // 8
+            words += [offset, size, kernel.layout.word(f"common {name}")[0]]
+    words.append(-1)
+    values = ", ".join(f"i32 {word}" for word in words)
+    kernel.ir.declare("common", f"@common = constant [{len(words)} x i32] [{values}]")
