@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +28,13 @@ from gpud.compiler.nvrtc import nvrtc_version
 from gpud.compiler.pipeline import KernelInfo, Program, compile_program
 from gpud.demo_kernels import Example, examples
 from gpud.device.cpu.device import CPUDevice, CPUMemory
-from gpud.device.job import Job
+from gpud.device.job import Form, Job
 from gpud.errors import GpudError
 
 __all__ = ["Sample", "main", "problems"]
 
 _RESIZES = 240
-_RESIZES_PER_LINE = 16
+_RESIZES_PER_LINE = 10
 _PAUSE_S = 0.004
 _TIMEOUT_S = 120.0
 _ARCH = "sm_90"
@@ -131,9 +132,9 @@ def _show(
         f"{1e3 * (native - compiled):.0f} ms to machine code"
     )
     memory, values = _upload(device, example)
-    job = Job(device, kernel, info.form.value, example.grid, example.block, values)
+    job = Job(device, kernel, cast(Form, info.form.value), example.grid, example.block, values)
     most = device.occupancy(kernel, example.block) * device.sms
-    resizes = _run(job, most, rng, console, 0.0 if small else _PAUSE_S)
+    resizes = _run(job, most, rng, console, 0.001 if small else _PAUSE_S)
     output = memory[example.output].view.view(example.expected.dtype)
     runs = memory[len(example.arguments) - 1].view.view(np.uint32)
     found = problems(example, output.reshape(example.expected.shape), runs, job.progress)
@@ -199,8 +200,9 @@ def _run(job: Job, most: int, rng: random.Random, console: Console, pause_s: flo
             job.resize(rng.randrange(most + 1))
             resizes += 1
             job.wait(pause_s)
-            timeline.add(sample(), keep=resizes % _RESIZES_PER_LINE == 1)
-        job.resize(most)
+            timeline.add(sample(), keep=resizes % _RESIZES_PER_LINE == 1 and not job.done)
+        if not job.done:
+            job.resize(most)
         job.result(_TIMEOUT_S)
         timeline.add(sample(), keep=True)
     return resizes
@@ -219,9 +221,10 @@ class _Timeline:
     def open(self) -> Iterator[_Timeline]:
         """Show samples while the context lasts."""
         head = f"   {'s':>6} {'told':>5} {'live':>5}  {'persistent blocks':<{_BAR + 2}}"
+        self._lines.append(Text("   # persistent block  - told to leave  . told to come"))
         self._lines.append(Text(f"{head}  task blocks done"))
         if not self._console.is_terminal:
-            self._console.print(self._lines[0], soft_wrap=True)
+            self._console.print(*self._lines, sep="\n", soft_wrap=True)
             yield self
             return
         with Live(console=self._console, auto_refresh=False) as self._live:
@@ -239,8 +242,14 @@ class _Timeline:
             self._console.print(line, soft_wrap=True)
 
     def _line(self, sample: Sample) -> Text:
-        """``#`` is a live block; ``.`` one that is told to come, ``-`` one told to leave."""
-        live, told = (round(_BAR * n / self._most) for n in (sample.live, sample.commanded))
+        """``#`` is a live block, ``-`` one that is told to leave, ``.`` one that is to come.
+
+        Blocks that were launched and wait for room are live too, so live may exceed what fits.
+        """
+        live, told = (
+            min(_BAR, round(_BAR * n / self._most)) for n in (sample.live, sample.commanded)
+        )
+        told = 0 if sample.done == sample.total else told
         both = min(live, told)
         done = sample.done / sample.total
         text = Text(f"   {sample.seconds:6.3f} {sample.commanded:5} {sample.live:5}  [")

@@ -189,7 +189,11 @@ extern "C" __global__ void scan(const unsigned* in, unsigned* out, volatile unsi
     __syncthreads();
     if (threadIdx.x == 0) {
         unsigned own = 0;
-        for (int w = 0; w < blockDim.x / 32; w++) { unsigned s = warps[w]; warps[w] = own; own += s; }
+        for (int w = 0; w < blockDim.x / 32; w++) {
+            unsigned one = warps[w];
+            warps[w] = own;
+            own += one;
+        }
         unsigned earlier = 0;
         if (blockIdx.x > 0) {
             while (!ready[blockIdx.x - 1]) { }

@@ -114,7 +114,7 @@ class ControlFlow:
         self.exit = len(self.blocks)
         self.exits: list[int] = []
         """Blocks with an edge to the virtual exit."""
-        self._connect(function.body)
+        self._connect()
 
     # -- construction --------------------------------------------------------------------------
 
@@ -154,8 +154,7 @@ class ControlFlow:
         """Block number by label."""
         return blocks
 
-    def _connect(self, body: list[Statement]) -> None:
-        tables: dict[str, BranchTargets] | None = None
+    def _connect(self) -> None:
         count = len(self.blocks)
         for block in self.blocks:
             following = block.index + 1  # the virtual exit, after the last block
@@ -167,9 +166,7 @@ class ControlFlow:
                     if last.opcode.base == "bra":
                         targets: tuple[str, ...] = (_label(last),)
                     else:
-                        if tables is None:
-                            tables = {s.name: s for s in body if isinstance(s, BranchTargets)}
-                        targets = _table(last, tables)
+                        targets = _table(last, self._tables)
                     try:
                         out = [self.labels[name] for name in targets]
                     except KeyError as error:
@@ -187,6 +184,19 @@ class ControlFlow:
                     self.blocks[successor].predecessors.append(block.index)
                 else:
                     self.exits.append(block.index)
+
+    @cached_property
+    def _tables(self) -> dict[str, BranchTargets]:
+        body = self.function.body or ()
+        return {s.name: s for s in body if isinstance(s, BranchTargets)}
+
+    def table(self, ins: Instruction) -> tuple[int, ...]:
+        """The blocks that a ``brx.idx`` goes to, by index.
+
+        Raises:
+            ValueError: it names no ``.branchtargets`` of the function.
+        """
+        return tuple(self.labels[name] for name in _table(ins, self._tables))
 
     # -- orders and reachability ---------------------------------------------------------------
 

@@ -114,12 +114,7 @@ class _Writer:
 
     def _indexed(self, block: Block, ins: ptx.Instruction) -> None:
         index = self.code.read(ins.operands[0], "u32")
-        names = next(
-            s.targets
-            for s in self.function.body or ()
-            if isinstance(s, ptx.BranchTargets) and ptx.Symbol(s.name) == ins.operands[1]
-        )
-        targets = [self.labels[self.flow.labels[name]] for name in names]
+        targets = [self.labels[number] for number in self.flow.table(ins)]
         cases = " ".join(f"i32 {n}, label %{target}" for n, target in enumerate(targets))
         self.e.end(f"switch i32 {index}, label %{targets[-1]} [{cases}]")
 

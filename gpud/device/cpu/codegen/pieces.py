@@ -216,13 +216,7 @@ class PieceWriter:
     def _indexed(self, block: Block, ins: ptx.Instruction) -> None:
         e = self.e
         index = self.code.read(ins.operands[0], "u32")
-        table = self.kernel.regions.flow
-        names = next(
-            s.targets
-            for s in table.function.body or ()
-            if isinstance(s, ptx.BranchTargets) and ptx.Symbol(s.name) == ins.operands[1]
-        )
-        targets = [table.labels[name] for name in names]
+        targets = self.kernel.regions.flow.table(ins)
         arms = [e.label("case") for _ in targets]
         outside = arms[-1]  # an index beyond the table is undefined: take the last entry
         if ins.guard is not None:

@@ -289,12 +289,7 @@ class StageWriter:
     def _indexed(self, last: ptx.Instruction, targets: dict[int, str]) -> None:
         with self._as_of(last):
             index = self.code.read(last.operands[0], "u32")
-        names = next(
-            s.targets
-            for s in self.w.flow.function.body or ()
-            if isinstance(s, ptx.BranchTargets) and ptx.Symbol(s.name) == last.operands[1]
-        )
-        labels = [targets[self.w.flow.labels[name]] for name in names]
+        labels = [targets[number] for number in self.w.flow.table(last)]
         cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))
         self.e.end(f"switch i32 {index}, label %{labels[-1]} [{cases}]")
 
@@ -367,12 +362,8 @@ class StageWriter:
     def _uniform_table(self, block: Block, last: ptx.Instruction) -> None:
         e, w = self.e, self.w
         index = self.code.read(last.operands[0], "u32")
-        names = next(
-            s.targets
-            for s in w.flow.function.body or ()
-            if isinstance(s, ptx.BranchTargets) and ptx.Symbol(s.name) == last.operands[1]
-        )
-        arms = [e.label("case") for _ in names]
+        numbers = w.flow.table(last)
+        arms = [e.label("case") for _ in numbers]
         cases = " ".join(f"i32 {n}, label %{arm}" for n, arm in enumerate(arms))
         if last.guard is not None:
             taken, falls = e.label("taken"), e.label("falls")
@@ -381,9 +372,9 @@ class StageWriter:
             w.go(block.index, block.successors[-1])
             e.place(taken)
         e.end(f"switch i32 {index}, label %{arms[-1]} [{cases}]")
-        for arm, name in zip(arms, names, strict=True):
+        for arm, number in zip(arms, numbers, strict=True):
             e.place(arm)
-            w.go(block.index, w.flow.labels[name])
+            w.go(block.index, number)
 
     def _wait(self, block: Block, last: ptx.Instruction) -> None:
         e, w, kernel = self.e, self.w, self.kernel
