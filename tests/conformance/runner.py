@@ -6,7 +6,7 @@ The comparison is `tests.conformance.suite.checking`; nothing here knows a case 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +17,24 @@ from gpud.compiler.pipeline import Program, compile_program
 from gpud.device.interface import Device
 from gpud.device.job import Job
 from tests.conformance.suite import find
-from tests.conformance.suite.case import RUNS_SYMBOL, AddressOf, Case, Form, Hidden, Struct
-from tests.conformance.suite.checking import Results
+from tests.conformance.suite.case import (
+    RUNS_SYMBOL,
+    AddressOf,
+    Case,
+    Expected,
+    Form,
+    Hidden,
+    Struct,
+)
+from tests.conformance.suite.checking import Results, mismatches
 
 __all__ = [
     "Conduct",
+    "LoadedCase",
+    "Run",
     "Source",
     "headers_installed",
+    "problems_of",
     "rewritten",
     "run_case",
     "source_of",
@@ -31,7 +42,7 @@ __all__ = [
 ]
 
 Conduct = Callable[[Job], None]
-"""Sees a job from its first block to its end: resizes it as it likes and returns when it is done."""
+"""Sees a job from its first block to its end: resizes it as it likes, returns when it is done."""
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -82,13 +93,112 @@ def rewritten(name: str, form: Form | None = None) -> Program:
     return compile_program(source_of(name).ptx, form=form)
 
 
+class LoadedCase:
+    """A case in one form, compiled and loaded once, to be run any number of times.
+
+    Args:
+        device: where.
+        case: what.
+        form: how; one of ``case.forms``.
+        ptx: run this program instead of what the rewriter makes.
+
+    Raises:
+        KernelRejected: gpud cannot bring the case into ``form``.
+    """
+
+    def __init__(self, device: Device, case: Case, form: Form, ptx: str | None = None) -> None:
+        source = source_of(case.name)
+        program = rewritten(case.name, None if form == "unmodified" else form)
+        if ptx is None:
+            ptx = source.ptx if form == "unmodified" else program.ptx
+        self.device = device
+        self.case = case
+        self.form: Form = form
+        self.module = device.load(ptx)
+        self.kernel = self.module.kernel(source.entry)
+        # Asking for the occupancy makes a device compile now, not in the first launch.
+        x, y, z = (*case.block, 1, 1)[:3]
+        device.occupancy(self.kernel, (x, y, z), case.shared)
+        # Module variables as they were loaded, so that every run starts from the same state.
+        self._fresh = {name: self.module.symbol(name).tobytes() for name in program.symbols}
+
+    def start(self, seed: int = 0) -> Run:
+        """A run that has its arguments in place and nothing launched."""
+        for name, raw in self._fresh.items():
+            self.module.symbol(name)[:] = np.frombuffer(raw, np.uint8)
+        for name, value in self.case.symbols.items():
+            raw_value = np.ascontiguousarray(value).view(np.uint8).ravel()
+            self.module.symbol(name)[: raw_value.size] = raw_value
+        return Run(self, seed)
+
+
+class Run:
+    """One run of a loaded case: its memory, and its launches one after another."""
+
+    def __init__(self, loaded: LoadedCase, seed: int) -> None:
+        case, device = loaded.case, loaded.device
+        self.loaded = loaded
+        self.arguments, self.expected = _reference(case.name, seed)
+        self._memories = _copy_in(device, self.arguments)
+        self._values = _values(self.arguments, self._memories)
+        if case.counts == "argument":
+            counters = device.allocate(4 * case.blocks)
+            self._values.append(counters.address.to_bytes(8, "little"))
+            self._runs = counters.view
+            self._keep = counters
+        else:
+            self._runs = loaded.module.symbol(RUNS_SYMBOL)
+        self._launches = 0
+        self._output = b""
+
+    @property
+    def counters(self) -> np.ndarray[Any, Any]:
+        """How often each task block has run so far, in all launches; live while a job runs."""
+        counters: np.ndarray[Any, Any] = self._runs[: 4 * self.loaded.case.blocks].view(np.uint32)
+        return counters
+
+    @property
+    def launches_left(self) -> int:
+        """How many jobs are still to be made by `launch`."""
+        return self.loaded.case.launches - self._launches
+
+    def launch(self) -> Job:
+        """The next job, with no blocks yet."""
+        case = self.loaded.case
+        self._launches += 1
+        return Job(
+            self.loaded.device,
+            self.loaded.kernel,
+            self.loaded.form,
+            case.grid,
+            case.block,
+            self._values,
+            shared=case.shared,
+        )
+
+    def ended(self, job: Job) -> None:
+        """Take over what a job printed."""
+        self._output += job.output
+
+    def results(self) -> Results:
+        """What the run left behind."""
+        buffers = {}
+        for index, memory in self._memories.items():
+            argument = self.arguments[index]
+            array = _array(argument)
+            assert array is not None
+            if isinstance(argument, Hidden) and argument.pointers:
+                continue  # holds device addresses
+            raw = memory.view[: array.nbytes].tobytes()
+            buffers[index] = np.frombuffer(raw, array.dtype).reshape(array.shape)
+        names = [key for key in self.expected if isinstance(key, str)]
+        symbols = {name: self.loaded.module.symbol(name).tobytes() for name in names}
+        output = self._output.decode(errors="replace")
+        return Results(buffers, self.counters.copy(), symbols, output)
+
+
 def run_case(
-    device: Device,
-    case: Case,
-    form: Form,
-    seed: int = 0,
-    conduct: Conduct | None = None,
-    ptx: str | None = None,
+    device: Device, case: Case, form: Form, seed: int = 0, conduct: Conduct | None = None
 ) -> tuple[list[Any], Results]:
     """Run ``case`` in ``form`` on ``device``.
 
@@ -99,7 +209,6 @@ def run_case(
         seed: for the arguments.
         conduct: resizes the job while it runs; `straight` by default. A case with several
             launches is conducted through each.
-        ptx: run this program instead of what the rewriter makes.
 
     Returns:
         The arguments as they were made and what the run left behind.
@@ -108,32 +217,28 @@ def run_case(
         TimeoutError: a launch did not end in time.
         GpudError: as the job raised it.
     """
-    source = source_of(case.name)
-    if ptx is None:
-        ptx = source.ptx if form == "unmodified" else rewritten(case.name, form).ptx
-    module = device.load(ptx)
-    kernel = module.kernel(source.entry)
-    arguments = case.arguments(seed)
-    memories = _copy_in(device, arguments)
-    values = _values(arguments, memories)
-    if case.counts == "argument":
-        counters = device.allocate(4 * case.blocks)
-        values.append(counters.address.to_bytes(8, "little"))
-        runs = counters.view
-    else:
-        runs = module.symbol(RUNS_SYMBOL)
-    for name, value in case.symbols.items():
-        raw = np.ascontiguousarray(value).view(np.uint8).ravel()
-        module.symbol(name)[: raw.size] = raw
-    output = b""
-    for _ in range(case.launches):
-        job = Job(device, kernel, form, case.grid, case.block, values, shared=case.shared)
+    run = LoadedCase(device, case, form).start(seed)
+    while run.launches_left:
+        job = run.launch()
         (conduct or straight())(job)
-        output += job.output
-    return arguments, _copy_out(case, arguments, memories, runs, module, output)
+        run.ended(job)
+    return run.arguments, run.results()
+
+
+def problems_of(run: Run) -> list[str]:
+    """Sentences about what a run, now over, left behind that it should not have."""
+    return mismatches(run.loaded.case, run.arguments, run.results(), run.expected)
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def _reference(name: str, seed: int) -> tuple[list[Any], Mapping[int | str, Expected]]:
+    """Arguments and what they lead to; exact references take up to a fifth of a second."""
+    case = find(name)
+    arguments = case.arguments(seed)
+    return arguments, case.expect(list(arguments))
 
 
 def _array(argument: Any) -> np.ndarray[Any, Any] | None:
@@ -183,23 +288,3 @@ def _values(arguments: Sequence[Any], memories: dict[int, Any]) -> list[bytes]:
         else:
             values.append(argument.tobytes())
     return values
-
-
-def _copy_out(
-    case: Case,
-    arguments: Sequence[Any],
-    memories: dict[int, Any],
-    runs: np.ndarray[Any, Any],
-    module: Any,
-    output: bytes,
-) -> Results:
-    buffers = {}
-    for index, memory in memories.items():
-        array = _array(arguments[index])
-        assert array is not None
-        raw = memory.view[: array.nbytes].tobytes()
-        buffers[index] = np.frombuffer(raw, array.dtype).reshape(array.shape)
-    names = [key for key in case.expect(list(arguments)) if isinstance(key, str)]
-    symbols = {name: module.symbol(name).tobytes() for name in names}
-    counters = np.frombuffer(runs[: 4 * case.blocks].tobytes(), np.uint32)
-    return Results(buffers, counters, symbols, output.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Every case in every legal form on the CPU device: NumPy's values, and the same bytes in all forms."""
+"""Every case in every legal form on the CPU device: NumPy's values, the same bytes in all forms."""
 
 from __future__ import annotations
 

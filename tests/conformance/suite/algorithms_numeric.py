@@ -186,7 +186,7 @@ def _mandelbrot_make(rng: Rng) -> Args:
 
 
 def _mandelbrot_expect(args: Args) -> dict[int | str, Any]:
-    steps, width, height, x0, y0, pixel, limit = args
+    _, width, height, x0, y0, pixel, limit = args
     a = np.broadcast_to(x0 + np.arange(width) * pixel, (height, width))
     b = np.broadcast_to((y0 + np.arange(height) * pixel)[:, None], (height, width))
     x, y, count = np.zeros(a.shape), np.zeros(a.shape), np.zeros(a.shape, np.uint16)

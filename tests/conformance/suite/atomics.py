@@ -65,12 +65,12 @@ def _every_operation(table: list[tuple[str, int, str, Any]], bits: int) -> str:
     for k, (text, *_) in enumerate(table):
         scope = _SCOPES[k % len(_SCOPES)]
         operand = "%v"
+        weaker = scope.replace("acquire", "relaxed").replace("acq_rel", "release")
         lines += [
             f"    atom{scope}.shared.{text} %old, [%words+{size * k}], {operand};",
             f"    xor.b{bits} %any, %any, %old;",
             f"    atom{scope}.global.{text} %old, [%totals+{size * k}], {operand};",
-            f"    red{scope.replace('acquire', 'relaxed').replace('acq_rel', 'release')}"
-            f".global.{text} [%totals+{size * (n + k)}], {operand};",
+            f"    red{weaker}.global.{text} [%totals+{size * (n + k)}], {operand};",
             f"    red.shared.{text} [%words+{size * k}], {operand};"
             if text.startswith(("min", "max", "and", "or"))
             else "",
@@ -100,7 +100,7 @@ def _every_make(table: list[tuple[str, int, str, Any]], blocks: int, threads: in
 
 def _every_expect(table: list[tuple[str, int, str, Any]]) -> Any:
     def expect(args: Args) -> dict[int | str, Any]:
-        values, totals, blocks = args
+        values, _, blocks = args
         rows = values.reshape(blocks.shape[0], -1)
         whole = np.array([fold(values) for *_, fold in table], values.dtype)
         each = np.array([[fold(row) for *_, fold in table] for row in rows], values.dtype)
@@ -139,7 +139,7 @@ def _wrapping_expect(args: Args) -> dict[int | str, Any]:
 
     def fair(actual: Array) -> bool:
         up, down = np.bincount(actual[:n], minlength=7), np.bincount(actual[n:], minlength=10)
-        return up.tolist() == [n // 7] * 7 and down.tolist() == [n // 10] * 10
+        return bool(up.tolist() == [n // 7] * 7 and down.tolist() == [n // 10] * 10)
 
     def decrement(value: int, limit: int, times: int) -> int:
         for _ in range(times):
@@ -189,10 +189,10 @@ def _exchange_expect(args: Args) -> dict[int | str, Any]:
 
     def one_chain(actual: Array) -> bool:
         # Every value but the last one written is handed on exactly once.
-        return np.unique(actual).size == n and actual.min() == 0 and actual.max() <= n
+        return bool(np.unique(actual).size == n and actual.min() == 0 and actual.max() <= n)
 
     def ends(actual: Array) -> bool:
-        return 1 <= actual[0] <= n and actual[1] == np.float32(2.5).view(np.int32)
+        return bool(1 <= actual[0] <= n and actual[1] == np.float32(2.5).view(np.int32))
 
     wide = 7 * pow(3, n, 1_000_003) % 1_000_003
     return {
@@ -264,65 +264,6 @@ def _halves_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.array(words, np.uint16)}
 
 
-# -- a lock that threads of one warp fight for -------------------------------------------------
-
-SPIN_LOCK = r"""
-__device__ unsigned lock;
-extern "C" __global__ void spin_lock(volatile unsigned* total, volatile unsigned* order,
-                                     unsigned* runs) {
-    GPUD_COUNT(runs);
-    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-    bool done = false;
-    while (!done) {
-        if (atomicCAS(&lock, 0u, 1u) == 0) {
-            __threadfence();
-            unsigned seen = *total;
-            order[seen] = i;
-            *total = seen + 1;
-            __threadfence();
-            atomicExch(&lock, 0u);
-            done = true;
-        }
-    }
-}
-"""
-
-SPIN_LOCK_PLAIN = r"""
-__device__ int lock;
-extern "C" __global__ void spin_lock_plain(volatile unsigned long long* product, unsigned* runs) {
-    GPUD_COUNT(runs);
-    while (atomicCAS(&lock, 0, 1) != 0) {}
-    __threadfence();
-    *product = *product * 5 % 999983;
-    __threadfence();
-    atomicExch(&lock, 0);
-}
-"""
-
-
-def _lock_make(rng: Rng) -> Args:
-    return [np.zeros(1, np.uint32), np.zeros(6 * 56, np.uint32)]
-
-
-def _lock_expect(args: Args) -> dict[int | str, Any]:
-    n = args[1].size
-    return {
-        0: np.array([n], np.uint32),
-        1: Satisfies(
-            lambda actual: np.array_equal(np.sort(actual), np.arange(n)), "a permutation of threads"
-        ),
-        "lock": np.zeros(1, np.uint32),
-    }
-
-
-def _plain_make(rng: Rng) -> Args:
-    return [np.ones(1, np.uint64)]
-
-
-def _plain_expect(args: Args) -> dict[int | str, Any]:
-    return {0: np.array([pow(5, 4 * 33, 999_983)], np.uint64)}
-
-
 CASES: tuple[Case, ...] = (
     Case(
         "atomic_every_32",
@@ -387,24 +328,5 @@ CASES: tuple[Case, ...] = (
         _halves_expect,
         arch="compute_90",
         covers=frozenset({"atom.add.f16", "atom.add.bf16"}),
-    ),
-    Case(
-        "spin_lock",
-        SPIN_LOCK,
-        (6,),
-        (56,),
-        _lock_make,
-        _lock_expect,
-        deterministic=False,
-        covers=frozenset({"independent-lanes", "atom.cas", "ld.volatile"}),
-    ),
-    Case(
-        "spin_lock_plain",
-        SPIN_LOCK_PLAIN,
-        (4,),
-        (33,),
-        _plain_make,
-        _plain_expect,
-        covers=frozenset({"independent-lanes", "atom.cas"}),
     ),
 )

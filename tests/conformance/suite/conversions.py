@@ -253,9 +253,10 @@ def _bits16(form: Format, mode: Mode, *, relu: bool = False) -> Callable[[Array]
 def _packed() -> list[Op]:
     ops = []
     for t, form in (("f16", F16), ("bf16", BF16)):
-        for mode in ("rn", "rz"):
+        modes: tuple[Mode, ...] = ("rn", "rz")
+        for mode in modes:
             for relu in ("", ".relu"):
-                half = _bits16(form, mode, relu=bool(relu))  # type: ignore[arg-type]
+                half = _bits16(form, mode, relu=bool(relu))
                 ops.append(
                     Op(f"cvt.{mode}{relu}.{t}.f32 d, a;", "u2", lambda a, b, half=half: half(a))
                 )
@@ -284,7 +285,8 @@ def _pack_reference(a: Array, b: Array) -> Array:
         each(lambda x: _clamp(_as_integer(x, "rzi", 32, True, False), 16, False), "u4", v)
         for v in (a, b)
     )
-    return low | high << np.uint32(16)
+    packed: Array = low | high << np.uint32(16)
+    return packed
 
 
 _PACK_INPUTS = "    .reg .b32 p, q; cvt.rzi.s32.f32 p, a; cvt.rzi.s32.f32 q, b;"  # for cvt.pack

@@ -41,10 +41,10 @@ def _edges(bits: int, signed: bool) -> list[int]:
 
 
 def _draw(rng: Rng, bits: int, signed: bool, count: int) -> Array:
-    dtype = np.dtype(f"{'i' if signed else 'u'}{bits // 8}")
-    raw = rng.integers(0, 2**63, count).astype(np.uint64) * np.uint64(2)
+    raw: Array = rng.integers(0, 2**63, count).astype(np.uint64) * np.uint64(2)
     raw = (raw ^ (raw >> np.uint64(31))) >> rng.integers(0, bits, count).astype(np.uint64)
-    return raw.astype(f"u{bits // 8}").view(dtype)
+    drawn: Array = raw.astype(f"u{bits // 8}").view(f"{'i' if signed else 'u'}{bits // 8}")
+    return drawn
 
 
 def operands(bits: int, signed: bool, columns: int, *, nonzero: int = -1, rows: int = 150) -> Any:
@@ -173,14 +173,14 @@ def _extended() -> list[Op]:
     mixed = """mad.lo.cc.u32 p, al, bl, cl; madc.lo.cc.u32 q, ah, bl, ch;
         madc.hi.cc.u32 r, al, bl, 0; madc.lo.u32 s, ah, bh, 7;"""
 
-    def mixed_parts(a: int, b: int, c: int) -> tuple[int, int, int, int]:
+    def mixed_parts(a: int, b: int, c: int) -> int:
         low, mask = (1 << 32) - 1, (1 << 32) - 1
         al, ah, bl, bh, cl, ch = a & low, a >> 32, b & low, b >> 32, c & low, c >> 32
         p = ((al * bl) & mask) + cl
         q = ((ah * bl) & mask) + ch + (p >> 32)
         r = (al * bl >> 32) + (q >> 32)
         s = ((ah * bh) & mask) + 7 + (r >> 32)
-        return p & mask, q & mask, r & mask, s & mask
+        return p & mask | (q & mask) << 32 | (r & mask) << 64 | (s & mask) << 96
 
     return [
         integer_op(chain("add.cc.u32 p, al, bl; addc.u32 q, ah, bh;"), "u8", lambda a, b, c: a + b),
@@ -201,13 +201,11 @@ def _extended() -> list[Op]:
         ),
         integer_op(chain(product), "u8", lambda a, b, c: a * b),
         integer_op(chain(product, "mov.b64 d, {r, s};"), "u8", lambda a, b, c: a * b >> 64),
-        integer_op(
-            chain(mixed), "u8", lambda a, b, c: (lambda m: m[0] | m[1] << 32)(mixed_parts(a, b, c))
-        ),
+        integer_op(chain(mixed), "u8", lambda a, b, c: mixed_parts(a, b, c) & (1 << 64) - 1),
         integer_op(
             chain(mixed, "mov.b64 d, {r, s};"),
             "u8",
-            lambda a, b, c: (lambda m: m[2] | m[3] << 32)(mixed_parts(a, b, c)),
+            lambda a, b, c: mixed_parts(a, b, c) >> 64,
         ),
         integer_op(
             "{ .reg .b64 e; add.cc.u64 e, a, b; addc.u64 d, c, 0; }",

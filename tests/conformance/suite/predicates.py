@@ -37,11 +37,15 @@ def _is_nan(a: Array, b: Array) -> Array:
     return either
 
 
+def _or_unordered(compare: Compare) -> Compare:
+    return lambda a, b: compare(a, b) | _is_nan(a, b)
+
+
 def _float_comparisons() -> dict[str, Compare]:
     table: dict[str, Compare] = dict(_ORDERED)
     table["ne"] = lambda a, b: (a != b) & ~_is_nan(a, b)
     for name, compare in _ORDERED.items():
-        table[f"{name}u"] = lambda a, b, compare=compare: compare(a, b) | _is_nan(a, b)
+        table[f"{name}u"] = _or_unordered(compare)
     table["num"] = lambda a, b: ~_is_nan(a, b)
     table["nan"] = _is_nan
     return table
@@ -65,7 +69,7 @@ def _integer_ops(bits: int, signed: bool) -> list[Op]:
         Op(
             f"{{ .reg .pred p; setp.lt.{t} p, a, b; selp.b{bits} d, a, b, p; }}",
             f"{'i' if signed else 'u'}{bits // 8}",
-            lambda a, b: np.minimum(a, b),
+            np.minimum,
         )
     )
     ops.append(
@@ -136,7 +140,7 @@ def _float_ops(t: str, dtype: str) -> list[Op]:
 
 def _flushing_ops() -> list[Op]:
     def eq(a: Array, b: Array) -> Array:
-        return flush32(a) == flush32(b)
+        return np.asarray(flush32(a) == flush32(b))
 
     return [
         _setp("eq.ftz", "f32", eq),

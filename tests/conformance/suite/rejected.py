@@ -136,4 +136,4 @@ CASES: tuple[Case, ...] = (
         "unresolved-external",
     ),
 )
-"""All are refused by every device but ``matrix_unit``, which only those without tensor cores refuse."""
+"""Refused by every device, but ``matrix_unit`` only by those without tensor cores."""

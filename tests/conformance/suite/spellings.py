@@ -72,15 +72,16 @@ def _moves_body() -> str:
         "    st.local.f32 [%mine+4], %a;",
     ]
     for k, (load, t, count, store, u) in enumerate(_MOVES):
+        vector = f".v{count}" if count > 1 else ""
         source = "%slot" if "shared" in load else "%mine" if "local" in load else "%from"
         names = ", ".join(f"r{n}" for n in range(count))
         if count > 1:
-            load, store, names = f"{load}.v{count}", f"{store}.v{count}", f"{{{names}}}"
+            names = f"{{{names}}}"
         bits = max(16, int(t[1:]))
         lines += [
             f"    {{ .reg .b{bits} r<{count}>;",
-            f"    {load}.{t} {names}, [{source}];",
-            f"    {store}.{u} [%to+{16 * k}], {names}; }}",
+            f"    {load}{vector}.{t} {names}, [{source}];",
+            f"    {store}{vector}.{u} [%to+{16 * k}], {names}; }}",
         ]
     last = 16 * len(_MOVES)
     lines += [
@@ -131,6 +132,15 @@ def _constant_expect(args: Args) -> dict[int | str, Any]:
 
 # -- atomics -----------------------------------------------------------------------------------
 
+
+def _real(x: float) -> int:
+    return int(np.float32(x).view(np.uint32))
+
+
+def _xor(n: int) -> int:
+    return int(np.bitwise_xor.reduce(np.arange(n)))
+
+
 # (instruction, initial word, result after 0..n-1 were applied in any order)
 _ATOMICS: list[tuple[str, int, Any]] = [
     ("atom.add.release.gpu.u32 %old, [%g{at}], %i;", 3, lambda n: 3 + n * (n - 1) // 2),
@@ -146,7 +156,7 @@ _ATOMICS: list[tuple[str, int, Any]] = [
     ("atom.global.sys.add.u32 %old, [%g{at}], 2;", 1, lambda n: 2 * n + 1),
     ("atom.global.sys.and.b32 %old, [%g{at}], 0xFF0F;", 0xFFFFFFFF, lambda n: 0xFF0F),
     ("atom.global.sys.or.b32 %old, [%g{at}], 0x30;", 1, lambda n: 0x31),
-    ("atom.global.sys.xor.b32 %old, [%g{at}], %i;", 0, lambda n: _xor(n)),
+    ("atom.global.sys.xor.b32 %old, [%g{at}], %i;", 0, _xor),
     ("atom.global.sys.max.s32 %old, [%g{at}], %minus;", 2**31, lambda n: 0),
     ("atom.global.sys.min.s32 %old, [%g{at}], %minus;", 0, lambda n: 2**32 - (n - 1)),
     ("atom.global.sys.inc.u32 %old, [%g{at}], 1000000;", 5, lambda n: n + 5),
@@ -154,14 +164,6 @@ _ATOMICS: list[tuple[str, int, Any]] = [
     ("atom.global.sys.exch.b32 %old, [%g{at}], 77;", 0, lambda n: 77),
     ("atom.global.sys.cas.b32 %old, [%g{at}], 0, 123;", 0, lambda n: 123),
 ]  # fmt: skip
-
-
-def _real(x: float) -> int:
-    return int(np.float32(x).view(np.uint32))
-
-
-def _xor(n: int) -> int:
-    return int(np.bitwise_xor.reduce(np.arange(n)))
 
 
 def _atomics_body() -> str:

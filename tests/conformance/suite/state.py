@@ -169,15 +169,15 @@ def _print_output(args: Args) -> list[str]:
         f = float(np.float32(np.float64(np.float32(0.37)) * i - 2))
         d = 1e5 * i + 0.125
         u, x = i * 1000003, i * 77777
-        lines.append("%d|%5i|%-6d|%+d|%06d|% d" % (i, -i, i, i, -i, i))
+        lines.append(f"{i}|{-i:5}|{i:<6}|{i:+}|{-i:06}|{i: }")
         octal = f"0{i:o}" if i else "0"
         hexadecimal = f"{i:#x}" if i else "0"
         lines.append(f"{u} {x:x} {x:X} {hexadecimal} {i:o} {octal} {~i & 0xFFFFFFFF:08X}")
-        lines.append("%f %.3f %10.2f %-9.1f| %+.0f %e %.2E %g %G" % (f, d, d, f, f, d, d, d, f))
+        lines.append(f"{f:f} {d:.3f} {d:10.2f} {f:<9.1f}| {f:+.0f} {d:e} {d:.2E} {d:g} {f:G}")
         short = (i * 5000 + 2**15) % 2**16 - 2**15
         lines.append(f"{i << 40} {1 << (i + 40)} {1 << i:x} {short} {i * 100 % 256} {-i}")
-        lines.append("%c! %s %8s|%-8s|%.3s %%" % (chr(97 + i % 26), word, "ab", "cd", word))
-        lines.append("%*d|%-*d|%.*f|%5s" % (4 + i % 3, i, 6, i, i % 4, d, f"{i:03d}"))
+        lines.append(f"{chr(97 + i % 26)}! {word} {'ab':>8}|{'cd':<8}|{word[:3]} %")
+        lines.append(f"{i:{4 + i % 3}}|{i:<6}|{d:.{i % 4}f}|{f'{i:03d}':>5}")
     return [*lines, "no arguments", "1 2", "3"]
 
 

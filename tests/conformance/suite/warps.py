@@ -6,11 +6,12 @@ Source: PTX ISA 9.0, sections 9.7.9.6 (``shfl.sync``), 9.7.13.9 to 9.7.13.14 (``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .case import Case, Satisfies, Within
+from .case import Case, Within
 from .ptx_text import kernel
 
 Args = list[Any]
@@ -19,7 +20,8 @@ Array = np.ndarray[Any, Any]
 
 
 def _words(rng: Rng, shape: Any) -> Array:
-    return rng.integers(0, 2**32, shape).astype(np.uint32)
+    words: Array = rng.integers(0, 2**32, shape).astype(np.uint32)
+    return words
 
 
 # -- every mode of shfl.sync, with segments and clamps -----------------------------------------
@@ -100,10 +102,7 @@ extern "C" __global__ void votes(const unsigned* in, unsigned* out, unsigned* ru
     asm("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; vote.sync.uni.pred q, p, 0xffffffff;"
         " selp.u32 %0, 1, 0, q; }" : "=r"(uniform) : "r"(in[i & ~31u] % 5 ? 7 : low));
     mine[2] = uniform;
-    // Lanes part, and each side votes among itself.
-    unsigned side = __ballot_sync(0xffffffffu, lane % 3 == 0);
-    if (lane % 3 == 0) mine[3] = __ballot_sync(side, v & 2);
-    else mine[3] = __ballot_sync(~side, v & 4);
+    mine[3] = __ballot_sync(0xffffffffu, lane % 3 ? v & 4 : v & 2);
     mine[4] = __match_any_sync(0xffffffffu, v % 6);
     int same;
     mine[5] = __match_all_sync(0xffffffffu, in[i & ~31u] % 2 ? 5 : (int)(v % 2), &same) ^ same;
@@ -134,9 +133,7 @@ def _votes_expect(args: Args) -> dict[int | str, Any]:
         rows[:, 1] = (v % 32 == 0).any() + 2 * (v % 64 < 62).all()
         nonzero = np.ones(32, bool) if v[0] % 5 else v % 3 != 0
         rows[:, 2] = nonzero.all() or not nonzero.any()
-        rows[:, 3] = np.where(
-            third, _ballot(third & ((v & 2) != 0)), _ballot(~third & ((v & 4) != 0))
-        )
+        rows[:, 3] = _ballot(np.where(third, v & 2, v & 4) != 0)
         rows[:, 4] = [_ballot(v % 6 == x) for x in v % 6]
         word = np.full(32, 5) if v[0] % 2 else v % 2
         rows[:, 5] = 0xFFFFFFFE if (word == word[0]).all() else 0
@@ -147,7 +144,7 @@ def _votes_expect(args: Args) -> dict[int | str, Any]:
 
 # -- integer reductions across a warp (sm_80) --------------------------------------------------
 
-_REDUCTIONS = {
+_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
     "add.s32": lambda v: v.sum(dtype=np.uint32),
     "add.u32": lambda v: v.sum(dtype=np.uint32),
     "min.s32": lambda v: v.view(np.int32).min().view(np.uint32),
@@ -160,7 +157,7 @@ _REDUCTIONS = {
 }
 
 
-def _redux_body() -> str:
+def _redux_body(parted: bool) -> str:
     lines = [
         "    .reg .b32 %v, %d, %mask, %lane; .reg .b64 %p, %q; .reg .pred %odd;",
         "    mad.wide.u32 %p, %i, 4, %in; ld.global.u32 %v, [%p];",
@@ -171,9 +168,12 @@ def _redux_body() -> str:
     for k, t in enumerate(_REDUCTIONS):
         lines += [
             f"    redux.sync.{t} %d, %v, 0xffffffff; st.global.u32 [%q+{8 * k}], %d;",
-            f"    @%odd redux.sync.{t} %d, %v, %mask;",
-            f"    @!%odd redux.sync.{t} %d, %v, %mask; st.global.u32 [%q+{8 * k + 4}], %d;",
         ]
+        if parted:
+            lines += [
+                f"    @%odd redux.sync.{t} %d, %v, %mask;",
+                f"    @!%odd redux.sync.{t} %d, %v, %mask; st.global.u32 [%q+{8 * k + 4}], %d;",
+            ]
     lines.append("    ret;")
     return "\n".join(lines)
 
@@ -182,13 +182,13 @@ def _redux_make(rng: Rng) -> Args:
     return [_words(rng, (3, 64)), np.zeros((3, 64, len(_REDUCTIONS), 2), np.uint32)]
 
 
-def _redux_expect(args: Args) -> dict[int | str, Any]:
+def _redux_expect(args: Args, parted: bool = False) -> dict[int | str, Any]:
     warps = args[0].reshape(-1, 32)
     out = np.zeros((6, 32, len(_REDUCTIONS), 2), np.uint32)
     for v, rows in zip(warps, out, strict=True):
         for k, fold in enumerate(_REDUCTIONS.values()):
             rows[:, k, 0] = fold(v)
-            for parity in (0, 1):
+            for parity in (0, 1) if parted else ():
                 rows[parity::2, k, 1] = fold(np.ascontiguousarray(v[parity::2]))
     return {1: out.reshape(args[1].shape)}
 
@@ -214,117 +214,6 @@ _ELECT_BODY = """
 
 def _elect_expect(args: Args) -> dict[int | str, Any]:
     return {0: np.ones_like(args[0])}
-
-
-# -- full masks in warps that lack lanes -------------------------------------------------------
-
-PARTIAL_WARP = r"""
-extern "C" __global__ void partial_warp(const int* in, int* out, unsigned* runs) {
-    GPUD_COUNT(runs);
-    // 56 threads: the second warp has 24 lanes, and the kernel names all 32 all the same.
-    int i = blockIdx.x * blockDim.x + threadIdx.x, v = in[i], lane = threadIdx.x & 31;
-    int sum = v;
-    for (int step = 1; step < 32; step <<= 1) {
-        int other = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += other;
-    }
-    unsigned odd = __ballot_sync(0xffffffffu, v & 1);
-    __syncwarp();
-    out[2 * i] = sum;
-    out[2 * i + 1] = odd;
-}
-"""
-
-
-def _partial_make(rng: Rng) -> Args:
-    values = rng.integers(-1000, 1000, (9, 56)).astype(np.int32)
-    return [values, np.zeros((9, 56, 2), np.int32)]
-
-
-def _partial_expect(args: Args) -> dict[int | str, Any]:
-    out = np.zeros((9, 56, 2), np.int32)
-    for part in (slice(0, 32), slice(32, 56)):
-        v = args[0][:, part]
-        out[:, part, 0] = np.cumsum(v, axis=1)
-        weights = np.uint32(1) << np.arange(v.shape[1], dtype=np.uint32)
-        ballots = ((v & 1).astype(np.uint32) * weights).sum(axis=1, dtype=np.uint32)
-        out[:, part, 1] = ballots.view(np.int32)[:, None]
-    return {1: out}
-
-
-# -- aggregated increments with the active mask ------------------------------------------------
-
-AGGREGATE = r"""
-extern "C" __global__ void aggregate(const int* in, unsigned* count, unsigned* kept,
-                                     unsigned* lanes, unsigned* runs) {
-    GPUD_COUNT(runs);
-    unsigned i = blockIdx.x * blockDim.x + threadIdx.x, below;
-    asm("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
-    if (in[i] > 0) {
-        // Whichever lanes happen to be together share one atomic; any split gives the same set.
-        unsigned together = __activemask(), leader = __ffs(together) - 1, base = 0;
-        if ((threadIdx.x & 31) == leader) base = atomicAdd(count, __popc(together));
-        base = __shfl_sync(together, base, leader);
-        kept[base + __popc(together & below)] = i;
-    }
-    unsigned eq, le, gt, ge;
-    asm("mov.u32 %0, %%lanemask_eq; mov.u32 %1, %%lanemask_le; mov.u32 %2, %%lanemask_gt;"
-        " mov.u32 %3, %%lanemask_ge;" : "=r"(eq), "=r"(le), "=r"(gt), "=r"(ge));
-    lanes[i] = (eq ^ le) + (gt ^ ge) + (below == (le ^ eq)) + 2 * (gt == ~le);
-}
-"""
-
-
-def _aggregate_make(rng: Rng) -> Args:
-    values = rng.integers(-50, 50, 7 * 96).astype(np.int32)
-    blank = np.zeros(values.size, np.uint32)
-    return [values, np.zeros(1, np.uint32), blank, blank.copy()]
-
-
-def _aggregate_expect(args: Args) -> dict[int | str, Any]:
-    wanted = np.flatnonzero(args[0] > 0)
-
-    def same_set(actual: Array) -> bool:
-        kept = actual[: wanted.size]
-        return np.array_equal(np.sort(kept), wanted) and not actual[wanted.size :].any()
-
-    lane = np.arange(args[0].size) % 32
-    masks = ((1 << lane) - 1) + (1 << lane) + 3
-    return {
-        1: np.array([wanted.size], np.uint32),
-        2: Satisfies(same_set, "the numbers of the positive elements"),
-        3: masks.astype(np.uint32),
-    }
-
-
-# -- an early return before a shuffle: needs the grid cut, not looped --------------------------
-
-EXIT_BEFORE_SHUFFLE = r"""
-extern "C" __global__ void exit_before_shuffle(const int* in, int* out, int n, unsigned* runs) {
-    GPUD_COUNT(runs);
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    unsigned mask = __ballot_sync(0xffffffffu, i < n);
-    if (i >= n) return;
-    int v = in[i];
-    for (int step = 16; step; step >>= 1) {
-        int other = __shfl_down_sync(mask, v, step);
-        if ((threadIdx.x & 31) + step < 32 && i + step < n) v = max(v, other);
-    }
-    if ((threadIdx.x & 31) == 0) out[i / 32] = v;
-}
-"""
-
-
-def _exit_make(rng: Rng) -> Args:
-    n = 96 * 5 + 41
-    return [rng.integers(-(2**31), 2**31, n).astype(np.int32), np.zeros(20, np.int32), np.int32(n)]
-
-
-def _exit_expect(args: Args) -> dict[int | str, Any]:
-    out = np.zeros(20, np.int32)
-    peaks = np.maximum.reduceat(args[0], np.arange(0, args[0].size, 32))
-    out[: peaks.size] = peaks
-    return {1: out}
 
 
 # -- 64-bit and floating shuffles, Welford's variance ------------------------------------------
@@ -384,12 +273,24 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "warp_reductions",
-        kernel("warp_reductions", ("u64 in", "u64 out"), _redux_body(), arch="compute_90"),
+        kernel("warp_reductions", ("u64 in", "u64 out"), _redux_body(False), arch="compute_90"),
         (3,),
         (64,),
         _redux_make,
         _redux_expect,
         arch="compute_90",
+        covers=frozenset({"redux.sync"}),
+    ),
+    Case(
+        "reductions_parted",
+        kernel("reductions_parted", ("u64 in", "u64 out"), _redux_body(True), arch="compute_90"),
+        (3,),
+        (64,),
+        _redux_make,
+        lambda args: _redux_expect(args, parted=True),
+        arch="compute_90",
+        forms=frozenset({"unmodified", "sliced"}),
+        expected_form="sliced",
         covers=frozenset({"redux.sync"}),
     ),
     Case(
@@ -401,36 +302,6 @@ CASES: tuple[Case, ...] = (
         _elect_expect,
         arch="compute_90",
         covers=frozenset({"elect.sync"}),
-    ),
-    Case(
-        "partial_warp",
-        PARTIAL_WARP,
-        (9,),
-        (56,),
-        _partial_make,
-        _partial_expect,
-        covers=frozenset({"shfl.sync", "vote.sync", "block.partial-warp"}),
-    ),
-    Case(
-        "aggregate",
-        AGGREGATE,
-        (7,),
-        (96,),
-        _aggregate_make,
-        _aggregate_expect,
-        deterministic=False,
-        covers=frozenset({"activemask", "lanemask", "shfl.sync"}),
-    ),
-    Case(
-        "exit_before_shuffle",
-        EXIT_BEFORE_SHUFFLE,
-        (6,),
-        (96,),
-        _exit_make,
-        _exit_expect,
-        forms=frozenset({"unmodified", "sliced"}),
-        expected_form="sliced",
-        covers=frozenset({"shfl.sync", "exit-before-collective", "mask.ballot"}),
     ),
     Case(
         "welford",

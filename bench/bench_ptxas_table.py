@@ -1,0 +1,197 @@
+"""Registers and shared memory of every kernel of the conformance suite, before and after rewriting.
+
+    python bench/bench_ptxas_table.py [--arch sm_75 --arch sm_90 ...]
+
+Each rewritten program is assembled with ptxas; one that does not assemble fails the benchmark.
+The default targets are sm_75, sm_90 and sm_100, as far as this ptxas knows them. CUDA C++ is
+compiled for the target itself, so that the PTX is what a user of that device gets. Prints a
+summary and writes bench/results/ptxas_table.json and .md. Without ptxas it says so and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.machine import describe
+from gpud.compiler.pipeline import compile_program
+from gpud.compiler.program import KernelInfo
+from gpud.compiler.ptxas import Usage, assemble, find_ptxas, ptxas_version
+from gpud.errors import CompileError, KernelRejected
+from tests.conformance.suite import CASES
+from tests.conformance.suite.case import Case
+
+RESULTS = Path(__file__).parent / "results"
+ARCHS = ("sm_75", "sm_90", "sm_100")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel on one target; usages as ptxas reports them."""
+
+    case: str
+    kernel: str
+    arch: str
+    form: str
+    before: Usage
+    after: Usage
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rewritten program that ptxas refused."""
+
+    case: str
+    arch: str
+    error: str
+
+
+def main() -> int:
+    """Assembles, prints, keeps; 1 if a rewritten program does not assemble."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--arch", action="append", help="a target, repeatable; default: three")
+    archs = parser.parse_args().arch or list(ARCHS)
+    if find_ptxas() is None:
+        print(
+            "ptxas is not installed: there is nothing to compare. It comes with the CUDA toolkit."
+        )
+        return 0
+    rows: list[Row] = []
+    failures: list[Failure] = []
+    skipped: dict[str, int] = {}
+    for arch in archs:
+        for case in CASES:
+            try:
+                rows += _rows(case, arch)
+            except _Skip:
+                skipped[arch] = skipped.get(arch, 0) + 1
+            except CompileError as error:
+                failures.append(Failure(case.name, arch, str(error)))
+    _print(rows, failures, skipped, archs)
+    _keep(rows, failures, skipped, archs)
+    return 1 if failures else 0
+
+
+class _Skip(Exception):
+    """A case that has no rewritten form on a target."""
+
+
+def _rows(case: Case, arch: str) -> list[Row]:
+    """The kernels of one case.
+
+    Raises:
+        _Skip: it is refused by design, or needs a newer target, or ptxas refuses the original.
+        CompileError: ptxas refuses the rewritten program.
+    """
+    number = int(arch.removeprefix("sm_"))
+    if int(case.arch.removeprefix("compute_").rstrip("af")) > number:
+        raise _Skip
+    try:
+        program = compile_program(
+            case.program,
+            arch=_virtual(case.arch, arch),
+            options=case.options,
+            name_expressions=[case.kernel] if "<" in case.kernel else [],
+        )
+        before = assemble(program.original_ptx, _real(case.arch, arch))
+    except (CompileError, KernelRejected) as error:
+        raise _Skip from error
+    after = assemble(program.ptx, _real(case.arch, arch))
+    return [
+        Row(case.name, info.name, arch, _form(info), before[name], after[name])
+        for name, info in program.kernels.items()
+        if name in after
+    ]
+
+
+def _virtual(wanted: str, arch: str) -> str:
+    """The architecture to compile for: the case's own where it is for one device only."""
+    return wanted if wanted[-1] in "af" else f"compute_{arch.removeprefix('sm_')}"
+
+
+def _real(wanted: str, arch: str) -> str:
+    return f"sm_{wanted.removeprefix('compute_')}" if wanted[-1] in "af" else arch
+
+
+def _form(info: KernelInfo) -> str:
+    return f"{info.form}{' (exit-aware)' if info.exit_aware else ''}"
+
+
+def _print(
+    rows: list[Row], failures: list[Failure], skipped: dict[str, int], archs: Iterable[str]
+) -> None:
+    print(f"{'target':<8}{'form':<26}{'kernels':>8}{'registers +':>13}{'worst':>7}{'smem +':>8}")
+    for arch in archs:
+        for form in sorted({row.form for row in rows}):
+            some = [row for row in rows if row.arch == arch and row.form == form]
+            if some:
+                more = [row.after.registers - row.before.registers for row in some]
+                smem = [row.after.shared_bytes - row.before.shared_bytes for row in some]
+                print(
+                    f"{arch:<8}{form:<26}{len(some):>8}{statistics.mean(more):>13.1f}"
+                    f"{max(more):>7}{max(smem):>8}"
+                )
+        print(f"{arch:<8}{'(none for this target)':<26}{skipped.get(arch, 0):>8}")
+    spills = [row for row in rows if row.after.spill_bytes > row.before.spill_bytes]
+    print(f"kernels that spill more than before: {len(spills)}")
+    for failure in failures:
+        print(f"FAILED {failure.case} {failure.arch}: {failure.error}")
+
+
+def _keep(
+    rows: list[Row], failures: list[Failure], skipped: dict[str, int], archs: list[str]
+) -> None:
+    version = ".".join(map(str, ptxas_version()))
+    RESULTS.mkdir(exist_ok=True)
+    plain = {
+        "machine": describe(),
+        "ptxas": version,
+        "targets": archs,
+        "no_rewritten_form": skipped,
+        "failures": [asdict(failure) for failure in failures],
+        "rows": [asdict(row) for row in rows],
+    }
+    (RESULTS / "ptxas_table.json").write_text(json.dumps(plain, indent=1) + "\n")
+    lines = [
+        f"# Registers and shared memory before and after rewriting (ptxas {version})",
+        "",
+        "Registers a thread, static shared memory in bytes a block; before -> after.",
+        "",
+        "| kernel | form | " + " | ".join(f"{a} registers | {a} shared" for a in archs) + " |",
+        "|---|---|" + "---:|---:|" * len(archs),
+    ]
+    found = {(row.case, row.kernel, row.arch): row for row in rows}
+    for case, kernel in dict.fromkeys((row.case, row.kernel) for row in rows):
+        cells: list[str] = []
+        form = ""
+        for arch in archs:
+            row = found.get((case, kernel, arch))
+            form = form or (row.form if row else "")
+            cells += _cells(row)
+        name = case if case == kernel else f"{case}: {kernel}"
+        lines.append(f"| `{name}` | {form} | " + " | ".join(cells) + " |")
+    if failures:
+        lines += ["", "Failures:", ""]
+        lines += [f"* {failure.case}, {failure.arch}: {failure.error}" for failure in failures]
+    (RESULTS / "ptxas_table.md").write_text("\n".join(lines) + "\n")
+
+
+def _cells(row: Row | None) -> list[str]:
+    if row is None:
+        return ["", ""]
+    before, after = row.before, row.after
+    return [
+        f"{before.registers} -> {after.registers}",
+        f"{before.shared_bytes} -> {after.shared_bytes}",
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,253 @@
+"""How fast the compiler rewrites: milliseconds for 1,000 lines of PTX, by stage, cold and cached.
+
+    python bench/bench_rewrite_speed.py [--repeat N]
+
+Cold means that the compiler has not seen the program: its tables of operands and opcodes are
+emptied before every run, the disk cache is not asked; code and regular expressions are warm, as in
+a daemon. Lines are those of the PTX that NVRTC wrote. Programs: every kernel of the conformance
+suite that compiles, in one sum, and generated kernels of 1,000 to 20,000 lines, each on its own.
+
+Beside it, from the same run: NVRTC, the peer (what rewriting adds to compiling), and the floor, one
+regular-expression match and one split for each line, which no parser in Python can do without.
+On a shared machine only the ratios to these two mean something. Prints a table and writes
+bench/results/rewrite_speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.machine import describe
+from gpud.compiler import passes
+from gpud.compiler.cache import Cache
+from gpud.compiler.forms import Form, classify
+from gpud.compiler.nvrtc import compile_cuda, nvrtc_version
+from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.pipeline import compile_program
+from gpud.compiler.ptx.operands import shared_table
+from gpud.compiler.ptx.parser import parse
+from gpud.compiler.ptx.printer import print_module
+from gpud.errors import CompileError, KernelRejected
+from tests.conformance.suite import CASES
+
+RESULT = Path(__file__).parent / "results" / "rewrite_speed.json"
+STAGES = ("parse", "flatten", "analyse", "rewrite", "print")
+AIM_COLD_MS = 10.0
+AIM_CACHED_MS = 0.2
+
+T = TypeVar("T")
+
+GENERATED = r"""
+// Straight-line arithmetic, loops, shared memory and barriers, as unrolled numeric kernels have.
+template <int N> __device__ void mix(float2* v) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float2 a = v[i], b = v[(i * 7 + j) % N];
+            v[i].x = a.x * b.x - a.y * b.y;
+            v[i].y = a.x * b.y + a.y * b.x + 1.5f;
+        }
+}
+extern "C" __global__ void big(float2* x, double* d, int n) {
+    __shared__ float2 s[256];
+    float2 v[32];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+#pragma unroll
+    for (int k = 0; k < 32; k++) v[k] = x[i * 32 + k];
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        mix<32>(v);
+        s[threadIdx.x] = v[round % 32];
+        __syncthreads();
+        if (v[(round + 1) % 32].x > 0.5f) v[round % 32] = s[(threadIdx.x + round) & 255];
+        __syncthreads();
+        for (int k = 0; k < n; k++) d[i] += sin(d[k]) * v[(round * 5) % 32].y;
+    }
+#pragma unroll
+    for (int k = 0; k < 32; k++) x[i * 32 + k] = v[k];
+}
+"""
+
+
+@dataclass
+class Row:
+    """Times of one program, or summed over several, in seconds."""
+
+    name: str
+    programs: int
+    lines: int
+    nvrtc: float
+    floor: float
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    cached: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(self.stages.values())
+
+    def per_thousand(self, seconds: float) -> float:
+        """Milliseconds for 1,000 lines."""
+        return seconds * 1e6 / self.lines
+
+    def plain(self) -> dict[str, Any]:
+        """The row as it is kept."""
+        stages = {name: round(self.per_thousand(s), 3) for name, s in self.stages.items()}
+        return {
+            "name": self.name,
+            "programs": self.programs,
+            "lines": self.lines,
+            "cold_ms_per_1000_lines": round(self.per_thousand(self.total), 3),
+            "stages_ms_per_1000_lines": stages,
+            "nvrtc_ms_per_1000_lines": round(self.per_thousand(self.nvrtc), 3),
+            "floor_ms_per_1000_lines": round(self.per_thousand(self.floor), 3),
+            "times_floor": round(self.total / self.floor, 2),
+            "share_of_nvrtc": round(self.total / self.nvrtc, 3) if self.nvrtc else None,
+            "cached_ms": round(self.cached / self.programs * 1e3, 3),
+        }
+
+
+def main() -> int:
+    """Measures, prints, keeps."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--repeat", type=int, default=5, help="runs; the fastest counts")
+    repeat = arguments.parse_args().repeat
+    rows = [suite(repeat)]
+    rows += [generated(rounds, repeat) for rounds in (1, 5, 20)]
+    head = f"{'program':<22}{'lines':>7}" + "".join(f"{stage:>9}" for stage in STAGES)
+    print("ms for 1,000 lines of PTX, cold; cached: ms for a program")
+    print(f"{head}{'total':>9}{'floor':>9}{'NVRTC':>9}{'cached':>9}")
+    for row in rows:
+        stages = "".join(f"{row.per_thousand(row.stages[stage]):9.2f}" for stage in STAGES)
+        print(
+            f"{row.name:<22}{row.lines:>7}{stages}{row.per_thousand(row.total):9.2f}"
+            f"{row.per_thousand(row.floor):9.2f}{row.per_thousand(row.nvrtc):9.2f}"
+            f"{row.cached / row.programs * 1e3:9.3f}"
+        )
+    print(f"aims: {AIM_COLD_MS:g} ms cold, {AIM_CACHED_MS:g} ms cached for 1,000 lines")
+    found = {
+        "machine": describe(),
+        "nvrtc": ".".join(map(str, nvrtc_version())),
+        "repeat": repeat,
+        "aims": {"cold_ms_per_1000_lines": AIM_COLD_MS, "cached_ms": AIM_CACHED_MS},
+        "rows": [row.plain() for row in rows],
+    }
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def suite(repeat: int) -> Row:
+    """The sum over the conformance suite."""
+    row = Row("conformance suite", 0, 0, 0.0, 0.0)
+    for case in CASES:
+        try:
+            one = measure(case.name, case.program, case.options, case.arch, repeat)
+        except (CompileError, KernelRejected):
+            continue  # cases that are there to be refused
+        row.programs += 1
+        row.lines += one.lines
+        row.nvrtc += one.nvrtc
+        row.floor += one.floor
+        row.cached += one.cached
+        for stage, seconds in one.stages.items():
+            row.stages[stage] += seconds
+    return row
+
+
+def generated(rounds: int, repeat: int) -> Row:
+    """A large kernel of about 1,000 lines a round."""
+    options = (f"-DROUNDS={rounds}",)
+    return measure(f"generated x{rounds}", GENERATED, options, "compute_75", repeat)
+
+
+def measure(name: str, source: str, options: tuple[str, ...], arch: str, repeat: int) -> Row:
+    """Times every stage for one program; the least of ``repeat`` runs, as others share the cores.
+
+    Raises:
+        CompileError, KernelRejected: it does not compile, or no kernel of it can be rewritten.
+    """
+    ptx = ".version" in source.split(".target", 1)[0]
+    text, nvrtc = source, 0.0
+    if not ptx:
+        nvrtc, compiled = timed(lambda: compile_cuda(source, arch=arch, options=options))
+        text = compiled.ptx
+    runs: list[dict[str, float]] = [_stages(text) for _ in range(repeat + 1)][1:]
+    stages = {stage: min(run[stage] for run in runs) for stage in STAGES}
+    floor = min(timed(lambda: _floor(text))[0] for _ in range(repeat))
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Cache(Path(folder))
+        compile_program(source, options=options, arch=arch, cache=cache)
+        hits = [
+            timed(lambda: compile_program(source, options=options, arch=arch, cache=cache))[0]
+            for _ in range(4 * repeat)
+        ]
+    return Row(name, 1, text.count("\n"), nvrtc, floor, stages, min(hits))
+
+
+def _stages(text: str) -> dict[str, float]:
+    """One cold run of all stages."""
+    _forget()
+    times: dict[str, float] = {}
+    times["parse"], module = timed(lambda: parse(text))
+    times["flatten"], flat = timed(lambda: flatten_module(module))
+    times["analyse"], plan = timed(lambda: {name: classify(flat, name) for name in flat.entries()})
+    plan = {name: decision for name, decision in plan.items() if decision.form != Form.REJECTED}
+    times["rewrite"], rewritten = timed(lambda: passes.rewrite(flat, plan))
+    times["print"], _ = timed(lambda: print_module(rewritten))
+    return times
+
+
+def timed(run: Callable[[], T]) -> tuple[float, T]:
+    """(seconds, result)"""
+    start = time.perf_counter()
+    result = run()
+    return time.perf_counter() - start, result
+
+
+_LINE = re.compile(r"[ \t]*+(?:@(\S+)[ \t]++)?([a-z][\w.]*+)[ \t]*([^;\n]*+);")
+
+
+def _floor(text: str) -> int:
+    """The least that reading a program line by line takes."""
+    found = 0
+    for line in text.split("\n"):
+        match = _LINE.match(line)
+        if match is not None:
+            found += len(match[3].split(", "))
+    return found
+
+
+def _forget() -> None:
+    """Empties every table that the compiler fills from programs it has seen."""
+    shared_table().clear()
+    for module in _compiler_modules():
+        for value in vars(module).values():
+            clear = getattr(value, "cache_clear", None)
+            if clear is not None and getattr(value, "__module__", "") == module.__name__:
+                clear()
+
+
+def _compiler_modules() -> Iterator[ModuleType]:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(
+            ("gpud.compiler.ptx", "gpud.compiler.analysis", "gpud.compiler.passes")
+        ) or name in ("gpud.compiler.forms", "gpud.compiler.form_rules"):
+            yield module
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

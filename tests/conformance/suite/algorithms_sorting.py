@@ -1,0 +1,185 @@
+"""Sorts, merges and searches.
+
+Integer data throughout, so that any order of the same operations gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .case import Case
+
+Args = list[Any]
+Rng = np.random.Generator
+
+
+# -- bitonic sort of each block's keys ---------------------------------------------------------
+
+BITONIC_SORT = r"""
+extern "C" __global__ void bitonic_sort(unsigned long long* keys, unsigned* runs) {
+    GPUD_COUNT(runs);
+    __shared__ unsigned long long s[512];
+    unsigned long long* mine = keys + blockIdx.x * 512;
+    s[threadIdx.x] = mine[threadIdx.x];
+    s[threadIdx.x + 256] = mine[threadIdx.x + 256];
+    for (unsigned size = 2; size <= 512; size <<= 1)
+        for (unsigned stride = size / 2; stride; stride >>= 1) {
+            __syncthreads();
+            unsigned low = 2 * threadIdx.x - (threadIdx.x & (stride - 1));
+            bool up = (low & size) == 0;
+            unsigned long long a = s[low], b = s[low + stride];
+            if ((a > b) == up) {
+                s[low] = b;
+                s[low + stride] = a;
+            }
+        }
+    __syncthreads();
+    mine[threadIdx.x] = s[threadIdx.x];
+    mine[threadIdx.x + 256] = s[threadIdx.x + 256];
+}
+"""
+
+
+def _bitonic_make(rng: Rng) -> Args:
+    return [rng.integers(0, 2**63, (9, 512)).astype(np.uint64) * np.uint64(2)]
+
+
+def _bitonic_expect(args: Args) -> dict[int | str, Any]:
+    return {0: np.sort(args[0], axis=1)}
+
+
+# -- one pass of a radix sort: a stable split of each block by one digit -----------------------
+
+RADIX_PASS = r"""
+extern "C" __global__ void radix_pass(const unsigned* in, unsigned* out, unsigned* counts,
+                                      int shift, unsigned* runs) {
+    GPUD_COUNT(runs);
+    __shared__ unsigned count[16][8];
+    unsigned warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    unsigned key = in[blockIdx.x * 256 + threadIdx.x], digit = key >> shift & 15;
+    if (threadIdx.x < 128) count[threadIdx.x / 8][threadIdx.x % 8] = 0;
+    __syncthreads();
+    unsigned peers = __match_any_sync(0xffffffffu, digit);
+    unsigned before = __popc(peers & ((1u << lane) - 1));
+    if (before == 0) count[digit][warp] = __popc(peers);
+    __syncthreads();
+    unsigned rank = before;
+    for (unsigned d = 0; d < 16; ++d)
+        for (unsigned w = 0; w < 8; ++w)
+            if (d < digit || (d == digit && w < warp)) rank += count[d][w];
+    out[blockIdx.x * 256 + rank] = key;
+    if (threadIdx.x < 16) {
+        unsigned sum = 0;
+        for (unsigned w = 0; w < 8; ++w) sum += count[threadIdx.x][w];
+        counts[threadIdx.x * gridDim.x + blockIdx.x] = sum;
+    }
+}
+"""
+
+
+def _radix_make(rng: Rng) -> Args:
+    blocks = 11
+    keys = rng.integers(0, 2**32, (blocks, 256)).astype(np.uint32)
+    return [keys, np.zeros_like(keys), np.zeros((16, blocks), np.uint32), np.int32(8)]
+
+
+def _radix_expect(args: Args) -> dict[int | str, Any]:
+    keys, _, _, shift = args
+    digits = keys >> np.uint32(shift) & 15
+    order = np.argsort(digits, axis=1, kind="stable")
+    counts = np.stack([np.bincount(row, minlength=16) for row in digits], axis=1)
+    return {1: np.take_along_axis(keys, order, axis=1), 2: counts.astype(np.uint32)}
+
+
+# -- merge of two sorted arrays along diagonals ------------------------------------------------
+
+MERGE_PATH = r"""
+extern "C" __global__ void merge_path(const short* a, int na, const short* b, int nb, short* out,
+                                      int chunk, unsigned* runs) {
+    GPUD_COUNT(runs);
+    int first = (blockIdx.x * blockDim.x + threadIdx.x) * chunk;
+    if (first >= na + nb) return;
+    int low = max(0, first - nb), high = min(first, na);
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (a[middle] <= b[first - middle - 1]) low = middle + 1;
+        else high = middle;
+    }
+    int i = low, j = first - low;
+    for (int k = first; k < min(first + chunk, na + nb); ++k)
+        out[k] = j >= nb || (i < na && a[i] <= b[j]) ? a[i++] : b[j++];
+}
+"""
+
+
+def _merge_make(rng: Rng) -> Args:
+    na, nb = 3_001, 2_222
+    a, b = (np.sort(rng.integers(-(2**15), 2**15, n)).astype(np.int16) for n in (na, nb))
+    return [a, np.int32(na), b, np.int32(nb), np.zeros(na + nb, np.int16), np.int32(5)]
+
+
+def _merge_expect(args: Args) -> dict[int | str, Any]:
+    return {4: np.sort(np.concatenate([args[0], args[2]]))}
+
+
+# -- one step of a breadth-first search --------------------------------------------------------
+
+BFS_STEP = r"""
+extern "C" __global__ void bfs_step(const int* start, const int* to, int* level, int depth,
+                                    unsigned* next_size, int n, unsigned* runs) {
+    GPUD_COUNT(runs);
+    int node = blockIdx.x * blockDim.x + threadIdx.x;
+    if (node >= n || level[node] != depth) return;
+    for (int i = start[node]; i < start[node + 1]; ++i)
+        if (atomicCAS(&level[to[i]], -1, depth + 1) == -1) atomicAdd(next_size, 1u);
+}
+"""
+
+
+def _bfs_make(rng: Rng) -> Args:
+    n = 700
+    degree = rng.integers(0, 6, n)
+    start = np.concatenate([[0], np.cumsum(degree)]).astype(np.int32)
+    to = rng.integers(0, n, start[-1]).astype(np.int32)
+    level = np.full(n, -1, np.int32)
+    level[rng.choice(n, 60, replace=False)] = 3
+    level[rng.choice(n, 40, replace=False)] = 1
+    return [start, to, level, np.int32(3), np.zeros(1, np.uint32), np.int32(n)]
+
+
+def _bfs_expect(args: Args) -> dict[int | str, Any]:
+    start, to, level, depth, _, n = args
+    after = level.copy()
+    for node in range(n):
+        if level[node] == depth:
+            for neighbour in to[start[node] : start[node + 1]]:
+                if after[neighbour] == -1:
+                    after[neighbour] = depth + 1
+    found = np.count_nonzero(after != level)
+    return {2: after, 4: np.array([found], np.uint32)}
+
+
+CASES: tuple[Case, ...] = (
+    Case("bitonic_sort", BITONIC_SORT, (9,), (256,), _bitonic_make, _bitonic_expect),
+    Case(
+        "radix_pass",
+        RADIX_PASS,
+        (11,),
+        (256,),
+        _radix_make,
+        _radix_expect,
+        covers=frozenset({"match.sync", "bar.sync", "nctaid"}),
+    ),
+    Case("merge_path", MERGE_PATH, (9,), (120,), _merge_make, _merge_expect),
+    Case(
+        "bfs_step",
+        BFS_STEP,
+        (8,),
+        (96,),
+        _bfs_make,
+        _bfs_expect,
+        covers=frozenset({"atom.cas"}),
+    ),
+)

@@ -1,0 +1,99 @@
+"""Spin locks that threads of one warp fight for.
+
+Since Volta the lanes of a warp make progress independently: the lane that holds the lock gets on
+even while its neighbours spin (CUDA C++ Programming Guide 13.0, "Independent Thread Scheduling").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .case import Case, Satisfies
+
+Args = list[Any]
+Rng = np.random.Generator
+Array = np.ndarray[Any, Any]
+
+
+# -- a lock that threads of one warp fight for -------------------------------------------------
+
+SPIN_LOCK = r"""
+__device__ unsigned lock;
+extern "C" __global__ void spin_lock(volatile unsigned* total, volatile unsigned* order,
+                                     unsigned* runs) {
+    GPUD_COUNT(runs);
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    bool done = false;
+    while (!done) {
+        if (atomicCAS(&lock, 0u, 1u) == 0) {
+            __threadfence();
+            unsigned seen = *total;
+            order[seen] = i;
+            *total = seen + 1;
+            __threadfence();
+            atomicExch(&lock, 0u);
+            done = true;
+        }
+    }
+}
+"""
+
+SPIN_LOCK_PLAIN = r"""
+__device__ int lock;
+extern "C" __global__ void spin_lock_plain(volatile unsigned long long* product, unsigned* runs) {
+    GPUD_COUNT(runs);
+    while (atomicCAS(&lock, 0, 1) != 0) {}
+    __threadfence();
+    *product = *product * 5 % 999983;
+    __threadfence();
+    atomicExch(&lock, 0);
+}
+"""
+
+
+def _lock_make(rng: Rng) -> Args:
+    return [np.zeros(1, np.uint32), np.zeros(6 * 56, np.uint32)]
+
+
+def _lock_expect(args: Args) -> dict[int | str, Any]:
+    n = args[1].size
+    return {
+        0: np.array([n], np.uint32),
+        1: Satisfies(
+            lambda actual: np.array_equal(np.sort(actual), np.arange(n)), "a permutation of threads"
+        ),
+        "lock": np.zeros(1, np.uint32),
+    }
+
+
+def _plain_make(rng: Rng) -> Args:
+    return [np.ones(1, np.uint64)]
+
+
+def _plain_expect(args: Args) -> dict[int | str, Any]:
+    return {0: np.array([pow(5, 4 * 33, 999_983)], np.uint64)}
+
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "spin_lock",
+        SPIN_LOCK,
+        (6,),
+        (56,),
+        _lock_make,
+        _lock_expect,
+        deterministic=False,
+        covers=frozenset({"independent-lanes", "atom.cas", "ld.volatile"}),
+    ),
+    Case(
+        "spin_lock_plain",
+        SPIN_LOCK_PLAIN,
+        (4,),
+        (33,),
+        _plain_make,
+        _plain_expect,
+        covers=frozenset({"independent-lanes", "atom.cas"}),
+    ),
+)

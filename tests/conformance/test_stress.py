@@ -1,0 +1,83 @@
+"""A short stress run, and proof that it sees faults: each planted one must make it fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from gpud.device.cpu.device import CPUDevice
+from tests.conformance.opcodes import words
+from tests.conformance.runner import LoadedCase, rewritten
+from tests.conformance.stress import stress
+from tests.conformance.suite import find
+
+# Between them: one to three dimensions, shared memory, early returns before barriers, blocks that
+# wait for lower ones, state that outlives a launch, locks, and no parameters at all.
+CASES = words("""
+saxpy transpose stencil_3d early_return lookback_scan last_block_reduce spin_lock no_parameters
+branch_table
+""")
+
+# What each fault changes in the rewritten PTX of a persistent kernel, and what must be noticed.
+FAULTS = {
+    "each claim skips a task block": (
+        r"(atom\S*\.add\.u32 %\S*claim, \[%\S+\]), 1;",
+        r"\1, 2;",
+        "did not run exactly 1",
+    ),
+    "a released block throws its claim away": (
+        r"(mov\S* %\S*claim, \d+;)\s*(setp\S* %\S*stop, .*?;)\s*(@%\S*stop) (bra.*?;)\s*(at.*?;)",
+        r"\5 \2 \3 \1 \3 \4",
+        "at rest",
+    ),
+    "a release is not looked at": (
+        r"@%\S*stop bra \S+;",
+        "",
+        "after a stop",
+    ),
+    "task blocks that are done are not counted": (
+        r"@%\S*counted red\S* \[%\S*job\+24\], 1;",
+        "",
+        "ended with progress",
+    ),
+}
+
+
+@pytest.fixture
+def device() -> Iterator[CPUDevice]:
+    with CPUDevice(2) as one:
+        yield one
+
+
+def test_every_task_block_runs_exactly_once_whatever_is_resized(device: CPUDevice) -> None:
+    loaded = [
+        LoadedCase(device, find(name), form)
+        for name in CASES
+        for form in ("persistent", "sliced")
+        if form in find(name).forms
+    ]
+    report = stress(device, loaded, 1_500, seed=7)
+    assert report.problems == []
+    assert set(report.events) == {"shrink", "grow", "stop", "resume"}
+    assert report.events.total() >= 1_500
+    assert report.rests > 0
+    assert len(report.runs) == len(loaded)
+
+
+def test_runs_that_cannot_be_resized_are_refused(device: CPUDevice) -> None:
+    plain = LoadedCase(device, find("saxpy"), "unmodified")
+    with pytest.raises(ValueError, match="cannot be resized"):
+        stress(device, [plain], 10)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_makes_it_fail(fault: str, device: CPUDevice) -> None:
+    pattern, replacement, notice = FAULTS[fault]
+    right = rewritten("saxpy", "persistent").ptx
+    wrong, count = re.subn(pattern, replacement, right, count=1, flags=re.DOTALL)
+    assert count == 1
+    loaded = [LoadedCase(device, find("saxpy"), "persistent", wrong)]
+    report = stress(device, loaded, 400, jobs=1, stop_at_problem=False)
+    assert any(notice in problem for problem in report.problems), report.problems[:5]
