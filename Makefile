@@ -74,6 +74,7 @@ bench: install ## measure, print, and keep the figures under bench/results/
 		|| echo "PyOpenCL cannot be installed here: there will be no comparison with PoCL" >&2
 	@if ls bench/bench_*.py >/dev/null 2>&1; then \
 		for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b"; done; \
+		$(BIN)/python bench/summary.py; \
 	else echo "there are no benchmarks yet (bench/bench_*.py)" >&2; exit 1; fi
 
 stress: install ## the long runs that `make test` leaves out

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from docs.generate_api import compiler_page, device_page
+from docs.generate_tables import control_words_page, forms_page, ptx_page
 from gpud.errors import REJECTIONS, GpudError, error_classes
 
 DOCS = Path(__file__).parent
@@ -74,7 +76,14 @@ def _section(cls: type[GpudError]) -> str:
     return "\n".join(lines)
 
 
-PAGES: dict[str, Callable[[], str]] = {"reference/errors.md": errors_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/compiler.md": compiler_page,
+    "reference/control-words.md": control_words_page,
+    "reference/device.md": device_page,
+    "reference/errors.md": errors_page,
+    "reference/ptx-support.md": ptx_page,
+    "reference/reason-codes.md": forms_page,
+}
 """The generated pages by their path below docs/."""
 
 

@@ -33,9 +33,9 @@ from gpud.errors import GpudError
 
 __all__ = ["Sample", "main", "problems"]
 
-_RESIZES = 240
-_RESIZES_PER_LINE = 10
-_PAUSE_S = 0.004
+_RESIZES = 400
+_RESIZES_PER_LINE = 20
+_PAUSE_S = 0.002
 _TIMEOUT_S = 120.0
 _ARCH = "sm_90"
 _BAR = 18
@@ -221,7 +221,8 @@ class _Timeline:
     def open(self) -> Iterator[_Timeline]:
         """Show samples while the context lasts."""
         head = f"   {'s':>6} {'told':>5} {'live':>5}  {'persistent blocks':<{_BAR + 2}}"
-        self._lines.append(Text("   # persistent block  - told to leave  . told to come"))
+        legend = "#: persistent block, -: told to leave, .: to come; live: launched and not left"
+        self._lines.append(Text(f"   {legend} (it may wait for room)"))
         self._lines.append(Text(f"{head}  task blocks done"))
         if not self._console.is_terminal:
             self._console.print(*self._lines, sep="\n", soft_wrap=True)

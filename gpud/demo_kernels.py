@@ -54,7 +54,7 @@ def examples(*, small: bool = False) -> tuple[Example, ...]:
     """The demo's examples: about a second each on two cores, or ``small``: milliseconds."""
     if small:
         return (_matmul(256), _pricer(200), _scan(200))
-    return (_matmul(1792), _pricer(6144), _scan(8192))
+    return (_matmul(2304), _pricer(12288), _scan(12288))
 
 
 # -- matrix product in tiles: two barriers for every tile ----------------------------------------

@@ -173,7 +173,7 @@ def as_dim3(what: str, value: int | tuple[int, ...]) -> tuple[int, int, int]:
     Raises:
         LaunchConfigError: another length, or an extent that is not a positive int.
     """
-    given = (value,) if isinstance(value, int) else tuple(value)
+    given = tuple(value) if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(given) <= 3:
         raise LaunchConfigError(what, given, "give one to three extents")
     extents = [_extent(extent) for extent in given]

@@ -29,7 +29,7 @@ import numpy as np
 
 from gpud.compiler import control_words as cw
 from gpud.device.interface import Device, LaunchHandle, as_dim3, pack_parameters
-from gpud.errors import GpudError, LaunchConfigError
+from gpud.errors import GpudError, KernelTrap, LaunchConfigError
 
 __all__ = ["Form", "Job", "Progress"]
 
@@ -41,8 +41,9 @@ Progress = tuple[int, int, int]
 class _Run:
     """One launch of a job and its launch record."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, base: int = 0) -> None:
         self.blocks = blocks
+        self.base = base
         self.limit = blocks
         self.memory: Any = None
         self.record: Any = None
@@ -162,14 +163,21 @@ class Job:
         with self._lock:
             if self._finished.is_set():
                 return
-            self._wanted = blocks
-            if self.form == "persistent":
-                self._resize_persistent(blocks)
-            elif self.form == "sliced":
-                self._next_slice()
-            elif blocks and not self._runs:
-                self._launch(_Run(self.total), self.grid)
-            self._check_done()
+            before, self._wanted = self._wanted, blocks
+            try:
+                if self.form == "persistent":
+                    self._resize_persistent(blocks)
+                elif self.form == "sliced":
+                    self._next_slice()
+                elif blocks and not self._base:
+                    self._launch(_Run(self.total), self.grid)
+                    self._base = self.total
+            except Exception:
+                self._wanted = before
+                raise
+            ended = self._check_done()
+        if ended:
+            self._tell()
 
     def stop(self) -> None:
         """`resize` to 0: running task blocks end, unclaimed ones stay in the job."""
@@ -221,28 +229,31 @@ class Job:
         if self._runs or self._base >= self.total or not self._wanted or self._error:
             return
         size = min(self._wanted, self.total - self._base)
-        run = _Run(size)
-        base, self._base = self._base, self._base + size
-        self._launch(run, (size, 1, 1), base)
+        self._launch(_Run(size, self._base), (size, 1, 1))
+        self._base += size
 
     # -- launches
 
-    def _launch(self, run: _Run, grid: tuple[int, int, int], base: int = 0) -> None:
+    def _launch(self, run: _Run, grid: tuple[int, int, int]) -> None:
         run.memory = self.device.allocate(cw.LAUNCH_BYTES)
         run.memory.view[:] = np.frombuffer(
-            cw.launch_record(self._memory.address, run.blocks, base=base), np.uint8
+            cw.launch_record(self._memory.address, run.blocks, base=run.base), np.uint8
         )
         run.record = run.memory.view.view(np.dtype(cw.LAUNCH_RECORD))[0:1][0]
         self._runs.append(run)
-        run.handle = self.device.launch(
-            self.kernel,
-            grid,
-            self.block,
-            self._pack(run.memory.address),
-            shared=self.shared,
-            priority=self.priority,
-            on_done=lambda handle: self._ended(run, handle),
-        )
+        try:
+            run.handle = self.device.launch(
+                self.kernel,
+                grid,
+                self.block,
+                self._pack(run.memory.address),
+                shared=self.shared,
+                priority=self.priority,
+                on_done=lambda handle: self._ended(run, handle),
+            )
+        except Exception:
+            self._runs.remove(run)
+            raise
 
     def _pack(self, control: int) -> bytes:
         values = self._values
@@ -265,29 +276,42 @@ class Job:
             self._runs.remove(run)
             self.output += handle.output
             if handle.error is not None and self._error is None:
-                self._error = handle.error
+                self._error = self._located(run, handle.error)
                 for other in self._runs:
                     if self.form == "persistent":
                         other.set_limit(0)
             if self.form == "sliced":
                 self._next_slice()
-            self._check_done()
+            ended = self._check_done()
+        if ended:
+            self._tell()
 
-    def _check_done(self) -> None:
+    def _located(self, run: _Run, error: GpudError) -> GpudError:
+        """``error`` with the task block in place of the launch's raw block."""
+        if not self._rewritten or not isinstance(error, KernelTrap):
+            return error
+        place = None  # which task block a persistent block was running is not recorded
+        if self.form == "sliced" and error.task_block is not None:
+            place = cw.coordinates(run.base + error.task_block[0], self.grid)
+        return KernelTrap(error.cause, kernel=error.kernel, line=error.line, task_block=place)
+
+    def _check_done(self) -> bool:
+        """Whether the job has just ended; `_tell` is the caller's then, without the lock."""
         if self._runs or self._finished.is_set():
-            return
+            return False
         if self._error is None:
             if self.form == "persistent":
                 complete = int(self._record["next"]) >= self.total
-            elif self.form == "sliced":
-                complete = self._base >= self.total
             else:
-                complete = self._wanted > 0
+                complete = self._base >= self.total
             if not complete:
                 if self.form == "persistent" and self._wanted > 0:
                     # Released blocks left task blocks behind that nobody present will claim.
                     self._resize_persistent(self._wanted)
-                return
+                return False
         self._finished.set()
+        return True
+
+    def _tell(self) -> None:
         if self._on_done is not None:
             self._on_done(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,15 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from bench import summary
 from docs.generate import DOCS, PAGES
+from docs.generate_tables import CODE_GENERATOR
+from gpud.device.cpu.lower import LOWERINGS
 from gpud.errors import REJECTIONS, error_classes
+from tests.conformance.opcodes import WITHOUT_TYPES
 
 ROOT = Path(__file__).parents[2]
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def examples_of(page: Path) -> list[str]:
+    """The Python examples of a page; those of a tutorial build on each other and are one."""
+    found = PYTHON.findall(page.read_text())
+    return ["\n".join(found)] if page.parent.name == "tutorial" else found
+
+
 PYTHON_EXAMPLES = [
     pytest.param(example, id=f"{page.name}-{number}")
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-    for number, example in enumerate(PYTHON.findall(page.read_text()))
+    for number, example in enumerate(examples_of(page))
 ]
 
 
@@ -32,6 +45,41 @@ def test_the_errors_page_has_every_error_and_every_field() -> None:
         assert cls.__name__ in page
         assert all(f"| `{name}` | {meaning} |" in page for name, meaning in cls.fields.items())
     assert all(f"| `{code}` |" in page for code in REJECTIONS)
+
+
+def test_the_ptx_page_has_every_opcode_of_real_programs() -> None:
+    page = (DOCS / "reference/ptx-support.md").read_text()
+    bases = {spelling.partition(".")[0] for spelling in WITHOUT_TYPES}
+    assert {base for base in bases if f"| `{base}` |" not in page} == set()
+    assert set(CODE_GENERATOR).isdisjoint(LOWERINGS)
+
+
+def test_the_reasons_page_has_every_code() -> None:
+    page = (DOCS / "reference/reason-codes.md").read_text()
+    source = "".join(
+        (ROOT / "gpud/compiler" / name).read_text() for name in ("forms.py", "form_rules.py")
+    )
+    codes = re.findall(r"\breason\(\s*\"([a-z-]+)\"", source)
+    assert len(codes) > 15
+    assert {code for code in codes if f"`{code}`" not in page} == set()
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert summary.updated(text) == text, "run `python bench/summary.py`"
+
+
+def test_figures_that_are_not_there_have_no_row(tmp_path: Path) -> None:
+    assert summary.table(tmp_path) == ""
+    found = {
+        "machine": {"cores": 2, "cpu": "a CPU"}, "events": 1000, "kernels run": 3,
+        "task blocks counted": 70, "problems": 1,
+    }  # fmt: skip
+    (tmp_path / "stress.json").write_text(json.dumps(found))
+    table = summary.table(tmp_path)
+    assert "2 cores of a CPU" in table
+    assert "| 1 problems | `python bench/bench_stress.py` |" in table
+    assert "PoCL" not in table
 
 
 def test_every_page_is_reached_from_the_index() -> None:

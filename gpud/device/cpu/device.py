@@ -152,7 +152,9 @@ class CPUDevice:
             self._queue.sort(key=lambda one: -one.priority)
             self._grids += 1
             launch.number = self._grids
-            self._assign()
+            over = self._assign()
+        for ended in over:
+            ended.finish()
         return launch
 
     def close(self) -> None:

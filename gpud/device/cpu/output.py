@@ -102,7 +102,7 @@ def _on_print(block: int, text: int, values: int) -> int:
         return -1
     template = ctypes.string_at(text)
     printer(format_printf(template, values))
-    return len(_CONVERSION.findall(template))
+    return sum(letter != b"%" for _, letter in _CONVERSION.findall(template))
 
 
 def _on_assert(block: int, thread: int, message: int, file: int, line: int, function: int) -> None:

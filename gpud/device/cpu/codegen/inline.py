@@ -196,6 +196,7 @@ def _call_parts(
 
 
 def branch(label: str, guard: ptx.Guard | None = None, line: int = 0) -> ptx.Instruction:
+    """``bra label``, under a guard if one is given."""
     return ptx.Instruction(ptx.opcode("bra"), (ptx.Symbol(label),), guard, line)
 
 

@@ -1,8 +1,8 @@
 """Special registers, symbols and state spaces of a thread in generated code.
 
-Two kinds of code need them: the regions of a kernel, where a thread is an index into its block's
-arrays (`KernelPlaces`), and functions, which are called with the block and that index
-(`FunctionPlaces` differs only in where local variables and array parameters are).
+A thread is an index into its block's arrays. Regions of a kernel keep local variables in the
+block's memory; functions, which are called with the block and that index, keep theirs on the stack:
+`KernelPlaces.local` tells where.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ class TogetherWriter:
     # -- the function
 
     def define(self) -> None:
+        """Write the whole function."""
         e = self.e
         if any(self._passes_barrier(stage) for stage in self.plan.stages.values()):
             e.module.declare("readcyclecounter", "declare i64 @llvm.readcyclecounter()")

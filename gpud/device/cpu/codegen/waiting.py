@@ -5,7 +5,8 @@ thread writes it would never end unless its thread steps aside; a loop that only
 atomics should not pay for that.
 
 Approach: a loop *waits* if what decides that it goes on depends on memory that others may change:
-on a volatile, relaxed, acquire or atomic read, an ``mbarrier`` test, or a call. A compare-and-swap
+on a volatile, relaxed, acquire, ``.cv`` or atomic read, an ``mbarrier`` test, or a call. A
+compare-and-swap
 whose expected value the loop itself computes anew is a retry, not a wait: it fails only when
 somebody else succeeded. A loop with a block-wide barrier on it gives way at the barrier.
 
@@ -62,7 +63,8 @@ def _reads_shared_state(inside: list[ptx.Instruction], conditions: set[str]) -> 
         for ins in defines.get(work.pop(), ()):
             if is_call(ins):
                 return True
-            if is_volatile_or_atomic_read(ins) and not _is_retry(ins, defines):
+            fetches_again = ins.opcode.base == "ld" and ins.opcode.has("cv")
+            if fetches_again or (is_volatile_or_atomic_read(ins) and not _is_retry(ins, defines)):
                 return True
             for register in read(ins):
                 if register.name not in seen:

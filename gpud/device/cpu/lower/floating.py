@@ -1,8 +1,8 @@
 """f32 and f64 arithmetic: add, sub, mul, fma, mad, div, sqrt, rcp, min, max, abs, neg, copysign.
 
 Results are correctly rounded, ``fma`` and ``mad`` with a single rounding. NaN results of add, sub,
-mul and fma are those of the CPU (a canonicalising select would halve the speed of a matrix
-product); the other instructions give the GPU's canonical NaN.
+mul and fma are those of the CPU here, and made the GPU's where they can be seen
+(`gpud.device.cpu.codegen.nans`); the other instructions give the canonical NaN themselves.
 
 Source: PTX ISA 9.0, section 9.7.3 (floating point), 9.7.5 (mixed precision).
 """

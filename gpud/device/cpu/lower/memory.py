@@ -46,8 +46,9 @@ class _Access:
         self.orders = [order for order in _ORDERS if m.flag(order)]
         scope = m.choice(*SCOPES)
         self.space = space_of(m)
-        for operator in _CACHE_OPERATORS:
-            m.flag(operator)
+        operators = [operator for operator in _CACHE_OPERATORS if m.flag(operator)]
+        if "cv" in operators:
+            self.orders.append("volatile")  # "don't cache and fetch again": it must not be hoisted
         hinted = m.flag("L2::cache_hint")
         m.skip(*_HINTS)
         self.count = int(m.choice("v2", "v4", "v8", default="v1")[1:])

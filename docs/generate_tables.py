@@ -1,0 +1,251 @@
+"""Reference pages made of the tables in the code: control words, reason codes, instructions."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from gpud.compiler import control_words as words
+from gpud.compiler import form_rules, forms
+from gpud.compiler.form_rules import RULES
+from gpud.device.cpu.lower import LOWERINGS, refusals
+from gpud.errors import REJECTIONS
+
+__all__ = ["CODE_GENERATOR", "control_words_page", "forms_page", "ptx_page"]
+
+# -- control words -------------------------------------------------------------------------------
+
+_WORDS_HEAD = """\
+# Control words
+
+<!-- Written by docs/generate.py from gpud/compiler/control_words.py: change that. -->
+
+A rewritten kernel has one parameter more than it was written with: the address of its *launch
+record*. That points to the *job record*, which all launches of a job share. Both lie in device
+memory, are little-endian, and are the same on every device. How they are used is told in
+[How a kernel becomes resizable](../explanation/persistent-form.md).
+"""
+
+_WORDS_FOOT = """\
+A *divider* is a multiplier m and a shift s such that `n // d == (2 * n * m >> 32) >> s` for every n
+below 2^31: an addition, a high multiplication and a shift instead of a division. A grid has at most
+{most} task blocks, so that claims never wrap.
+"""
+
+
+def control_words_page() -> str:
+    """Returns the reference page of the two records."""
+    tables = list(_layouts(words.__doc__ or ""))
+    assert len(tables) == 2, "control_words describes two records"
+    parts = [_WORDS_HEAD]
+    for name, size, fields, rows in (
+        ("Launch record", words.LAUNCH_BYTES, words.LAUNCH_RECORD, tables[0]),
+        ("Job record", words.JOB_BYTES, words.JOB_RECORD, tables[1]),
+    ):
+        offsets = {key: found[1] for key, found in (np.dtype(fields).fields or {}).items()}
+        for offset, _, field, _ in rows:
+            assert not field or offsets[field] == int(offset), field
+        lines = [
+            f"| {offset} | {kind} | {_code(field)} | {text} |" for offset, kind, field, text in rows
+        ]
+        head = "| offset | type | name | meaning |\n| ---: | --- | --- | --- |"
+        parts.append(f"## {name}: {size} bytes\n\n{head}\n" + "\n".join(lines) + "\n")
+    parts.append(_WORDS_FOOT.format(most=words.MAX_TASK_BLOCKS))
+    return "\n".join(parts)
+
+
+def _layouts(text: str) -> Iterator[list[list[str]]]:
+    """The tables of a docstring: rows of cells; a row without an offset continues the last."""
+    lines = text.splitlines()
+    rules = [n for n, line in enumerate(lines) if re.fullmatch(r"=+( =+)+", line)]
+    for _, head, end in zip(rules[::3], rules[1::3], rules[2::3], strict=True):
+        starts = [match.start() for match in re.finditer("=+", lines[head])]
+        rows: list[list[str]] = []
+        for line in lines[head + 1 : end]:
+            cells = [
+                line[a:b].strip().replace("``", "`")
+                for a, b in zip(starts, [*starts[1:], None], strict=True)
+            ]
+            if cells[0]:
+                rows.append(cells)
+            else:
+                rows[-1][3] += f" {cells[3]}"
+        yield rows
+
+
+# -- reasons -------------------------------------------------------------------------------------
+
+_FORMS_HEAD = """\
+# Reason codes of forms
+
+<!-- Written by docs/generate.py from gpud/compiler/form_rules.py and forms.py: change those. -->
+
+Each kernel has a form and at least one reason for it (`KernelInfo.why`). A reason has a stable
+code, a text, and, where one instruction decides, that instruction and its line in the PTX as it was
+before rewriting. "..." stands for a name or a number of the kernel at hand. The forms themselves
+are explained in [Forms](../explanation/forms.md).
+
+| form | code | the kernel | from the rule |
+| --- | --- | --- | --- |
+"""
+
+_REJECTIONS_HEAD = """
+## Reasons of `KernelRejected`
+
+A kernel may also be refused when it is launched, or loaded for a device. These are all the reasons
+that the error carries:
+
+| reason | the kernel |
+| --- | --- |
+"""
+
+
+def forms_page() -> str:
+    """Returns the reference page of the reason codes."""
+    rows = [
+        f"| {form} | `{code}` | {text} | `{rule.__name__.lstrip('_')}` |"
+        for form, rule in RULES
+        for code, text in _reasons(rule)
+    ]
+    for function in (
+        forms._why_persistent,
+        forms._decide,
+        form_rules.tensor_core_uses,
+        forms._forced,
+    ):
+        rows += [f"| any | `{code}` | {text} | |" for code, text in _reasons(function)]
+    rejections = [f"| `{code}` | {meaning} |" for code, meaning in REJECTIONS.items()]
+    return _FORMS_HEAD + "\n".join(rows) + "\n" + _REJECTIONS_HEAD + "\n".join(rejections) + "\n"
+
+
+def _reasons(rule: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """(code, text) of every reason that a function gives."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(rule)))
+    assigned = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "reason"
+        ):
+            code, text = node.args[0], node.args[1]
+            assert isinstance(code, ast.Constant), "a reason code is written out"
+            yield str(code.value), _text(text, assigned).replace("``", "`")
+
+
+def _text(node: ast.expr, assigned: dict[str, ast.expr]) -> str:
+    """A string expression as people read it, with "..." for what differs from kernel to kernel."""
+    match node:
+        case ast.Constant():
+            return str(node.value)
+        case ast.JoinedStr():
+            return "".join(_text(part, assigned) for part in node.values)
+        case ast.BinOp():
+            return _text(node.left, assigned) + _text(node.right, assigned)
+        case ast.IfExp():
+            return f"{_text(node.body, assigned)}, or {_text(node.orelse, assigned)}"
+        case ast.Name() if node.id in assigned:
+            return _text(assigned[node.id], assigned)
+    return "..."
+
+
+# -- instructions --------------------------------------------------------------------------------
+
+_PTX_HEAD = """\
+# PTX on the CPU device
+
+<!-- Written by docs/generate.py from gpud/device/cpu/lower/ and the table in
+docs/generate_tables.py: change those. -->
+
+What the CPU device runs, by opcode. A modifier that is not known is refused with the instruction
+and its line, never ignored. What the numbers are exact to is told in
+[The CPU device](../explanation/cpu-device.md). Refusals are `KernelRejected`, raised when the
+kernel is compiled for its first block shape; other kernels of the program run.
+
+## Instructions that compute or touch memory
+
+Where an opcode is one of several families, the types are listed; elsewhere the module says.
+
+| opcode | types | source |
+| --- | --- | --- |
+"""
+
+CODE_GENERATOR: dict[str, str] = {
+    "activemask": "the lanes that stand at the same instruction",
+    "bar": "`bar.sync`, `bar.arrive`, `bar.red` with numbers and counts; `bar.warp.sync`",
+    "barrier": "like `bar`; `barrier.cluster` is refused",
+    "bra": "a jump, with or without a guard",
+    "brkpt": "ends the block like `trap`",
+    "brx": "`brx.idx`, a jump through a table",
+    "call": "direct and indirect; `vprintf`, `malloc`, `free` and `__assertfail` are built in",
+    "elect": "one lane of a mask",
+    "exit": "ends the thread, in functions too",
+    "match": "`any` and `all`",
+    "nanosleep": "nothing: a loop that waits gives way at its back edge",
+    "redux": "integer and bitwise, and `f32` minimum and maximum",
+    "ret": "returns; ends the thread in a kernel",
+    "shfl": "all modes, with and without `.sync`",
+    "trap": "ends the block, and the job fails with `KernelTrap`",
+    "vote": "`all`, `any`, `uni` and `ballot`, with and without `.sync`",
+}
+"""Opcodes that the code generator runs itself: those that steer threads or let them meet."""
+
+_CONTROL_HEAD = """
+## Control flow, barriers and warp collectives
+
+| opcode | |
+| --- | --- |
+"""
+
+_REFUSED_HEAD = """
+## Refused
+
+| instruction | reason code | why |
+| --- | --- | --- |
+"""
+
+
+def ptx_page() -> str:
+    """Returns the reference page of the instructions that the CPU device runs and refuses."""
+    rows = []
+    for base, lowering in sorted(LOWERINGS.items()):
+        by_type: dict[str, Any] = getattr(lowering, "by_type", {})
+        functions: Sequence[Any] = list(by_type.values()) or [lowering]
+        modules = sorted({function.__module__.rpartition(".")[2] for function in functions})
+        types = " ".join(sorted(by_type, key=_type_order))
+        if not types:
+            types = f"see {_first_line(functions[0].__module__)}"
+        rows.append(f"| `{base}` | {types} | {', '.join(f'`{name}.py`' for name in modules)} |")
+    control = [f"| `{base}` | {text} |" for base, text in sorted(CODE_GENERATOR.items())]
+    refused = [(base, *found) for base, found in refusals._BY_BASE.items()]
+    refused += [(".".join(key), *found) for key, found in refusals._BY_MODIFIER.items()]
+    lines = [f"| `{name}` | `{code}` | {why} |" for name, code, why in sorted(refused)]
+    parts = (_PTX_HEAD, rows, _CONTROL_HEAD, control, _REFUSED_HEAD, lines)
+    return "".join(p if isinstance(p, str) else "\n".join(p) + "\n" for p in parts)
+
+
+def _first_line(module: str) -> str:
+    text = (import_module(module).__doc__ or "").partition("\n")[0].rstrip(".")
+    return f'"{text}"'
+
+
+def _type_order(name: str) -> tuple[str, int, str]:
+    bits = re.search(r"\d+", name)
+    return name[0], int(bits[0]) if bits else 0, name
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
