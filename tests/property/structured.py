@@ -200,7 +200,7 @@ class Generator:
         wanted = self.random.choice(("block", "block", "warp", "thread"))
         if wanted == "thread":
             return ("and", self._value(loops), ("c", 3)), "thread"
-        value = ("and", self._equal(loops), ("c", 3))
+        value: Expr = ("and", self._equal(loops), ("c", 3))
         if self.random.randint(0, 2) == 0:
             value = ("add", value, ("shr", ("tid",), 10))
         if wanted == "block":

@@ -67,7 +67,7 @@ class ThreadCode(Thread):
 
     def _bare(self, ins: ptx.Instruction) -> None:
         base = ins.opcode.base
-        self.exact = not computes_with_floats(ins)
+        self.exact = not computes_with_floats(ins) or self._leaves_floats(ins)
         try:
             if base == "gpud":
                 self._pseudo(ins)
@@ -91,6 +91,13 @@ class ThreadCode(Thread):
         finally:
             self.blurred = frozenset()
             self.exact = True
+
+    def _leaves_floats(self, ins: ptx.Instruction) -> bool:
+        """Whether ``ins`` moves to an integer register, where a NaN's bits can be seen."""
+        target = ins.operands[0]
+        return ins.opcode.base in ("mov", "selp") and self.storage.get(
+            getattr(target, "name", "")
+        ) not in ("float", "double")
 
     # -- addresses
 

@@ -21,7 +21,7 @@ its back edge); a collective or barrier ends only when everything it must wait f
 from __future__ import annotations
 
 from gpud.device.cpu.codegen.block import CUT_MASK
-from gpud.device.cpu.codegen.emitter import IRModule
+from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.layout import STATE_STATUS_SHIFT, Status
 from gpud.device.cpu.codegen.rendezvous import RendezvousFunctions
 from gpud.device.cpu.codegen.sharing import SharingFunctions
@@ -34,12 +34,16 @@ all of them poll; the block is done; a thread ended it; the threads parted; othe
 DEADLOCK = 2
 """Value of the header's ``error`` when no thread of the block can ever go on."""
 
+_PASSES_PER_TURN = 64
+"""A block whose threads part, or that polls through collectives, gives way after so many passes."""
+
 
 class _Driver(RendezvousFunctions, SharingFunctions):
     """Writes ``@step``, ``@apart`` and their parts."""
 
     def define(self) -> None:
         e = self.begin("define internal i32 @apart(ptr %b)")
+        left = self._turn(e)
         with e.loop() as (again, _):
             e.do("call void @pass(ptr %b)")
             error = e.value(f"load i32, ptr {self.header(e, 'error')}")
@@ -51,10 +55,12 @@ class _Driver(RendezvousFunctions, SharingFunctions):
             running = e.value(f"and i32 {seen}, {1 << Status.RUN}")
             with e.when(e.value(f"icmp ne i32 {running}, 0")):
                 together = e.value("call i1 @gather(ptr %b)")
-                leave = e.label("together")
-                e.branch(together, leave, again)
+                leave, stay = e.label("together"), e.label("stay")
+                e.branch(together, leave, stay)
                 e.place(leave)
                 e.end(f"ret i32 {TOGETHER}")
+                e.place(stay)
+                self._give_way(e, left, again)
             polling = e.value(f"and i32 {seen}, {1 << Status.YIELD}")
             with e.when(e.value(f"icmp ne i32 {polling}, 0")):
                 e.end(f"ret i32 {YIELDED}")
@@ -83,6 +89,7 @@ class _Driver(RendezvousFunctions, SharingFunctions):
             apart = e.value(f"icmp slt i32 {start}, 0")
             with e.when(apart), e.count("0", self.threads) as thread:
                 self.store(e, "state", thread, str(Status.RUN << STATE_STATUS_SHIFT))
+        left = self._turn(e)
         with e.loop() as (again, _):
             apart, one, leave = e.label("apart"), e.label("one"), e.label("leave")
             at = e.value(f"load i32, ptr {together}")
@@ -97,12 +104,32 @@ class _Driver(RendezvousFunctions, SharingFunctions):
             e.jump(apart)
             e.place(apart)
             other = e.value("call i32 @apart(ptr %b)")
-            e.branch(e.value(f"icmp eq i32 {other}, {TOGETHER}"), again, leave)
+            joined = e.label("joined")
+            e.branch(e.value(f"icmp eq i32 {other}, {TOGETHER}"), joined, leave)
+            e.place(joined)
+            self._give_way(e, left, again)
             e.place(leave)
             final = e.value(f"phi i32 [ {result}, %{one} ], [ {other}, %{apart} ]")
             e.end(f"ret i32 {final}")
         e.end("unreachable")
         e.finish()
+
+    @staticmethod
+    def _turn(e: Emitter) -> str:
+        """A counter of the passes that are left of a turn."""
+        left = e.alloca("i32", "left")
+        e.do(f"store i32 {_PASSES_PER_TURN}, ptr {left}")
+        return left
+
+    @staticmethod
+    def _give_way(e: Emitter, left: str, again: str) -> None:
+        """Go on at ``again``, or let other blocks have a turn first."""
+        now = e.value(f"sub i32 {e.value(f'load i32, ptr {left}')}, 1")
+        e.do(f"store i32 {now}, ptr {left}")
+        over = e.label("over")
+        e.branch(e.value(f"icmp ne i32 {now}, 0"), again, over)
+        e.place(over)
+        e.end(f"ret i32 {TURN}")
 
     def _define_pass(self) -> None:
         """Run every thread that can run up to its next cut."""
