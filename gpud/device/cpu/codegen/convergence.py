@@ -17,7 +17,9 @@ an *inner* block is one on a side of a folded branch; a *solo* block is never ru
 Algorithm: start with everything uniform, then iterate: sources of variation (thread numbers,
 atomics, volatile reads, collectives, calls, local addresses) spread along definitions; a varying
 branch whose influence holds no loop and no wait is folded, and all that inner blocks define varies.
-Other varying branches are voted. The loop that a thread's own data ends is folded, a loop that all
+Other varying branches are voted, and so are those that ask whether a thread's place in the grid is
+within the data: nearly always all answer alike, and without masks their code is twice as fast. The
+loop that a thread's own data ends is folded, a loop that all
 threads run in step over an index (``i += uniform``) is voted: most of its rounds are common.
 
 Properties:
@@ -52,6 +54,9 @@ from gpud.device.cpu.codegen.regions import Regions, waits
 __all__ = ["Convergence"]
 
 _PER_THREAD = ("%tid", "%laneid", "%lanemask", "%warpid", "%clock", "%globaltimer")
+_WORTH_A_VOTE = 24
+"""Instructions behind a guard: fewer are run sooner than the threads can be asked."""
+_INDEX_TYPES = ("s32", "u32", "s64", "u64")
 _CARRY = ("addc", "subc", "madc")
 
 
@@ -83,6 +88,11 @@ class Convergence:
             blocks = frozenset(loop.blocks)
             for number in loop.blocks:
                 self._loops_of.setdefault(number, []).append(blocks)
+        self._makers: dict[str, list[ptx.Instruction]] = {}
+        for number in self.flow.order:
+            for place in self.flow.blocks[number].places:
+                for register in written(place.instruction):
+                    self._makers.setdefault(register.name, []).append(place.instruction)
         self._headers = {loop.header for loop in self.flow.loops}
         self._solve()
         self.solo = {b for b in self.flow.order if self._must_part(self.flow.blocks[b])}
@@ -181,7 +191,45 @@ class Convergence:
                 return heavy or self._runs_in_step(block, loop)
         if last is not None and last.opcode.base == "brx":
             return heavy
-        return heavy or not region.isdisjoint(self._headers)
+        if heavy or not region.isdisjoint(self._headers):
+            return True
+        size = sum(len(self.flow.blocks[b].places) for b in region)
+        if size < _WORTH_A_VOTE or last is None or last.guard is None:
+            return False
+        return self._is_edge(last.guard.register)
+
+    def _is_edge(self, predicate: ptx.Register) -> bool:
+        """Whether ``predicate`` asks if a thread's place in the whole grid is within the data.
+
+        That is an integer comparison of something uniform with something made of a uniform
+        register and a thread number, such as ``blockIdx.x * blockDim.x + threadIdx.x``, or several
+        of them joined. All threads of all but the last blocks answer alike.
+        """
+        makers = self._makers.get(predicate.name, ())
+        if len(makers) != 1:
+            return False
+        ins = makers[0]
+        sources = read(ins)
+        if ins.opcode.base in ("or", "and", "not") and "pred" in ins.opcode.modifiers:
+            return all(r.name not in self.varying or self._is_edge(r) for r in sources)
+        if ins.opcode.base != "setp" or ins.opcode.modifiers[-1] not in _INDEX_TYPES:
+            return False
+        if len(sources) != 2 or ins.opcode.modifiers[0] in ("eq", "ne"):
+            return False
+        varying = [r for r in sources if r.name in self.varying]
+        return len(varying) == 1 and self._is_place(varying[0])
+
+    def _is_place(self, register: ptx.Register) -> bool:
+        """Whether ``register`` is made of a uniform register and something of the thread's own."""
+        makers = self._makers.get(register.name, ())
+        if len(makers) != 1:
+            return False
+        ins = makers[0]
+        if ins.opcode.base in ("cvt", "mov"):
+            return any(self._is_place(r) for r in read(ins))
+        if ins.opcode.base not in ("add", "mad", "or"):
+            return False
+        return any(r.name not in self.varying for r in read(ins))
 
     @staticmethod
     def _has_barrier(block: Block) -> bool:

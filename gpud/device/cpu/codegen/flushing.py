@@ -52,10 +52,26 @@ def wants_flushing(bodies: Iterable[Iterable[ptx.Statement]]) -> bool:
             if any(m in _OTHER_FLOATS for m in modifiers):
                 return False
             if "f32" in modifiers:
+                if _never_flushes(ins):
+                    continue
                 if ins.opcode.base in ("atom", "red") or "ftz" not in modifiers:
                     return False
                 flushes = True
     return flushes
+
+
+def _never_flushes(ins: ptx.Instruction) -> bool:
+    """Whether ``ins`` gives the same with and without flushing.
+
+    A conversion from an integer makes no subnormal number, and one to an integer rounds them to 0
+    unless it rounds up or down.
+    """
+    if ins.opcode.base != "cvt":
+        return False
+    to, of = ins.opcode.modifiers[-2:]
+    if to == "f32":
+        return of[0] in "su"
+    return to[0] in "su" and not {"rmi", "rpi"} & set(ins.opcode.modifiers)
 
 
 def define_with_flushing(ir: IRModule, result: str, name: str, arguments: str) -> str:

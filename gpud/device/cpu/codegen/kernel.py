@@ -23,6 +23,7 @@ from gpud.device.cpu.codegen.flushing import (
 from gpud.device.cpu.codegen.functions import define_function
 from gpud.device.cpu.codegen.induction import split_inductions
 from gpud.device.cpu.codegen.layout import (
+    BLOCK_ARGUMENT,
     DataLayout,
     align_up,
     parameter_layout,
@@ -146,7 +147,7 @@ def generate_kernel(
 
 
 def _define_piece(kernel: KernelCode, cut: int) -> None:
-    header = f"define internal void @piece.{cut}(ptr %b, i32 %t0, i32 %t1) nounwind"
+    header = f"define internal void @piece.{cut}({BLOCK_ARGUMENT}, i32 %t0, i32 %t1) nounwind"
     if kernel.ir.flushes:
         header += f" {FLUSHING_ATTRIBUTES}"
     e = Emitter(kernel.ir, header)
@@ -166,7 +167,7 @@ def _define_piece(kernel: KernelCode, cut: int) -> None:
 
 def _define_dispatch(kernel: KernelCode) -> None:
     """``void @run_piece(ptr %b, i32 %cut, i32 %t0, i32 %t1)``."""
-    arguments = "ptr %b, i32 %cut, i32 %t0, i32 %t1"
+    arguments = f"{BLOCK_ARGUMENT}, i32 %cut, i32 %t0, i32 %t1"
     header = f"define void @run_piece({arguments}) nounwind"
     if kernel.ir.flushes:
         name = define_with_flushing(kernel.ir, "void", "run_piece", arguments)

@@ -19,6 +19,7 @@ from gpud.device.cpu.codegen.thread import LLVM_TYPE, width
 
 __all__ = [
     "BASE_ARRAYS",
+    "BLOCK_ARGUMENT",
     "HEADER",
     "HEADER_SIZE",
     "STATE_STATUS_SHIFT",
@@ -155,6 +156,9 @@ class DataLayout:
             self.size += size
         return self.offsets[variable.name]
 
+
+BLOCK_ARGUMENT = f"ptr noalias align 256 dereferenceable({HEADER_SIZE}) %b"
+"""The block as an LLVM parameter: what is reached through it is reached in no other way."""
 
 BASE_ARRAYS: dict[str, str] = {
     "state": "i32",

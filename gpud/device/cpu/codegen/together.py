@@ -24,7 +24,7 @@ from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.driver import APART, DONE, TURN
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES, define_with_flushing
-from gpud.device.cpu.codegen.layout import HEADER, Status
+from gpud.device.cpu.codegen.layout import BLOCK_ARGUMENT, HEADER, Status
 from gpud.device.cpu.codegen.pieces import KernelCode, state_word
 from gpud.device.cpu.codegen.plan import Stage, StagePlan
 from gpud.device.cpu.codegen.stages import StageWriter
@@ -32,8 +32,9 @@ from gpud.device.cpu.codegen.thread import width, zero
 
 __all__ = ["define_together"]
 
-_CYCLES_PER_TURN = 200_000
-"""A block that passes barriers gives way to its neighbours after about 0.1 ms."""
+_CYCLES_PER_TURN = 1_000_000
+"""A block that passes barriers gives way to its neighbours after about 0.4 ms: often enough for
+them, and seldom enough that most task blocks run in one piece."""
 
 
 def define_together(kernel: KernelCode, plan: StagePlan) -> None:
@@ -51,10 +52,11 @@ class TogetherWriter:
         self.plan = plan
         self.flow = plan.flow
         self.varying = plan.convergence.varying
-        header = "define i32 @run_together(ptr %b) nounwind"
+        header = f"define i32 @run_together({BLOCK_ARGUMENT}) nounwind"
         if kernel.ir.flushes:
-            name = define_with_flushing(kernel.ir, "i32", "run_together", "ptr %b")
-            header = f"define internal i32 @{name}(ptr %b) nounwind noinline {FLUSHING_ATTRIBUTES}"
+            name = define_with_flushing(kernel.ir, "i32", "run_together", BLOCK_ARGUMENT)
+            header = f"define internal i32 @{name}({BLOCK_ARGUMENT}) nounwind noinline"
+            header += f" {FLUSHING_ATTRIBUTES}"
         self.e = Emitter(kernel.ir, header)
         self.labels = {n: self.e.label(f"stage{n}") for n in plan.stages}
         places = kernel.places(self.e, "0", ("0", "0", "0"))
