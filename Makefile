@@ -77,8 +77,9 @@ bench: install ## measure, print, and keep the figures under bench/results/
 		$(BIN)/python bench/summary.py; \
 	else echo "there are no benchmarks yet (bench/bench_*.py)" >&2; exit 1; fi
 
-stress: install ## the long runs that `make test` leaves out
-	$(BIN)/python -m pytest -m 'slow and not gpu' --timeout=3600 $(PYTEST_ARGS)
+stress: install ## the long runs that `make test` leaves out: half an hour
+	$(BIN)/python bench/bench_stress.py --events 1000000
+	GPUD_STRUCTURED_KERNELS=1000 $(BIN)/python -m pytest tests/property --timeout=3600 $(PYTEST_ARGS)
 
 NO_GPU := gpud has no CUDA device yet: gpud/device/cuda is not written, so there is nothing to run on a GPU. \
 	The CPU device runs the same rewritten PTX: make test, make bench.

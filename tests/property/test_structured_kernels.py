@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.codegen import kernel as codegen
+from gpud.device.cpu.codegen import prepare as preparing
 from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Memory
 from gpud.device.job import Job
-from tests.property.structured import KEPT, Generator, Kernel, Machine, to_ptx
+from tests.property.structured import KEPT, Generator, Kernel
+from tests.property.structured_machine import Machine
+from tests.property.structured_ptx import to_ptx
 
 EXAMPLES = int(os.environ.get("GPUD_STRUCTURED_KERNELS", "12"))
 TIMEOUT_S = 30.0
@@ -93,7 +96,7 @@ def test_rewritten_kernels(device: CPUDevice, seed: int, size: int) -> None:
 def test_keeping_every_register_changes_nothing(
     device: CPUDevice, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Without recomputation, and without split inductions, the results are the same."""
+    """Without recomputation, split inductions or webs, the results are the same."""
     kernel = Generator(Random(seed), 16).kernel()
     check(device, kernel, rewrite=False)
     with monkeypatch.context() as without:
@@ -101,6 +104,9 @@ def test_keeping_every_register_changes_nothing(
         check(device, kernel, rewrite=False)
     with monkeypatch.context() as without:
         without.setattr(codegen, "split_inductions", lambda *_: None)
+        check(device, kernel, rewrite=False)
+    with monkeypatch.context() as without:
+        without.setattr(preparing, "split_webs", lambda entry: entry)
         check(device, kernel, rewrite=False)
 
 

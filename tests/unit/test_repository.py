@@ -53,7 +53,10 @@ def test_the_checker_sees_a_planted_leak(text: str) -> None:
 
 
 def test_every_dependency_is_pinned_exactly() -> None:
-    """For the extras that `make install` and `make bench` take; cuda12 and cuda13 follow the driver instead."""
+    """For the extras that `make install` and `make bench` take.
+
+    cuda12 and cuda13 follow the driver instead.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"]]
     for extra in ("daemon", "dev", "bench"):

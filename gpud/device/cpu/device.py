@@ -33,6 +33,7 @@ from gpud.device.cpu.launch import Launch
 from gpud.device.cpu.module import CPUKernel, CPUModule
 from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
 from gpud.device.cpu.sm import Resident, VirtualSM
+from gpud.device.interface import as_dim3
 from gpud.errors import KernelTrap, LaunchConfigError
 
 __all__ = ["CPUDevice", "CPUMemory"]
@@ -176,10 +177,8 @@ class CPUDevice:
 
     @staticmethod
     def _check_grid(grid: Sequence[int]) -> tuple[int, int, int]:
-        x, y, z = (*grid, 1, 1)[:3]
+        x, y, z = as_dim3("grid", tuple(grid))
         for extent, limit in zip((x, y, z), _GRID_LIMITS, strict=True):
-            if extent < 1:
-                raise LaunchConfigError("grid", (x, y, z), "every extent must be 1 or more")
             if extent > limit:
                 raise LaunchConfigError(
                     "grid", (x, y, z), f"an extent is over {limit}", limit=limit
@@ -194,10 +193,8 @@ class CPUDevice:
         return x, y, z
 
     def _check_block(self, block: Sequence[int]) -> tuple[int, int, int]:
-        x, y, z = (*block, 1, 1)[:3]
+        x, y, z = as_dim3("block", tuple(block))
         for extent, limit in zip((x, y, z), _BLOCK_LIMITS, strict=True):
-            if extent < 1:
-                raise LaunchConfigError("block", (x, y, z), "every extent must be 1 or more")
             if extent > limit:
                 raise LaunchConfigError(
                     "block", (x, y, z), f"an extent is over {limit}", limit=limit

@@ -20,6 +20,7 @@ Properties:
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -134,10 +135,12 @@ class VirtualSM:
             if event == _RANG:
                 continue
             resident = self._slots.pop(event & 0xFF)
-            if event >> 8 == FAILED:
-                self._failed(self, resident)
-            else:
-                self._finished(self, resident)
+            tell = self._failed if event >> 8 == FAILED else self._finished
+            try:
+                tell(self, resident)
+            except Exception:  # noqa: BLE001 - whatever a caller's code raises
+                # A caller's callback raised: report it, and keep the SM for the others.
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
 
     def _publish(self) -> None:
         count = len(self._slots)

@@ -13,7 +13,8 @@ from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.convergence import Convergence
 from gpud.device.cpu.codegen.prepare import prepare
 from gpud.device.cpu.codegen.regions import Regions
-from tests.property.structured import Generator, to_ptx
+from tests.property.structured import Generator
+from tests.property.structured_ptx import to_ptx
 
 __all__ = ["analysed", "instructions", "kernel", "named", "prepared", "random_programs", "text_of"]
 

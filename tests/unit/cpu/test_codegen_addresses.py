@@ -83,7 +83,7 @@ INDICES: dict[str, tuple[str, Callable[[Array, int], Array]]] = {
     "and": ("(t & 3) + k", lambda t, k: (t & 3) + k),
     "and_times": ("(t & 15) * 5 + (t >> 4)", lambda t, k: (t & 15) * 5 + (t >> 4)),
     "byte": ("(unsigned char)(t * 3)", lambda t, k: (t * 3) & 255),
-    "signed_byte": ("(signed char)(t + k) + 128", lambda t, k: ((t + k + 128) & 255)),
+    "signed_byte": ("(signed char)(t + k) + 128", lambda t, k: (t + k + 128) & 255),
     "short": ("(unsigned short)(t * 300) / 128", lambda t, k: ((t * 300) & 65535) // 128),
     "shr": ("(t >> 2) * 3 + (t & 1)", lambda t, k: (t >> 2) * 3 + (t & 1)),
     "shr_by": ("t >> (k & 7)", lambda t, k: t >> (k & 7)),

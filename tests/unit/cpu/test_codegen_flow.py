@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gpud.compiler.analysis.cfg import ControlFlow
@@ -238,9 +240,12 @@ def test_align_up() -> None:
 
 
 def test_parameters_lie_at_their_own_alignment() -> None:
-    module = kernel("ret;", """
+    module = kernel(
+        "ret;",
+        """
     .visible .entry other(.param .u8 a, .param .u64 b, .param .align 16 .b8 c[20], .param .f16 d)
-    { ret; }""")
+    { ret; }""",
+    )
     offsets, size = parameter_layout(module.entries()["other"].parameters)
     assert (offsets, size) == ({"a": 0, "b": 8, "c": 16, "d": 36}, 38)
 
@@ -282,11 +287,11 @@ def test_a_blocks_arrays_do_not_overlap(threads: int) -> None:
         ranges.append((at, at + sizes[found] * padded))
     at, _ = layout.word("w")
     ranges.append((at, at + 8))
-    assert all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
     assert ranges[-1][1] <= layout.size
 
 
 def test_header_fields_do_not_overlap() -> None:
     places = sorted((at, at + (4 if kind == "i32" else 8)) for at, kind in HEADER.values())
-    assert all(a[1] <= b[0] for a, b in zip(places, places[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(places))
     assert HEADER["arrived"][0] + 16 * 4 <= HEADER_SIZE

@@ -140,7 +140,9 @@ def test_sums_wrap_as_the_additions_do(device: CPUDevice) -> None:
     st.global.u32 [%rd3], %r6; ret; }"""
     memory, out = words(device, 64)
     parameters = pointer(memory) + (20).to_bytes(4, "little")
-    device.launch(device.load(text).kernel("k"), (1, 1, 1), (64, 1, 1), parameters).result(TIMEOUT_S)
+    device.launch(device.load(text).kernel("k"), (1, 1, 1), (64, 1, 1), parameters).result(
+        TIMEOUT_S
+    )
     index, total = np.arange(64, dtype=np.uint32) - np.uint32(4), np.zeros(64, np.uint32)
     for _ in range(20):
         index += np.uint32(1431655765)
@@ -280,10 +282,15 @@ def test_nans_have_the_bits_of_a_gpu_where_they_can_be_seen(device: CPUDevice) -
 
 
 def test_only_what_arithmetic_made_is_uncertain() -> None:
-    body = kernel("""
+    body = (
+        kernel("""
     .reg .f32 %f<6>; .reg .u64 %rd;
     ld.param.u64 %rd, [out]; ld.global.f32 %f1, [%rd]; add.f32 %f2, %f1, %f1;
-    mov.f32 %f3, %f2; mov.f32 %f4, %f1; sqrt.rn.f32 %f5, %f2; ret;""").entries()["k"].body or ()
+    mov.f32 %f3, %f2; mov.f32 %f4, %f1; sqrt.rn.f32 %f5, %f2; ret;""")
+        .entries()["k"]
+        .body
+        or ()
+    )
     found = uncertain_registers(body, register_storage(body))
     assert found == {"%f2", "%f3"}
 

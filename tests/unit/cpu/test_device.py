@@ -276,3 +276,24 @@ def test_the_interpreter_ends_while_a_kernel_runs() -> None:
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "leaving\n", "")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_raises_costs_no_sm() -> None:
+    """Whoever launched is told of a bug in the callback; the SM goes on with other launches."""
+
+    def broken(launch: Launch) -> None:
+        raise RuntimeError("planted")
+
+    with CPUDevice(1) as one:
+        kernel = one.load(cuda(SOURCE)).kernel("clears")
+        assert one.launch(kernel, (1, 1, 1), (64, 1, 1), b"", on_done=broken).wait(TIMEOUT_S)
+        one.launch(kernel, (3, 1, 1), (64, 1, 1), b"").result(TIMEOUT_S)
+
+
+def test_extents_beyond_the_third_are_refused(device: CPUDevice) -> None:
+    kernel = device.load(cuda(SOURCE)).kernel("clears")
+    with pytest.raises(LaunchConfigError, match="one to three"):
+        device.launch(kernel, (1, 1, 1, 5), (64, 1, 1), b"")
+    with pytest.raises(LaunchConfigError, match="one to three"):
+        device.launch(kernel, (1, 1, 1), (64, 1, 1, 2), b"")

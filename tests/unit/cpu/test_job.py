@@ -1,87 +1,24 @@
-"""Jobs: every task block once, whatever is resized when.
-
-A *gate* is a word in device memory: with n in it, the first n task blocks to start may end. So a
-test decides how far a job comes, and nothing depends on how fast anything is.
-"""
+"""Jobs: every task block once, whatever is resized when (see `tests.unit.cpu.jobs` for gates)."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.interface import Memory
 from gpud.device.job import Form, Job
-from gpud.errors import KernelTrap, LaunchConfigError
-from tests.unit.cpu.running import OPEN, TIMEOUT_S, Array, cuda, pointer, rewritten, until, words
-
-SOURCE = r"""
-extern "C" __device__ int printf(const char*, ...);
-extern "C" __global__ void work(unsigned* runs, unsigned* gate) {
-    unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    if (threadIdx.x == 0) {
-        unsigned ticket = atomicAdd(gate + 1, 1);
-        while (*(volatile unsigned*)gate <= ticket) {}
-        atomicAdd(&runs[block], 1);
-    }
-}
-extern "C" __global__ void says() {
-    if (threadIdx.x == 0) printf("block %d\n", (int)blockIdx.x);
-}
-"""
-
-FORMS: tuple[Form, ...] = ("persistent", "sliced", "whole", "unmodified")
-RESIZABLE: tuple[Form, ...] = ("persistent", "sliced")
-TOTAL = 20
+from gpud.errors import LaunchConfigError
+from tests.unit.cpu.jobs import FORMS, RESIZABLE, SOURCE, TOTAL, make
+from tests.unit.cpu.running import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
 
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[CPUDevice]:
     with CPUDevice(2) as one:
         yield one
-
-
-class Work(NamedTuple):
-    """A job of `work`, how often each task block ran, and its gate."""
-
-    job: Job
-    runs: Array
-    gate: Array
-    memories: tuple[Memory, ...]
-    ended: list[Job]
-
-
-_loaded: dict[tuple[int, Form], object] = {}
-
-
-def make(
-    device: CPUDevice,
-    form: Form,
-    grid: int | tuple[int, ...] = TOTAL,
-    *,
-    gate: int = OPEN,
-    priority: int = 0,
-    block: int = 32,
-) -> Work:
-    total = 1
-    for extent in (grid,) if isinstance(grid, int) else grid:
-        total *= extent
-    key = (id(device), form)
-    if key not in _loaded:
-        text = cuda(SOURCE) if form == "unmodified" else rewritten(SOURCE, form).ptx
-        _loaded[key] = device.load(text).kernel("work")
-    runs, counts = words(device, total)
-    door, opening = words(device, 2)
-    opening[0] = gate
-    ended: list[Job] = []
-    values = [pointer(runs), pointer(door)]
-    job = Job(
-        device, _loaded[key], form, grid, block, values, priority=priority, on_done=ended.append
-    )
-    return Work(job, counts, opening, (runs, door), ended)
 
 
 # -- to the end --------------------------------------------------------------------------------
@@ -270,7 +207,7 @@ def test_progress_never_goes_back(device: CPUDevice, form: Form) -> None:
         sizes += 1
         seen.append(work.job.progress)
     seen.append(work.job.progress)
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         assert before[0] <= after[0]
         assert before[1] <= after[1] <= after[0] <= after[2] == total
     assert seen[-1] == (total, total, total)
@@ -420,114 +357,3 @@ def test_each_job_has_its_own_output(device: CPUDevice, form: Form) -> None:
         job.result(TIMEOUT_S)
         lines = sorted(job.output.decode().splitlines())
         assert lines == [f"block {i}" for i in range(n)]
-
-
-# -- failing -----------------------------------------------------------------------------------
-
-FAILING = r"""
-extern "C" __global__ void traps(unsigned at) {
-    if (blockIdx.x == at && threadIdx.x == 3) __trap();
-}
-extern "C" __global__ void traps_in_the_corner() {
-    if (blockIdx.x == 2 && blockIdx.y == 1 && blockIdx.z == 3) __trap();
-}
-extern "C" __global__ void asserts(unsigned at) {
-    int n = blockIdx.x == at && threadIdx.x == 5 ? 4 : 0;
-    assert(n < 4);
-}
-extern "C" __global__ void stuck(unsigned at) {
-    if (blockIdx.x == at) asm volatile("barrier.sync 1, 64;" ::: "memory");
-}
-"""
-
-
-def failing_job(device: CPUDevice, form: Form, name: str, grid: int | tuple[int, ...] = 6, at: int = 4) -> Job:
-    text = cuda(FAILING) if form == "unmodified" else rewritten(FAILING, form).ptx
-    kernel = device.load(text).kernel(name)
-    return Job(device, kernel, form, grid, 32, [at.to_bytes(4, "little")])
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_trap_fails_the_job_and_leaves_the_device_usable(device: CPUDevice, form: Form) -> None:
-    job = failing_job(device, form, "traps")
-    job.resize(2)
-    with pytest.raises(KernelTrap) as caught:
-        job.result(TIMEOUT_S)
-    error = caught.value
-    assert (error.kernel, error.cause) == ("traps", "trap")
-    text = cuda(FAILING) if form == "unmodified" else rewritten(FAILING, form).ptx
-    assert error.line is not None
-    assert "trap" in text.splitlines()[error.line - 1]
-    assert (job.done, job.live) == (True, 0)
-    with pytest.raises(KernelTrap):
-        job.result(0)
-    job.resize(3)
-    assert job.live == 0
-    work = make(device, form)
-    work.job.resize(2)
-    work.job.result(TIMEOUT_S)
-    assert work.runs.tolist() == [1] * TOTAL
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        "sliced",
-        "whole",
-        "unmodified",
-        pytest.param(
-            "persistent",
-            marks=pytest.mark.xfail(
-                reason="a persistent block does not record which task block it runs: None"
-            ),
-        ),
-    ],
-)
-def test_a_trap_says_in_which_task_block(device: CPUDevice, form: Form) -> None:
-    for name in ("traps", "asserts"):
-        job = failing_job(device, form, name, grid=(3, 2, 4), at=2)
-        job.resize(2)
-        with pytest.raises(KernelTrap) as caught:
-            job.result(TIMEOUT_S)
-        place = caught.value.task_block
-        assert place is not None
-        assert place[0] == 2
-        assert place in [(2, y, z) for y in range(2) for z in range(4)]
-
-
-def test_a_trap_in_a_slice_gives_all_coordinates(device: CPUDevice) -> None:
-    text = rewritten(FAILING, "sliced").ptx
-    kernel = device.load(text).kernel("traps_in_the_corner")
-    job = Job(device, kernel, "sliced", (3, 2, 4), 32, [])
-    job.resize(5)
-    with pytest.raises(KernelTrap) as caught:
-        job.result(TIMEOUT_S)
-    assert caught.value.task_block == (2, 1, 3)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_failed_assertion_says_what_where_and_who(device: CPUDevice, form: Form) -> None:
-    job = failing_job(device, form, "asserts")
-    job.resize(2)
-    with pytest.raises(KernelTrap, match="n < 4") as caught:
-        job.result(TIMEOUT_S)
-    assert caught.value.cause == (
-        "thread 5: kernel.cu:10: void asserts(unsigned int): assertion `n < 4' failed"
-    )
-
-
-@pytest.mark.parametrize("form", ["unmodified", "whole"])
-def test_a_barrier_that_can_never_open_is_reported(device: CPUDevice, form: Form) -> None:
-    job = failing_job(device, form, "stuck", at=2)
-    job.resize(2)
-    with pytest.raises(KernelTrap, match="deadlock") as caught:
-        job.result(TIMEOUT_S)
-    assert caught.value.task_block == (2, 0, 0)
-
-
-def test_a_failed_job_claims_nothing_more(device: CPUDevice) -> None:
-    job = failing_job(device, "sliced", "traps", grid=100, at=1)
-    job.resize(2)
-    with pytest.raises(KernelTrap):
-        job.result(TIMEOUT_S)
-    assert job.progress[0] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -95,12 +96,12 @@ def test_variables_lie_apart_and_aligned(module: CPUModule) -> None:
         view = module.symbol(name)
         ranges.append((view.ctypes.data, view.ctypes.data + view.size))
     ranges.sort()
-    assert all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
     assert module.symbol("third").ctypes.data % 8 == 0
 
 
 def test_an_unknown_symbol_lists_those_there_are(module: CPUModule) -> None:
-    with pytest.raises(KeyError, match="no variable 'nummer'.*fixed, negative, number"):
+    with pytest.raises(KeyError, match=r"no variable 'nummer'.*fixed, negative, number"):
         module.symbol("nummer")
     with pytest.raises(KeyError, match="it has: none"):
         CPUModule(PTX.split(".global", maxsplit=1)[0] + ".visible .entry k() { ret; }").symbol("x")
@@ -118,7 +119,12 @@ def test_a_kernel_is_the_same_each_time(module: CPUModule) -> None:
 
 def test_parameters_have_their_places(module: CPUModule) -> None:
     found = [(p.name, p.offset, p.size, p.is_array) for p in module.kernel("other").parameters]
-    assert found == [("a", 0, 4, False), ("b", 8, 8, False), ("c", 16, 20, True), ("d", 36, 1, False)]
+    assert found == [
+        ("a", 0, 4, False),
+        ("b", 8, 8, False),
+        ("c", 16, 20, True),
+        ("d", 36, 1, False),
+    ]
     assert module.kernel("k").parameters == ()
 
 

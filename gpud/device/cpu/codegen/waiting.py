@@ -27,6 +27,7 @@ from gpud.compiler.analysis.effects import (
     is_volatile_or_atomic_read,
     is_warp_collective,
     read,
+    state_space,
     written,
 )
 from gpud.compiler.ptx import model as ptx
@@ -80,12 +81,17 @@ def _reads_shared_state(inside: list[ptx.Instruction], conditions: set[str]) -> 
             defines.setdefault(register.name, []).append(ins)
     # What lanes get back from a collective was offered by one.
     offered = [r for ins in inside if is_warp_collective(ins) for r in read(ins)]
+    fenced = any(ins.opcode.base in ("membar", "fence") for ins in inside)
     work, seen = list(conditions), set(conditions)
     while work:
         for ins in defines.get(work.pop(), ()):
             if is_call(ins):
                 return True
-            fetches_again = ins.opcode.base == "ld" and ins.opcode.has("cv")
+            # A plain load counts where a fence makes sure that it sees something new each time.
+            fetches_again = ins.opcode.base == "ld" and (
+                ins.opcode.has("cv")
+                or (fenced and state_space(ins.opcode) in ("global", "generic", "shared"))
+            )
             if fetches_again or (is_volatile_or_atomic_read(ins) and not _is_retry(ins, defines)):
                 return True
             for register in [*read(ins), *(offered if ins.opcode.base == "gpud" else ())]:
