@@ -56,7 +56,7 @@ class NativeCode:
         return kind(self.addresses[name])
 
 
-def assemble(ir: str, names: tuple[str, ...], *, optimize: bool = True) -> NativeCode:
+def assemble(ir: str, names: tuple[str, ...]) -> NativeCode:
     """Optimise and compile LLVM assembly for this machine.
 
     LLVM contexts are not thread-safe and llvmlite uses one for all: calls take turns.
@@ -70,12 +70,11 @@ def assemble(ir: str, names: tuple[str, ...], *, optimize: bool = True) -> Nativ
         module.triple = llvm.get_default_triple()
         module.data_layout = str(machine.target_data)
         module.verify()
-        if optimize:
-            tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-            tuning.loop_vectorization = True
-            tuning.slp_vectorization = False  # loops over threads hold what there is to gain
-            builder = llvm.create_pass_builder(machine, tuning)
-            builder.getModulePassManager().run(module, builder)
+        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+        tuning.loop_vectorization = True
+        tuning.slp_vectorization = False  # loops over threads hold what there is to gain
+        builder = llvm.create_pass_builder(machine, tuning)
+        builder.getModulePassManager().run(module, builder)
         engine = llvm.create_mcjit_compiler(module, machine)
         engine.finalize_object()
         return NativeCode(engine, names)

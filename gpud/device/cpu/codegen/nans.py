@@ -8,8 +8,10 @@ Approach: results are corrected where their bits can be seen: stored, moved to a
 a call or another thread. A register that only moves data (loaded, not computed) is left alone:
 there payloads count.
 
-Source: PTX ISA 9.0, sections on single-precision instructions: NaN results are canonical. Double
-precision needs nothing: both kinds of processor yield 0xfff8000000000000.
+Double precision is left as the CPU gives it: which bits a GPU's NaN has there has not been measured
+yet, and is compared as "a NaN" only.
+
+Source: PTX ISA 9.0, sections on single-precision instructions: NaN results are canonical.
 """
 
 from __future__ import annotations

@@ -47,10 +47,9 @@ class Regions:
 
     Args:
         entry: from `gpud.device.cpu.codegen.prepare`.
-        extra: further blocks to cut at.
     """
 
-    def __init__(self, entry: ptx.Function, extra: frozenset[int] = frozenset()) -> None:
+    def __init__(self, entry: ptx.Function) -> None:
         self.flow = ControlFlow(entry)
         self.liveness = Liveness(self.flow)
         self.polling = waiting_headers(self.flow)
@@ -58,7 +57,7 @@ class Regions:
         """What need not be kept; set once it is known what is uniform."""
         self._names: dict[int, tuple[str, ...]] = {}
         self._kept: dict[int, tuple[str, ...]] = {}
-        cuts = {0, *self.polling, *extra}
+        cuts = {0, *self.polling}
         for block in self._reachable():
             if waits(block.last):
                 cuts.update(block.successors)
