@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
+from gpud.compiler.analysis.sizes import offsets, size_and_align
 from gpud.compiler.ptx import model as ptx
 from gpud.errors import LaunchConfigError
 
@@ -31,10 +32,6 @@ __all__ = [
     "pack_parameters",
     "parameters_of",
 ]
-
-_SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2}
-_SIZES |= {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
-_SIZES |= {"b128": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +129,11 @@ class Device(Protocol):
 
 def parameters_of(entry: ptx.Function) -> tuple[Parameter, ...]:
     """Parameters with the offsets that PTX gives them: each aligned to its own alignment."""
-    found, at = [], 0
-    for parameter in entry.parameters:
-        element = _SIZES[parameter.type]
-        size = element
-        for length in parameter.dims:
-            size *= length or 0
-        alignment = parameter.align or element
-        if parameter.pointer is not None:
-            alignment = element  # .align after .ptr speaks of what the pointer points to
-        at = -(-at // alignment) * alignment
-        found.append(Parameter(parameter.name, at, size, parameter.type, bool(parameter.dims)))
-        at += size
+    starts, _ = offsets(entry.parameters)
+    found = []
+    for parameter, start in zip(entry.parameters, starts, strict=True):
+        size, _ = size_and_align(parameter)
+        found.append(Parameter(parameter.name, start, size, parameter.type, bool(parameter.dims)))
     return tuple(found)
 
 

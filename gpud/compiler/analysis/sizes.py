@@ -10,7 +10,7 @@ from math import prod
 
 from gpud.compiler.ptx.model import Parameter, Variable
 
-__all__ = ["layout_bytes", "parameter_bytes", "size_and_align"]
+__all__ = ["layout_bytes", "offsets", "parameter_bytes", "size_and_align", "type_bytes"]
 
 _VECTOR = {None: 1, "v2": 2, "v4": 4, "v8": 8}
 _NAMED = {"pred": 1, "f16x2": 4, "bf16x2": 4, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
@@ -31,13 +31,24 @@ def size_and_align(declared: Variable | Parameter) -> tuple[int, int]:
     return unit * count, declared.align or unit
 
 
-def layout_bytes(items: Iterable[Variable | Parameter]) -> int:
-    """The bytes that ``items`` take one after the other, each aligned."""
-    end = 0
+def type_bytes(type_name: str) -> int:
+    """The bytes of a value of a fundamental or packed type; a predicate counts as one."""
+    return _element(type_name)
+
+
+def offsets(items: Iterable[Variable | Parameter]) -> tuple[list[int], int]:
+    """(the offset of each item, bytes in all) of items one after the other, each aligned."""
+    starts, end = [], 0
     for item in items:
         size, align = size_and_align(item)
-        end = -(-end // align) * align + size
-    return end
+        starts.append(-(-end // align) * align)
+        end = starts[-1] + size
+    return starts, end
+
+
+def layout_bytes(items: Iterable[Variable | Parameter]) -> int:
+    """The bytes that ``items`` take one after the other, each aligned."""
+    return offsets(items)[1]
 
 
 def parameter_bytes(parameters: Iterable[Parameter]) -> int:

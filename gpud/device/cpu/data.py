@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from gpud.compiler.analysis.sizes import size_and_align, type_bytes
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.layout import extent, type_size
 from gpud.device.cpu.codegen.places import ModuleLayout
 
 __all__ = ["ModuleData"]
@@ -38,7 +38,7 @@ class ModuleData:
             offset = layout.data.offsets.get(variable.name)
             if offset is None or variable.space not in ("const", "global"):
                 continue
-            self.sizes[variable.name] = extent(variable)[0]
+            self.sizes[variable.name] = size_and_align(variable)[0]
             if variable.init is not None:
                 self._write(variable, offset, variable.init)
 
@@ -52,7 +52,7 @@ class ModuleData:
         return self.memory[offset : offset + self.sizes[name]]
 
     def _write(self, variable: ptx.Variable, offset: int, value: ptx.InitialValue) -> None:
-        size = type_size(variable.type)
+        size = type_bytes(variable.type)
         for at, leaf in _leaves(value, offset, variable, size):
             number = leaf.value if isinstance(leaf, ptx.Immediate) else self._resolve(leaf)
             if isinstance(leaf, ptx.Immediate):

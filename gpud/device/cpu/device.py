@@ -28,7 +28,7 @@ import numpy.typing as npt
 from gpud.compiler.control_words import MAX_TASK_BLOCKS
 from gpud.device.cpu import output
 from gpud.device.cpu.codegen.driver import DEADLOCK
-from gpud.device.cpu.codegen.layout import HEADER, WARP, align_up
+from gpud.device.cpu.codegen.layout import HEADER, WARP, Fresh, align_up
 from gpud.device.cpu.launch import Launch
 from gpud.device.cpu.module import CPUKernel, CPUModule
 from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
@@ -47,7 +47,6 @@ def _close_all() -> None:
         device.close()
 
 
-_UNCLAIMED = 2
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 
@@ -293,7 +292,7 @@ class CPUDevice:
             "threads": launch.compiled.shape.threads,
             "padded": align_up(launch.compiled.shape.threads, WARP),
             "start": 0 if generated.starts_together else 0xFFFFFFFF,
-            "fresh": _UNCLAIMED,
+            "fresh": Fresh.COORDINATES,
             "error": 0,
             **launch.compiled.code.addresses,
         }

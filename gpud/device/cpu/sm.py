@@ -33,7 +33,7 @@ import numpy.typing as npt
 from gpud.device.cpu import jit
 from gpud.device.cpu.codegen.driver import DONE, FAILED, YIELDED, define_driver
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import HEADER
+from gpud.device.cpu.codegen.layout import HEADER, Fresh
 
 if TYPE_CHECKING:
     from gpud.device.cpu.launch import Launch
@@ -50,8 +50,6 @@ LAUNCH_WORDS = {"next": 0, "total": 4, "x": 8, "y": 12, "stop": 16}
 """Byte offsets in the record that the slots of a launch share: the next raw block, how many there
 are, the raw grid's x and y, and whether no further block may start."""
 
-_FRESH = 1
-_UNCLAIMED = 2
 _RANG = -1
 
 
@@ -194,7 +192,7 @@ def _define_loop(ir: IRModule) -> None:
         e.do(f"store i32 {e.value(f'add i32 {index}, 1')}, ptr {at}")
         block = _slot(e, _BLOCKS, index)
         fresh = e.value(f"getelementptr i8, ptr {block}, i64 {HEADER['fresh'][0]}")
-        unclaimed = e.value(f"icmp eq i32 {e.value(f'load i32, ptr {fresh}')}, {_UNCLAIMED}")
+        unclaimed = e.value(f"icmp eq i32 {e.value(f'load i32, ptr {fresh}')}, {Fresh.COORDINATES}")
         claim, run = e.label("claim"), e.label("run")
         e.branch(unclaimed, claim, run)
         e.place(run)
@@ -263,4 +261,4 @@ def _claim(e: Emitter, block: str, fresh: str, index: str) -> None:
     for axis, value in (("x", x), ("y", y), ("z", z)):
         target = e.value(f"getelementptr i8, ptr {block}, i64 {HEADER[f'ctaid_{axis}'][0]}")
         e.do(f"store i32 {value}, ptr {target}")
-    e.do(f"store i32 {_FRESH}, ptr {fresh}")
+    e.do(f"store i32 {Fresh.STATES}, ptr {fresh}")

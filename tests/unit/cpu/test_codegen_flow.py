@@ -8,6 +8,7 @@ import pytest
 
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, TRAP, flags, is_call, written
+from gpud.compiler.analysis.sizes import offsets, size_and_align
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.layout import (
     BASE_ARRAYS,
@@ -17,8 +18,6 @@ from gpud.device.cpu.codegen.layout import (
     DataLayout,
     align_up,
     base_array_offset,
-    extent,
-    parameter_layout,
 )
 from gpud.device.cpu.codegen.plan import StagePlan
 from gpud.device.cpu.codegen.prepare import prepare
@@ -246,8 +245,10 @@ def test_parameters_lie_at_their_own_alignment() -> None:
     .visible .entry other(.param .u8 a, .param .u64 b, .param .align 16 .b8 c[20], .param .f16 d)
     { ret; }""",
     )
-    offsets, size = parameter_layout(module.entries()["other"].parameters)
-    assert (offsets, size) == ({"a": 0, "b": 8, "c": 16, "d": 36}, 38)
+    parameters = module.entries()["other"].parameters
+    starts, size = offsets(parameters)
+    places = {p.name: start for p, start in zip(parameters, starts, strict=True)}
+    assert (places, size) == ({"a": 0, "b": 8, "c": 16, "d": 36}, 38)
 
 
 def test_extent_of_variables() -> None:
@@ -255,10 +256,10 @@ def test_extent_of_variables() -> None:
         [found] = [i for i in kernel("ret;", text).items if isinstance(i, ptx.Variable)]
         return found
 
-    assert extent(variable(".global .align 16 .b8 x[24];")) == (24, 16)
-    assert extent(variable(".global .f64 x[2][3];")) == (48, 8)
-    assert extent(variable(".global .v4 .f32 x[2];")) == (32, 16)
-    assert extent(variable(".extern .shared .align 8 .b8 x[];")) == (0, 8)
+    assert size_and_align(variable(".global .align 16 .b8 x[24];")) == (24, 16)
+    assert size_and_align(variable(".global .f64 x[2][3];")) == (48, 8)
+    assert size_and_align(variable(".global .v4 .f32 x[2];")) == (32, 16)
+    assert size_and_align(variable(".extern .shared .align 8 .b8 x[];")) == (0, 8)
 
 
 def test_variables_keep_their_first_place() -> None:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.effects import callee
+from gpud.compiler.analysis.sizes import type_bytes
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.emitter import Emitter
-from gpud.device.cpu.codegen.layout import type_size
 from gpud.device.cpu.codegen.nans import computes_with_floats
 from gpud.device.cpu.codegen.places import KernelPlaces, header_field
 from gpud.device.cpu.codegen.storage import pointer_base
@@ -154,7 +154,7 @@ class ThreadCode(Thread):
         items = targets.items if isinstance(targets, ptx.Vector) else (targets,)
         params = header_field(self.e, "params")
         for index, target in enumerate(items):
-            at = offset + index * type_size(type_)
+            at = offset + index * type_bytes(type_)
             pointer = self.e.value(f"getelementptr i8, ptr {params}, i64 {at}")
             llvm = LLVM_TYPE[type_]
             is_pointer = isinstance(target, ptx.Register) and self.storage[target.name] == "ptr"

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from gpud.device.cpu.codegen.block import CUT_MASK
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import STATE_STATUS_SHIFT, Status
+from gpud.device.cpu.codegen.layout import STATE_STATUS_SHIFT, Fresh, Status
 from gpud.device.cpu.codegen.rendezvous import RendezvousFunctions
 from gpud.device.cpu.codegen.sharing import SharingFunctions
 
@@ -80,7 +80,7 @@ class _Driver(RendezvousFunctions, SharingFunctions):
         e = self.begin("define i32 @step(ptr %b)")
         fresh, together = self.header(e, "fresh"), self.header(e, "together")
         with e.when(e.value(f"icmp ne i32 {e.value(f'load i32, ptr {fresh}')}, 0")):
-            e.do(f"store i32 0, ptr {fresh}")
+            e.do(f"store i32 {Fresh.NOTHING}, ptr {fresh}")
             start = e.value(f"load i32, ptr {self.header(e, 'start')}")
             e.do(f"store i32 {start}, ptr {together}")
             e.do(f"store i32 0, ptr {self.header(e, 'error')}")

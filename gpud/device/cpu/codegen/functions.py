@@ -8,11 +8,11 @@ stack of the OS thread.
 from __future__ import annotations
 
 from gpud.compiler.analysis.cfg import Block, ControlFlow
+from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES
-from gpud.device.cpu.codegen.layout import extent
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.pieces import KernelCode
 from gpud.device.cpu.codegen.storage import register_storage
@@ -73,7 +73,7 @@ class _Writer:
         pointers: dict[str, str] = {}
         for statement in function.body or ():
             if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
-                size, alignment = extent(statement)
+                size, alignment = size_and_align(statement)
                 slot = e.alloca(f"[{max(size, 1)} x i8], align {max(alignment, 8)}", "local")
                 pointers[statement.name] = slot
         for index, parameter in enumerate(function.parameters):

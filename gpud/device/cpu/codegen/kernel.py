@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.sizes import offsets
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program, ThreadCode
 from gpud.device.cpu.codegen.convergence import Convergence
@@ -26,7 +27,6 @@ from gpud.device.cpu.codegen.layout import (
     BLOCK_ARGUMENT,
     DataLayout,
     align_up,
-    parameter_layout,
 )
 from gpud.device.cpu.codegen.pieces import KernelCode, PieceWriter
 from gpud.device.cpu.codegen.places import ModuleLayout, Shape
@@ -109,6 +109,8 @@ def generate_kernel(
         regions = Regions(split)
         convergence = Convergence(regions, private)
     regions.recomputable = Recomputable(regions.flow, convergence.varying, convergence.inner)
+    starts, parameter_bytes = offsets(prepared.entry.parameters)
+    names = [parameter.name for parameter in prepared.entry.parameters]
     ir = IRModule()
     ir.flushes = wants_flushing([body, *(f.body or [] for f in functions)])
     kernel = KernelCode(
@@ -118,7 +120,7 @@ def generate_kernel(
         shape,
         layout,
         Program(prepared.functions, prepared.addressed, data.functions),
-        parameter_layout(prepared.entry.parameters),
+        (dict(zip(names, starts, strict=True)), parameter_bytes),
         locals_.offsets,
         align_up(locals_.size, 16),
     )

@@ -11,11 +11,11 @@ Sizes and offsets are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.thread import LLVM_TYPE, width
+from gpud.device.cpu.codegen.thread import width
 
 __all__ = [
     "BASE_ARRAYS",
@@ -26,16 +26,24 @@ __all__ = [
     "WARP",
     "BlockLayout",
     "DataLayout",
+    "Fresh",
     "Status",
     "align_up",
     "base_array_offset",
-    "extent",
-    "parameter_layout",
-    "type_size",
 ]
 
 WARP = 32
 STATE_STATUS_SHIFT = 24
+
+
+class Fresh:
+    """What a slot's block needs before it can run: the header's ``fresh``."""
+
+    NOTHING = 0
+    STATES = 1
+    """Its coordinates are new; the threads begin anew."""
+    COORDINATES = 2
+    """It has no raw block yet: the SM loop claims one."""
 
 
 class Status:
@@ -85,8 +93,8 @@ _FIELDS: tuple[tuple[str, str], ...] = (
 """Header fields in order.
 
 The functions and the table ``common`` are the kernel's own (see `gpud.device.cpu.codegen.kernel`).
-``threads`` is the block's size, ``padded`` the same in whole warps. ``fresh`` is 1 before a block's
-first step. ``together`` is the block number at which all threads stand, -1 if each has its own;
+``threads`` is the block's size, ``padded`` the same in whole warps. ``fresh`` is a `Fresh`.
+``together`` is the block number at which all threads stand, -1 if each has its own;
 ``start`` is what it is at first. A block whose threads part says how in ``votes`` (whether each
 thread's ``key`` tells its way), ``taken`` and ``falls`` (the state words). ``error`` is 0, or why
 the block was ended.
@@ -113,33 +121,6 @@ HEADER, HEADER_SIZE = _header()
 """Header field -> (offset, LLVM type)."""
 
 
-def type_size(type_: str) -> int:
-    """Bytes of a PTX type."""
-    return max(1, width(LLVM_TYPE[type_]) // 8)
-
-
-def extent(variable: ptx.Variable | ptx.Parameter) -> tuple[int, int]:
-    """(size, alignment) of a variable or parameter; an open dimension counts as zero."""
-    size = type_size(variable.type)
-    if isinstance(variable, ptx.Variable) and variable.vector:
-        size *= int(variable.vector[1:])
-    alignment = variable.align or size
-    for length in variable.dims:
-        size *= length or 0
-    return size, alignment
-
-
-def parameter_layout(parameters: Iterable[ptx.Parameter]) -> tuple[dict[str, int], int]:
-    """(offset by name, total size) of a kernel's parameters in its parameter buffer."""
-    offsets, at = {}, 0
-    for parameter in parameters:
-        size, alignment = extent(parameter)
-        at = align_up(at, alignment)
-        offsets[parameter.name] = at
-        at += size
-    return offsets, at
-
-
 @dataclass(slots=True)
 class DataLayout:
     """Variables of one state space, placed one after another."""
@@ -150,7 +131,7 @@ class DataLayout:
     def add(self, variable: ptx.Variable) -> int:
         """Place ``variable``; returns its offset. A name that is there already keeps its place."""
         if variable.name not in self.offsets:
-            size, alignment = extent(variable)
+            size, alignment = size_and_align(variable)
             self.size = align_up(self.size, alignment)
             self.offsets[variable.name] = self.size
             self.size += size

@@ -5,9 +5,9 @@ stage. A stage computes what is uniform once, then runs one loop over all thread
 LLVM vectorises that loop, since nothing in one thread's round depends on another's. Between stages
 uniform registers stay machine registers, varying ones go through the block's arrays.
 
-The function returns `APART` when the threads part, after it has given every thread its own copy of
-what was uniform; `TURN` after some barriers, so that other blocks of the SM come to run; `DONE`
-when the kernel has ended for all; `FAILED` after a trap.
+The function returns `APART` when the threads part, after it has kept what was uniform for the
+driver to hand out (`gpud.device.cpu.codegen.sharing`); `TURN` after some barriers, so that other
+blocks of the SM come to run; `DONE` when the kernel has ended for all; `FAILED` after a trap.
 
 Properties:
 * at the start of every stage the arrays hold each varying register that is kept there;
