@@ -27,6 +27,10 @@ __all__ = [
     "SessionId",
     "Share",
     "TaskBlock",
+    "job_id",
+    "job_name",
+    "job_pair",
+    "parse_job",
     "persistent_blocks",
     "share",
 ]
@@ -47,7 +51,10 @@ TaskBlock = NewType("TaskBlock", int)
 """A task block's number in its grid, 0..total-1, x fastest."""
 
 JobId = NewType("JobId", int)
-"""Identifies a job for the life of the daemon; never used again for another."""
+"""Identifies a job for the life of the daemon; never used again for another.
+
+The job's number in its session in the low 32 bits, the session above them; people see "3.17".
+"""
 
 SessionId = NewType("SessionId", int)
 """Identifies a client's session for the life of the daemon; never used again for another."""
@@ -56,6 +63,8 @@ Share = int | float | Fraction | str
 """What a user may write for a share: a number of CapSM, or a percentage of the device."""
 
 _NUMBER = re.compile(r"\s*(\d+/\d+|\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*", re.ASCII)
+_JOB = re.compile(r"\s*(\d{1,10})\.(\d{1,10})\s*", re.ASCII)
+_NUMBERS = (1 << 32) - 1
 
 
 def share(value: Share, *, capacity: int | Fraction) -> CapSM:
@@ -93,6 +102,43 @@ def share(value: Share, *, capacity: int | Fraction) -> CapSM:
     if exact <= 0:
         raise ValueError(f"a share must be greater than 0, not {value!r}")
     return CapSM(exact)
+
+
+def job_id(session: int, number: int) -> JobId:
+    """Returns the identifier of a session's job.
+
+    Args:
+        session: 0 or more.
+        number: of the job in its session, as its client counts: 0 to 2^32 - 1.
+
+    Raises:
+        ValueError: one of them is out of range.
+    """
+    if session < 0 or not 0 <= number <= _NUMBERS:
+        raise ValueError(f"there is no job {session}.{number}: both are 0 or more, in 32 bits")
+    return JobId(session << 32 | number)
+
+
+def job_pair(job: JobId) -> tuple[SessionId, int]:
+    """Returns (session, number) of a job."""
+    return SessionId(job >> 32), job & _NUMBERS
+
+
+def job_name(job: JobId) -> str:
+    """Returns what people call a job: ``"3.17"`` for job 17 of session 3."""
+    return f"{job >> 32}.{job & _NUMBERS}"
+
+
+def parse_job(text: str) -> JobId:
+    """Returns the job that people call ``text``: the inverse of `job_name`.
+
+    Raises:
+        ValueError: ``text`` is not two numbers with a dot between, or they do not fit 32 bits.
+    """
+    match = _JOB.fullmatch(text)
+    if match is None or max(int(match[1]), int(match[2])) > _NUMBERS:
+        raise ValueError(f"a job is written as session.number, such as '3.17', not {text!r}")
+    return job_id(int(match[1]), int(match[2]))
 
 
 def _parse(text: str, capacity: Fraction) -> Fraction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from typing import ClassVar
 
 from gpud.errors.base import CallerError, DeviceError, GpudError, shorten
@@ -108,8 +109,11 @@ class JobTimeout(JobError, CallerError, TimeoutError):
         super().__init__(message, kernel=kernel, timeout_ns=timeout_ns)
 
 
-class JobCancelled(JobError, CallerError):
-    """The job was cancelled by its owner or by an administrator of the daemon."""
+class JobCancelled(JobError, CallerError, CancelledError):
+    """The job was cancelled by its owner or by an administrator of the daemon.
+
+    It is what `concurrent.futures` raises for a future that was cancelled, too.
+    """
 
     code = "job-cancelled"
 

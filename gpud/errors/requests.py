@@ -235,13 +235,31 @@ class OutOfMemory(CallerError, MemoryError):
     fields: ClassVar[Mapping[str, str]] = {
         "requested_bytes": "the size that was asked for",
         "available_bytes": "the largest size that could have been granted",
+        "limit": "what stopped it: 'device', 'user', 'session', or 'arena' (no hole is as large); "
+        "None if that is not known",
     }
     requested_bytes: int
     available_bytes: int
+    limit: str | None
 
-    def __init__(self, requested_bytes: int, available_bytes: int) -> None:
+    def __init__(
+        self, requested_bytes: int, available_bytes: int, *, limit: str | None = None
+    ) -> None:
         message = (
-            f"{requested_bytes} bytes were asked for, {available_bytes} are available; free "
-            "arrays, or raise the session's memory limit"
+            f"{requested_bytes} bytes were asked for, {available_bytes} are available"
+            f"{_LIMITS.get(limit or '', _LIMITS['session'])}"
         )
-        super().__init__(message, requested_bytes=requested_bytes, available_bytes=available_bytes)
+        super().__init__(
+            message,
+            requested_bytes=requested_bytes,
+            available_bytes=available_bytes,
+            limit=limit,
+        )
+
+
+_LIMITS = {
+    "session": "; free arrays, or raise the session's memory limit",
+    "user": " to this user; free arrays of your other sessions, or raise the users' memory limit",
+    "device": " on the device; free arrays, or wait until other sessions have ended",
+    "arena": " in one piece; free arrays between others, or allocate the large ones first",
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import concurrent.futures
 import pickle
 from pathlib import Path
 from typing import get_type_hints
@@ -25,7 +26,7 @@ EXAMPLES: list[GpudError] = [
     errors.KernelRejected("texture", "textures are not supported", "tex.2d.v4.f32.s32 {}", 12),
     errors.LaunchConfigError("block", (2048, 1, 1), "more than 1024 threads", limit=1024),
     errors.AdmissionError("more than the device has", requested="7/2", capacity=2),
-    errors.OutOfMemory(1 << 40, 4096),
+    errors.OutOfMemory(1 << 40, 4096, limit="device"),
     errors.JobError("it failed", kernel="saxpy"),
     errors.IllegalAddress(
         0xDEAD, kernel="k", instruction="ld.global.f32", line=3, task_block=(1, 2, 3)
@@ -37,6 +38,13 @@ EXAMPLES: list[GpudError] = [
     errors.ConnectionLost("no daemon listens there"),
     errors.MissingDependency("llvmlite", extra="daemon", cause="no module"),
     errors.InternalError("a block was claimed twice", stage="claim", reproducer="a.json"),
+    errors.ProtocolError("a message is an array", request=7, job=3),
+    errors.FrameError("the frame has no body", request=0, job=0),
+    errors.InvalidArgument("--hold must be a time"),
+    errors.UnknownName("there is no job 3.17"),
+    errors.AccessDenied("only root may do this"),
+    errors.LimitExceeded("too many jobs", limit="max_jobs_per_session", value=10),
+    errors.Draining("the daemon is shutting down"),
 ]
 
 
@@ -76,6 +84,13 @@ def test_codes_are_stable() -> None:
         "ConnectionLost": "connection-lost",
         "MissingDependency": "missing-dependency",
         "InternalError": "internal",
+        "ProtocolError": "protocol",
+        "FrameError": "frame",
+        "InvalidArgument": "invalid-argument",
+        "UnknownName": "unknown-name",
+        "AccessDenied": "access-denied",
+        "LimitExceeded": "limit",
+        "Draining": "draining",
     }
 
 
@@ -145,6 +160,20 @@ def test_what_is_no_error_is_refused(data: dict[str, object]) -> None:
         from_wire(data)
 
 
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        (None, "9 bytes were asked for, 4 are available; free arrays, or raise the session's"),
+        ("session", "4 are available; free arrays, or raise the session's memory limit"),
+        ("user", "4 are available to this user; free arrays of your other sessions"),
+        ("device", "4 are available on the device; free arrays, or wait"),
+        ("arena", "4 are available in one piece; free arrays between others"),
+    ],
+)
+def test_what_is_full_is_named_with_what_to_do(limit: str | None, message: str) -> None:
+    assert message in str(errors.OutOfMemory(9, 4, limit=limit))
+
+
 def test_an_unknown_field_is_our_bug() -> None:
     with pytest.raises(TypeError, match="colour"):
         errors.JobCancelled("why", colour="red")
@@ -159,6 +188,11 @@ def test_an_unknown_field_is_our_bug() -> None:
         (errors.KernelNotFound("k"), LookupError),
         (errors.OutOfMemory(2, 1), MemoryError),
         (errors.JobTimeout(1), TimeoutError),
+        (errors.JobCancelled("why"), concurrent.futures.CancelledError),
+        (errors.ProtocolError("what"), ValueError),
+        (errors.InvalidArgument("what"), ValueError),
+        (errors.UnknownName("what"), LookupError),
+        (errors.AccessDenied("what"), PermissionError),
         (errors.ConnectionLost(), ConnectionError),
         (errors.MissingDependency("x", extra="daemon"), ImportError),
     ],

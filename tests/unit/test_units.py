@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpud.units import CapSM, Share, persistent_blocks, share
+from gpud.units import (
+    CapSM,
+    Share,
+    job_id,
+    job_name,
+    job_pair,
+    parse_job,
+    persistent_blocks,
+    share,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +86,25 @@ def test_the_rest_of_a_slice_holds_no_block() -> None:
 def test_impossible_amounts_are_refused(amount: int, occupancy: int) -> None:
     with pytest.raises(ValueError, match="occupancy"):
         persistent_blocks(CapSM(Fraction(amount)), occupancy)
+
+
+@given(session=st.integers(0, 2**32 - 1), number=st.integers(0, 2**32 - 1))
+def test_a_job_is_a_number_a_pair_and_a_name(session: int, number: int) -> None:
+    job = job_id(session, number)
+    assert job_pair(job) == (session, number)
+    assert job_name(job) == f"{session}.{number}"
+    assert parse_job(job_name(job)) == parse_job(f" {job_name(job)}\n") == job
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "3.", ".17", "3.17.1", "3,17", "-3.17", "3.4294967296", "4294967296.1", "٣.٤"]
+)
+def test_what_is_no_job_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"such as '3\.17'"):
+        parse_job(text)
+
+
+@pytest.mark.parametrize(("session", "number"), [(-1, 1), (1, -1), (1, 2**32)])
+def test_no_job_has_numbers_out_of_range(session: int, number: int) -> None:
+    with pytest.raises(ValueError, match="there is no job"):
+        job_id(session, number)

@@ -1,0 +1,379 @@
+"""The client protocol: every message between a client and the daemon, declared once.
+
+Each message is a named tuple whose annotations say what a field may hold (`gpud.wire.kinds`) and
+what it means. Codec, validation and docs/reference/protocol.md derive from these declarations.
+
+On the wire a message is one frame (`gpud.wire.codec`) holding a msgpack array: the message's code,
+then its fields in order. Trailing fields that have a default may be left out, so a field can be
+added at the end without breaking older peers.
+
+A ``request`` is a number that the client chooses; the answer carries it. Jobs are numbered by the
+client, 1, 2, 3 ... in each session, so that a submission needs no answer: `Submit` is answered by
+`Finished` and by nothing before. A job is named by the pair (session, number), written "3.17".
+Amounts of CapSM travel as exact pairs (numerator, denominator). Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+from gpud.wire.kinds import (
+    amount,
+    blob,
+    choice,
+    flag,
+    listed,
+    optional,
+    pair,
+    plain,
+    text,
+    uint,
+)
+from gpud.wire.table import Sender, Table
+
+__all__ = [
+    "CLIENT_PROTOCOL",
+    "TOPICS",
+    "VERSION",
+    "Allocate",
+    "Allocated",
+    "Answer",
+    "Arena",
+    "Cancel",
+    "Compile",
+    "Compiled",
+    "Describe",
+    "Failed",
+    "Finished",
+    "Follow",
+    "Free",
+    "Goodbye",
+    "Happened",
+    "Hello",
+    "Launch",
+    "Measure",
+    "Measured",
+    "Query",
+    "ReadSymbol",
+    "Resize",
+    "Submit",
+    "Unload",
+    "Welcome",
+    "WriteSymbol",
+]
+
+VERSION = 1
+"""Of the protocol. It changes when an older peer would misunderstand a newer one."""
+
+CLIENT_PROTOCOL = Table("client", VERSION)
+"""Every message of the protocol by code and by class."""
+
+_client = CLIENT_PROTOCOL.message(Sender.CLIENT)
+_daemon = CLIENT_PROTOCOL.message(Sender.DAEMON)
+_record = CLIENT_PROTOCOL.record()
+
+TOPICS = ("status", "jobs", "kernels", "memory", "history", "events", "trace", "doctor")
+"""What can be asked for with `Query`."""
+
+Request = Annotated[int, uint(32), "chosen by the client; the answer carries it"]
+Device = Annotated[int, uint(8), "index of the device in `Welcome`"]
+Module = Annotated[int, uint(32), "as `Compiled` named it"]
+Dim3 = Annotated[tuple[int, int, int], listed(uint(32, least=1), 3, 3), "x, y, z"]
+JobRef = Annotated[tuple[int, int], pair(uint(32), uint(32)), "(session, number)"]
+Amount = Annotated[tuple[int, int] | None, optional(amount()), "CapSM, exact; nil for none"]
+
+
+# -- records: parts of messages ------------------------------------------------------------------
+
+
+@_record
+class Launch(NamedTuple):
+    """One launch of a job. `Submit` holds a list of these, packed as one binary field."""
+
+    module: Module
+    kernel: Annotated[int, uint(16), "index of the kernel in `Compiled`"]
+    grid: Dim3
+    block: Dim3
+    shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
+    parameters: Annotated[bytes, blob(1 << 16), "the kernel's parameter buffer"]
+
+
+# -- from the client -----------------------------------------------------------------------------
+
+
+@_client(1)
+class Hello(NamedTuple):
+    """The first message of a connection; answered by `Welcome`."""
+
+    request: Request
+    version: Annotated[int, uint(16), "the newest protocol version that the client speaks"]
+    program: Annotated[str, text(256), "what the client is, for people: shown by gpuctl"]
+
+
+@_client(2)
+class Compile(NamedTuple):
+    """Compile and rewrite a program for a device; answered by `Compiled`."""
+
+    request: Request
+    device: Device
+    source: Annotated[
+        str, text(1 << 24), "CUDA C++, or PTX: text whose first word begins with a dot"
+    ]
+    names: Annotated[
+        tuple[str, ...], listed(text(4096), 0, 256), "kernels to instantiate and look up"
+    ]
+    options: Annotated[tuple[str, ...], listed(text(4096), 0, 256), "further NVRTC options"] = ()
+    form: Annotated[
+        str | None,
+        optional(choice("persistent", "sliced", "whole")),
+        "bring every kernel into this form; nil: gpud chooses",
+    ] = None
+
+
+@_client(3)
+class Unload(NamedTuple):
+    """Forget a module once the jobs that were submitted before have ended. Not answered."""
+
+    module: Module
+
+
+@_client(4)
+class Measure(NamedTuple):
+    """Make a kernel ready for a block shape and tell its occupancy; answered by `Measured`.
+
+    A launch is accepted only for a shape that was measured before in the same session.
+    """
+
+    request: Request
+    module: Module
+    kernel: Annotated[int, uint(16), "index of the kernel in `Compiled`"]
+    block: Dim3
+    shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
+
+
+@_client(5)
+class Allocate(NamedTuple):
+    """Allocate an array of zeroes; answered by `Allocated`."""
+
+    request: Request
+    device: Device
+    size: Annotated[int, uint(64, least=1), "bytes"]
+
+
+@_client(6)
+class Free(NamedTuple):
+    """Free an array once the jobs that were submitted before have ended. Not answered."""
+
+    device: Device
+    array: Annotated[int, uint(64), "its device address"]
+
+
+@_client(7)
+class Submit(NamedTuple):
+    """Run one launch, or a chain of launches, as a job; answered by `Finished` when it has ended.
+
+    ``reservation`` makes the job online, ``quota`` offline; neither means offline with the whole
+    device as quota; both are refused.
+    """
+
+    number: Annotated[
+        int, uint(32, least=1), "of the job: 1 for the session's first, then one more each"
+    ]
+    device: Device
+    launches: Annotated[bytes, blob(1 << 24), "msgpack of a list of `Launch`, one or more"]
+    reservation: Amount = None
+    quota: Amount = None
+    stream: Annotated[int, uint(32), "jobs of one stream run in order; 0 is the default one"] = 0
+    after: Annotated[
+        tuple[JobRef, ...], listed(pair(uint(32), uint(32)), 0, 4096), "jobs to follow"
+    ] = ()
+    deadline_ns: Annotated[
+        int | None, optional(uint(63)), "from now; orders waiting online jobs"
+    ] = None
+    timeout_ns: Annotated[int | None, optional(uint(63)), "of running; then the job is ended"] = (
+        None
+    )
+    weight: Annotated[
+        int, uint(16, least=1, most=1000), "an offline job's part when capacity is shared"
+    ] = 1
+
+
+@_client(8)
+class Resize(NamedTuple):
+    """Change a job's reservation or quota, one of them; answered by `Answer`."""
+
+    request: Request
+    job: JobRef
+    reservation: Amount = None
+    quota: Amount = None
+
+
+@_client(9)
+class Cancel(NamedTuple):
+    """End a job. `Answer` holds whether it had not ended yet; `Finished` follows as for any job."""
+
+    request: Request
+    job: JobRef
+
+
+@_client(10)
+class Describe(NamedTuple):
+    """Ask how jobs stand; `Answer` holds a list of maps as in topic "jobs", nil where unknown."""
+
+    request: Request
+    jobs: Annotated[tuple[JobRef, ...], listed(pair(uint(32), uint(32)), 1, 4096), "which"]
+
+
+@_client(11)
+class ReadSymbol(NamedTuple):
+    """Read bytes of a module variable; `Answer` holds them. Jobs that run are not waited for."""
+
+    request: Request
+    module: Module
+    name: Annotated[str, text(4096), "as `Compiled` lists it"]
+    offset: Annotated[int, uint(63), "in bytes"]
+    size: Annotated[int, uint(63), "in bytes"]
+
+
+@_client(12)
+class WriteSymbol(NamedTuple):
+    """Write bytes of a module variable; answered by `Answer`. Running jobs are not waited for."""
+
+    request: Request
+    module: Module
+    name: Annotated[str, text(4096), "as `Compiled` lists it"]
+    offset: Annotated[int, uint(63), "in bytes"]
+    data: Annotated[bytes, blob(1 << 24), "what to write"]
+
+
+@_client(13)
+class Query(NamedTuple):
+    """Ask about the daemon; `Answer` holds a map. Shows what the user may see."""
+
+    request: Request
+    topic: Annotated[str, choice(*TOPICS), "what about"]
+    limit: Annotated[int, uint(32), "rows at most, the latest; 0 for all that are kept"] = 0
+
+
+@_client(14)
+class Follow(NamedTuple):
+    """From now on send every event as `Happened`; answered by `Answer`."""
+
+    request: Request
+    on: Annotated[bool, flag(), "false ends it"] = True
+
+
+# -- from the daemon -----------------------------------------------------------------------------
+
+
+@_daemon(64)
+class Welcome(NamedTuple):
+    """The connection is a session now."""
+
+    request: Request
+    version: Annotated[int, uint(16), "the protocol version that both speak"]
+    session: Annotated[int, uint(32), "the session's number"]
+    devices: Annotated[
+        list[dict[str, Any]],
+        plain(),
+        'maps: "name", "kind" ("cpu" or "cuda"), "sms", "memory_bytes", "capability", "online_sms"'
+        " (the most that online jobs may have together)",
+    ]
+    limits: Annotated[dict[str, int], plain(), 'a map: "message_bytes", "jobs", "memory_bytes"']
+    daemon: Annotated[dict[str, Any], plain(), 'a map: "version", "pid", "policy"']
+
+
+@_daemon(65)
+class Arena(NamedTuple):
+    """The session's memory on a device, once, before the first `Allocated` there.
+
+    Comes with a file descriptor where the client can map the memory: byte 0 of the file is the
+    byte at device address ``base``.
+    """
+
+    device: Device
+    base: Annotated[int, uint(64), "device address of the first byte"]
+    size: Annotated[int, uint(64), "bytes that are reserved; what is not allocated costs nothing"]
+
+
+@_daemon(66)
+class Compiled(NamedTuple):
+    """A program is ready."""
+
+    request: Request
+    module: Module
+    kernels: Annotated[
+        list[dict[str, Any]],
+        plain(),
+        'maps: "name", "entry", "form", "exit_aware", "why" (texts), "parameters" (lists: name, '
+        'kind, size, align, offset), "shared_bytes", "max_threads", "rejected" (an error, or nil)',
+    ]
+    names: Annotated[dict[str, int], plain(), "index of the kernel that each asked-for name means"]
+    symbols: Annotated[dict[str, int], plain(), "size in bytes of each module variable"]
+    log: Annotated[str, text(1 << 24), "the compiler's log"] = ""
+
+
+@_daemon(67)
+class Measured(NamedTuple):
+    """A kernel is ready for a block shape."""
+
+    request: Request
+    occupancy: Annotated[int, uint(16), "M: blocks that fit on one SM"]
+    form: Annotated[str, text(16), "the form for this block shape"]
+
+
+@_daemon(68)
+class Allocated(NamedTuple):
+    """An array of zeroes is there."""
+
+    request: Request
+    address: Annotated[int, uint(64), "device address; lies in the session's arena"]
+
+
+@_daemon(69)
+class Answer(NamedTuple):
+    """A request is done."""
+
+    request: Request
+    value: Annotated[Any, plain(), "what was asked for"] = None
+
+
+@_daemon(70)
+class Failed(NamedTuple):
+    """A request was refused or failed; nothing was changed by it."""
+
+    request: Annotated[int, uint(32), "0 if the message could not be read as far as its number"]
+    error: Annotated[dict[str, Any], plain(), 'a map: "code", "message", "fields"']
+
+
+@_daemon(71)
+class Finished(NamedTuple):
+    """A job has ended. Nothing of it runs any more."""
+
+    number: Annotated[int, uint(32), "of the job in this session"]
+    state: Annotated[str, choice("done", "failed", "cancelled"), "how it ended"]
+    error: Annotated[dict[str, Any] | None, plain(), "nil if it is done"]
+    output: Annotated[bytes, blob(1 << 24), "what its kernels printed"]
+    stats: Annotated[
+        dict[str, Any],
+        plain(),
+        'a map: "queued_s", "first_block_s", "run_s", "release_s" (seconds), "resizes", '
+        '"capsm_seconds"; nil where unknown',
+    ]
+    progress: Annotated[tuple[int, int], pair(uint(63), uint(63)), "task blocks done, and in all"]
+
+
+@_daemon(72)
+class Happened(NamedTuple):
+    """An event, for those who `Follow`."""
+
+    event: Annotated[
+        dict[str, Any], plain(), 'a map: "at_s" (seconds since 1970), "event", and more'
+    ]
+
+
+@_daemon(73)
+class Goodbye(NamedTuple):
+    """The last message: the daemon closes the connection, for this reason."""
+
+    error: Annotated[dict[str, Any], plain(), 'a map: "code", "message", "fields"']
