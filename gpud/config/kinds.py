@@ -1,0 +1,318 @@
+"""How the value of a setting is written, in a file and as text, and what it means.
+
+A kind reads what TOML gives (a text, number, boolean or array), and the text of a flag or an
+environment variable. Both raise ValueError with the words that finish "... must be".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from gpud.errors import InvalidArgument
+from gpud.units import share
+from gpud.wire.address import checked_socket_path
+
+__all__ = [
+    "Kind",
+    "amount",
+    "choice",
+    "duration",
+    "integer",
+    "listed",
+    "location",
+    "memory",
+    "mode",
+    "socket_location",
+    "word",
+]
+
+
+class Kind:
+    """How values of a setting are written."""
+
+    def from_text(self, text: str) -> Any:
+        """Returns the value that a flag or variable means; raises ValueError: what it must be."""
+        raise NotImplementedError
+
+    def from_toml(self, value: Any) -> Any:
+        """Returns the value that a file means; raises ValueError: what it must be."""
+        if type(value) is not str:
+            raise ValueError(self.describe())
+        return self.from_text(value)
+
+    def describe(self) -> str:
+        """What is allowed, in words that finish "must be"."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Integer(Kind):
+    """A whole number within bounds."""
+
+    least: int
+    most: int
+
+    def from_text(self, text: str) -> int:
+        if not re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII):
+            raise ValueError(self.describe())
+        return self.from_toml(int(text))
+
+    def from_toml(self, value: Any) -> int:
+        if type(value) is not int or not self.least <= value <= self.most:
+            raise ValueError(self.describe())
+        return value
+
+    def describe(self) -> str:
+        return f"a whole number from {self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
+class _Choice(Kind):
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def from_text(self, text: str) -> str:
+        if text not in self.words:
+            raise ValueError(self.describe())
+        return text
+
+    def describe(self) -> str:
+        return f"one of {', '.join(self.words)}"
+
+
+@dataclass(frozen=True)
+class _Word(Kind):
+    """A name of something that is looked up later."""
+
+    what: str
+
+    def from_text(self, text: str) -> str:
+        if not re.fullmatch(r"[a-zA-Z0-9_.:@-]{1,64}", text, re.ASCII):
+            raise ValueError(self.describe())
+        return text
+
+    def describe(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
+class _Listed(Kind):
+    """One or more values: an array in TOML, separated by commas in a text."""
+
+    kind: Kind
+
+    def from_text(self, text: str) -> tuple[Any, ...]:
+        return self.from_toml([part.strip() for part in text.split(",")])
+
+    def from_toml(self, value: Any) -> tuple[Any, ...]:
+        if type(value) is not list or not value:
+            raise ValueError(self.describe())
+        try:
+            return tuple(self.kind.from_toml(one) for one in value)
+        except ValueError:
+            raise ValueError(self.describe()) from None
+
+    def describe(self) -> str:
+        return f"one or more, in TOML in an array, each {self.kind.describe()}"
+
+
+@dataclass(frozen=True)
+class _Duration(Kind):
+    """A time: a number in a stated unit, or a text with its unit. Its value is in nanoseconds."""
+
+    unit: str
+    most_s: int
+    least_ns: int = 0
+
+    def from_text(self, text: str) -> int:
+        match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*(us|ms|s|min|h|)\s*", text, re.ASCII)
+        if match is None:
+            raise ValueError(self.describe())
+        return self._checked(Fraction(match[1]), match[2] or self.unit)
+
+    def from_toml(self, value: Any) -> int:
+        if type(value) is str:
+            return self.from_text(value)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(self.describe())
+        return self._checked(Fraction(repr(value)), self.unit)
+
+    def _checked(self, number: Fraction, unit: str) -> int:
+        time_ns = number * _NANOSECONDS[unit]
+        if not self.least_ns <= time_ns <= self.most_s * 10**9:
+            raise ValueError(self.describe())
+        return int(time_ns)
+
+    def describe(self) -> str:
+        least = f"{self.least_ns // 10**6} ms" if self.least_ns else "0"
+        return (
+            f"a time from {least} to {self.most_s} s: a number of {self.unit}, or a text with a "
+            "unit: us, ms, s, min or h"
+        )
+
+
+_NANOSECONDS = {"us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+
+
+@dataclass(frozen=True)
+class _Memory(Kind):
+    """An amount of memory: bytes (an int), or a part of something (a `Fraction`)."""
+
+    least: int = 1
+    most: int = 1 << 62
+    of: str | None = None
+
+    def from_text(self, text: str) -> int | Fraction:
+        match = re.fullmatch(
+            r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([KMGT]iB|[kKMGT]B|B|%|)\s*", text, re.ASCII
+        )
+        if match is None:
+            raise ValueError(self.describe())
+        number, unit = Fraction(match[1]), match[2]
+        if unit == "%":
+            if self.of is None or not 0 < number <= 100:
+                raise ValueError(self.describe())
+            return number / 100
+        exact = number * _BYTES[unit.upper()]
+        return self._checked(int(exact) if exact.denominator == 1 else exact)
+
+    def from_toml(self, value: Any) -> int | Fraction:
+        return self.from_text(value) if type(value) is str else self._checked(value)
+
+    def _checked(self, value: Any) -> int:
+        if type(value) is not int or not self.least <= value <= self.most:
+            raise ValueError(self.describe())
+        return value
+
+    def describe(self) -> str:
+        part = f", or a percentage of {self.of}" if self.of else ""
+        least = f" from {self.least >> 10} KiB" if self.least > 1 else ""
+        most = f" to {self.most >> 20} MiB" if self.most < 1 << 62 else ""
+        return f"a number of bytes{least}{most}, also as '8 GiB' or '500 MB'{part}"
+
+
+_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{kind}": base**power
+    for kind, base in (("B", 1000), ("IB", 1024))
+    for power, prefix in enumerate("KMGT", 1)
+}
+
+
+@dataclass(frozen=True)
+class _Amount(Kind):
+    """A share of a device, or nothing of it: kept as text, for devices differ."""
+
+    def from_text(self, text: str) -> str:
+        try:
+            if text.strip().rstrip("%").strip() not in ("0", "0.0"):
+                share(text, capacity=100)
+        except ValueError:
+            raise ValueError(self.describe()) from None
+        return text.strip()
+
+    def from_toml(self, value: Any) -> str:
+        if type(value) in (int, float):
+            return self.from_text(repr(value))
+        return str(super().from_toml(value))
+
+    def describe(self) -> str:
+        return "a number of SMs, 0 or more, or a percentage of the device, such as '25%'"
+
+
+@dataclass(frozen=True)
+class _Mode(Kind):
+    """Rights on a file. Always a text: ``socket_mode = 600`` in TOML would be decimal."""
+
+    def from_text(self, text: str) -> int:
+        if not re.fullmatch(r"0?[0-7]{3}", text, re.ASCII) or int(text, 8) & 0o700 != 0o600:
+            raise ValueError(self.describe())
+        return int(text, 8)
+
+    def describe(self) -> str:
+        return (
+            "file rights in octal, with read and write for the owner, such as '0600' or '0660'; in "
+            "TOML in quotes"
+        )
+
+
+@dataclass(frozen=True)
+class _Location(Kind):
+    """A path; ``~`` is the user's home."""
+
+    def from_text(self, text: str) -> Path:
+        if not text.strip() or "\0" in text:
+            raise ValueError(self.describe())
+        return Path(text).expanduser()
+
+    def describe(self) -> str:
+        return "a path"
+
+
+@dataclass(frozen=True)
+class _SocketPath(_Location):
+    """A path that a Unix socket can have."""
+
+    def from_text(self, text: str) -> Path:
+        try:
+            return checked_socket_path(Path(super().from_text(text)))
+        except InvalidArgument as error:
+            raise ValueError(f"{self.describe()}, {len(text.encode())} are too many") from error
+
+    def describe(self) -> str:
+        return "a path of at most 107 bytes"
+
+
+def integer(least: int, most: int) -> Kind:
+    """A whole number within bounds."""
+    return _Integer(least, most)
+
+
+def choice(*words: str) -> Kind:
+    """One of some words."""
+    return _Choice(words)
+
+
+def word(what: str) -> Kind:
+    """A name of something that is looked up later; ``what`` finishes "must be"."""
+    return _Word(what)
+
+
+def listed(kind: Kind) -> Kind:
+    """One or more values of a kind; a tuple."""
+    return _Listed(kind)
+
+
+def duration(unit: str, *, most_s: int, least_ns: int = 0) -> Kind:
+    """A time in nanoseconds; a number without unit is in ``unit``."""
+    return _Duration(unit, most_s, least_ns)
+
+
+def memory(least: int = 1, most: int = 1 << 62, *, of: str | None = None) -> Kind:
+    """An amount of memory: bytes, or, where ``of`` says of what, a part (a `Fraction`)."""
+    return _Memory(least, most, of)
+
+
+def amount() -> Kind:
+    """A share of a device, 0 included, as text."""
+    return _Amount()
+
+
+def mode() -> Kind:
+    """Rights on a file."""
+    return _Mode()
+
+
+def location() -> Kind:
+    """A path."""
+    return _Location()
+
+
+def socket_location() -> Kind:
+    """A path that a Unix socket can have."""
+    return _SocketPath()

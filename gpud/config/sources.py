@@ -1,0 +1,151 @@
+"""From flags, environment and file to a `Config`: the first of these that has a setting decides."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from gpud.config.settings import SETTINGS, Config
+from gpud.errors import InvalidArgument
+from gpud.errors.base import shorten
+from gpud.wire.address import default_socket_path
+
+__all__ = ["config_file", "load"]
+
+_SYSTEM_FILE = Path("/etc/gpud/gpud.toml")
+_LARGEST_FILE = 1 << 20
+
+
+def load(
+    flags: Mapping[str, Any] = MappingProxyType({}),
+    environ: Mapping[str, str] = os.environ,
+    file: str | os.PathLike[str] | None = None,
+) -> Config:
+    """Returns the settings.
+
+    Args:
+        flags: texts by key (``"drain_timeout"``), or lists of texts where a flag may be repeated;
+            None and an empty list stand for a flag that was not given.
+        environ: variables such as ``GPUD_DRAIN_TIMEOUT``; an empty one is one that is not set.
+        file: the TOML file, which must exist; None: `config_file`, if it is there.
+
+    Returns:
+        The settings, which know where they are from: `Config.origin`.
+
+    Raises:
+        InvalidArgument: a setting is unknown or has a value that is not allowed, or the file
+            cannot be read; the message names the setting, the place and what is allowed.
+    """
+    found: dict[str, tuple[Any, str]] = {}
+    path = config_file(environ) if file is None else Path(file)
+    for source in (_from_file(path, file is not None), _from_environ(environ), _from_flags(flags)):
+        found |= {name: (value, origin) for name, value, origin in source}
+    if "socket" not in found:
+        found["socket"] = (default_socket_path(environ), "the default")
+    values = {name: value for name, (value, _) in found.items()}
+    origins = MappingProxyType({name: origin for name, (_, origin) in found.items()})
+    return Config(**values, origins=origins)
+
+
+def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Returns the file that is read unless another is named, None if there is none.
+
+    ``$GPUD_CONFIG``, which must exist then; else ``$XDG_CONFIG_HOME/gpud/gpud.toml`` (by default in
+    ``~/.config``); else ``/etc/gpud/gpud.toml``.
+    """
+    if named := environ.get("GPUD_CONFIG"):
+        return Path(named)
+    home = environ.get("XDG_CONFIG_HOME", "")
+    if not home.startswith("/"):
+        home = os.path.join(environ.get("HOME", "/"), ".config")  # noqa: PTH118
+    for path in (Path(home, "gpud", "gpud.toml"), _SYSTEM_FILE):
+        if os.access(path, os.F_OK):
+            return path
+    return None
+
+
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+_BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    for key, given in flags.items():
+        if given is None or given in ([], ()):
+            continue
+        setting = _BY_KEY.get(key) or _unknown(key, list(_BY_KEY), "among the flags")
+        try:
+            if isinstance(given, str):
+                value = setting.kind.from_text(given)
+            else:
+                value = setting.kind.from_toml(list(given) if setting.many else given)
+        except ValueError as error:
+            _refuse(setting.flag, given, error)
+        yield setting.name, value, setting.flag
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    for variable, setting in _BY_VARIABLE.items():
+        text = environ.get(variable)
+        if text:
+            try:
+                yield setting.name, setting.kind.from_text(text), variable
+            except ValueError as error:
+                _refuse(f"the variable {variable}", text, error)
+    for variable in environ:
+        # Others read variables that begin like ours; only what can but be a slip is refused.
+        if variable.startswith("GPUD_") and variable not in _BY_VARIABLE:
+            close = difflib.get_close_matches(variable, _BY_VARIABLE, 1, 0.85)
+            if close:
+                raise InvalidArgument(
+                    f"the variable {variable} is unknown; did you mean {close[0]}?"
+                )
+
+
+def _from_file(path: Path | None, required: bool) -> Iterator[tuple[str, Any, str]]:
+    if path is None:
+        return
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise InvalidArgument(f"{path} is no file of settings: it is over 1 MiB")
+        text = data.decode()
+        table = tomllib.loads(text)
+    except OSError as error:
+        hint = "; --config names the file" if required else ""
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror}{hint}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is no valid TOML: {error}") from error
+    for key, given in table.items():
+        place = f"{path}{_line(text, key)}"
+        setting = _BY_KEY.get(key) or _unknown(key, list(_BY_KEY), f"in {place}")
+        try:
+            value = setting.kind.from_toml(given)
+        except ValueError as error:
+            _refuse(f"{key} in {place}", given, error)
+        yield setting.name, value, place
+
+
+def _line(text: str, key: str) -> str:
+    """Where a key of a file stands: ":7", or nothing if it is written in an unusual way."""
+    pattern = re.compile(rf"\s*\[?[\"']?{re.escape(key)}[\"']?\s*[=.\]]")
+    for number, line in enumerate(text.splitlines(), 1):
+        if pattern.match(line):
+            return f":{number}"
+    return ""
+
+
+def _unknown(key: str, known: list[str], where: str) -> NoReturn:
+    close = difflib.get_close_matches(key, known, 1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    raise InvalidArgument(f"the setting {key} {where} is unknown; {hint}")
+
+
+def _refuse(name: str, given: Any, error: ValueError) -> NoReturn:
+    raise InvalidArgument(f"{name} must be {error}; not {shorten(repr(given))}") from None
