@@ -1,0 +1,121 @@
+"""What a job asks for, in slices, and whether its device can ever grant it.
+
+A reservation is rounded up to slices and a quota down. What the device can never grant is refused
+at submission, with what would be granted; what it cannot grant now waits.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from gpud.core.capacity import slices_above, slices_below
+from gpud.core.events import ResizeRequested
+from gpud.core.job import JobRecord
+from gpud.core.lifecycles import JobState
+from gpud.errors import AdmissionError, GpudError, InvalidArgument
+
+__all__ = ["check_amounts", "check_resize", "size"]
+
+_MOST_WEIGHT = 1000
+
+
+def check_amounts(
+    reservation: Fraction | None, quota: Fraction | None, weight: int = 1
+) -> GpudError | None:
+    """Returns what is wrong with the shares of a submission, whatever the device; None if nothing.
+
+    Shares are in CapSM.
+    """
+    if reservation is not None and quota is not None:
+        return InvalidArgument(
+            "a job has a reservation (then it is online) or a quota (offline), not both"
+        )
+    for name, share in (("reservation", reservation), ("quota", quota)):
+        if share is not None and share <= 0:
+            return InvalidArgument(f"a {name} must be more than 0 SMs, not {share}")
+    if not 1 <= weight <= _MOST_WEIGHT:
+        return InvalidArgument(f"a weight is 1 to {_MOST_WEIGHT}, not {weight}")
+    return None
+
+
+def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:
+    """Returns why a job cannot be resized so, whatever its device has; None if it may."""
+    if (event.reservation is None) == (event.quota is None):
+        return InvalidArgument("a resize gives either a reservation or a quota")
+    error = check_amounts(event.reservation, event.quota)
+    if error is not None:
+        return error
+    if job.state is JobState.ENDING:
+        return InvalidArgument(f"job {job.name} is being ended and cannot be resized")
+    if job.online != (event.reservation is not None):
+        has, lacks = ("reservation", "quota") if job.online else ("quota", "reservation")
+        kind = "online" if job.online else "offline"
+        return InvalidArgument(
+            f"job {job.name} is {kind}: its {has} can be changed, it has no {lacks}"
+        )
+    return None
+
+
+def size(job: JobRecord, sms: int, floor: Fraction) -> GpudError | None:
+    """Works out ``least``, ``most`` and ``quota_slices`` of a job for a device of ``sms`` SMs.
+
+    ``floor`` is the CapSM that online jobs leave to offline ones. Returns what is wrong if the
+    device can never grant what the job asks for; its sizes are unspecified then.
+    """
+    need = job.whole_need(sms) if job.whole else 0
+    if job.reservation is not None:
+        return _size_online(job, job.reservation, sms, floor, need)
+    every = sms * job.occupancy
+    job.quota_slices = every if job.quota is None else slices_below(job.quota, job.occupancy)
+    job.quota_slices = min(job.quota_slices, every)
+    job.most = min(job.quota_slices, job.use())
+    job.least = 1
+    if job.quota_slices < 1:
+        return AdmissionError(
+            f"a quota of {job.quota} SMs holds no block of this kernel, of which {job.occupancy} "
+            f"fit on an SM; the smallest quota that works is 1/{job.occupancy}",
+            requested=job.quota,
+            capacity=sms,
+        )
+    if job.whole:
+        if job.quota_slices < need:
+            return _whole_refusal(job, "quota", job.quota, need, sms)
+        job.least = job.most = need
+    return None
+
+
+def _size_online(
+    job: JobRecord, reservation: Fraction, sms: int, floor: Fraction, need: int
+) -> GpudError | None:
+    slices = slices_above(reservation, job.occupancy)
+    rounded = Fraction(slices, job.occupancy)
+    job.least = job.most = job.quota_slices = slices
+    limit = sms - floor
+    if rounded > limit:
+        asked = f"a reservation of {reservation} SMs"
+        if rounded != reservation:
+            asked += f" (rounded up to slices of 1/{job.occupancy} SM: {rounded})"
+        has = f"the device has {sms} SMs"
+        if floor:
+            has += f", of which {floor} are kept for offline jobs"
+        most = Fraction(slices_below(limit, job.occupancy), job.occupancy)
+        return AdmissionError(
+            f"{asked} is more than can be granted: {has}; ask for at most {most}",
+            requested=reservation,
+            capacity=limit,
+        )
+    if slices < need:
+        return _whole_refusal(job, "reservation", reservation, need, sms)
+    return None
+
+
+def _whole_refusal(
+    job: JobRecord, kind: str, share: Fraction | None, need: int, sms: int
+) -> AdmissionError:
+    needed = Fraction(need, job.occupancy)
+    return AdmissionError(
+        f"a kernel in form whole cannot be resized and needs all its {needed} SMs at once; a "
+        f"{kind} of {share} SMs is too small, ask for {needed} or more, or launch fewer blocks",
+        requested=share,
+        capacity=sms,
+    )

@@ -1,0 +1,253 @@
+"""One device: who has what of it, who waits, and in which order.
+
+Problem: a policy must see what is free, who waits first, who can grow and who can give way, after
+every event, without looking at all jobs.
+
+Approach: sums are kept as differences when a job changes. Jobs are filed in sorted lists under the
+keys of `gpud.core.order`, and filed anew when something that the key depends on changes.
+
+Terms (amounts of `gpud.core.capacity` for the device, over its started jobs):
+    allocated: what the jobs have by decision; never over the capacity. A job that was told to end
+        has none, and one of which every task block is claimed has what its blocks still hold.
+    charged: what is taken physically: allocated, or still held by blocks that were told to leave.
+    coming: the part of charged that comes free without another decision.
+    kept: what an ended online job left, and offline jobs may not take yet.
+
+Properties:
+    sums: each equals the sum over the jobs;
+    filed: each job is where its state says, once, under its present key.
+`gpud.core.validate` checks both.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from fractions import Fraction
+
+from gpud.core import order
+from gpud.core.capacity import SCALE, amount_of
+from gpud.core.job import JobRecord
+from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
+from gpud.core.settings import Settings
+from gpud.units import JobId
+
+__all__ = ["Board", "Queue"]
+
+Entry = tuple[int, int, JobRecord]
+_WORK = (JobState.WAITING, JobState.RUNNING, JobState.PAUSED)
+
+
+class Queue(list[Entry]):
+    """Jobs sorted by a key of two integers, the second of which is the job's own."""
+
+    def jobs(self) -> list[JobRecord]:
+        """Returns the jobs in order."""
+        return [entry[2] for entry in self]
+
+
+class Board(Lifecycle[DeviceState, DeviceInput]):
+    """A device as the policy sees it. Policies call `start` and `give` and change nothing else.
+
+    Attributes:
+        device: its index.
+        name: as in ``--device``.
+        sms: S; None before it was up for the first time.
+        capacity: S as an amount, or 0.
+        floor, floor_sms: what online jobs leave to offline ones, as an amount and in CapSM.
+        jobs: that are ready, by id: waiting or started here.
+        waiting_online: sorted by deadline, then arrival.
+        waiting: all others that have not started, by arrival.
+        growable: jobs that could be given more, by M, least served first.
+        shrinkable: jobs that can give way, smallest allocation first.
+    """
+
+    def __init__(self, device: int, settings: Settings, online_apart: bool, now_ns: int) -> None:
+        super().__init__(f"device {device}", DEVICES, DeviceState.STARTING, now_ns)
+        self.device = device
+        self.name = str(device)
+        self.sms: int | None = None
+        self.capacity = 0
+        self.floor = 0
+        self.floor_sms = Fraction(0)
+        self.culprit: JobId | None = None
+        self.jobs: dict[JobId, JobRecord] = {}
+        self.allocated = self.charged = self.coming = self.kept = 0
+        self.online_allocated = 0
+        self.releasable = 0  # what jobs have that can give way
+        self.working = 0  # offline jobs that wait or run
+        self.waiting_online = Queue()
+        self.waiting = Queue()
+        self.growable: dict[int, Queue] = {}
+        self.shrinkable = Queue()
+        self.keeps: deque[tuple[int, int]] = deque()  # (until, amount)
+        self.keep_timer_ns = -1
+        self.resized: dict[JobId, JobRecord] = {}
+        self.starting: list[JobRecord] = []
+        self.dirty = False
+        self.now_ns = now_ns
+        self._hold_ns = settings.hold_ns if online_apart else 0
+        self._online_apart = online_apart
+        self._starts = 0
+
+    @property
+    def free(self) -> int:
+        """Returns what no job has, by decision. Online jobs may take it."""
+        return self.capacity - self.allocated
+
+    @property
+    def physically_free(self) -> int:
+        """Returns what offline jobs may take; negative while online jobs wait for blocks to go."""
+        return self.capacity - self.charged - self.kept
+
+    # -- what a policy does
+
+    def start(self, job: JobRecord, slices: int) -> None:
+        """Starts a waiting job."""
+        self._starts += 1
+        job.start_order = self._starts
+        job.step(JobInput.START, self.now_ns)
+        job.started_ns = self.now_ns
+        job.begin(slices)
+        self.starting.append(job)
+        if job.online and self.kept:
+            self._take_kept(slices * job.slice)
+        self.update(job)
+
+    def give(self, job: JobRecord, slices: int) -> None:
+        """Changes what a started job has."""
+        job.set_slices(slices)
+        self.resized[job.id] = job
+        if slices == 0 and job.state is JobState.RUNNING:
+            job.step(JobInput.PAUSE, self.now_ns)
+        elif slices and job.state is JobState.PAUSED:
+            job.step(JobInput.RESUME, self.now_ns)
+        if job.online and self.kept and slices > job.told:
+            self._take_kept((slices - job.told) * job.slice)
+        self.update(job)
+
+    # -- what the scheduler does
+
+    def add(self, job: JobRecord) -> None:
+        """Takes in a job that is ready."""
+        self.jobs[job.id] = job
+        self.update(job)
+
+    def remove(self, job: JobRecord) -> None:
+        """Forgets a job that has ended; its state says so already."""
+        if self.jobs.pop(job.id, None) is None:
+            return
+        self.resized.pop(job.id, None)
+        self.update(job)
+
+    def ends(self, job: JobRecord) -> None:
+        """Takes in that a started job was told to end."""
+        self.resized.pop(job.id, None)
+        job.told_to_end()
+        self.update(job)
+
+    def update(self, job: JobRecord) -> None:
+        """Works out sums and places anew after a job has changed."""
+        self.dirty = True
+        state = job.state
+        piece = job.slice
+        slices, held = job.slices, job.held
+        if state is JobState.RUNNING or state is JobState.PAUSED:
+            charge = held * piece
+            if job.exhausted:
+                alloc = min(slices, held) * piece
+                coming = charge
+            else:
+                alloc = slices * piece
+                coming = charge - alloc
+        elif state is JobState.ENDING:
+            alloc = 0
+            charge = coming = held * piece
+        else:
+            alloc = charge = coming = 0
+        if alloc != job.alloc:
+            change = alloc - job.alloc
+            job.capsm_scaled_ns += job.alloc * (self.now_ns - job.counted_to_ns)
+            job.counted_to_ns = self.now_ns
+            self.allocated += change
+            if job.online:
+                self.online_allocated += change
+            if not (job.whole or (job.online and self._online_apart)):
+                self.releasable += change
+            job.alloc = alloc
+        if charge != job.charge:
+            change = charge - job.charge
+            self.charged += change
+            if change < 0 and job.online and self._hold_ns:
+                self.keeps.append((self.now_ns + self._hold_ns, -change))
+                self.kept -= change
+            job.charge = charge
+        if coming != job.coming:
+            self.coming += coming - job.coming
+            job.coming = coming
+        works = not job.online and state in _WORK
+        if works is not job.works:
+            self.working += 1 if works else -1
+            job.works = works
+        self._file(job)
+
+    def expire_keeps(self, now_ns: int) -> None:
+        """Gives up what was kept until now."""
+        while self.keeps and self.keeps[0][0] <= now_ns:
+            self.kept -= self.keeps.popleft()[1]
+            self.dirty = True
+
+    def came_up(self, sms: int, floor_sms: Fraction) -> None:
+        """Takes in that the device is up, without jobs on it, perhaps with another size."""
+        self.sms = sms
+        self.capacity = sms * SCALE
+        self.floor_sms = floor_sms
+        self.floor = amount_of(floor_sms)
+        self.dirty = True
+
+    def lost(self) -> None:
+        """Takes in that everything that ran is gone; its jobs were removed."""
+        self.keeps.clear()
+        self.kept = 0
+        self.dirty = True
+
+    # -- order
+
+    def places(self, job: JobRecord) -> list[tuple[Queue, Entry]]:
+        """Returns where a job belongs now: queues, and the entries in them."""
+        state = job.state
+        if state is JobState.WAITING:
+            if job.online and self._online_apart:
+                return [(self.waiting_online, (*order.deadline_key(job), job))]
+            return [(self.waiting, (*order.start_key(job), job))]
+        if state is not JobState.RUNNING and state is not JobState.PAUSED:
+            return []
+        if job.whole or (job.online and self._online_apart):
+            return []
+        found = []
+        if not job.exhausted and job.growth_room > 0:
+            queue = self.growable.get(job.occupancy)
+            if queue is None:
+                queue = self.growable[job.occupancy] = Queue()
+            found.append((queue, (*order.level_key(job), job)))
+        if job.alloc:
+            found.append((self.shrinkable, (*order.size_key(job), job)))
+        return found
+
+    def _file(self, job: JobRecord) -> None:
+        for queue, entry in job.entries:
+            del queue[bisect_left(queue, entry)]
+        job.entries = self.places(job)
+        for queue, entry in job.entries:
+            insort(queue, entry)
+
+    def _take_kept(self, amount: int) -> None:
+        while amount > 0 and self.keeps:
+            until, first = self.keeps[0]
+            taken = min(amount, first)
+            amount -= taken
+            self.kept -= taken
+            if taken == first:
+                self.keeps.popleft()
+            else:
+                self.keeps[0] = (until, first - taken)

@@ -1,0 +1,132 @@
+"""What the scheduler decides: the outputs of `gpud.core.scheduler.Scheduler`.
+
+Commands are carried out in order by `gpud.server`. Those that go to a device host are answered by
+exactly one kind of event each, as said there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpud.errors import GpudError
+from gpud.units import JobId, SessionId
+
+__all__ = [
+    "CloseSession",
+    "Command",
+    "Confirm",
+    "Drained",
+    "EndJob",
+    "FinishJob",
+    "Refuse",
+    "ReplaceDevice",
+    "ResizeJob",
+    "SetTimer",
+    "StartJob",
+]
+
+
+class StartJob(NamedTuple):
+    """Launch a job. `gpud.core.events.JobEnded` comes when it has ended, or the device fails.
+
+    Attributes:
+        occupancy: M of the job, the least of its launches'.
+        slices: how many slices of 1/occupancy CapSM it has.
+        epoch: 0.
+        online: its blocks go first where there is room.
+    """
+
+    job: JobId
+    device: int
+    occupancy: int
+    slices: int
+    epoch: int
+    online: bool
+
+
+class ResizeJob(NamedTuple):
+    """Give a job that was started another number of slices.
+
+    `gpud.core.events.BlocksLeft` with this epoch follows at least once, unless the job ends first.
+    """
+
+    job: JobId
+    device: int
+    slices: int
+    epoch: int
+
+
+class EndJob(NamedTuple):
+    """Release everything of a job that was started; `gpud.core.events.JobEnded` follows."""
+
+    job: JobId
+    device: int
+
+
+class FinishJob(NamedTuple):
+    """A job is over: tell its owner, and forget it.
+
+    Attributes:
+        state: ``done``, ``failed`` or ``cancelled``.
+        error: why, where the scheduler knows: refused, cancelled, timed out, device lost. None for
+            a job that is done, and for one that failed on its device, which said why itself.
+    """
+
+    job: JobId
+    state: str
+    error: GpudError | None
+
+
+class CloseSession(NamedTuple):
+    """Nothing of a session that has gone is left on any device: give its memory back."""
+
+    session: SessionId
+
+
+class ReplaceDevice(NamedTuple):
+    """End a device's host and start a new one; `DeviceFailed`, then `DeviceReady` follow.
+
+    Attributes:
+        culprit: the job that did not end when it was told to.
+    """
+
+    device: int
+    culprit: JobId | None
+    reason: str
+
+
+class SetTimer(NamedTuple):
+    """Send `gpud.core.events.TimerFired` at this time, absolute; replaces the one set before."""
+
+    at_ns: int
+
+
+class Confirm(NamedTuple):
+    """A resize was carried out."""
+
+    ticket: int
+
+
+class Refuse(NamedTuple):
+    """A resize was refused; nothing was changed by it."""
+
+    ticket: int
+    error: GpudError
+
+
+class Drained(NamedTuple):
+    """After `gpud.core.events.DrainRequested`: no job is left."""
+
+
+Command = (
+    StartJob
+    | ResizeJob
+    | EndJob
+    | FinishJob
+    | CloseSession
+    | ReplaceDevice
+    | SetTimer
+    | Confirm
+    | Refuse
+    | Drained
+)

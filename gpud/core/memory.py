@@ -1,0 +1,422 @@
+"""Whose memory is where: every session's arrays on every device, and what is left.
+
+Problem: many sessions share a device's memory. A session must be told at once whether an array
+fits, and where it is; one that asks for too much must hear which limit stops it; what is freed
+while jobs may still use it must stay untouched until they have ended; and a session that goes must
+leave nothing behind.
+
+Approach: each session has one arena on each device where it has arrays: a range of addresses that
+is as large as the device's memory, rounded up to a power of two, so that only bytes are scarce and
+never addresses. Arenas lie in slots that are never shared by two arenas, whatever their devices: an
+address tells its device, and one of another session's or device's arena is never valid. Within an
+arena, arrays are whole pages, placed first-fit into holes that are kept sorted and merged. What is
+to be freed after jobs waits in a queue, in the order of the jobs.
+
+This is bookkeeping; the memory itself is the server's. A range that comes back must read as zero
+again before the next `Ledger.allocate` in that arena: see `Range`.
+
+Terms (units in brackets):
+    slot: a range of addresses for one arena, `Ledger.slot_bytes` [bytes].
+    used [bytes]: in arrays and in arrays that wait to be freed; whole pages.
+    limit [bytes]: what may be used: of a device, of a user there, of a session there.
+
+Properties:
+    disjoint: no two arrays overlap, waiting ones included, and each lies in its session's arena;
+    conserved: used bytes are those of the arrays and of nothing else, for devices, users, sessions;
+    limited: no limit is exceeded at any time;
+    merged: no two holes touch, so freeing everything leaves one hole;
+    deferred: a range that waits for jobs comes back only when the last of them has ended;
+    atomic: a call that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gpud.errors import InternalError, InvalidArgument, LimitExceeded, OutOfMemory, UnknownName
+from gpud.units import Address, SessionId
+
+__all__ = ["FIRST_ADDRESS", "PAGE_BYTES", "Arena", "Ledger", "Range", "Usage"]
+
+PAGE_BYTES: Final = 4096
+"""Arrays are a multiple of this, so that their memory can be given back when they go."""
+
+FIRST_ADDRESS: Final = 1 << 44
+_END_ADDRESS: Final = 5 << 44
+"""Between these lie all slots. Linux puts programs above and libraries far above, on all of x86-64
+and AArch64 with 47 bits of addresses or more."""
+
+
+class Arena(NamedTuple):
+    """A session's addresses on a device: ``size`` bytes, a power of two, from ``base``."""
+
+    session: SessionId
+    device: int
+    base: Address
+    size: int
+
+
+class Range(NamedTuple):
+    """Bytes that no array has any more. Their memory is to be given back, which zeroes them."""
+
+    session: SessionId
+    device: int
+    address: Address
+    size: int
+
+
+class Usage(NamedTuple):
+    """What a session has on a device, for people.
+
+    Attributes:
+        arrays: how many, without those that wait to be freed.
+        used_bytes: of all, in whole pages.
+        waiting_bytes: of those that wait to be freed.
+        limit_bytes: the session's.
+    """
+
+    session: SessionId
+    user: int
+    device: int
+    arrays: int
+    used_bytes: int
+    waiting_bytes: int
+    limit_bytes: int
+
+
+class Ledger:
+    """Every arena of every session.
+
+    Args:
+        device_bytes: for arrays, of each device.
+        session_bytes: the most for one session, on each device; None: no limit of its own.
+        user_bytes: the most for all sessions of a user, likewise.
+    """
+
+    def __init__(
+        self,
+        device_bytes: Sequence[int],
+        *,
+        session_bytes: Sequence[int] | None = None,
+        user_bytes: Sequence[int] | None = None,
+    ) -> None:
+        self._device_bytes = tuple(device_bytes)
+        self._session_bytes = tuple(session_bytes or device_bytes)
+        self._user_bytes = tuple(user_bytes or device_bytes)
+        self._arena_bytes = [_power_of_two(max(size, PAGE_BYTES)) for size in device_bytes]
+        self.slot_bytes = max(self._arena_bytes, default=PAGE_BYTES)
+        self._users: dict[SessionId, int] = {}
+        self._arenas: dict[tuple[SessionId, int], _Space] = {}
+        self._used = [0] * len(self._device_bytes)
+        self._used_by_user: dict[tuple[int, int], int] = {}  # (user, device); absent is 0
+        self._free_slots: list[int] = []  # that were used before
+        self._next_slot = 0
+
+    # -- sessions
+
+    def open(self, session: SessionId, user: int) -> None:
+        """Let a new session have arrays, counted for ``user``."""
+        if session in self._users:
+            raise InternalError(f"session {session} is open already", stage="memory")
+        self._users[session] = user
+
+    def close(self, session: SessionId) -> list[Arena]:
+        """Forget a session with all its arrays; nothing on any device uses them any more.
+
+        Returns:
+            Its arenas, whose memory is to be given back.
+        """
+        user = self._user(session)
+        closed = []
+        for (owner, device), space in list(self._arenas.items()):
+            if owner == session:
+                self._count(user, device, -space.used)
+                self._free_slots.append((space.arena.base - FIRST_ADDRESS) // self.slot_bytes)
+                del self._arenas[owner, device]
+                closed.append(space.arena)
+        del self._users[session]
+        return closed
+
+    def arena(self, session: SessionId, device: int) -> Arena | None:
+        """Returns the session's arena there, None before its first `allocate`."""
+        space = self._arenas.get((session, device))
+        return None if space is None else space.arena
+
+    # -- arrays
+
+    def allocate(self, session: SessionId, device: int, size: int) -> Address:
+        """Returns where a new array of ``size`` bytes is. Opens the arena if it is the first.
+
+        Raises:
+            InvalidArgument: ``size`` is less than 1.
+            OutOfMemory: a limit would be exceeded; it says how much could have been granted.
+            UnknownName: there is no such session or device.
+            LimitExceeded: there is no room for another arena.
+        """
+        user = self._user(session)
+        if not 0 <= device < len(self._device_bytes):
+            raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
+        if size < 1:
+            raise InvalidArgument(f"an array has 1 byte or more, not {size}")
+        whole = -(-size // PAGE_BYTES) * PAGE_BYTES
+        left, limit = self._left(session, user, device)
+        if whole > left:
+            raise OutOfMemory(size, self.available_bytes(session, device), limit=limit)
+        space = self._arenas.get((session, device))
+        if space is None:
+            space = _Space(self._new_arena(session, device))
+            self._arenas[session, device] = space
+        address = space.take(whole)
+        if address is None:
+            raise OutOfMemory(size, space.largest_hole(), limit="arena")
+        self._count(user, device, whole)
+        return address
+
+    def free(self, session: SessionId, device: int, address: int) -> Range:
+        """Forget an array at once.
+
+        Raises:
+            UnknownName: the session has no array that begins there.
+        """
+        space = self._space_of(session, device, address)
+        size = space.arrays.pop(Address(address))
+        return self._give_back(space, Address(address), size)
+
+    def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
+        """Forget an array once the session's jobs up to number ``last_job`` have ended: `settle`.
+
+        ``last_job`` is that of the newest job so far: it never falls from call to call.
+
+        Raises:
+            UnknownName: the session has no array that begins there.
+        """
+        space = self._space_of(session, device, address)
+        size = space.arrays.pop(Address(address))
+        space.waiting.append((last_job, Address(address), size))
+        space.waiting_bytes += size
+
+    def settle(self, session: SessionId, oldest_job: int | None) -> list[Range]:
+        """Returns what no job can use any more; those ranges are free now.
+
+        Args:
+            session: whose.
+            oldest_job: the least number of the session's jobs that have not ended; None: all have.
+        """
+        self._user(session)
+        found = []
+        for device in range(len(self._used)):
+            space = self._arenas.get((session, device))
+            while (
+                space and space.waiting and (oldest_job is None or space.waiting[0][0] < oldest_job)
+            ):
+                _, address, size = space.waiting.popleft()
+                space.waiting_bytes -= size
+                found.append(self._give_back(space, address, size))
+        return found
+
+    def size_of(self, session: SessionId, device: int, address: int) -> int:
+        """Returns the bytes of an array, in whole pages.
+
+        Raises:
+            UnknownName: the session has no array that begins there.
+        """
+        return self._space_of(session, device, address).arrays[Address(address)]
+
+    # -- looking
+
+    def used_bytes(self, device: int) -> int:
+        """Returns what is used of a device."""
+        return self._used[device]
+
+    def capacity_bytes(self, device: int) -> int:
+        """Returns what a device has for arrays."""
+        return self._device_bytes[device]
+
+    def available_bytes(self, session: SessionId, device: int) -> int:
+        """Returns the largest array that the session could get now."""
+        left, _ = self._left(session, self._user(session), device)
+        space = self._arenas.get((session, device))
+        most = self._arena_bytes[device] if space is None else space.largest_hole()
+        return min(left, most) // PAGE_BYTES * PAGE_BYTES
+
+    def usage(self) -> list[Usage]:
+        """Returns what each session has on each device where it has an arena, oldest first."""
+        return [
+            Usage(
+                session,
+                self._users[session],
+                device,
+                len(space.arrays),
+                space.used,
+                space.waiting_bytes,
+                self._session_bytes[device],
+            )
+            for (session, device), space in self._arenas.items()
+        ]
+
+    def validate(self) -> None:
+        """Checks every property that a look at the state can check.
+
+        Raises:
+            InternalError: one is broken.
+        """
+        by_device = [0] * len(self._used)
+        by_user: dict[tuple[int, int], int] = {}
+        slots = []
+        for (session, device), space in self._arenas.items():
+            space.validate()
+            slots.append((space.arena.base - FIRST_ADDRESS) // self.slot_bytes)
+            key = (self._users[session], device)
+            by_device[device] += space.used
+            by_user[key] = by_user.get(key, 0) + space.used
+            _demand(space.used <= self._session_bytes[device], "a session is over its limit")
+        _demand(by_device == self._used, "bytes of devices are lost or counted twice")
+        counted = {key: used for key, used in self._used_by_user.items() if used}
+        _demand(counted == {key: used for key, used in by_user.items() if used}, "users' bytes")
+        _demand(all(map(int.__le__, self._used, self._device_bytes)), "a device is over its limit")
+        for (_, device), used in counted.items():
+            _demand(used <= self._user_bytes[device], "a user is over the limit")
+        every = sorted(slots + self._free_slots)
+        _demand(every == list(range(self._next_slot)), "slots are lost or used twice")
+
+    # -- helpers
+
+    def _user(self, session: SessionId) -> int:
+        user = self._users.get(session)
+        if user is None:
+            raise UnknownName(f"there is no session {session}")
+        return user
+
+    def _space_of(self, session: SessionId, device: int, address: int) -> _Space:
+        space = self._arenas.get((session, device))
+        if space is None or address not in space.arrays:
+            raise UnknownName(
+                f"there is no array at {address:#x} on device {device}; was it freed already?"
+            )
+        return space
+
+    def _left(self, session: SessionId, user: int, device: int) -> tuple[int, str]:
+        """How many bytes the session can have more, and the limit that says so."""
+        space = self._arenas.get((session, device))
+        own = 0 if space is None else space.used
+        users = self._used_by_user.get((user, device), 0)
+        return min(
+            (self._session_bytes[device] - own, "session"),
+            (self._user_bytes[device] - users, "user"),
+            (self._device_bytes[device] - self._used[device], "device"),
+            key=lambda found: found[0],
+        )
+
+    def _count(self, user: int, device: int, size: int) -> None:
+        self._used[device] += size
+        key = (user, device)
+        users = self._used_by_user.get(key, 0) + size
+        if users:
+            self._used_by_user[key] = users
+        else:
+            self._used_by_user.pop(key, None)
+
+    def _give_back(self, space: _Space, address: Address, size: int) -> Range:
+        space.release(address, size)
+        session, device = space.arena.session, space.arena.device
+        self._count(self._users[session], device, -size)
+        return Range(session, device, address, size)
+
+    def _new_arena(self, session: SessionId, device: int) -> Arena:
+        if self._free_slots:
+            slot = self._free_slots.pop()
+        elif FIRST_ADDRESS + (self._next_slot + 1) * self.slot_bytes <= _END_ADDRESS:
+            slot = self._next_slot
+            self._next_slot += 1
+        else:
+            raise LimitExceeded(
+                f"{self._next_slot} arenas are all that addresses suffice for; try again when "
+                "another session has ended, or lower the daemon's memory setting",
+                limit="memory",
+                value=self._next_slot,
+            )
+        base = Address(FIRST_ADDRESS + slot * self.slot_bytes)
+        return Arena(session, device, base, self._arena_bytes[device])
+
+
+class _Space:
+    """An arena's arrays and holes."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.used = 0
+        self.arrays: dict[Address, int] = {}
+        self.waiting: deque[tuple[int, Address, int]] = deque()  # (last job, address, size)
+        self.waiting_bytes = 0
+        # The holes, sorted: where each starts and where it ends.
+        self.starts: list[int] = [arena.base]
+        self.ends: list[int] = [arena.base + arena.size]
+
+    def take(self, size: int) -> Address | None:
+        """The address of a new array, None if no hole is large enough."""
+        holes = zip(self.starts, self.ends, strict=True)
+        index = next((at for at, (start, end) in enumerate(holes) if end - start >= size), None)
+        if index is None:
+            return None
+        address = Address(self.starts[index])
+        if self.ends[index] - address == size:
+            del self.starts[index], self.ends[index]
+        else:
+            self.starts[index] = address + size
+        self.arrays[address] = size
+        self.used += size
+        return address
+
+    def release(self, address: Address, size: int) -> None:
+        """Make a hole, or widen those beside it."""
+        end = address + size
+        index = bisect_left(self.starts, address)
+        joins_left = index > 0 and self.ends[index - 1] == address
+        joins_right = index < len(self.starts) and self.starts[index] == end
+        if joins_left and joins_right:
+            self.ends[index - 1] = self.ends[index]
+            del self.starts[index], self.ends[index]
+        elif joins_left:
+            self.ends[index - 1] = end
+        elif joins_right:
+            self.starts[index] = address
+        else:
+            self.starts.insert(index, address)
+            self.ends.insert(index, end)
+        self.used -= size
+
+    def largest_hole(self) -> int:
+        return max(
+            (end - start for start, end in zip(self.starts, self.ends, strict=True)), default=0
+        )
+
+    def validate(self) -> None:
+        taken = sorted(
+            [*self.arrays.items(), *((address, size) for _, address, size in self.waiting)]
+        )
+        holes = list(zip(self.starts, self.ends, strict=True))
+        pieces = sorted([*((start, start + size) for start, size in taken), *holes])
+        at = int(self.arena.base)
+        for start, end in pieces:
+            _demand(start == at < end, "arrays and holes overlap, or leave a gap")
+            at = end
+        _demand(at == self.arena.base + self.arena.size, "the arena has another end")
+        touching = set(self.starts) & set(self.ends)
+        _demand(not touching, "two holes touch")
+        _demand(self.used == sum(size for _, size in taken), "used bytes of an arena")
+        _demand(self.waiting_bytes == sum(size for *_, size in self.waiting), "waiting bytes")
+        order = [job for job, *_ in self.waiting]
+        _demand(order == sorted(order), "waiting ranges are out of order")
+        _demand(all(size % PAGE_BYTES == 0 < size for _, size in taken), "an array of part pages")
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _demand(holds: bool, what: str) -> None:
+    if not holds:
+        raise InternalError(f"memory accounting is wrong: {what}", stage="memory")

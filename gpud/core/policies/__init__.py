@@ -1,0 +1,17 @@
+"""Scheduling policies: who gets what of a device. One file each, all in `POLICIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpud.core.policies.equal import Equal
+from gpud.core.policies.fifo import Fifo
+from gpud.core.policies.interface import Policy
+from gpud.core.policies.reservations import Reservations
+
+__all__ = ["POLICIES", "Policy"]
+
+_ALL: tuple[type[Policy], ...] = (Reservations, Fifo, Equal)
+
+POLICIES: Mapping[str, type[Policy]] = {policy.name: policy for policy in _ALL}
+"""By the name that the configuration uses."""

@@ -1,0 +1,84 @@
+"""Equal sharing without reservations: a baseline. All jobs of a device have the same, at any time.
+
+Online jobs are treated as offline ones, weights as equal; quotas and what a grid can use still
+limit. When a job comes, the others shrink to their new share at once, and it starts at once. If
+there are more jobs than slices, the first ones have one each and the others wait in line.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gpud.core import admission
+from gpud.core.board import Board
+from gpud.core.job import JobRecord
+from gpud.core.policies.growth import Taker, fill
+from gpud.errors import GpudError, InvalidArgument
+
+__all__ = ["Equal"]
+
+
+class Equal:
+    """See the module."""
+
+    name: ClassVar[str] = "equal"
+    summary: ClassVar[str] = "equal shares for all jobs, without reservations"
+    online_apart: ClassVar[bool] = False
+    keeps_reservations: ClassVar[bool] = False
+
+    def size(self, job: JobRecord, board: Board) -> GpudError | None:
+        """As `gpud.core.policies.interface.Policy.size`."""
+        assert board.sms is not None, "sizes are worked out for a device that was up"
+        error = admission.size(job, board.sms, board.floor_sms)
+        if job.online:
+            job.quota_slices = board.sms * job.occupancy
+            if not job.whole:
+                job.least, job.most = 1, min(job.quota_slices, job.use())
+        return error
+
+    def resized(self, board: Board, job: JobRecord) -> GpudError | None:
+        """As `gpud.core.policies.interface.Policy.resized`."""
+        if job.whole:
+            return InvalidArgument(
+                f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
+            )
+        if job.slices > job.most:
+            board.give(job, job.most)
+        else:
+            board.update(job)
+        return None
+
+    def settle(self, board: Board) -> None:
+        """As `gpud.core.policies.interface.Policy.settle`."""
+        sharing = []
+        left = board.capacity
+        for job in board.jobs.values():
+            if job.live and not job.whole and not job.exhausted:
+                sharing.append(job)
+            elif job.started:
+                left -= job.alloc
+        room = left - sum(job.slice for job in sharing)
+        for job in board.waiting.jobs():
+            if job.whole:
+                if job.least * job.slice > board.free:
+                    break
+                board.start(job, job.least)
+                left -= job.alloc
+                room -= job.alloc
+            else:
+                room -= job.slice
+                if room < 0:
+                    break
+                sharing.append(job)
+        shares = fill(left, [Taker(0, job.slice, job.most, 1) for job in sharing])
+        plan = list(zip(sharing, shares, strict=True))
+        for job, slices in plan:
+            if job.started and slices < job.slices:
+                board.give(job, slices)
+        for job, slices in plan:
+            if not job.started and slices:
+                board.start(job, slices)
+            elif slices > job.slices:
+                grown = job.slices + min(slices - job.slices, job.growth_room)
+                if grown > job.slices:
+                    board.give(job, grown)

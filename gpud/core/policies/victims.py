@@ -1,0 +1,67 @@
+"""Which offline jobs give way to an online one.
+
+Problem: an amount must come free at once, and few jobs should notice.
+
+Approach: jobs of which every task block is claimed give way first, since they lose nothing. Then
+one job that can cover the rest alone, the one with the least to spare; if none can, the largest
+gives all it has, and so on. Each gives whole slices, no more than needed.
+
+Terms: shortfall: the amount that must come free; spare: what a job has beyond what is taken of it.
+
+Properties:
+    enough: what is released is the shortfall or more, or nothing is chosen;
+    tight: each job's release without its last slice would be too little;
+    few: one job that can cover the shortfall is disturbed alone;
+    limited: no more than ``most`` is released;
+    ties: of jobs that have the same, the one that was started last gives way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from gpud.core.job import JobRecord
+
+__all__ = ["choose"]
+
+Entry = tuple[int, int, JobRecord]
+
+
+def choose(
+    entries: Sequence[Entry], shortfall: int, most: int
+) -> list[tuple[JobRecord, int]] | None:
+    """Returns jobs and the slices that each has afterwards, or None if they cannot free enough.
+
+    Args:
+        entries: the jobs that can give way, sorted by `gpud.core.order.size_key`.
+        shortfall: the amount that must come free, more than 0.
+        most: the amount that may be released, ``shortfall`` or more.
+    """
+    chosen: list[tuple[JobRecord, int]] = []
+    missing = shortfall
+    pool: list[Entry] = []
+    for entry in entries:
+        if entry[2].exhausted and missing > 0:
+            missing, most = _take(entry[2], missing, most, chosen)
+        elif not entry[2].exhausted:
+            pool.append(entry)
+    while missing > 0 and pool:
+        # (x,) sorts before every (x, ...): the first job that has x or more.
+        index = bisect_left(pool, (missing,))
+        if index == len(pool):
+            index = bisect_left(pool, (pool[-1][0],))
+        missing, most = _take(pool.pop(index)[2], missing, most, chosen)
+    return chosen if missing <= 0 else None
+
+
+def _take(
+    job: JobRecord, missing: int, most: int, chosen: list[tuple[JobRecord, int]]
+) -> tuple[int, int]:
+    """Takes what a job can give; returns what is still missing and what may still be released."""
+    piece = job.slice
+    has = job.alloc // piece
+    slices = min(has, -(-missing // piece), most // piece)
+    if slices:
+        chosen.append((job, has - slices))
+    return missing - slices * piece, most - slices * piece

@@ -1,0 +1,501 @@
+"""The scheduler: what every job of every device has, decided event by event.
+
+Problem: online jobs must have their reservations at once, offline jobs must keep within their
+quotas and lose nothing, on devices that answer late, fail, and are replaced; and every decision
+must be one that can be repeated from a log.
+
+Approach: one function, `Scheduler.handle`: an event in, commands out, no clock and no I/O. It
+keeps the order of jobs (streams, ``after``), their lifecycles, timeouts and the fate of devices.
+Who gets what of a device is decided by a policy (`gpud.core.policies`) on the device's
+`gpud.core.board.Board`, whenever something on it has changed.
+
+Terms: those of `gpud.core.board` and `gpud.core.capacity`.
+
+Properties (each holds after every event, and has a test of its name):
+    capacity: the sum of allocations is at most S on every device;
+    quota: no offline job has, or holds, more than its quota;
+    reservation: no online job that was started has less than its reservation, until every task
+        block of it is claimed;
+    once: a job that is finished as done has run every task block, and none is started twice;
+    awake: a job that can run does run, as soon as the device has answered;
+    equal_logs: equal events give equal commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpud.core import commands as out
+from gpud.core import events as ev
+from gpud.core.admission import check_amounts, check_resize
+from gpud.core.board import Board
+from gpud.core.capacity import to_fraction
+from gpud.core.job import JobRecord
+from gpud.core.lifecycles import (
+    DeviceInput,
+    DeviceState,
+    JobInput,
+    JobState,
+    SessionInput,
+    SessionState,
+)
+from gpud.core.policies import POLICIES, Policy
+from gpud.core.session import SessionRecord
+from gpud.core.settings import Settings
+from gpud.core.timers import Due, Timer, Timers
+from gpud.errors import (
+    DeviceLost,
+    Draining,
+    GpudError,
+    InternalError,
+    InvalidArgument,
+    JobCancelled,
+    JobTimeout,
+    LimitExceeded,
+    UnknownName,
+)
+from gpud.units import JobId, SessionId, job_name
+
+__all__ = ["Scheduler", "Settings"]
+
+
+class Scheduler:
+    """Takes events in the order in which they happened, one at a time. Not thread-safe.
+
+    Attributes:
+        jobs: those that have not ended, by id. For reading.
+        devices: boards by device index. For reading.
+        sessions: those that are not closed. For reading.
+        finished: the jobs that the last event finished. For reading, until the next event.
+        draining: whether submissions are refused.
+
+    Raises:
+        InvalidArgument: the settings name no policy.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        if self.settings.policy not in POLICIES:
+            raise InvalidArgument(
+                f"there is no policy {self.settings.policy!r}; there are "
+                f"{', '.join(sorted(POLICIES))}"
+            )
+        self.policy: Policy = POLICIES[self.settings.policy]()
+        self.jobs: dict[JobId, JobRecord] = {}
+        self.devices: dict[int, Board] = {}
+        self.sessions: dict[SessionId, SessionRecord] = {}
+        self.finished: dict[JobId, JobRecord] = {}
+        self.draining = False
+        self.now_ns = 0
+        self._drained = False
+        self._timers = Timers()
+        self._armed_ns: int | None = None
+        self._orders = 0
+        self._out: list[out.Command] = []
+        self._handlers: Mapping[type, Callable[..., None]] = {
+            ev.DeviceReady: self._device_ready,
+            ev.DeviceFailed: self._device_failed,
+            ev.SessionOpened: self._session_opened,
+            ev.SessionClosed: self._session_closed,
+            ev.JobSubmitted: self._job_submitted,
+            ev.ResizeRequested: self._resize_requested,
+            ev.CancelRequested: self._cancel_requested,
+            ev.BlocksLeft: self._blocks_left,
+            ev.JobEnded: self._job_ended,
+            ev.TimerFired: self._timer_fired,
+            ev.DrainRequested: self._drain_requested,
+        }
+
+    def handle(self, event: ev.Event) -> list[out.Command]:
+        """Takes in one event and returns the commands that follow from it, to be carried out.
+
+        Within the list, jobs are told to end and to shrink before others start and grow.
+
+        Raises:
+            InternalError: a bug in gpud: a lifecycle or an invariant was broken. The scheduler's
+                state is unspecified then.
+        """
+        self._out = []
+        if self.finished:
+            self.finished = {}
+        # Time does not go back, whatever the server's clock does.
+        self.now_ns = max(self.now_ns, event.now_ns)
+        self._handlers[type(event)](event)
+        self._run_timers()
+        for board in self.devices.values():
+            if board.dirty:
+                self._settle(board)
+        self._close_up()
+        if self.settings.debug:
+            self.validate()
+        return self._out
+
+    def waiting_reason(self, job: JobRecord) -> str | None:
+        """Returns why a job does not run, for people; None if it runs."""
+        if job.state is JobState.BLOCKED:
+            if job.stream_prev is not None:
+                return f"follows job {job.stream_prev.name} in its stream"
+            return f"follows {job.after_left} other job{'s' if job.after_left > 1 else ''}"
+        if job.state is JobState.PAUSED:
+            return "online jobs have its capacity"
+        if job.state is not JobState.WAITING:
+            return None
+        board = self.devices[job.device]
+        if board.state is not DeviceState.READY:
+            return f"device {board.name} is being started"
+        needed = to_fraction(job.least * job.slice)
+        ahead = [entry[2] for queue in (board.waiting_online, board.waiting) for entry in queue[:1]]
+        if job not in ahead:
+            return f"needs {needed} SMs, and other jobs wait in front of it"
+        return f"needs {needed} SMs, which are not free"
+
+    def validate(self) -> None:
+        """Checks every invariant; see `gpud.core.validate`.
+
+        Raises:
+            InternalError: one does not hold. The message says which, and for which object.
+        """
+        from gpud.core.validate import validate
+
+        validate(self)
+
+    # -- submission and order
+
+    def _job_submitted(self, event: ev.JobSubmitted) -> None:
+        if event.job in self.jobs:
+            raise InternalError(f"job {job_name(event.job)} was submitted twice", stage="scheduler")
+        job = JobRecord(event)
+        session = self.sessions.get(event.session)
+        if session is None or session.state is not SessionState.OPEN:
+            job.step(JobInput.CANCEL, self.now_ns)
+            self._say_finished(job, JobCancelled("the job's session has ended"))
+            return
+        board = self.devices.get(event.device)
+        refusal = self._refusal(job, session, board)
+        if refusal is not None:
+            job.step(JobInput.FAIL, self.now_ns)
+            self._say_finished(job, refusal)
+            return
+        self.jobs[job.id] = job
+        session.add(job)
+        for other in dict.fromkeys(event.after):
+            followed = self.jobs.get(other)
+            if followed is not None and followed is not job:
+                followed.followers.append(job.id)
+                job.after_left += 1
+        self._check_ready(job)
+
+    def _refusal(
+        self, job: JobRecord, session: SessionRecord, board: Board | None
+    ) -> GpudError | None:
+        """Why a job is not accepted, or None; works out its sizes."""
+        if self.draining:
+            return Draining(
+                "the daemon is shutting down and accepts no jobs; submit it again later"
+            )
+        most = self.settings.max_jobs_per_session
+        if len(session.jobs) >= most:
+            return LimitExceeded(
+                f"the session has {most} jobs that have not ended, as many as it may have; wait "
+                "for some, or raise max_jobs_per_session",
+                limit="max_jobs_per_session",
+                value=most,
+            )
+        if board is None:
+            known = ", ".join(map(str, self.devices)) or "none"
+            return UnknownName(f"there is no device {job.device}; there are: {known}")
+        if board.state is DeviceState.GONE:
+            return _lost(board, "failed for good and is not started again; use another device")
+        refusal = check_amounts(job.reservation, job.quota, job.weight)
+        if refusal is None and board.sms is not None:
+            refusal = self.policy.size(job, board)
+        return refusal
+
+    def _check_ready(self, job: JobRecord) -> None:
+        """Lets a job wait for capacity once it has nobody to follow."""
+        if job.state is not JobState.BLOCKED or job.after_left or job.stream_prev is not None:
+            return
+        job.step(JobInput.READY, self.now_ns)
+        job.ready_ns = self.now_ns
+        self._orders += 1
+        job.order = self._orders
+        board = self.devices[job.device]
+        board.now_ns = self.now_ns
+        board.add(job)
+
+    # -- requests of owners
+
+    def _resize_requested(self, event: ev.ResizeRequested) -> None:
+        job = self.jobs.get(event.job)
+        error = self._resize(job, event)
+        if error is not None:
+            self._out.append(out.Refuse(event.ticket, error))
+        else:
+            self._out.append(out.Confirm(event.ticket))
+
+    def _resize(self, job: JobRecord | None, event: ev.ResizeRequested) -> GpudError | None:
+        if job is None:
+            return UnknownName(f"there is no job {job_name(event.job)}, or it has ended")
+        error = check_resize(job, event)
+        if error is not None:
+            return error
+        board = self.devices[job.device]
+        board.now_ns = self.now_ns
+        before = job.reservation, job.quota, job.least, job.most, job.quota_slices
+        job.reservation, job.quota = event.reservation, event.quota
+        if board.sms is not None:
+            error = self.policy.size(job, board)
+            if error is None and job.started:
+                error = self.policy.resized(board, job)
+        if error is not None:
+            job.reservation, job.quota, job.least, job.most, job.quota_slices = before
+        board.dirty = True
+        return error
+
+    def _cancel_requested(self, event: ev.CancelRequested) -> None:
+        job = self.jobs.get(event.job)
+        if job is not None:
+            self._end(job, JobCancelled(f"job {job.name} was cancelled"))
+
+    # -- what devices say
+
+    def _blocks_left(self, event: ev.BlocksLeft) -> None:
+        job = self.jobs.get(event.job)
+        if job is None or not job.started:
+            return
+        if job.blocks_left(event.epoch, event.held, exhausted=event.exhausted):
+            board = self.devices[job.device]
+            board.now_ns = self.now_ns
+            board.update(job)
+
+    def _job_ended(self, event: ev.JobEnded) -> None:
+        job = self.jobs.get(event.job)
+        if job is None or not job.started:
+            return
+        if job.cause is not None:
+            self._finish(job, job.cause)
+        elif event.failed:
+            job.step(JobInput.FAIL, self.now_ns)
+            self._forget(job, None)
+        elif not event.complete:
+            error = InternalError(
+                f"the device ended job {job.name} before all its task blocks had run",
+                stage="device",
+            )
+            self._finish(job, error)
+        else:
+            job.step(JobInput.COMPLETE, self.now_ns)
+            self._forget(job, None)
+
+    # -- the end of jobs
+
+    def _end(self, job: JobRecord, cause: GpudError) -> None:
+        """Ends a job for a cause: at once if it was not started, else as its blocks leave."""
+        if job.state is JobState.ENDING:
+            return
+        if not job.started:
+            self._finish(job, cause)
+            return
+        job.cause = cause
+        job.step(JobInput.END, self.now_ns)
+        board = self.devices[job.device]
+        board.now_ns = self.now_ns
+        board.ends(job)
+        if board.state is DeviceState.READY:
+            self._out.append(out.EndJob(job.id, job.device))
+            self._timers.add(self.now_ns + self.settings.grace_ns, Timer.GRACE, job.id)
+
+    def _finish(self, job: JobRecord, error: GpudError) -> None:
+        """Finishes a job of which nothing runs, as failed or cancelled by its error."""
+        cancelled = isinstance(error, JobCancelled)
+        job.step(JobInput.CANCEL if cancelled else JobInput.FAIL, self.now_ns)
+        self._forget(job, error)
+
+    def _forget(self, job: JobRecord, error: GpudError | None) -> None:
+        """Takes a job that has ended out of everything, and lets those behind it go on."""
+        del self.jobs[job.id]
+        board = self.devices[job.device]
+        board.now_ns = self.now_ns
+        board.remove(job)
+        self._say_finished(job, error)
+        session = self.sessions[job.session]
+        next_in_stream = session.remove(job)
+        if session.state is SessionState.CLOSING and not session.jobs:
+            self._session_gone(session)
+        if next_in_stream is not None:
+            self._check_ready(next_in_stream)
+        for other in job.followers:
+            follower = self.jobs.get(other)
+            if follower is not None:
+                follower.after_left -= 1
+                self._check_ready(follower)
+
+    def _say_finished(self, job: JobRecord, error: GpudError | None) -> None:
+        self.finished[job.id] = job
+        self._out.append(out.FinishJob(job.id, str(job.state), error))
+
+    # -- sessions
+
+    def _session_opened(self, event: ev.SessionOpened) -> None:
+        if event.session in self.sessions:
+            raise InternalError(f"session {event.session} was opened twice", stage="scheduler")
+        self.sessions[event.session] = SessionRecord(event.session, self.now_ns)
+
+    def _session_closed(self, event: ev.SessionClosed) -> None:
+        session = self.sessions.get(event.session)
+        if session is None or session.state is not SessionState.OPEN:
+            return
+        session.step(SessionInput.CLOSE, self.now_ns)
+        if not session.jobs:
+            self._session_gone(session)
+            return
+        # From the last to the first, so that none of them becomes ready by the end of another.
+        for job in reversed(list(session.jobs.values())):
+            self._end(job, JobCancelled("the job's client has gone"))
+
+    def _session_gone(self, session: SessionRecord) -> None:
+        session.step(SessionInput.LAST_JOB_GONE, self.now_ns)
+        del self.sessions[session.session]
+        self._out.append(out.CloseSession(session.session))
+
+    # -- devices
+
+    def _device_ready(self, event: ev.DeviceReady) -> None:
+        board = self.devices.get(event.device)
+        if board is None:
+            board = Board(event.device, self.settings, self.policy.online_apart, self.now_ns)
+            self.devices[event.device] = board
+        board.step(DeviceInput.UP, self.now_ns)
+        board.now_ns = self.now_ns
+        board.name = event.name or board.name
+        board.came_up(event.sms, self.settings.floor(event.sms))
+        # Sizes depend on S, and what fitted before may not fit now.
+        for job in list(self.jobs.values()):
+            if job.device == event.device:
+                error = self.policy.size(job, board)
+                if error is not None:
+                    self._finish(job, error)
+
+    def _device_failed(self, event: ev.DeviceFailed) -> None:
+        board = self.devices.get(event.device)
+        if board is None:
+            return
+        culprit, board.culprit = board.culprit, None
+        board.now_ns = self.now_ns
+        board.step(DeviceInput.GIVE_UP if event.final else DeviceInput.FAIL, self.now_ns)
+        reason = event.reason
+        if culprit is not None:
+            reason = f"was replaced because job {job_name(culprit)} did not end when it was told to"
+        for job in list(board.jobs.values()):
+            if job.started:
+                self._finish(job, job.cause or _lost(board, f"{reason}; submit the job again"))
+        board.lost()
+        if event.final:
+            for job in list(self.jobs.values()):
+                if job.device == event.device and job.id in self.jobs:
+                    self._finish(job, _lost(board, f"{reason}, and is not started again"))
+
+    def _replace(self, board: Board, culprit: JobRecord) -> None:
+        board.step(DeviceInput.REPLACE, self.now_ns)
+        board.culprit = culprit.id
+        grace_s = self.settings.grace_ns / 1e9
+        reason = f"job {culprit.name} did not end within {grace_s:g} s of being told to"
+        self._out.append(out.ReplaceDevice(board.device, culprit.id, reason))
+
+    # -- decisions
+
+    def _settle(self, board: Board) -> None:
+        """Lets the policy decide on a device, and tells the device what has changed."""
+        board.now_ns = self.now_ns
+        board.dirty = False
+        if board.state is not DeviceState.READY:
+            board.resized.clear()
+            return
+        self.policy.settle(board)
+        board.dirty = False  # its own changes are settled
+        if board.keeps and board.keeps[0][0] != board.keep_timer_ns:
+            board.keep_timer_ns = board.keeps[0][0]
+            self._timers.add(board.keep_timer_ns, Timer.KEEP, board.device)
+        larger = []
+        for job in board.resized.values():
+            if job.slices == job.told:
+                continue
+            job.epoch += 1
+            job.resizes += 1
+            command = out.ResizeJob(job.id, board.device, job.slices, job.epoch)
+            if job.slices < job.told:
+                self._out.append(command)
+            else:
+                larger.append(command)
+            job.told = job.slices
+        board.resized.clear()
+        for job in board.starting:
+            self._out.append(
+                out.StartJob(job.id, board.device, job.occupancy, job.slices, 0, job.online)
+            )
+            timeout_ns = job.submission.timeout_ns
+            if timeout_ns is not None:
+                self._timers.add(self.now_ns + timeout_ns, Timer.TIMEOUT, job.id)
+        board.starting.clear()
+        self._out.extend(larger)
+
+    # -- time
+
+    def _timer_fired(self, event: ev.TimerFired) -> None:
+        self._armed_ns = None
+
+    def _run_timers(self) -> None:
+        while (due := self._timers.pop(self.now_ns)) is not None:
+            if self._matters(due):
+                self._run(due)
+
+    def _run(self, due: Due) -> None:
+        _, what, subject = due
+        if what is Timer.KEEP:
+            self.devices[subject].expire_keeps(self.now_ns)
+        elif what is Timer.DRAIN:
+            for job in reversed(list(self.jobs.values())):
+                if job.id in self.jobs:
+                    self._end(job, JobCancelled("the daemon shut down before the job had ended"))
+        elif what is Timer.TIMEOUT:
+            job = self.jobs[JobId(subject)]
+            assert job.submission.timeout_ns is not None
+            self._end(job, JobTimeout(job.submission.timeout_ns))
+        else:
+            job = self.jobs[JobId(subject)]
+            self._replace(self.devices[job.device], job)
+
+    def _matters(self, due: Due) -> bool:
+        """Whether a time still means anything."""
+        _, what, subject = due
+        if what is Timer.DRAIN:
+            return bool(self.jobs)
+        if what is Timer.KEEP:
+            return bool(self.devices[subject].keeps)
+        job = self.jobs.get(JobId(subject))
+        if job is None:
+            return False
+        if what is Timer.TIMEOUT:
+            return job.live
+        return job.state is JobState.ENDING and self.devices[job.device].state is DeviceState.READY
+
+    # -- drain
+
+    def _drain_requested(self, event: ev.DrainRequested) -> None:
+        self.draining = True
+        self._timers.add(event.until_ns, Timer.DRAIN, 0)
+
+    def _close_up(self) -> None:
+        """The last step of an event: whether all is done, and when to come back."""
+        if self.draining and not self._drained and not self.jobs:
+            self._drained = True
+            self._out.append(out.Drained())
+        first_ns = self._timers.first_ns(self._matters)
+        if first_ns is not None and (self._armed_ns is None or first_ns < self._armed_ns):
+            self._armed_ns = first_ns
+            self._out.append(out.SetTimer(first_ns))
+        self._timers.tidy(2 * len(self.jobs) + len(self.devices), self._matters)
+
+
+def _lost(board: Board, what: str) -> DeviceLost:
+    return DeviceLost(f"device {board.name} {what}", device=board.name)

@@ -1,0 +1,49 @@
+"""What the scheduler knows of one client, and the order of its jobs."""
+
+from __future__ import annotations
+
+from gpud.core.job import JobRecord
+from gpud.core.lifecycles import SESSIONS, Lifecycle, SessionInput, SessionState
+from gpud.units import JobId, SessionId
+
+__all__ = ["SessionRecord"]
+
+
+class SessionRecord(Lifecycle[SessionState, SessionInput]):
+    """A client's session.
+
+    Attributes:
+        jobs: those that have not ended, by id, in the order of submission.
+    """
+
+    def __init__(self, session: SessionId, now_ns: int) -> None:
+        super().__init__(f"session {session}", SESSIONS, SessionState.OPEN, now_ns)
+        self.session = session
+        self.jobs: dict[JobId, JobRecord] = {}
+        self._last: dict[int, JobRecord] = {}  # by stream
+
+    def add(self, job: JobRecord) -> None:
+        """Takes in a job at the end of its stream."""
+        self.jobs[job.id] = job
+        stream = job.submission.stream
+        before = self._last.get(stream)
+        if before is not None:
+            job.stream_prev = before
+            before.stream_next = job
+        self._last[stream] = job
+
+    def remove(self, job: JobRecord) -> JobRecord | None:
+        """Takes a job out of its stream; returns the one that has come to its head by that."""
+        del self.jobs[job.id]
+        before, after = job.stream_prev, job.stream_next
+        job.stream_prev = job.stream_next = None
+        if before is not None:
+            before.stream_next = after
+        if after is not None:
+            after.stream_prev = before
+            return after if before is None else None
+        if before is not None:
+            self._last[job.submission.stream] = before
+        else:
+            del self._last[job.submission.stream]
+        return None

@@ -1,0 +1,54 @@
+"""What an operator can set about scheduling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gpud.errors import InvalidArgument
+from gpud.units import Share, share
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one scheduler; they do not change while it lives.
+
+    Attributes:
+        policy: a name in `gpud.core.policies.POLICIES`.
+        offline_floor: CapSM of each device, or a percentage of it, which online arrivals leave to
+            the offline jobs together. 0 for none.
+        hold_ns: how long room that an online job leaves is kept from offline jobs.
+        grace_ns: how long a job that was told to end may hold on before its device is replaced.
+        max_jobs_per_session: jobs of one session that have not ended.
+        debug: check every invariant after every event. Slow.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    policy: str = "reservations"
+    offline_floor: Share = 0
+    hold_ns: int = 0
+    grace_ns: int = 2_000_000_000
+    max_jobs_per_session: int = 100_000
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        self.floor(1)
+        for name in ("hold_ns", "grace_ns", "max_jobs_per_session"):
+            value = getattr(self, name)
+            least = 1 if name == "max_jobs_per_session" else 0
+            if value < least:
+                raise InvalidArgument(f"{name} must be {least} or more, not {value}")
+
+    def floor(self, sms: int) -> Fraction:
+        """Returns `offline_floor` in CapSM for a device with so many SMs, at most all of them."""
+        text = str(self.offline_floor).strip()
+        if not text.rstrip("% ").strip("0."):
+            return Fraction(0)
+        try:
+            return min(Fraction(share(self.offline_floor, capacity=sms)), Fraction(sms))
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"offline_floor: {error}") from None

@@ -1,0 +1,112 @@
+"""Checks every invariant of a scheduler's state from scratch: for tests, and under ``debug``.
+
+Properties checked, with the names that `gpud.core.scheduler` gives them: capacity, quota,
+reservation; and of the books: sums, filed, sessions. What a single state cannot show (once, awake,
+equal_logs) is checked by the tests, against a model of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gpud.core.board import Board
+from gpud.core.capacity import to_fraction
+from gpud.core.job import JobRecord
+from gpud.core.lifecycles import DeviceState, JobState
+from gpud.errors import InternalError
+
+if TYPE_CHECKING:
+    from gpud.core.scheduler import Scheduler
+
+__all__ = ["problems", "validate"]
+
+
+def validate(scheduler: Scheduler) -> None:
+    """Checks everything.
+
+    Raises:
+        InternalError: with all that is wrong, and the history of the object concerned.
+    """
+    found = list(problems(scheduler))
+    if found:
+        raise InternalError("; ".join(found), stage="scheduler")
+
+
+def problems(scheduler: Scheduler) -> Iterator[str]:
+    """Yields what is wrong, each with the property's name first."""
+    for board in scheduler.devices.values():
+        yield from _board(board, keeps_reservations=scheduler.policy.keeps_reservations)
+    for session in scheduler.sessions.values():
+        for job in session.jobs.values():
+            if scheduler.jobs.get(job.id) is not job:
+                yield f"sessions: {_story(job)} is in {session.what} and nowhere else"
+    if sum(len(session.jobs) for session in scheduler.sessions.values()) != len(scheduler.jobs):
+        yield "sessions: there are jobs without a session"
+    for job in scheduler.jobs.values():
+        on_board = scheduler.devices[job.device].jobs.get(job.id) is job
+        if on_board is (job.state is JobState.BLOCKED):
+            yield f"filed: {_story(job)} is {'' if on_board else 'not '}on its device's board"
+
+
+def _board(board: Board, *, keeps_reservations: bool) -> Iterator[str]:
+    jobs = list(board.jobs.values())
+    if board.allocated > board.capacity:
+        yield (
+            f"capacity: {board.what} has {board.sms} SMs, {to_fraction(board.allocated)} of them "
+            "are allocated"
+        )
+    for job in jobs:
+        yield from _job(job, keeps_reservations=keeps_reservations)
+        if job.started and board.state is DeviceState.STARTING:
+            yield f"filed: {_story(job)} is started on {board.what}, which is not up"
+    sums = {
+        "allocated": sum(job.alloc for job in jobs),
+        "charged": sum(job.charge for job in jobs),
+        "coming": sum(job.coming for job in jobs),
+        "online_allocated": sum(job.alloc for job in jobs if job.online),
+        "releasable": sum(entry[2].alloc for entry in board.shrinkable),
+        "kept": sum(amount for _, amount in board.keeps),
+        "working": sum(
+            not job.online and (job.live or job.state is JobState.WAITING) for job in jobs
+        ),
+    }
+    for name, total in sums.items():
+        if getattr(board, name) != total:
+            yield f"sums: {board.what} counts {name} as {getattr(board, name)}, it is {total}"
+    yield from _filed(board, jobs)
+
+
+def _job(job: JobRecord, *, keeps_reservations: bool) -> Iterator[str]:
+    if job.slices < 0 or job.held < 0:
+        yield f"capacity: {_story(job)} has {job.slices} slices and holds {job.held}"
+    if not job.online and job.live and job.slices > job.quota_slices:
+        yield f"quota: {_story(job)} has {job.slices} slices, its quota is {job.quota_slices}"
+    if not job.online and job.quota is not None and job.allocation > job.quota:
+        yield f"quota: {_story(job)} has {job.allocation} SMs, its quota is {job.quota}"
+    if (
+        keeps_reservations
+        and job.online
+        and job.live
+        and not job.exhausted
+        and job.reservation is not None
+        and job.allocation < job.reservation
+    ):
+        yield f"reservation: {_story(job)} has {job.allocation} of {job.reservation} SMs"
+
+
+def _filed(board: Board, jobs: list[JobRecord]) -> Iterator[str]:
+    for job in jobs:
+        if job.entries != board.places(job):
+            yield f"filed: {_story(job)} is not where it belongs"
+    queues = [board.waiting_online, board.waiting, board.shrinkable, *board.growable.values()]
+    for queue in queues:
+        if queue != sorted(queue):
+            yield f"filed: {board.what} has a queue out of order"
+    if sum(map(len, queues)) != sum(len(job.entries) for job in jobs):
+        yield f"filed: {board.what} has jobs in its queues that are gone"
+
+
+def _story(job: JobRecord) -> str:
+    story = ", ".join(f"{text} at {at_ns}" for at_ns, text in job.history)
+    return f"job {job.name} ({job.state}: {story})"

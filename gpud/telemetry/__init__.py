@@ -1,0 +1,1 @@
+"""What happened: events for people and programs, kept in bounded rings."""

@@ -1,0 +1,152 @@
+"""The daemon's memory of what happened: events, allocations over time, jobs that have ended.
+
+Problem: people ask afterwards (``gpuctl events``, ``history``, ``trace``); recording must cost next
+to nothing on the path of a job, and memory must not grow with the daemon's age.
+
+Approach: rings of plain tuples. They become maps and trace events when somebody asks.
+
+Terms: times are monotonic nanoseconds, as the scheduler's; `Records.epoch_ns` turns them into
+nanoseconds since 1970.
+
+Properties:
+    bounded: each ring keeps its latest entries only;
+    private: every entry carries the user whose it is, so that a view can leave others' out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from gpud.errors import GpudError
+from gpud.units import JobId, job_name
+
+__all__ = ["Change", "Happening", "Records", "chrome_trace"]
+
+_CHANGES_KEPT = 50_000
+_EVENTS_KEPT = 10_000
+
+
+class Happening(NamedTuple):
+    """One event.
+
+    Attributes:
+        uid: whose it is; None for what concerns everybody.
+    """
+
+    at_ns: int
+    event: str
+    uid: int | None
+    fields: tuple[tuple[str, Any], ...]
+
+
+class Change(NamedTuple):
+    """From this time on a job has so much CapSM; None: it has ended."""
+
+    at_ns: int
+    device: int
+    job: JobId
+    uid: int
+    capsm: float | None
+    name: str
+    online: bool
+
+
+class Records:
+    """The rings.
+
+    Args:
+        epoch_ns: what to add to a monotonic time to get nanoseconds since 1970.
+        history: how many ended jobs are kept.
+    """
+
+    def __init__(self, *, epoch_ns: int, history: int) -> None:
+        self.epoch_ns = epoch_ns
+        self.events: deque[Happening] = deque(maxlen=_EVENTS_KEPT)
+        self.changes: deque[Change] = deque(maxlen=_CHANGES_KEPT)
+        self.ended: deque[Any] = deque(maxlen=history)
+        self.on_event: Callable[[Happening], None] | None = None
+
+    def happened(self, at_ns: int, event: str, uid: int | None, *fields: tuple[str, Any]) -> None:
+        """Record an event, and tell those who follow."""
+        happening = Happening(at_ns, event, uid, fields)
+        self.events.append(happening)
+        if self.on_event is not None:
+            self.on_event(happening)
+
+    def describe(self, happening: Happening) -> dict[str, Any]:
+        """An event as `gpud.wire.messages.Happened` has it."""
+        at_s = (happening.at_ns + self.epoch_ns) / 1e9
+        fields = {name: _plain(name, value) for name, value in happening.fields}
+        return {"at_s": at_s, "event": happening.event, **fields}
+
+
+def chrome_trace(
+    changes: Iterable[Change], now_ns: int, devices: Iterable[tuple[int, str]]
+) -> dict[str, Any]:
+    """Allocations over time in the trace event format that Perfetto and Chrome read.
+
+    Each device is a process, each job a thread of it with one slice from its start to its end, and
+    a counter per device stacks the allocations of its jobs, in CapSM.
+    """
+    changes = list(changes)
+    start_ns = changes[0].at_ns if changes else now_ns
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": index, "name": "process_name", "args": {"name": name}}
+        for index, name in devices
+    ]
+    events += _trace_events(changes, start_ns, now_ns)
+    # For those who saw something themselves: where the times begin on this machine's clock.
+    other = {"start_monotonic_ns": start_ns}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def _trace_events(changes: list[Change], start_ns: int, now_ns: int) -> Iterator[dict[str, Any]]:
+    begun: dict[JobId, Change] = {}
+    threads: dict[JobId, int] = {}
+    for change in changes:
+        at_us = (change.at_ns - start_ns) / 1e3
+        job = job_name(change.job)
+        if change.job not in threads:
+            thread = threads[change.job] = len(threads) + 1
+            begun[change.job] = change
+            label = f"{job} {change.name} ({'online' if change.online else 'offline'})"
+            yield {
+                "ph": "M",
+                "pid": change.device,
+                "tid": thread,
+                "name": "thread_name",
+                "args": {"name": label},
+            }
+        yield {
+            "ph": "C",
+            "pid": change.device,
+            "name": "allocation (CapSM)",
+            "ts": at_us,
+            "args": {job: change.capsm or 0},
+        }
+        if change.capsm is None and change.job in begun:
+            yield _run(begun.pop(change.job), change.at_ns, start_ns, threads[change.job])
+    for first in begun.values():
+        yield _run(first, now_ns, start_ns, threads[first.job])
+
+
+def _run(first: Change, end_ns: int, start_ns: int, thread: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": first.device,
+        "tid": thread,
+        "name": first.name,
+        "cat": "online" if first.online else "offline",
+        "ts": (first.at_ns - start_ns) / 1e3,
+        "dur": (end_ns - first.at_ns) / 1e3,
+        "args": {"job": job_name(first.job)},
+    }
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A field of an event as it is shown; made late, since most events nobody asks for."""
+    if name == "job":
+        return job_name(value)
+    return value.to_wire() if isinstance(value, GpudError) else value

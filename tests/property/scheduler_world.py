@@ -1,0 +1,591 @@
+"""A world for the scheduler: devices that answer late and out of step, and a checker.
+
+The devices are modelled from the contract of `gpud.core.commands` and `gpud.core.events` alone.
+Each job has an inbox of its own, so that commands of different jobs overtake each other; blocks
+that were told to leave do so one after another; hosts die; jobs fail, and some never leave.
+
+After every event the world checks, from what the *devices* know, each property that the scheduler
+promises (`CHECKS`), and that the scheduler's books are never more hopeful than the devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from gpud.core import commands as out
+from gpud.core import events as ev
+from gpud.core.events import LaunchShape
+from gpud.core.replay import replay, write_header, write_line
+from gpud.core.scheduler import Scheduler, Settings
+from gpud.errors import GpudError
+from gpud.units import JobId, SessionId, job_id
+
+CHECKS = ("capacity", "quota", "reservation", "once", "awake", "equal_logs", "order", "books")
+"""Names of the properties, as a `Broken` carries them. "order" is that of streams and ``after``."""
+
+
+class Broken(AssertionError):
+    """A property does not hold."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{name}: {text}")
+        self.name = name
+
+
+@dataclass
+class Work:
+    """A job on its device. Slices stand for the persistent blocks in them."""
+
+    submission: ev.JobSubmitted
+    occupancy: int
+    inbox: deque[out.StartJob | out.ResizeJob | out.EndJob] = field(default_factory=deque)
+    epoch: int = 0
+    wanted: int = 0  # slices, as the last command that was carried out says
+    active: int = 0  # slices with blocks that run
+    leaving: int = 0  # slices with blocks that were told to leave
+    launch: int = 0
+    claimed: int = 0  # task blocks of the present launch
+    ran: int = 0  # task blocks of all launches
+    ending: bool = False
+    stuck: bool = False  # blocks never leave
+    over: bool = False  # it has ended, and the scheduler may not know yet
+    commanded: int = 0  # slices, as the scheduler last said
+    commanded_epoch: int = 0
+    told_to_end: bool = False
+    reported: tuple[int, bool] | None = None  # (held, exhausted) as the scheduler was last told
+
+    @property
+    def total(self) -> int:
+        return sum(shape.task_blocks for shape in self.submission.launches)
+
+    @property
+    def whole(self) -> bool:
+        return not all(shape.resizable for shape in self.submission.launches)
+
+    @property
+    def held(self) -> int:
+        return self.active + self.leaving
+
+    @property
+    def unclaimed(self) -> int:
+        return self.submission.launches[self.launch].task_blocks - self.claimed
+
+    @property
+    def last_launch(self) -> bool:
+        return self.launch == len(self.submission.launches) - 1
+
+    @property
+    def exhausted(self) -> bool:
+        return self.last_launch and self.unclaimed == 0
+
+    @property
+    def useful(self) -> int:
+        """Slices that the present launch can still use."""
+        shape = self.submission.launches[self.launch]
+        return -(-self.unclaimed * self.occupancy // shape.occupancy)
+
+    def bound(self) -> int:
+        """The most slices that it holds or can come to hold by what it has been told."""
+        if self.over:
+            return 0
+        if self.exhausted or self.ending:
+            return self.held
+        wanted, growth, most = self.wanted, 0, self.wanted
+        for command in self.inbox:
+            if isinstance(command, out.EndJob):
+                break
+            growth += max(0, command.slices - wanted)
+            wanted = command.slices
+            most = max(most, wanted)
+        return self.held + growth if self.last_launch else max(self.held + growth, most)
+
+    def allocated(self) -> int:
+        """Slices that the scheduler has given it, as far as it can know."""
+        if self.told_to_end:
+            return 0
+        if self.reported is not None and self.reported[1]:
+            return min(self.commanded, self.reported[0])
+        return self.commanded
+
+
+class World:
+    """Feeds a scheduler, plays the devices, and checks."""
+
+    def __init__(self, scheduler: Scheduler | None = None) -> None:
+        self.scheduler = scheduler or Scheduler(Settings())
+        self.settings = self.scheduler.settings
+        self.now_ns = 0
+        self.sms: dict[int, int | None] = {}  # None: its host is down
+        self.work: dict[int, dict[JobId, Work]] = {}  # started, by device
+        self.outbox: dict[int, deque[ev.BlocksLeft | ev.JobEnded]] = {}
+        self.live: dict[JobId, ev.JobSubmitted] = {}
+        self.quota: dict[JobId, Fraction | None] = {}
+        self.reservation: dict[JobId, Fraction | None] = {}
+        self.quota_held: dict[JobId, int] = {}  # what a lowered quota found there
+        self.ended: dict[JobId, str] = {}
+        self.sessions: dict[SessionId, int] = {}  # jobs numbered so far
+        self.closing: list[SessionId] = []
+        self.started: dict[JobId, None] = {}
+        self.timer_ns: int | None = None
+        self.drained = 0
+        self.draining = False
+        self.tickets: dict[int, ev.ResizeRequested] = {}
+        self.ticket = 0
+        self.log = [write_header(self.settings)]
+        self.all_commands: list[out.Command] = []
+        self.events = 0
+
+    # -- what clients and operators do
+
+    def device_up(self, device: int, sms: int) -> None:
+        self.sms[device] = sms
+        self.work.setdefault(device, {})
+        self.outbox.setdefault(device, deque())
+        self.send(ev.DeviceReady(self.now_ns, device, sms))
+
+    def open(self) -> SessionId:
+        session = SessionId(len(self.sessions) + 1)
+        self.sessions[session] = 0
+        self.send(ev.SessionOpened(self.now_ns, session))
+        return session
+
+    def close(self, session: SessionId) -> None:
+        if session not in self.closing:
+            self.closing.append(session)
+            self.send(ev.SessionClosed(self.now_ns, session))
+
+    @property
+    def open_sessions(self) -> list[SessionId]:
+        return [session for session in self.sessions if session not in self.closing]
+
+    def submit(
+        self, session: SessionId, device: int, launches: tuple[LaunchShape, ...], **more: object
+    ) -> JobId:
+        self.sessions[session] += 1
+        job = job_id(session, self.sessions[session])
+        event = ev.JobSubmitted(self.now_ns, job, session, device, launches, **more)  # type: ignore[arg-type]
+        self.live[job] = event
+        self.quota[job], self.reservation[job] = event.quota, event.reservation
+        self.send(event)
+        return job
+
+    def resize(
+        self, job: JobId, *, quota: Fraction | None = None, reservation: Fraction | None = None
+    ) -> None:
+        self.ticket += 1
+        event = ev.ResizeRequested(self.now_ns, self.ticket, job, reservation, quota)
+        self.tickets[self.ticket] = event
+        self.send(event)
+        if self.ticket in self.tickets:
+            raise Broken("once", f"the resize {event} was not answered")
+
+    def cancel(self, job: JobId) -> None:
+        self.send(ev.CancelRequested(self.now_ns, job))
+
+    def drain(self, after_ns: int) -> None:
+        if not self.draining:
+            self.draining = True
+            self.send(ev.DrainRequested(self.now_ns, self.now_ns + after_ns))
+
+    def pass_time(self, ns: int) -> None:
+        """Lets time pass; the timer fires if it is due."""
+        self.now_ns += ns
+        if self.timer_ns is not None and self.timer_ns <= self.now_ns:
+            self.timer_ns = None
+            self.send(ev.TimerFired(self.now_ns))
+
+    # -- what devices do
+
+    def host_dies(self, device: int, *, final: bool = False) -> None:
+        self.work[device].clear()
+        self.outbox[device].clear()
+        self.sms[device] = None
+        self.send(ev.DeviceFailed(self.now_ns, device, "crashed", final))
+
+    def deliver(self, device: int) -> bool:
+        """The scheduler hears of the first thing that a device has said; whether there was one."""
+        if not self.outbox[device]:
+            return False
+        event = self.outbox[device].popleft()._replace(now_ns=self.now_ns)
+        work = self.work[device][event.job]
+        if isinstance(event, ev.JobEnded):
+            del self.work[device][event.job]
+            if event.complete and work.ran != work.total:
+                raise Broken("once", f"{event.job} ran {work.ran} of {work.total} task blocks")
+        else:
+            work.reported = (event.held, event.exhausted)
+        self.send(event)
+        return True
+
+    def carry_out(self, device: int, job: JobId) -> None:
+        """A device takes a job's next command."""
+        work = self.work[device][job]
+        if not work.inbox:
+            return
+        command = work.inbox.popleft()
+        if work.over or (work.ending and not isinstance(command, out.EndJob)):
+            return
+        if isinstance(command, out.EndJob):
+            work.ending = True
+            work.leaving, work.active = work.held, 0
+            self._check_ended(device, job)
+        else:
+            work.epoch, work.wanted = command.epoch, command.slices
+            if work.wanted < work.active:
+                work.leaving += work.active - work.wanted
+                work.active = work.wanted
+            else:
+                work.active += min(work.wanted - work.active, work.useful)
+            self._report(device, job)
+
+    def leave(self, device: int, job: JobId, slices: int) -> None:
+        """Blocks that were told to leave do."""
+        work = self.work[device][job]
+        if not work.stuck and work.leaving:
+            work.leaving -= min(slices, work.leaving)
+            self._report(device, job)
+            self._go_on(device, job)
+
+    def run(self, device: int, job: JobId, blocks: int) -> None:
+        """Blocks of a job run up to so many task blocks, or find none and leave."""
+        work = self.work[device][job]
+        if not work.active:
+            return
+        if work.unclaimed:
+            done = min(blocks, work.unclaimed)
+            work.claimed += done
+            work.ran += done
+            if work.exhausted:
+                self._report(device, job)
+        elif not work.stuck:
+            work.active -= min(blocks, work.active)
+            self._report(device, job)
+            self._go_on(device, job)
+
+    def fail(self, device: int, job: JobId) -> None:
+        """A job fails by its own fault."""
+        work = self.work[device][job]
+        if work.held and not work.over:
+            self._over(device, job, failed=True)
+
+    def _go_on(self, device: int, job: JobId) -> None:
+        """After blocks have left: the next launch starts when the one before has ended."""
+        work = self.work[device][job]
+        if not work.held and not work.unclaimed and not work.last_launch and not work.ending:
+            work.launch += 1
+            work.claimed = 0
+            work.active = min(work.wanted, work.useful)
+            self._report(device, job)
+        self._check_ended(device, job)
+
+    def _report(self, device: int, job: JobId) -> None:
+        work = self.work[device][job]
+        self.outbox[device].append(
+            ev.BlocksLeft(0, job, work.epoch, work.held, exhausted=work.exhausted)
+        )
+
+    def _check_ended(self, device: int, job: JobId) -> None:
+        work = self.work[device][job]
+        if not work.held and not work.over and (work.ending or work.exhausted):
+            self._over(device, job, failed=False)
+
+    def _over(self, device: int, job: JobId, *, failed: bool) -> None:
+        work = self.work[device][job]
+        work.over = True
+        work.active = work.leaving = 0
+        complete = work.exhausted and not failed
+        self.outbox[device].append(ev.JobEnded(0, job, failed=failed, complete=complete))
+
+    # -- the scheduler's answers
+
+    def send(self, event: ev.Event) -> None:
+        self.events += 1
+        commands = self.scheduler.handle(event)
+        self.log.append(write_line(event, commands))
+        self.all_commands += commands
+        ending = self._ending(event)
+        grew: dict[int, None] = {}
+        changed: dict[tuple[int, JobId], None] = {}
+        for command in commands:
+            if isinstance(command, out.StartJob | out.ResizeJob):
+                key = (command.device, command.job)
+                if key in changed:
+                    raise Broken("once", f"{command} is the second change in one event")
+                changed[key] = None
+            self._take(command, ending, grew)
+        self.check(grew)
+
+    def _ending(self, event: ev.Event) -> tuple[JobId, bool] | None:
+        return (event.job, event.complete) if isinstance(event, ev.JobEnded) else None
+
+    def _take(
+        self, command: out.Command, ending: tuple[JobId, bool] | None, grew: dict[int, None]
+    ) -> None:
+        match command:
+            case out.StartJob():
+                if command.job in self.started:
+                    raise Broken("once", f"{command} starts a job for the second time")
+                if self.sms[command.device] is None or command.job not in self.live:
+                    raise Broken("once", f"{command} has no device or no job")
+                self._check_order(command.job)
+                self.started[command.job] = None
+                work = Work(self.live[command.job], command.occupancy)
+                work.inbox.append(command)
+                work.commanded = command.slices
+                self.work[command.device][command.job] = work
+                if not command.online:
+                    grew[command.device] = None
+            case out.ResizeJob():
+                work = self.work[command.device][command.job]
+                if work.whole:
+                    raise Broken("once", f"{command} resizes a job in form whole")
+                if work.told_to_end:
+                    raise Broken("once", f"{command} resizes a job that was told to end")
+                work.commanded_epoch += 1
+                if command.epoch != work.commanded_epoch:
+                    raise Broken("once", f"{command} is not of epoch {work.commanded_epoch}")
+                if command.slices > work.commanded and self.reservation[command.job] is None:
+                    grew[command.device] = None
+                work.commanded = command.slices
+                work.inbox.append(command)
+            case out.EndJob():
+                work = self.work[command.device][command.job]
+                if work.told_to_end:
+                    raise Broken("once", f"{command} is the second")
+                work.told_to_end = True
+                work.inbox.append(command)
+            case out.FinishJob():
+                self._finish(command, ending)
+            case out.ReplaceDevice():
+                self.work[command.device].clear()
+                self.outbox[command.device].clear()
+                self.sms[command.device] = None
+            case out.SetTimer():
+                self.timer_ns = command.at_ns
+            case out.Confirm():
+                asked = self.tickets.pop(command.ticket)
+                self._resized(asked)
+            case out.Refuse():
+                del self.tickets[command.ticket]
+            case out.Drained():
+                self.drained += 1
+                if self.live or self.drained > 1:
+                    raise Broken("once", "the scheduler says drained, and it is not or was before")
+            case out.CloseSession():
+                if any(self.live[job].session == command.session for job in self.live):
+                    raise Broken("once", f"{command} with jobs left")
+
+    def _resized(self, asked: ev.ResizeRequested) -> None:
+        if asked.reservation is not None:
+            self.reservation[asked.job] = asked.reservation
+            return
+        self.quota[asked.job] = asked.quota
+        work = self.work.get(self.live[asked.job].device, {}).get(asked.job)
+        if work is not None:
+            self.quota_held[asked.job] = work.bound()
+
+    def _finish(self, command: out.FinishJob, ending: tuple[JobId, bool] | None) -> None:
+        event = self.live.pop(command.job, None)
+        if event is None:
+            raise Broken("once", f"{command} finishes a job that is not there")
+        if command.state == "done" and ending != (command.job, True):
+            raise Broken("once", f"{command}, but its device did not say that it is complete")
+        if (command.state == "done") is (command.error is not None) and command.error is not None:
+            raise Broken("once", f"{command} is done with an error")
+        if self.sms[event.device] is not None and command.job in self.work[event.device]:
+            raise Broken("once", f"{command}, and blocks of it are left")
+        self.ended[command.job] = command.state
+
+    def _check_order(self, job: JobId) -> None:
+        before = self.followed(job)
+        if before:
+            raise Broken("order", f"job {job} is started before {before} have ended")
+
+    def followed(self, job: JobId) -> list[JobId]:
+        """Jobs that must end before this one starts."""
+        event = self.live[job]
+        return [
+            other
+            for other, found in self.live.items()
+            if ((found.session, found.stream) == (event.session, event.stream) and other < job)
+            or (other in event.after and other != job
+            and list(self.live).index(other) < list(self.live).index(job))
+        ]  # fmt: skip
+
+    # -- checks after every event
+
+    def check(self, grew: dict[int, None]) -> None:
+        if list(self.live) != list(self.scheduler.jobs):
+            raise Broken("once", "the scheduler has other jobs than those that have not finished")
+        try:
+            self.scheduler.validate()
+        except GpudError as error:
+            name = str(error).partition(":")[0]
+            raise Broken(name if name in CHECKS else "books", str(error)) from error
+        for device, works in self.work.items():
+            sms = self.sms[device]
+            if sms is None:
+                continue
+            physical = allocated = Fraction(0)
+            for job, work in works.items():
+                bound = work.bound()
+                physical += Fraction(bound, work.occupancy)
+                allocated += Fraction(work.allocated(), work.occupancy)
+                self._check_job(job, work, bound)
+            if allocated > sms:
+                raise Broken("capacity", f"{allocated} of {sms} SMs are given on device {device}")
+            if device in grew and physical > sms and self.scheduler.policy.name != "equal":
+                raise Broken(
+                    "quota",
+                    f"an offline job of device {device} was given room that blocks still hold: "
+                    f"{physical} of {sms} SMs",
+                )
+
+    def _check_job(self, job: JobId, work: Work, bound: int) -> None:
+        record = self.scheduler.jobs.get(job)
+        if record is None:
+            raise Broken("once", f"job {job} is on a device and forgotten")
+        if max(bound, 0) * record.slice > record.charge:
+            raise Broken("books", f"job {job} holds or will hold {bound} slices: {record.charge}")
+        reservation, quota = self.reservation[job], self.quota[job]
+        if reservation is not None:
+            has = Fraction(work.commanded, work.occupancy)
+            tail = work.told_to_end or work.exhausted
+            if has < reservation and not tail and self.scheduler.policy.keeps_reservations:
+                raise Broken("reservation", f"job {job} has {has} of {reservation} SMs")
+        if quota is None:
+            return
+        allowed = max(math.floor(quota * work.occupancy), self.quota_held.get(job, 0))
+        if bound > allowed:
+            raise Broken("quota", f"job {job} holds {bound} slices of {allowed}")
+        # What a lowered quota found there may leave in its time, and not come back.
+        if job in self.quota_held:
+            self.quota_held[job] = min(self.quota_held[job], bound)
+
+    # -- at rest
+
+    def come_to_rest(self) -> None:
+        """Lets devices answer everything, and what ends end, without giving anybody more work."""
+        for _ in range(100_000):
+            if not self._stir():
+                break
+        else:
+            raise Broken("awake", "devices and scheduler talk for ever")
+        self.check_awake()
+
+    def _stir(self) -> bool:
+        if self.settings.hold_ns and self.timer_ns is not None:
+            if self.timer_ns <= self.now_ns + self.settings.hold_ns:
+                self.pass_time(max(0, self.timer_ns - self.now_ns))
+                return True
+        for device, works in self.work.items():
+            if self.deliver(device):
+                return True
+            for job, work in list(works.items()):
+                if work.inbox:
+                    self.carry_out(device, job)
+                    return True
+                if work.held and not work.stuck and not work.over:
+                    if work.leaving:
+                        self.leave(device, job, work.leaving)
+                        return True
+                    if work.unclaimed == 0:
+                        self.run(device, job, work.active)
+                        return True
+        return False
+
+    def check_awake(self) -> None:
+        """Nobody waits who could run."""
+        for job in self.live:
+            blocked = str(self.scheduler.jobs[job].state) == "blocked"
+            if blocked is not bool(self.followed(job)):
+                raise Broken(
+                    "awake", f"job {job} is blocked {blocked}, follows {self.followed(job)}"
+                )
+        for device, sms in self.sms.items():
+            stuck = any(work.stuck for work in self.work[device].values())
+            if sms is not None and not stuck and self.scheduler.policy.name == "reservations":
+                for text in self._idle(device, sms):
+                    raise Broken("awake", text)
+
+    def _idle(self, device: int, sms: int) -> Iterator[str]:
+        works = self.work[device]
+        jobs = [self.scheduler.jobs[job] for job in self.live if self.live[job].device == device]
+        waiting = [job for job in jobs if str(job.state) == "waiting"]
+        free = sms - sum(Fraction(w.wanted, w.occupancy) for w in works.values() if not w.ending)
+        online = [job for job in waiting if self.reservation[job.id] is not None]
+        offline = [job for job in waiting if self.reservation[job.id] is None]
+        online.sort(key=lambda job: (job.deadline_ns is None, job.deadline_ns, job.order))
+        offline.sort(key=lambda job: job.order)
+        running = [(job, works[job.id]) for job in jobs if job.id in works]
+        victims = [
+            (job, work) for job, work in running
+            if self.reservation[job.id] is None and not work.whole and not work.ending
+        ]  # fmt: skip
+        if online:
+            first = online[0]
+            amount = Fraction(
+                math.ceil((self.reservation[first.id] or 0) * first.occupancy), first.occupancy
+            )
+            can_give = sum(Fraction(w.wanted, w.occupancy) for _, w in victims)
+            floor = self.settings.floor(sms)
+            if floor and (victims or offline):
+                taken = sum(
+                    Fraction(w.wanted, w.occupancy)
+                    for job, w in running if self.reservation[job.id] is not None and not w.ending
+                )  # fmt: skip
+                coarsest = max((Fraction(1, w.occupancy) for _, w in victims), default=0)
+                could = taken + amount + coarsest <= sms - floor and amount <= free + can_give
+            else:
+                could = amount <= free + can_give
+            if could:
+                yield f"{first.name} is online and needs {amount}; free {free}, {can_give} can go"
+        if offline:
+            first = offline[0]
+            if not (first.whole and online) and Fraction(first.least, first.occupancy) <= free:
+                yield f"{first.name} waits with {free} SMs free"
+        for job, work in victims:
+            room = min(job.most, job.quota_slices) - work.wanted
+            if room > 0 and Fraction(1, work.occupancy) <= free and not work.exhausted:
+                yield f"{job.name} has {work.wanted} slices, could grow by {room}, {free} SMs free"
+
+    # -- the end
+
+    def finish(self) -> None:
+        """Ends everything: whatever is left must be able to end."""
+        for _ in range(100_000):
+            for device, sms in list(self.sms.items()):
+                if sms is None and self.scheduler.devices[device].state != "gone":
+                    if self.scheduler.devices[device].state == "replacing":
+                        self.host_dies(device)
+                    self.device_up(device, 4)
+            self.come_to_rest()
+            if not self.live:
+                break
+            moved = False
+            for device, works in self.work.items():
+                for job, work in list(works.items()):
+                    if work.stuck and not work.told_to_end:
+                        self.cancel(job)
+                        moved = True
+                    elif work.active:
+                        self.run(device, job, 10**6)
+                        moved = moved or not work.stuck
+                moved = self.deliver(device) or moved
+            if not moved:
+                if self.timer_ns is None:
+                    raise Broken("awake", f"{len(self.live)} jobs are left, and nothing happens")
+                self.pass_time(max(1, self.timer_ns - self.now_ns))
+        else:
+            raise Broken("awake", "the jobs never end")
+        self.check_equal_logs()
+
+    def check_equal_logs(self) -> None:
+        """A replay gives the same commands."""
+        again = replay(self.log)
+        if [repr(c) for c in again] != [repr(c) for c in self.all_commands]:
+            raise Broken("equal_logs", "a replay gives other commands")

@@ -1,0 +1,462 @@
+"""The scheduler's properties over random histories, and faults that each of them catches.
+
+Three ways to the same world (`tests.property.scheduler_world`): Hypothesis chooses what happens,
+and shrinks what fails; long histories come from seeds; and histories of schedulers with a planted
+fault, in which the property that the fault breaks must be the one that is reported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpud.core import commands as out
+from gpud.core import events as ev
+from gpud.core.board import Board
+from gpud.core.events import LaunchShape
+from gpud.core.job import JobRecord
+from gpud.core.policies.reservations import Reservations
+from gpud.core.replay import replay
+from gpud.core.scheduler import Scheduler, Settings
+from gpud.units import JobId
+from tests.property.scheduler_random import OCCUPANCIES, SHARES, history, random_settings
+from tests.property.scheduler_world import CHECKS, Broken, World
+
+ROOT = Path(__file__).parents[2]
+MANY = 10**6
+
+LAUNCHES = st.lists(
+    st.builds(
+        LaunchShape,
+        st.sampled_from(OCCUPANCIES),
+        st.sampled_from((1, 3, 10, 50, 400)),
+        st.sampled_from((True, True, True, True, False)),
+    ),
+    min_size=1,
+    max_size=4,
+).map(tuple)
+SHARE = st.sampled_from(SHARES)
+
+
+class Histories(RuleBasedStateMachine):
+    """Hypothesis plays the clients, the operators, the clock, and what the devices do when."""
+
+    world: World
+
+    @initialize(
+        sms=st.lists(st.sampled_from((1, 2, 4, 8)), min_size=1, max_size=3),
+        floor=st.sampled_from((0, 0, Fraction(1, 2), "25%")),
+        hold_ns=st.sampled_from((0, 50)),
+    )
+    def begin(self, sms: list[int], floor: Any, hold_ns: int) -> None:
+        self.world = World(Scheduler(Settings(offline_floor=floor, hold_ns=hold_ns, grace_ns=200)))
+        for device, number in enumerate(sms):
+            self.world.device_up(device, number)
+        self.world.open()
+
+    def pick(self, data: st.DataObject, options: Any) -> Any:
+        return data.draw(st.sampled_from(list(options)))
+
+    def pick_work(self, data: st.DataObject) -> tuple[int, JobId] | None:
+        found = [(device, job) for device, works in self.world.work.items() for job in works]
+        return self.pick(data, found) if found else None
+
+    @rule()
+    def open(self) -> None:
+        self.world.open()
+
+    @precondition(lambda self: len(self.world.open_sessions) > 1)
+    @rule(data=st.data())
+    def client_exits(self, data: st.DataObject) -> None:
+        self.world.close(self.pick(data, self.world.open_sessions))
+
+    @precondition(lambda self: self.world.open_sessions)
+    @rule(
+        data=st.data(),
+        launches=LAUNCHES,
+        share=SHARE,
+        kind=st.sampled_from(("reservation", "quota", "neither")),
+        stream=st.integers(0, 3),
+        deadline_ns=st.none() | st.integers(0, 500),
+        timeout_ns=st.sampled_from((None, None, 300)),
+        weight=st.sampled_from((1, 1, 3, 1000)),
+    )
+    def submit(
+        self, data: st.DataObject, launches: Any, share: Fraction, kind: str, **more: Any
+    ) -> None:
+        if kind != "neither":
+            more[kind] = share
+        known = list(self.world.live)
+        if known:
+            more["after"] = tuple(data.draw(st.lists(st.sampled_from(known), max_size=2)))
+        session = self.pick(data, self.world.open_sessions)
+        self.world.submit(session, self.pick(data, self.world.sms), launches, **more)
+
+    @precondition(lambda self: self.world.live)
+    @rule(data=st.data(), share=SHARE, other=st.sampled_from((False, False, False, True)))
+    def resize(self, data: st.DataObject, share: Fraction, other: bool) -> None:
+        job = self.pick(data, self.world.live)
+        if (self.world.reservation[job] is None) is other:
+            self.world.resize(job, reservation=share)
+        else:
+            self.world.resize(job, quota=share)
+
+    @precondition(lambda self: self.world.live)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.world.cancel(self.pick(data, self.world.live))
+
+    @rule(ns=st.sampled_from((1, 10, 100, 300)))
+    def time_passes(self, ns: int) -> None:
+        self.world.pass_time(ns)
+
+    @rule(data=st.data())
+    def devices_speak(self, data: st.DataObject) -> None:
+        self.world.deliver(self.pick(data, self.world.sms))
+
+    @rule(data=st.data(), times=st.integers(1, 3))
+    def commands_are_carried_out(self, data: st.DataObject, times: int) -> None:
+        for _ in range(times):
+            if (found := self.pick_work(data)) is not None:
+                self.world.carry_out(*found)
+
+    @rule(data=st.data(), slices=st.integers(1, 5))
+    def blocks_leave(self, data: st.DataObject, slices: int) -> None:
+        if (found := self.pick_work(data)) is not None:
+            self.world.leave(*found, slices)
+
+    @rule(data=st.data(), blocks=st.sampled_from((1, 5, 50, 500)))
+    def blocks_run(self, data: st.DataObject, blocks: int) -> None:
+        if (found := self.pick_work(data)) is not None:
+            self.world.run(*found, blocks)
+
+    @rule(data=st.data(), stuck=st.sampled_from((False, True)))
+    def job_goes_wrong(self, data: st.DataObject, stuck: bool) -> None:
+        if (found := self.pick_work(data)) is not None:
+            if stuck:
+                self.world.work[found[0]][found[1]].stuck = True
+            else:
+                self.world.fail(*found)
+
+    @rule(data=st.data(), sms=st.sampled_from((1, 2, 4, 8)))
+    def host_dies_or_comes_up(self, data: st.DataObject, sms: int) -> None:
+        device = self.pick(data, self.world.sms)
+        state = str(self.world.scheduler.devices[device].state)
+        if self.world.sms[device] is not None or state == "replacing":
+            self.world.host_dies(device)
+        else:
+            self.world.device_up(device, sms)
+
+    @rule()
+    def rest(self) -> None:
+        self.world.come_to_rest()
+
+    @rule(sure=st.integers(0, 9), after_ns=st.sampled_from((0, 100)))
+    def drain(self, sure: int, after_ns: int) -> None:
+        if sure == 9:
+            self.world.drain(after_ns)
+
+    @invariant()
+    def readable(self) -> None:
+        """What the server reads at any time does not fail."""
+        if hasattr(self, "world"):
+            for job in self.world.scheduler.jobs.values():
+                assert (self.world.scheduler.waiting_reason(job) is None) is (
+                    str(job.state) in ("running", "ending")
+                )
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=60,
+    stateful_step_count=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_histories_keep_every_property(seed: int) -> None:
+    world = history(seed, 1500)
+    assert len(world.ended) > 200
+    assert {"done", "failed", "cancelled"} <= set(world.ended.values())
+
+
+@pytest.mark.parametrize("policy", ["fifo", "equal"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_baselines_keep_capacity_quota_and_once(policy: str, seed: int) -> None:
+    world = history(seed, 1000, Settings(policy=policy, grace_ns=200))
+    assert len(world.ended) > 100
+
+
+def test_a_drain_in_the_middle_of_a_history_ends_everything() -> None:
+    world = World(Scheduler(Settings(grace_ns=200)))
+    history(3, 400, world=world)
+    world.open()
+    for _ in range(20):
+        world.submit(world.open_sessions[-1], 0, (LaunchShape(2, 100),), quota=Fraction(1))
+    world.drain(100)
+    world.submit(world.open_sessions[-1], 0, (LaunchShape(2, 100),))
+    assert world.drained == 0
+    world.finish()
+    assert world.drained == 1
+
+
+# -- equal logs ------------------------------------------------------------------------------------
+
+_REPLAY = """
+import hashlib, sys
+from gpud.core.replay import replay, write_line
+from gpud.core.events import TimerFired
+lines = sys.stdin.read().splitlines()
+print(hashlib.sha256(write_line(TimerFired(0), replay(lines)).encode()).hexdigest())
+"""
+
+
+def test_equal_logs_give_equal_commands_in_another_process_with_another_hash_seed() -> None:
+    from gpud.core.replay import write_line
+
+    world = history(11, 800)
+    here = hashlib.sha256(
+        write_line(ev.TimerFired(0), world.all_commands).encode()
+    ).hexdigest()  # fmt: skip
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", _REPLAY],
+            input="\n".join(world.log),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == here
+
+
+# -- planted faults --------------------------------------------------------------------------------
+
+
+class TakesWhatIsNotThere(Reservations):
+    """An online job starts though too little is released for it."""
+
+    def make_room(self, board: Board, amount: int) -> bool:
+        return super().make_room(board, max(1, amount // 2))
+
+
+class RoundsQuotasUp(Reservations):
+    """A quota holds the slice that it does not quite hold."""
+
+    def size(self, job: JobRecord, board: Board) -> Any:
+        error = super().size(job, board)
+        if job.quota is not None:
+            job.quota_slices = job.most = job.quota_slices + 1
+        return error
+
+
+class ForgetsWhatIsHeld(Reservations):
+    """Offline jobs take what is not allocated, though blocks still hold it."""
+
+    def share_out(self, board: Board) -> bool:
+        while board.waiting and not board.waiting[0][2].whole:
+            job = board.waiting[0][2]
+            slices = min(job.most, board.free // job.slice)
+            if slices < 1:
+                break
+            board.start(job, slices)
+        return super().share_out(board)
+
+
+class GrowsTooEarly(Reservations):
+    """A job grows though its blocks that were told to leave have not."""
+
+    def share_out(self, board: Board) -> bool:
+        for entry in list(board.shrinkable):
+            job = entry[2]
+            slices = min(job.most - job.slices, board.physically_free // job.slice)
+            if slices > 0 and not job.exhausted and job.id not in board.resized:
+                board.give(job, job.slices + slices)
+        return super().share_out(board)
+
+
+class TakesFromOnline(Reservations):
+    """An online job gives way to another one."""
+
+    def make_room(self, board: Board, amount: int) -> bool:
+        if super().make_room(board, amount):
+            return True
+        for job in list(board.jobs.values()):
+            if job.online and job.live and job.slices > 1:
+                board.give(job, job.slices - 1)
+                return False
+        return False
+
+
+class Oversleeps(Reservations):
+    """Room is shared out only when a job is waiting online."""
+
+    def settle(self, board: Board) -> None:
+        if board.waiting_online or not board.allocated:
+            super().settle(board)
+
+
+class NeverGrows(Reservations):
+    """Jobs start, and keep what they started with."""
+
+    def share_out(self, board: Board) -> bool:
+        while board.waiting:
+            job = board.waiting[0][2]
+            slices = max(job.least, min(job.most, board.physically_free // job.slice))
+            if slices * job.slice > board.physically_free or (job.whole and board.waiting_online):
+                break
+            board.start(job, slices)
+        return False
+
+
+class Moody(Reservations):
+    """What is decided depends on how often it was decided before, in this process."""
+
+    moods = count()
+
+    def size(self, job: JobRecord, board: Board) -> Any:
+        error = super().size(job, board)
+        if not job.online and not job.whole and next(self.moods) % 3 == 0:
+            job.most = 1
+        return error
+
+
+class Faulty(Scheduler):
+    """Breaks one rule of `Scheduler.handle`'s answers."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(Settings(grace_ns=200))
+        self.fault = fault
+        self.count = 0
+
+    def handle(self, event: ev.Event) -> list[out.Command]:
+        commands = super().handle(event)
+        kinds: dict[str, type] = {"twice": out.StartJob, "lost": out.EndJob, "mute": out.FinishJob}
+        if self.fault == "early" and isinstance(event, ev.BlocksLeft) and event.exhausted:
+            if event.job in self.jobs:
+                return [*commands, out.FinishJob(event.job, "done", None)]
+        kind = kinds.get(self.fault, type(None))
+        if self.fault == "twice":
+            return commands + [c for c in commands if isinstance(c, kind)]
+        self.count += sum(isinstance(c, kind) for c in commands)
+        if self.count >= 5:
+            return [c for c in commands if not isinstance(c, kind)]
+        return commands
+
+
+class ForgetsStreams(Scheduler):
+    """A job does not wait for the one before it in its stream."""
+
+    def _check_ready(self, job: JobRecord) -> None:
+        job.stream_prev = None
+        super()._check_ready(job)
+
+
+class ForgetsFollowers(Scheduler):
+    """Who follows a job that has ended is not told."""
+
+    def _forget(self, job: JobRecord, error: Any) -> None:
+        job.followers.clear()
+        super()._forget(job, error)
+
+
+class TooHopeful(Scheduler):
+    """A release counts as done when it is commanded."""
+
+    def handle(self, event: ev.Event) -> list[out.Command]:
+        commands = super().handle(event)
+        for command in commands:
+            if isinstance(command, out.ResizeJob):
+                job = self.jobs[command.job]
+                job.grants.clear()
+                job.grants.append((job.epoch, job.slices))
+                job.reported = job.held = job.slices
+                self.devices[command.device].update(job)
+        return commands
+
+
+def under(policy: type[Reservations]) -> Callable[[], Scheduler]:
+    def make() -> Scheduler:
+        scheduler = Scheduler(Settings(grace_ns=200))
+        scheduler.policy = policy()
+        return scheduler
+
+    return make
+
+
+FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
+    (under(TakesWhatIsNotThere), {"capacity"}),
+    (under(RoundsQuotasUp), {"quota"}),
+    (under(ForgetsWhatIsHeld), {"quota"}),
+    (under(TakesFromOnline), {"reservation"}),
+    (under(Oversleeps), {"awake"}),
+    (under(NeverGrows), {"awake"}),
+    (under(Moody), {"equal_logs"}),
+    (lambda: Faulty("twice"), {"once"}),
+    (lambda: Faulty("early"), {"once"}),
+    (lambda: Faulty("mute"), {"once"}),
+    (lambda: Faulty("lost"), {"capacity"}),
+    (lambda: ForgetsStreams(Settings(grace_ns=200)), {"order"}),
+    (lambda: ForgetsFollowers(Settings(grace_ns=200)), {"awake"}),
+    (lambda: TooHopeful(Settings(grace_ns=200)), {"books"}),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), FAULTS)
+def test_a_planted_fault_is_caught(make: Callable[[], Scheduler], expected: set[str]) -> None:
+    found = set()
+    for seed in range(4):
+        with pytest.raises(Broken) as caught:
+            history(seed, 3000, world=World(make()))
+        found.add(caught.value.name)
+    assert found == expected
+
+
+def hear_everything(world: World) -> None:
+    while world.deliver(0):
+        pass
+
+
+def test_a_job_that_grows_before_its_blocks_have_left_is_caught() -> None:
+    world = World(under(GrowsTooEarly)())
+    world.device_up(0, 4)
+    session = world.open()
+    shape = (LaunchShape(1, MANY),)
+    offline = world.submit(session, 0, shape, quota=Fraction(2), stream=1)
+    online = world.submit(session, 0, shape, reservation=Fraction(3), stream=2)
+    for job in (offline, online):
+        world.carry_out(0, job)  # they start; the release of one slice is still to come
+    world.cancel(online)
+    world.carry_out(0, online)
+    world.leave(0, online, 3)
+    with pytest.raises(Broken, match=f"quota: job {offline} holds 3 slices of 2"):
+        hear_everything(world)
+
+
+def test_every_property_has_a_planted_fault() -> None:
+    assert set.union(*(expected for _, expected in FAULTS)) == set(CHECKS)
+
+
+def test_random_settings_are_all_valid() -> None:
+    import random
+
+    for seed in range(20):
+        assert random_settings(random.Random(seed)).grace_ns == 200
+    assert replay(['{"gpud_event_log": 1, "settings": {}}']) == []

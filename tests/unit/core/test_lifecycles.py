@@ -1,0 +1,79 @@
+"""The tables of states: the whole product of states and inputs, and what they promise."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import product
+from typing import Any
+
+import pytest
+
+from docs.generate_lifecycles import lifecycles_page
+from gpud.core import lifecycles as cycles
+from gpud.core.lifecycles import JobInput, JobState, Lifecycle
+from gpud.errors import InternalError
+
+TABLES: list[tuple[Any, type[StrEnum], type[StrEnum], str]] = [
+    (cycles.JOBS, JobState, JobInput, "blocked"),
+    (cycles.SESSIONS, cycles.SessionState, cycles.SessionInput, "open"),
+    (cycles.DEVICES, cycles.DeviceState, cycles.DeviceInput, "starting"),
+]
+
+
+@pytest.mark.parametrize(("table", "states", "inputs", "first"), TABLES)
+def test_every_pair_is_a_transition_or_an_error_with_the_history(
+    table: Any, states: type[StrEnum], inputs: type[StrEnum], first: str
+) -> None:
+    for state, by in product(states, inputs):
+        cycle: Lifecycle[Any, Any] = Lifecycle("job 3.17", table, state, 5)
+        if (state, by) in table:
+            assert cycle.step(by, 6) is table[state, by] is cycle.state
+            assert list(cycle.history) == [(5, state), (6, by)]
+        else:
+            with pytest.raises(InternalError, match=f"job 3.17 is {state} .*was {state} at 5 ns"):
+                cycle.step(by, 6)
+            assert cycle.state is state
+
+
+@pytest.mark.parametrize(("table", "states", "inputs", "first"), TABLES)
+def test_every_state_is_reached_and_every_input_is_used(
+    table: Any, states: type[StrEnum], inputs: type[StrEnum], first: str
+) -> None:
+    reached = {first}
+    for _ in states:
+        reached |= {after for (before, _), after in table.items() if before in reached}
+    assert reached == set(states)
+    assert {by for _, by in table} == set(inputs)
+
+
+def test_jobs_end_once() -> None:
+    ends = {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
+    assert not {before for before, _ in cycles.JOBS} & ends
+    for state in set(JobState) - ends:
+        # Whatever a job does, it can be cancelled: at once, or by way of `ending`.
+        assert (state, JobInput.CANCEL) in cycles.JOBS or (state, JobInput.END) in cycles.JOBS
+        # And its device can be lost.
+        assert (state, JobInput.FAIL) in cycles.JOBS
+
+
+def test_only_a_job_that_runs_is_done() -> None:
+    before = {before for (before, _), after in cycles.JOBS.items() if after is JobState.DONE}
+    assert before == {JobState.RUNNING, JobState.PAUSED}
+
+
+def test_a_long_history_is_cut() -> None:
+    cycle = Lifecycle("job 1.1", cycles.JOBS, JobState.RUNNING, 0)
+    for now_ns in range(1000):
+        cycle.step(JobInput.RESUME if now_ns % 2 else JobInput.PAUSE, now_ns)
+    assert len(cycle.history) < 100
+    assert cycle.history[-1] == (999, "resume")
+
+
+def test_the_page_has_every_transition() -> None:
+    page = lifecycles_page()
+    for table, _, _, _ in TABLES:
+        for (before, by), after in table.items():
+            assert f"    {before} --> {after}: {by}\n" in page
+    for _, states, inputs, _ in TABLES:
+        assert all(f"| `{state}` | " in page for state in states)
+        assert all(f"| {by} | " in page for by in inputs)

@@ -1,0 +1,62 @@
+"""The check of every invariant sees each kind of damage, and names the object and its history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpud.core.scheduler import Scheduler
+from gpud.errors import InternalError
+from gpud.units import JobId
+from tests.unit.core.play import Play
+
+
+def scene() -> Scheduler:
+    """Job 1 is offline with a quota, job 2 online, job 3 waits, job 4 is blocked."""
+    play = Play(4)
+    play.offline(1, "2")
+    play.online(2, "2")
+    play.offline(3, stream=3)
+    play.offline(4, stream=3)
+    play.scheduler.validate()
+    return play.scheduler
+
+
+def damage_slices(scheduler: Scheduler, job: int, slices: int) -> None:
+    record = scheduler.jobs[JobId(job)]
+    record.slices = record.held = slices
+    scheduler.devices[0].update(record)
+
+
+DAMAGES: list[tuple[str, Callable[[Scheduler], object]]] = [
+    ("capacity: device 0 has 4 SMs, 5 of them", lambda s: damage_slices(s, 2, 3)),
+    ("capacity: job 0.1 .* has -1 slices", lambda s: damage_slices(s, 1, -1)),
+    ("quota: job 0.1 .* has 3 SMs, its quota is 2", lambda s: damage_slices(s, 1, 3)),
+    ("reservation: job 0.2 .* has 1 of 2 SMs", lambda s: damage_slices(s, 2, 1)),
+    ("sums: device 0 counts charged", lambda s: setattr(s.devices[0], "charged", 1)),
+    ("sums: device 0 counts working", lambda s: setattr(s.devices[0], "working", 9)),
+    ("filed: job 0.3 .* is not where it", lambda s: s.jobs[JobId(3)].entries.clear()),
+    ("filed: device 0 has jobs in its queues", lambda s: s.devices[0].waiting.clear()),
+    ("filed: device 0 has a queue out of", lambda s: s.devices[0].shrinkable.extend(
+        [*s.devices[0].waiting, *s.devices[0].shrinkable])),
+    ("filed: job 0.4 .* is on its", lambda s: s.devices[0].jobs.update(s.jobs)),
+    ("filed: job 0.3 .* is not on its", lambda s: s.devices[0].jobs.pop(JobId(3))),
+    ("sessions: there are jobs without", lambda s: next(iter(s.sessions.values())).jobs.clear()),
+    ("sessions: job 0.4 .* is in session 1 and", lambda s: s.jobs.pop(JobId(4))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "damage"), DAMAGES)
+def test_damage_is_seen(text: str, damage: Callable[[Scheduler], object]) -> None:
+    scheduler = scene()
+    damage(scheduler)
+    with pytest.raises(InternalError, match=text):
+        scheduler.validate()
+
+
+def test_the_story_is_told() -> None:
+    scheduler = scene()
+    damage_slices(scheduler, 1, 3)
+    with pytest.raises(InternalError, match="running: blocked at 0, ready at 0, start at 0"):
+        scheduler.validate()
