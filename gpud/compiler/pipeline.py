@@ -32,12 +32,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpud.compiler import passes
+from gpud.compiler.analysis.shape import Shape
 from gpud.compiler.analysis.survey import survey
 from gpud.compiler.cache import Cache
 from gpud.compiler.forms import Decision, Form, Reason, check_target, classify
 from gpud.compiler.nvrtc import DEFAULT_ARCH, compile_cuda
 from gpud.compiler.passes.flatten import flatten_module
-from gpud.compiler.program import KernelInfo, Program, kernel_info, rejection, symbols_of
+from gpud.compiler.program import (
+    KernelInfo,
+    Program,
+    has_twin,
+    kernel_info,
+    rejection,
+    symbols_of,
+    twin_of,
+)
 from gpud.compiler.ptx.model import Function, Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
@@ -204,6 +213,7 @@ class _Run:
         accepted = {n: d for n, d in decisions.items() if d.form is not Form.REJECTED}
         if len(accepted) < len(decisions):
             flat = _without_rejected(flat, list(accepted))
+        flat, accepted = _with_twins(flat, accepted)
         return passes.rewrite(flat, accepted, after=self._dump_module if self.dump else None)
 
     # -- inspection --------------------------------------------------------------------------
@@ -268,3 +278,23 @@ def _without_rejected(flat: Module, accepted: list[str]) -> Module:
         if not isinstance(item, Function) or item.body is None or item.name in kept
     ]
     return replace(flat, items=items)
+
+
+def _with_twins(flat: Module, decisions: dict[str, Decision]) -> tuple[Module, dict[str, Decision]]:
+    """Adds a twin in sliced form to kernels whose persistent form some block shapes rule out.
+
+    Both are entries of one module, so that they share its variables.
+    """
+    plan = dict(decisions)
+    items = []
+    for item in flat.items:
+        items.append(item)
+        decision = decisions.get(item.name) if isinstance(item, Function) else None
+        if decision is None or not isinstance(item, Function) or not has_twin(decision):
+            continue
+        name = twin_of(item.name)
+        items.append(replace(item, name=name))
+        plan[name] = replace(
+            decision, entry=name, form=Form.SLICED, exit_aware=False, shape=Shape.ANY, barrier=None
+        )
+    return replace(flat, items=items), plan

@@ -20,7 +20,18 @@ from gpud.compiler.forms import Decision
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
 from gpud.errors import KernelNotFound, KernelRejected
 
-__all__ = ["KernelInfo", "ParameterInfo", "Program", "SymbolInfo", "kernel_info", "symbols_of"]
+__all__ = [
+    "KernelInfo",
+    "ParameterInfo",
+    "Program",
+    "SymbolInfo",
+    "has_twin",
+    "kernel_info",
+    "kernel_of",
+    "rejection",
+    "symbols_of",
+    "twin_of",
+]
 
 _LENGTHS = struct.Struct("<3I")
 
@@ -62,6 +73,8 @@ class KernelInfo:
     Attributes:
         name: As the source calls it: the name expression it was asked for with, else `entry`.
         entry: Its name in the PTX.
+        sliced_entry: The name of its twin in sliced form, for the block shapes for which the
+            persistent form is not legal; None if it is legal for all, or the form is another.
         form: Its form, for blocks of the right shape (`form_for`).
         exit_aware: Persistent form with exit-aware barriers.
         why: The reasons for the form, the decisive ones first.
@@ -78,6 +91,7 @@ class KernelInfo:
 
     name: str
     entry: str
+    sliced_entry: str | None
     form: Form
     exit_aware: bool
     why: tuple[Reason, ...]
@@ -102,6 +116,12 @@ class KernelInfo:
         if self.form is Form.PERSISTENT and not holds(self.shape, block):
             return Form.SLICED
         return self.form
+
+    def entry_for(self, block: tuple[int, int, int]) -> str:
+        """The entry of the rewritten PTX for a launch with blocks of x, y, z threads."""
+        if self.sliced_entry is not None and not holds(self.shape, block):
+            return self.sliced_entry
+        return self.entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +220,7 @@ def kernel_info(
     return KernelInfo(
         name=names.get(entry.name, entry.name),
         entry=entry.name,
+        sliced_entry=twin_of(entry.name) if has_twin(decision) else None,
         form=decision.form,
         exit_aware=decision.exit_aware,
         why=decision.why,
@@ -213,6 +234,24 @@ def kernel_info(
         shared_bytes=layout_bytes(_shared(module, entry)),
         line=entry.line,
     )
+
+
+def has_twin(decision: Decision) -> bool:
+    """Whether the kernel is there in sliced form too, for some block shapes."""
+    return decision.form is Form.PERSISTENT and decision.shape is not Shape.ANY
+
+
+_TWIN = "__gpud_sliced"
+
+
+def twin_of(entry: str) -> str:
+    """The PTX name of a kernel's twin in sliced form."""
+    return entry + _TWIN
+
+
+def kernel_of(entry: str) -> str:
+    """The PTX name of the kernel that an entry of the rewritten program belongs to."""
+    return entry.removesuffix(_TWIN)
 
 
 def symbols_of(module: Module) -> dict[str, SymbolInfo]:

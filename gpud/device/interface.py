@@ -1,17 +1,18 @@
 """What every device offers: the small interface between whoever decides and whatever runs blocks.
 
 A device allocates memory, loads rewritten PTX, tells how many blocks of a kernel fit on an SM, and
-launches raw grids of blocks. Persistent kernels, sub-grids and resizing are built on that, once,
-in `gpud.device.job`, through control words in device memory.
+runs chains of launches whose number of resident blocks changes while they run. How it does the
+latter is its own: virtual SMs hand a resident block from launch to launch, a GPU has streams.
+`gpud.device.job` is what the rest of gpud uses.
 
 Implementations: `gpud.device.cpu.device.CPUDevice`. All pass ``tests/conformance``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, SupportsIndex
 
 from gpud.compiler.analysis.sizes import offsets, size_and_align
 from gpud.compiler.ptx import model as ptx
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "REWRITTEN",
+    "Chain",
     "Device",
+    "Form",
+    "Gang",
     "Kernel",
-    "LaunchHandle",
+    "LaunchSpec",
     "Memory",
     "Parameter",
     "ProgramModule",
@@ -75,23 +80,113 @@ class ProgramModule(Protocol):
         """The bytes of a module variable."""
 
 
-class LaunchHandle(Protocol):
-    """A launch under way."""
+Form = Literal["persistent", "sliced", "whole", "unmodified"]
 
-    output: bytes
+REWRITTEN: Final = ("persistent", "sliced")
+"""Forms whose kernels have the hidden last parameter, the address of their control words."""
+
+
+class LaunchSpec(NamedTuple):
+    """One launch of a job.
+
+    Attributes:
+        kernel: of a module that is loaded on the device.
+        form: what the rewriter made of it. ``unmodified`` is a plain launch of the whole grid, for
+            tests and as a baseline; like ``whole`` it cannot be resized once it runs.
+        grid: task blocks in x, y, z.
+        block: threads of a block, likewise.
+        parameters: the packed buffer as the kernel was before rewriting.
+        shared: dynamic shared memory of a block, in bytes.
+        occupancy: M of this launch; 0: the device finds it.
+    """
+
+    kernel: Any
+    form: Form
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    parameters: bytes
+    shared: int = 0
+    occupancy: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        kernel: Any,
+        form: Form,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        values: list[bytes],
+        *,
+        shared: int = 0,
+    ) -> LaunchSpec:
+        """A launch from what is easy to write: ints for extents, one ``bytes`` per parameter.
+
+        Raises:
+            LaunchConfigError: the grid or block is malformed.
+            ValueError: the number of values, or the size of one, is not the kernel's.
+        """
+        parameters = kernel.parameters[:-1] if form in REWRITTEN else kernel.parameters
+        packed = pack_parameters(parameters, values)
+        return cls(kernel, form, as_dim3("grid", grid), as_dim3("block", block), packed, shared)
+
+
+class Chain(Protocol):
+    """Launches made ready on a device; may be run any number of times, also at once."""
 
     @property
-    def done(self) -> bool:
-        """Whether its last block has left."""
+    def launches(self) -> Sequence[Any]:
+        """What people are told of each: has ``name``, ``form`` and ``grid``."""
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Block up to ``timeout`` seconds until it is done; whether it is."""
+    @property
+    def occupancy(self) -> int:
+        """M of the chain: a slice is 1/M of an SM."""
 
-    def result(self, timeout: float | None = None) -> None:
-        """Wait, then raise what the launch failed with."""
+    @property
+    def total(self) -> int:
+        """Task blocks in all."""
 
-    def stop(self) -> None:
-        """Start no further raw block."""
+
+class Gang(Protocol):
+    """One run of a chain: the resident blocks that work on it. Thread-safe.
+
+    With n slices, launch k has ``n * M_k // M`` of them. The task blocks of a launch begin when all
+    of the launch before have ended.
+
+    Attributes:
+        slices: what it has been given.
+        output: what its blocks printed so far.
+        error: what it failed with, or ``None``.
+        first_block_ns: from the first `resize` to the first task block; known when it is over.
+        release_ns: the longest time from a release to its last block gone so far.
+    """
+
+    slices: int
+    output: bytes
+    error: Any
+    first_block_ns: int
+    release_ns: int
+
+    def resize(self, slices: int) -> None:
+        """Have ``slices`` slices from now on; returns at once."""
+
+    def end(self) -> None:
+        """Release everything and run nothing more; it is over when the last block has left."""
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """(claimed, done, total) task blocks of all launches, readable at any moment."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task block is done."""
+
+    @property
+    def held(self) -> int:
+        """Slices that its blocks occupy or will occupy, released ones included, rounded up."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `held` can only fall: all of the last launch is claimed, or it was ended."""
 
 
 class Device(Protocol):
@@ -110,18 +205,30 @@ class Device(Protocol):
     def occupancy(self, kernel: Any, block: tuple[int, int, int], shared: int = 0) -> int:
         """M: resident blocks of this shape and dynamic shared memory on one SM, at least 1."""
 
-    def launch(
+    def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Any:
+        """A `Chain` of these launches; M is ``occupancy``, or the least of theirs.
+
+        Raises:
+            LaunchConfigError: a grid, block or shared memory is outside what the device allows.
+            KernelRejected: a kernel uses something that the device does not run.
+            ValueError: no launch, a parameter buffer of the wrong size, or an impossible M.
+        """
+
+    def gang(
         self,
-        kernel: Any,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        parameters: bytes,
-        *,
-        shared: int = 0,
-        priority: int = 0,
-        on_done: Callable[[Any], None] | None = None,
-    ) -> LaunchHandle:
-        """Start a raw grid; returns at once."""
+        chain: Any,
+        priority: int,
+        on_left: Callable[[], None],
+        on_over: Callable[[], None],
+    ) -> Gang:
+        """A run of a `Chain` of this device; nothing of it runs before `Gang.resize`.
+
+        Args:
+            chain: what `prepare` made.
+            priority: larger is more urgent.
+            on_left: called after blocks have left, unless the gang is over; must be cheap.
+            on_over: called once, when its last block has left and nothing more will run.
+        """
 
     def close(self) -> None:
         """Give everything back."""
@@ -163,6 +270,10 @@ def as_dim3(what: str, value: int | tuple[int, ...]) -> tuple[int, int, int]:
     Raises:
         LaunchConfigError: another length, or an extent that is not a positive int.
     """
+    if type(value) is tuple and len(value) == 3:
+        x, y, z = value
+        if type(x) is type(y) is type(z) is int and x > 0 and y > 0 and z > 0:
+            return value  # chains have many launches, and these come in this form
     given = tuple(value) if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(given) <= 3:
         raise LaunchConfigError(what, given, "give one to three extents")

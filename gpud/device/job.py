@@ -1,196 +1,175 @@
-"""A kernel whose number of resident blocks can change while it runs, on any device.
+"""A chain of launches whose number of resident blocks can change while it runs, on any device.
 
-Problem: the scheduler decides how many persistent blocks a job has; the job must follow at any
-moment, lose no task block, run none twice, and tell at any time how far it is.
+Problem: the scheduler decides how much of the device a job has; the job must follow at any moment,
+lose no task block, run none twice, and tell at any time how far it is and what it occupies.
 
-Approach: one job record in device memory holds the claim counter that all launches of the job
-share. Growing is another launch on that record. Shrinking lowers the ``limit`` words of launches,
-newest first; each persistent block whose index is no longer below its launch's limit leaves before
-it claims again. A job in sliced form is a chain of sub-grids, each sized to the blocks that the job
-has when it begins.
+Approach: the device does it, close to where the blocks run (`gpud.device.interface.Gang`). A `Job`
+adds what its owner needs: waiting, one callback when it is over, the result.
 
-Terms: see `gpud.compiler.control_words`; *blocks* are persistent blocks (allocation times M).
+Terms: a job has n *slices* of 1/M CapSM. M is the least occupancy of its launches; launch k, with
+an occupancy of M_k, has ``n * M_k // M`` blocks. For one launch that is n.
 
 Properties:
-* every task block is claimed once, whatever is resized when;
+* every task block of every launch is claimed once, whatever is resized when;
+* a launch's task blocks begin after all of the launch before have ended;
 * after `stop` exactly the unclaimed task blocks are left, and `resize` runs them;
-* `progress` never goes back, and ends at (total, total) for a job that was not failed.
+* `progress` never goes back, and ends at (total, total) for a job that ran to its end.
 
-Thread-safe: a scheduler may resize from one thread while launches end on others.
+Thread-safe: a scheduler may resize from one thread while blocks leave on others.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import Any, Literal
+import _thread
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
+from gpud.device.interface import Chain, Device, Form, Gang, LaunchSpec
+from gpud.errors import GpudError
 
-from gpud.compiler import control_words as cw
-from gpud.device.interface import Device, LaunchHandle, as_dim3, pack_parameters
-from gpud.errors import GpudError, KernelTrap, LaunchConfigError
+__all__ = ["Form", "Job", "LaunchSpec", "Progress"]
 
-__all__ = ["Form", "Job", "Progress"]
-
-Form = Literal["persistent", "sliced", "whole", "unmodified"]
 Progress = tuple[int, int, int]
-"""(task blocks claimed, task blocks done, task blocks in the grid)."""
-
-
-class _Run:
-    """One launch of a job and its launch record."""
-
-    def __init__(self, blocks: int, base: int = 0) -> None:
-        self.blocks = blocks
-        self.base = base
-        self.limit = blocks
-        self.memory: Any = None
-        self.record: Any = None
-        self.handle: LaunchHandle | None = None
-        self.ended = False
-
-    def set_limit(self, limit: int) -> None:
-        self.limit = limit
-        self.record["limit"] = limit
+"""(task blocks claimed, task blocks done, task blocks in all)."""
 
 
 class Job:
-    """One grid of task blocks, run by as many blocks as it is given.
+    """Launches, run one after the other by as many blocks as the job is given.
 
     Nothing runs before the first `resize`.
 
     Args:
         device: where it runs.
-        kernel: a rewritten kernel of a module that is loaded there.
-        form: what the rewriter made of it. ``unmodified`` is a plain launch of the whole grid, for
-            tests and as a baseline; like ``whole`` it cannot be resized once it runs.
-        grid: task blocks, an int or up to three.
-        block: threads of a block, likewise.
-        values: one ``bytes`` for each parameter of the kernel as it was before rewriting.
-        shared: dynamic shared memory of a block, in bytes.
+        launches: what it runs; or what `Device.prepare` made of that, which starts quicker.
+        occupancy: M of the job; default: the least of its launches'.
         priority: larger is more urgent.
-        on_done: called once, on a thread of the device, when no more will happen.
+        on_left: called with the job after blocks of it have left, unless it is over; on a thread
+            of the device, without any lock. Must be cheap.
+        on_done: called once with the job when nothing more will happen, likewise.
 
     Raises:
-        LaunchConfigError: the grid or block is malformed or too large.
-        ValueError: the number of values, or the size of one, is not the kernel's.
+        LaunchConfigError: a grid or block is malformed or too large for the device.
+        KernelRejected: a kernel uses something that the device does not run.
+        ValueError: the size of a parameter buffer is not the kernel's.
     """
+
+    __slots__ = ("_done", "_finished", "_gang", "_left", "chain", "device")
 
     def __init__(
         self,
         device: Device,
-        kernel: Any,
-        form: Form,
-        grid: int | tuple[int, ...],
-        block: int | tuple[int, ...],
-        values: list[bytes],
+        launches: Sequence[LaunchSpec] | Chain,
         *,
-        shared: int = 0,
+        occupancy: int | None = None,
         priority: int = 0,
+        on_left: Callable[[Job], None] | None = None,
         on_done: Callable[[Job], None] | None = None,
     ) -> None:
+        if isinstance(launches, list | tuple):
+            chain: Any = device.prepare(launches, occupancy)
+        else:
+            chain = launches
         self.device = device
-        self.kernel = kernel
-        self.form: Form = form
-        self.grid = as_dim3("grid", grid)
-        self.block = as_dim3("block", block)
-        self.shared = shared
-        self.priority = priority
-        self.total = self.grid[0] * self.grid[1] * self.grid[2]
-        if self.total > cw.MAX_TASK_BLOCKS:
-            raise LaunchConfigError(
-                "grid",
-                self.grid,
-                f"{self.total} task blocks are over {cw.MAX_TASK_BLOCKS}; split the work into jobs",
-                limit=cw.MAX_TASK_BLOCKS,
-            )
-        self._values = list(values)
-        self._rewritten = form in ("persistent", "sliced")
-        # Fail on bad arguments now, not at the first launch.
-        self._pack(0)
-        self._on_done = on_done
-        self._lock = threading.RLock()
-        self._finished = threading.Event()
-        self._runs: list[_Run] = []
-        self._wanted = 0
-        self._base = 0
-        self._error: GpudError | None = None
-        self.output = b""
-        self._memory = device.allocate(cw.JOB_BYTES)
-        self._memory.view[:] = np.frombuffer(cw.job_record(self.grid), np.uint8)
-        self._record = self._memory.view.view(np.dtype(cw.JOB_RECORD))[0:1][0]
+        self.chain = chain
+        self._left = on_left
+        self._done = on_done
+        # Held until the job is over: cheaper than an Event, which few jobs need.
+        self._finished = _thread.allocate_lock()
+        self._finished.acquire()
+        self._gang: Gang = device.gang(chain, priority, self._blocks_left, self._over)
 
     # -- what a scheduler does with it
 
     @property
-    def blocks(self) -> int:
-        """Persistent blocks that the job is to have now."""
-        return self._wanted
+    def slices(self) -> int:
+        """Slices that the job is to have now."""
+        return self._gang.slices
 
     @property
-    def live(self) -> int:
-        """Persistent blocks that have not left yet, those told to release included."""
-        with self._lock:
-            if self.form != "persistent":
-                return sum(run.blocks for run in self._runs)
-            return sum(int(run.record["live"]) for run in self._runs)
+    def held(self) -> int:
+        """Slices that its blocks occupy, or will occupy when there is room; rounded up.
+
+        Blocks that were told to release count until they have left.
+        """
+        return self._gang.held
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `held` can only fall: all of the last launch is claimed, or the job was ended."""
+        return self._gang.exhausted
 
     @property
     def progress(self) -> Progress:
         """(claimed, done, total) task blocks, readable at any moment."""
-        with self._lock:
-            if self.form == "persistent":
-                done = int(self._record["done"])
-                claimed = min(int(self._record["next"]), self.total)
-                return claimed, min(done, claimed), self.total
-            if self.form == "sliced":
-                running = sum(run.blocks for run in self._runs)
-                return self._base, self._base - running, self.total
-            started = self.total if self._runs or self.done else 0
-            return started, self.total if self.done else 0, self.total
+        return self._gang.progress
 
-    def resize(self, blocks: int) -> None:
-        """Give the job ``blocks`` persistent blocks from now on; 0 stops it where it is.
+    def resize(self, slices: int) -> None:
+        """Give the job ``slices`` slices from now on; 0 stops it where it is.
 
         Returns at once: blocks leave at their next task block, new ones start as there is room.
+        After the end of the job it does nothing.
 
         Raises:
             ValueError: a negative number.
         """
-        if blocks < 0:
-            raise ValueError(f"a job has 0 or more blocks, not {blocks}")
-        with self._lock:
-            if self._finished.is_set():
-                return
-            before, self._wanted = self._wanted, blocks
-            try:
-                if self.form == "persistent":
-                    self._resize_persistent(blocks)
-                elif self.form == "sliced":
-                    self._next_slice()
-                elif blocks and not self._base:
-                    self._launch(_Run(self.total), self.grid)
-                    self._base = self.total
-            except Exception:
-                self._wanted = before
-                raise
-            ended = self._check_done()
-        if ended:
-            self._tell()
+        if slices < 0:
+            raise ValueError(f"a job has 0 or more slices, not {slices}")
+        self._gang.resize(slices)
 
     def stop(self) -> None:
         """`resize` to 0: running task blocks end, unclaimed ones stay in the job."""
-        self.resize(0)
+        self._gang.resize(0)
+
+    def end(self) -> None:
+        """Release all blocks and run no more; the job is done when the last has left."""
+        self._gang.end()
+
+    # -- what came of it
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will happen: all task blocks are done, or the job failed."""
-        return self._finished.is_set()
+        """Whether nothing more will happen: it ran to its end, failed, or was ended."""
+        return not self._finished.locked()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task block ran to its end."""
+        return self._gang.complete
+
+    @property
+    def error(self) -> GpudError | None:
+        """What the job failed with, or ``None``."""
+        error: GpudError | None = self._gang.error
+        return error
+
+    @property
+    def output(self) -> bytes:
+        """What its kernels printed so far."""
+        return self._gang.output
+
+    @property
+    def total(self) -> int:
+        """Task blocks in all."""
+        total: int = self.chain.total
+        return total
+
+    @property
+    def first_block_ns(self) -> int:
+        """From the first `resize` to the first task block; 0 until the job is done."""
+        return self._gang.first_block_ns
+
+    @property
+    def release_ns(self) -> int:
+        """The longest time from a release to its last block gone; 0 without a release."""
+        return self._gang.release_ns
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block up to ``timeout`` seconds until the job is done; whether it is."""
-        return self._finished.wait(timeout)
+        finished = self._finished
+        if finished.acquire(timeout=-1 if timeout is None else timeout):
+            finished.release()
+            return True
+        return False
 
     def result(self, timeout: float | None = None) -> None:
         """`wait`, then raise what the job failed with.
@@ -199,119 +178,20 @@ class Job:
             TimeoutError: not done after ``timeout`` seconds.
             JobError: the job failed.
         """
-        if not self._finished.wait(timeout):
+        if not self.wait(timeout):
             claimed, done, total = self.progress
             raise TimeoutError(
-                f"{self.kernel.name} is not done after {timeout} s: {claimed} of {total} task "
-                f"blocks claimed, {done} done, {self._wanted} blocks allotted"
+                f"{self.chain.launches[0].name} is not done after {timeout} s: {claimed} of "
+                f"{total} task blocks claimed, {done} done, {self.slices} slices allotted"
             )
-        if self._error is not None:
-            raise self._error
+        if self._gang.error is not None:
+            raise self._gang.error
 
-    # -- persistent form
+    def _blocks_left(self) -> None:
+        if self._left is not None:
+            self._left(self)
 
-    def _resize_persistent(self, blocks: int) -> None:
-        present = sum(run.limit for run in self._runs)
-        for run in reversed(self._runs):
-            if present <= blocks:
-                break
-            kept = max(0, run.limit - (present - blocks))
-            present -= run.limit - kept
-            run.set_limit(kept)
-        left = self.total - min(int(self._record["next"]), self.total)
-        more = min(blocks - present, left)
-        if more > 0:
-            self._launch(_Run(more), (more, 1, 1))
-
-    # -- sliced form
-
-    def _next_slice(self) -> None:
-        if self._runs or self._base >= self.total or not self._wanted or self._error:
-            return
-        size = min(self._wanted, self.total - self._base)
-        self._launch(_Run(size, self._base), (size, 1, 1))
-        self._base += size
-
-    # -- launches
-
-    def _launch(self, run: _Run, grid: tuple[int, int, int]) -> None:
-        run.memory = self.device.allocate(cw.LAUNCH_BYTES)
-        run.memory.view[:] = np.frombuffer(
-            cw.launch_record(self._memory.address, run.blocks, base=run.base), np.uint8
-        )
-        run.record = run.memory.view.view(np.dtype(cw.LAUNCH_RECORD))[0:1][0]
-        self._runs.append(run)
-        try:
-            run.handle = self.device.launch(
-                self.kernel,
-                grid,
-                self.block,
-                self._pack(run.memory.address),
-                shared=self.shared,
-                priority=self.priority,
-                on_done=lambda handle: self._ended(run, handle),
-            )
-        except Exception:
-            self._runs.remove(run)
-            raise
-
-    def _pack(self, control: int) -> bytes:
-        values = self._values
-        if self._rewritten:
-            values = [*values, control.to_bytes(8, "little")]
-        try:
-            return pack_parameters(self.kernel.parameters, values)
-        except ValueError as error:
-            if not self._rewritten or len(values) == len(self.kernel.parameters):
-                raise
-            expected = len(self.kernel.parameters) - 1
-            raise ValueError(
-                f"{self.kernel.name} takes {expected} arguments, not {len(self._values)}"
-            ) from error
-
-    def _ended(self, run: _Run, handle: Any) -> None:
-        """A launch's last block has left. On a thread of the device."""
-        with self._lock:
-            run.ended = True
-            self._runs.remove(run)
-            self.output += handle.output
-            if handle.error is not None and self._error is None:
-                self._error = self._located(run, handle.error)
-                for other in self._runs:
-                    if self.form == "persistent":
-                        other.set_limit(0)
-            if self.form == "sliced":
-                self._next_slice()
-            ended = self._check_done()
-        if ended:
-            self._tell()
-
-    def _located(self, run: _Run, error: GpudError) -> GpudError:
-        """``error`` with the task block in place of the launch's raw block."""
-        if not self._rewritten or not isinstance(error, KernelTrap):
-            return error
-        place = None  # which task block a persistent block was running is not recorded
-        if self.form == "sliced" and error.task_block is not None:
-            place = cw.coordinates(run.base + error.task_block[0], self.grid)
-        return KernelTrap(error.cause, kernel=error.kernel, line=error.line, task_block=place)
-
-    def _check_done(self) -> bool:
-        """Whether the job has just ended; `_tell` is the caller's then, without the lock."""
-        if self._runs or self._finished.is_set():
-            return False
-        if self._error is None:
-            if self.form == "persistent":
-                complete = int(self._record["next"]) >= self.total
-            else:
-                complete = self._base >= self.total
-            if not complete:
-                if self.form == "persistent" and self._wanted > 0:
-                    # Released blocks left task blocks behind that nobody present will claim.
-                    self._resize_persistent(self._wanted)
-                return False
-        self._finished.set()
-        return True
-
-    def _tell(self) -> None:
-        if self._on_done is not None:
-            self._on_done(self)
+    def _over(self) -> None:
+        self._finished.release()
+        if self._done is not None:
+            self._done(self)

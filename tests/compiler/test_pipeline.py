@@ -56,6 +56,31 @@ def test_every_sample_compiles_in_every_form(name: str, form: str | None) -> Non
         assert set(assemble(program.ptx, "sm_75")) == set(program.kernels)
 
 
+def test_a_block_shape_that_cannot_loop_has_a_sliced_twin_in_the_same_module() -> None:
+    program = compile_program(
+        'extern "C" __global__ void k(int* x) {'
+        " if (threadIdx.x < 32) x[threadIdx.x] = __shfl_down_sync(~0u, threadIdx.x, 1); }"
+    )
+    kernel = Program.decode(program.encode()).kernel("k")
+    assert kernel.form is Form.PERSISTENT
+    assert kernel.entry_for((64, 2, 1)) == "k"
+    assert kernel.form_for((48, 2, 1)) is Form.SLICED
+    twin = kernel.entry_for((48, 2, 1))
+    assert twin == kernel.sliced_entry != "k"
+    assert "k" in program.kernels
+    assert twin not in program.kernels
+    verify(parse(program.ptx))
+    body = program.ptx.partition(f".entry {twin}(")[2].partition("\n}")[0]
+    assert "shfl" in body
+    assert "atom" not in body  # it claims nothing
+
+
+def test_a_kernel_that_loops_in_every_shape_has_no_twin() -> None:
+    (kernel,) = compile_program(KERNELS["saxpy"]).kernels.values()
+    assert kernel.sliced_entry is None
+    assert kernel.entry_for((48, 2, 1)) == kernel.entry
+
+
 def test_the_original_is_nvrtcs_own() -> None:
     assert compile_program(KERNELS["saxpy"]).original_ptx == compiled("saxpy", "compute_75")
 

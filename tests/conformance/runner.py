@@ -15,7 +15,7 @@ from gpud.compiler.cuda_headers import cuda_include_paths
 from gpud.compiler.nvrtc import compile_cuda, nvrtc_version
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.device.interface import Device
-from gpud.device.job import Job
+from gpud.device.job import Job, LaunchSpec
 from tests.conformance.suite import find
 from tests.conformance.suite.case import (
     RUNS_SYMBOL,
@@ -166,8 +166,7 @@ class Run:
         """The next job, with no blocks yet."""
         case = self.loaded.case
         self._launches += 1
-        return Job(
-            self.loaded.device,
+        launch = LaunchSpec.of(
             self.loaded.kernel,
             self.loaded.form,
             case.grid,
@@ -175,6 +174,7 @@ class Run:
             self._values,
             shared=case.shared,
         )
+        return Job(self.loaded.device, [launch])
 
     def ended(self, job: Job) -> None:
         """Take over what a job printed."""

@@ -151,11 +151,11 @@ class _Active:
             self._problem(
                 report,
                 f"no end after {LIMIT_S:g} s: {claimed} claimed and {done} done of {total}, "
-                f"{self.job.blocks} blocks allotted, {self.job.live} live",
+                f"{self.job.slices} blocks allotted, {self.job.held} live",
             )
             self.finished = True
         elif leave_alone:
-            if self.job.blocks == 0:
+            if self.job.slices == 0:
                 self._resize(report, self.rng.randint(1, 8))
             os.sched_yield()
         else:
@@ -163,7 +163,7 @@ class _Active:
 
     def _event(self, report: Report) -> None:
         self._check_progress(report)
-        now = self.job.blocks
+        now = self.job.slices
         kind = self.rng.random()
         if now == 0:
             if kind < 0.2:
@@ -179,14 +179,14 @@ class _Active:
         self._pause()
 
     def _resize(self, report: Report, target: int) -> None:
-        now = self.job.blocks
+        now = self.job.slices
         kind = "resume" if now == 0 else "grow" if target > now else "shrink" if target else "stop"
         self.job.resize(target)
         if self._started:
             report.events[kind] += 1
         self._started = True
         # The order matters: a block may claim between the two, but not leave and claim.
-        live = self.job.live
+        live = self.job.held
         self._most = self.job.progress[0] + live if target == 0 else None
 
     def _pause(self) -> None:
@@ -210,7 +210,7 @@ class _Active:
     def _check_rest(self, report: Report) -> None:
         """A stopped job: wait until its last block has left, then count what has run."""
         for _ in range(20 * _PATIENCE):
-            if self.job.live == 0:
+            if self.job.held == 0:
                 break
             os.sched_yield()
         else:

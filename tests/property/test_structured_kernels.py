@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from random import Random
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from gpud.device.cpu.codegen import prepare as preparing
 from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Memory
-from gpud.device.job import Job
+from gpud.device.job import Form, Job, LaunchSpec
 from tests.property.structured import KEPT, Generator, Kernel
 from tests.property.structured_machine import Machine
 from tests.property.structured_ptx import to_ptx
@@ -60,14 +61,9 @@ def check(device: CPUDevice, kernel: Kernel, *, rewrite: bool) -> None:
     out, read, own = (memory.view.view(np.uint32) for memory in memories)
     out[:], read[:] = UNTOUCHED, data
     values = [int(memory.address).to_bytes(8, "little") for memory in memories]
-    job = Job(
-        device,
-        device.load(text).kernel("k"),
-        form,  # type: ignore[arg-type]
-        blocks,
-        kernel.shape,
-        [*values, N.to_bytes(4, "little")],
-    )
+    arguments = [*values, N.to_bytes(4, "little")]
+    loaded = device.load(text).kernel("k")
+    job = Job(device, [LaunchSpec.of(loaded, cast(Form, form), blocks, kernel.shape, arguments)])
     job.resize(2)
     job.result(TIMEOUT_S)
     for number in range(blocks):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,8 @@ class CPUKernel:
         self.module = module
         self.name = entry.name
         self.parameters: tuple[Parameter, ...] = parameters_of(entry)
+        self.plans: dict[tuple[tuple[int, int, int], int, bool], Any] = {}
+        """What launches have in common, by block shape and shared memory: `Chain` keeps it here."""
         self._compiled: dict[Shape, CompiledKernel] = {}
         self._lock = threading.Lock()
 

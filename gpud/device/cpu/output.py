@@ -13,7 +13,7 @@ from functools import cache
 
 from gpud.device.cpu import jit
 
-__all__ = ["format_printf", "install", "register", "unregister"]
+__all__ = ["format_printf", "install", "register"]
 
 _CONVERSION = re.compile(
     rb"%[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?(hh|h|ll|l|j|z|t|L)?([diouxXcfFeEgGaAsp%])"
@@ -30,12 +30,6 @@ def register(
     """Send what the block at address ``block`` prints, and its failed assertions, to these."""
     _printers[block] = on_print
     _asserters[block] = on_assert
-
-
-def unregister(block: int) -> None:
-    """Forget a block; its memory may be used for another launch after this."""
-    _printers.pop(block, None)
-    _asserters.pop(block, None)
 
 
 def format_printf(text: bytes, values: int) -> bytes:

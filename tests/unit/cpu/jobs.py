@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.module import CPUKernel
 from gpud.device.interface import Memory
-from gpud.device.job import Form, Job
+from gpud.device.job import Form, Job, LaunchSpec
 from tests.unit.cpu.running import OPEN, Array, cuda, pointer, rewritten, words
 
 __all__ = ["FORMS", "RESIZABLE", "SOURCE", "TOTAL", "Work", "make"]
@@ -40,6 +40,7 @@ class Work(NamedTuple):
     """A job of `work`, how often each task block ran, and its gate."""
 
     job: Job
+    kernel: CPUKernel
     runs: Array
     gate: Array
     memories: tuple[Memory, ...]
@@ -70,7 +71,6 @@ def make(
     opening[0] = gate
     ended: list[Job] = []
     values = [pointer(runs), pointer(door)]
-    job = Job(
-        device, _loaded[key], form, grid, block, values, priority=priority, on_done=ended.append
-    )
-    return Work(job, counts, opening, (runs, door), ended)
+    launch = LaunchSpec.of(_loaded[key], form, grid, block, values)
+    job = Job(device, [launch], priority=priority, on_done=ended.append)
+    return Work(job, _loaded[key], counts, opening, (runs, door), ended)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.job import Form, Job
+from gpud.device.job import Form, Job, LaunchSpec
 from gpud.errors import LaunchConfigError
 from tests.unit.cpu.jobs import FORMS, RESIZABLE, SOURCE, TOTAL, make
 from tests.unit.cpu.running import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
@@ -35,14 +35,14 @@ def test_every_task_block_runs_once(
     work.job.result(TIMEOUT_S)
     assert work.runs.tolist() == [1] * total
     assert work.job.progress == (total, total, total)
-    assert (work.job.done, work.job.live) == (True, 0)
+    assert (work.job.done, work.job.held) == (True, 0)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_runs_before_the_first_resize(device: CPUDevice, form: Form) -> None:
     work = make(device, form)
     assert work.job.progress == (0, 0, TOTAL)
-    assert (work.job.blocks, work.job.live, work.job.done) == (0, 0, False)
+    assert (work.job.slices, work.job.held, work.job.done) == (0, 0, False)
     assert not work.job.wait(0)
 
 
@@ -73,7 +73,7 @@ def test_a_resize_after_the_end_does_nothing(device: CPUDevice, form: Form) -> N
     work.job.resize(2)
     work.job.result(TIMEOUT_S)
     work.job.resize(7)
-    assert (work.job.live, work.job.blocks) == (0, 2)
+    assert (work.job.held, work.job.slices) == (0, 2)
     assert work.runs.tolist() == [1] * TOTAL
 
 
@@ -86,9 +86,9 @@ def test_stop_leaves_exactly_the_unclaimed_task_blocks(device: CPUDevice, form: 
     work.job.resize(3)
     until(lambda: work.job.progress[0] == 3)
     work.job.stop()
-    assert work.job.live == 3, "started blocks are never evicted"
+    assert work.job.held == 3, "started blocks are never evicted"
     work.gate[0] = OPEN
-    until(lambda: work.job.live == 0)
+    until(lambda: work.job.held == 0)
     assert work.runs.tolist() == [1] * 3 + [0] * (TOTAL - 3)
     assert work.job.progress == (3, 3, TOTAL)
     assert not work.job.done
@@ -115,7 +115,7 @@ def test_stop_at_once_and_go_on(device: CPUDevice, form: Form) -> None:
     for _ in range(20):
         work.job.resize(4)
         work.job.resize(0)
-    until(lambda: work.job.live == 0)
+    until(lambda: work.job.held == 0)
     claimed, done, _ = work.job.progress
     assert claimed == done == work.runs.sum()
     work.job.resize(4)
@@ -128,7 +128,7 @@ def test_a_persistent_job_grows_while_it_runs(device: CPUDevice) -> None:
     for blocks in (1, 2, 5):
         work.job.resize(blocks)
         until(lambda blocks=blocks: work.job.progress[0] == blocks)  # type: ignore[misc]
-        assert (work.job.live, work.job.blocks) == (blocks, blocks)
+        assert (work.job.held, work.job.slices) == (blocks, blocks)
     work.gate[0] = OPEN
     work.job.result(TIMEOUT_S)
     assert work.runs.tolist() == [1] * TOTAL
@@ -140,9 +140,9 @@ def test_a_persistent_job_shrinks_at_the_next_task_block(device: CPUDevice) -> N
     work.job.resize(5)
     until(lambda: work.job.progress[0] == 5)
     work.job.resize(1)
-    assert (work.job.live, work.job.blocks) == (5, 1)
+    assert (work.job.held, work.job.slices) == (5, 1)
     work.gate[0] = 5
-    until(lambda: work.job.live == 1)
+    until(lambda: work.job.held == 1)
     # The one that stays has claimed again.
     until(lambda: work.job.progress == (6, 5, TOTAL))
     work.job.resize(3)
@@ -152,11 +152,11 @@ def test_a_persistent_job_shrinks_at_the_next_task_block(device: CPUDevice) -> N
     assert work.runs.tolist() == [1] * TOTAL
 
 
-def test_a_sliced_job_takes_its_new_size_with_the_next_slice(device: CPUDevice) -> None:
+def test_a_sliced_job_takes_its_new_size_with_the_next_blocks(device: CPUDevice) -> None:
     work = make(device, "sliced", gate=0)
     work.job.resize(4)
+    until(lambda: work.job.progress == (4, 0, TOTAL))
     work.job.resize(3)
-    assert work.job.progress == (4, 0, TOTAL)
     work.gate[0] = 4
     until(lambda: work.job.progress == (7, 4, TOTAL))
     work.job.resize(8)
@@ -169,7 +169,7 @@ def test_a_sliced_job_takes_its_new_size_with_the_next_slice(device: CPUDevice) 
 def test_what_cannot_be_resized_goes_on_to_its_end(device: CPUDevice, form: Form) -> None:
     work = make(device, form, gate=0)
     work.job.resize(1)
-    assert work.job.progress == (TOTAL, 0, TOTAL)
+    until(lambda: work.job.progress == (TOTAL, 0, TOTAL))
     work.job.resize(4)
     work.gate[0] = OPEN
     work.job.result(TIMEOUT_S)
@@ -182,6 +182,7 @@ def test_a_whole_job_that_is_stopped_while_it_runs_still_ends(
 ) -> None:
     work = make(device, form, gate=0)
     work.job.resize(1)
+    until(lambda: work.job.progress[0] > 0)
     work.job.stop()
     work.gate[0] = OPEN
     work.job.result(TIMEOUT_S)
@@ -193,7 +194,7 @@ def test_a_negative_number_of_blocks_is_refused(device: CPUDevice, form: Form) -
     job = make(device, form).job
     with pytest.raises(ValueError, match="not -1"):
         job.resize(-1)
-    assert job.blocks == 0
+    assert job.slices == 0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -229,18 +230,18 @@ def test_progress_never_goes_back(device: CPUDevice, form: Form) -> None:
 def test_wrong_arguments_are_refused_before_anything_runs(
     device: CPUDevice, form: Form, values: list[bytes], message: str
 ) -> None:
-    kernel = make(device, form).job.kernel
+    kernel = make(device, form).kernel
     with pytest.raises(ValueError, match=message):
-        Job(device, kernel, form, 1, 32, values)
+        LaunchSpec.of(kernel, form, 1, 32, values)
 
 
 @pytest.mark.parametrize("what", ["grid", "block"])
 @pytest.mark.parametrize("extents", [0, -3, (4, 0), (1, 2, -1), (1, 2, 3, 4), (), True, 2.0, "32"])
 def test_malformed_extents_are_refused(device: CPUDevice, what: str, extents: object) -> None:
-    job = make(device, "persistent").job
+    kernel = make(device, "persistent").kernel
     grid, block = (extents, 32) if what == "grid" else (1, extents)
     with pytest.raises(LaunchConfigError) as caught:
-        Job(device, job.kernel, "persistent", grid, block, [bytes(8)] * 2)  # type: ignore[arg-type]
+        LaunchSpec.of(kernel, "persistent", grid, block, [bytes(8)] * 2)  # type: ignore[arg-type]
     assert caught.value.parameter == what
 
 
@@ -257,18 +258,17 @@ def test_the_largest_grid_is_accepted(device: CPUDevice) -> None:
 
 
 def make_only_job(device: CPUDevice, grid: int | tuple[int, ...]) -> Job:
-    kernel = make(device, "persistent").job.kernel
-    return Job(device, kernel, "persistent", grid, 32, [bytes(8)] * 2)
+    kernel = make(device, "persistent").kernel
+    return Job(device, [LaunchSpec.of(kernel, "persistent", grid, 32, [bytes(8)] * 2)])
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_job_that_cannot_be_launched_is_as_if_it_had_not_been(
+def test_a_job_that_cannot_be_launched_is_refused_before_anything_runs(
     device: CPUDevice, form: Form
 ) -> None:
-    work = make(device, form, block=2048)
-    with pytest.raises(LaunchConfigError):
-        work.job.resize(2)
-    assert (work.job.live, work.job.progress) == (0, (0, 0, TOTAL))
+    with pytest.raises(LaunchConfigError) as caught:
+        make(device, form, block=2048)
+    assert caught.value.parameter == "block"
 
 
 # -- waiting -----------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_result_gives_up_after_its_timeout(device: CPUDevice, form: Form) -> Non
 
 def test_on_done_holds_no_lock(device: CPUDevice) -> None:
     """A scheduler's own lock is held in its callback and around resize: no order of the two."""
-    kernel = make(device, "persistent").job.kernel
+    kernel = make(device, "persistent").kernel
     seen: list[bool] = []
     finished = threading.Event()
 
@@ -302,7 +302,7 @@ def test_on_done_holds_no_lock(device: CPUDevice) -> None:
     door, opening = words(device, 2)
     opening[0] = OPEN
     values = [pointer(runs), pointer(door)]
-    job = Job(device, kernel, "persistent", 1, 32, values, on_done=ask)
+    job = Job(device, [LaunchSpec.of(kernel, "persistent", 1, 32, values)], on_done=ask)
     job.resize(1)
     assert finished.wait(TIMEOUT_S)
     assert seen == [True]
@@ -350,7 +350,7 @@ def test_the_more_urgent_launch_gets_the_next_free_slot() -> None:
 def test_each_job_has_its_own_output(device: CPUDevice, form: Form) -> None:
     text = cuda(SOURCE) if form == "unmodified" else rewritten(SOURCE, form).ptx
     kernel = device.load(text).kernel("says")
-    jobs = [Job(device, kernel, form, n, 32, []) for n in (3, 5)]
+    jobs = [Job(device, [LaunchSpec.of(kernel, form, n, 32, [])]) for n in (3, 5)]
     for job in jobs:
         job.resize(2)
     for job, n in zip(jobs, (3, 5), strict=True):

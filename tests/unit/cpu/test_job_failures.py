@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.job import Form, Job
+from gpud.device.job import Form, Job, LaunchSpec
 from gpud.errors import KernelTrap
 from tests.unit.cpu.jobs import FORMS, TOTAL, make
 from tests.unit.cpu.running import TIMEOUT_S, cuda, rewritten
@@ -41,7 +41,7 @@ def failing_job(
 ) -> Job:
     text = cuda(FAILING) if form == "unmodified" else rewritten(FAILING, form).ptx
     kernel = device.load(text).kernel(name)
-    return Job(device, kernel, form, grid, 32, [at.to_bytes(4, "little")])
+    return Job(device, [LaunchSpec.of(kernel, form, grid, 32, [at.to_bytes(4, "little")])])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -55,11 +55,11 @@ def test_a_trap_fails_the_job_and_leaves_the_device_usable(device: CPUDevice, fo
     text = cuda(FAILING) if form == "unmodified" else rewritten(FAILING, form).ptx
     assert error.line is not None
     assert "trap" in text.splitlines()[error.line - 1]
-    assert (job.done, job.live) == (True, 0)
+    assert (job.done, job.held) == (True, 0)
     with pytest.raises(KernelTrap):
         job.result(0)
     job.resize(3)
-    assert job.live == 0
+    assert job.held == 0
     work = make(device, form)
     work.job.resize(2)
     work.job.result(TIMEOUT_S)
@@ -95,7 +95,7 @@ def test_a_trap_says_in_which_task_block(device: CPUDevice, form: Form) -> None:
 def test_a_trap_in_a_slice_gives_all_coordinates(device: CPUDevice) -> None:
     text = rewritten(FAILING, "sliced").ptx
     kernel = device.load(text).kernel("traps_in_the_corner")
-    job = Job(device, kernel, "sliced", (3, 2, 4), 32, [])
+    job = Job(device, [LaunchSpec.of(kernel, "sliced", (3, 2, 4), 32, [])])
     job.resize(5)
     with pytest.raises(KernelTrap) as caught:
         job.result(TIMEOUT_S)

@@ -23,6 +23,7 @@ __all__ = [
     "HEADER",
     "HEADER_SIZE",
     "STATE_STATUS_SHIFT",
+    "TEMPLATE_BYTES",
     "WARP",
     "BlockLayout",
     "DataLayout",
@@ -42,8 +43,8 @@ class Fresh:
     NOTHING = 0
     STATES = 1
     """Its coordinates are new; the threads begin anew."""
-    COORDINATES = 2
-    """It has no raw block yet: the SM loop claims one."""
+    BLOCK = 2
+    """There is no block: the SM loop looks for one."""
 
 
 class Status:
@@ -62,25 +63,24 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("shared", "ptr"),
     ("locals", "ptr"),
     ("data", "ptr"),
-    ("launch", "ptr"),
     ("run_together", "ptr"),
     ("run_piece", "ptr"),
     ("exchange", "ptr"),
     ("common", "ptr"),
     ("shared_size", "i64"),
     ("grid_id", "i64"),
-    ("ctaid_x", "i32"),
-    ("ctaid_y", "i32"),
-    ("ctaid_z", "i32"),
     ("nctaid_x", "i32"),
     ("nctaid_y", "i32"),
     ("nctaid_z", "i32"),
-    ("smid", "i32"),
     ("nsmid", "i32"),
     ("dynamic_shared", "i32"),
     ("threads", "i32"),
     ("padded", "i32"),
     ("start", "i32"),
+    ("ctaid_x", "i32"),
+    ("ctaid_y", "i32"),
+    ("ctaid_z", "i32"),
+    ("smid", "i32"),
     ("votes", "i32"),
     ("taken", "i32"),
     ("falls", "i32"),
@@ -90,7 +90,7 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("error_thread", "i32"),
     ("error_line", "i32"),
 )
-"""Header fields in order.
+"""Header fields in order; those before ``ctaid_x`` are the same for all blocks of a launch.
 
 The functions and the table ``common`` are the kernel's own (see `gpud.device.cpu.codegen.kernel`).
 ``threads`` is the block's size, ``padded`` the same in whole warps. ``fresh`` is a `Fresh`.
@@ -119,6 +119,9 @@ def _header() -> tuple[dict[str, tuple[int, str]], int]:
 
 HEADER, HEADER_SIZE = _header()
 """Header field -> (offset, LLVM type)."""
+
+TEMPLATE_BYTES = HEADER["ctaid_x"][0]
+"""The part of a header that is the same for all blocks of a launch."""
 
 
 @dataclass(slots=True)

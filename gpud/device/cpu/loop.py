@@ -1,0 +1,390 @@
+"""The SM loop in native code: turns between seats, claims, and the way from launch to launch.
+
+Problem: a chain of many short launches must not wait for Python between them, and neither must a
+block that has ended. Approach: everything that happens again and again is generated code, which
+runs outside the GIL on the SM's thread; Python is needed only to put a seat on an SM and to hear
+that seats have left.
+
+A *turn* of the loop does something for one seat:
+
+* a seat with a block steps it until it is done, gives way, polls or fails;
+* a seat without one looks for the next (``@advance``): a claim of the stage that is current, or,
+  in persistent form, another run of the kernel, which claims for itself.
+
+A stage is over when all its task blocks are done: the seat whose block was the last makes the next
+stage current. Seats find it there at their next turn, and copy the new launch's header and
+parameters into their own memory.
+
+At most one seat of a gang runs on an SM, unless its block polls: a block in its middle holds a
+claim that it must keep, and an OS thread is no faster with several. So a released seat leaves
+within one task block, mostly at once.
+
+Seats that were told to leave give way to others in the meantime: `gpud.device.cpu.late`.
+
+Properties:
+* a block stays in its seat until it is done: started blocks are never evicted;
+* no task block of a stage begins before all of the stage before are done;
+* seats begin in turn as long as those that have begun poll: whoever waits for another is answered;
+* with nothing to run the OS thread sleeps; with only polling seats it yields the CPU every round,
+  and after a while naps for an eighth of the time that it has waited.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from gpud.device.cpu import jit
+from gpud.device.cpu.access import (
+    Record,
+    add,
+    chain_of,
+    compare,
+    header_of,
+    load,
+    offset,
+    seat_of,
+    stage_of,
+    store,
+)
+from gpud.device.cpu.advance import LEAVE, RUN, define_advance
+from gpud.device.cpu.codegen.driver import DONE, FAILED, YIELDED, define_driver
+from gpud.device.cpu.codegen.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.layout import HEADER, Fresh
+from gpud.device.cpu.late import define_may_be_late, end_late_turn
+from gpud.device.cpu.records import (
+    CHAIN_BYTES,
+    MARK_BYTES,
+    MAX_SLOTS,
+    NONE,
+    SEAT,
+    SEAT_BYTES,
+    SM,
+    SM_GONE,
+    SM_INBOX,
+    SM_SLOTS,
+    Begun,
+    Reason,
+)
+
+__all__ = ["CLOSING", "GONE", "Native", "native"]
+
+GONE, CLOSING = 1, 2
+"""Why the loop returns: seats have left; the SM is to end."""
+
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
+_FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
+_YIELD_NS, _NAP_PART, _NAP_NS = 50_000, 8, 200_000
+"""With nothing but polling seats an SM yields for so long; then it naps for this part of the time
+that it has waited, at most so long. A poller makes the other hardware thread of its core slower."""
+
+_PATIENCE_NS = 10_000_000
+"""A block that gives way again and again while its gang claims nothing may poll through barriers:
+after so long another block of the gang may begin on its SM."""
+
+
+class Native(NamedTuple):
+    """The native functions; addresses are ints.
+
+    Attributes:
+        loop: ``(sm) -> GONE | CLOSING``; runs without the GIL until there is something to tell.
+        add: ``(sm, block, chain, index)``: gives an SM a seat. Quick, keeps the GIL.
+        wake: ``(sm)``: has the SM look at its record.
+        code: what must live as long as the functions.
+    """
+
+    loop: Any
+    add: Any
+    wake: Any
+    code: jit.NativeCode
+
+
+@cache
+def native() -> Native:
+    """The functions, compiled at the first call."""
+    number = _FUTEX.get(platform.machine())
+    if number is None:
+        raise RuntimeError(f"the CPU device does not know Linux on {platform.machine()}")
+    ir = IRModule()
+    define_driver(ir)
+    ir.declare("sched_yield", "declare i32 @sched_yield()")
+    ir.declare("syscall", "declare i64 @syscall(i64, ...)")
+    ir.metadata("!0", "!0 = !{}")
+    define_advance(ir)
+    define_may_be_late(ir)
+    _define_leave(ir)
+    _define_loop(ir, number)
+    _define_wake(ir, number)
+    _define_add(ir)
+    code = jit.assemble(ir.text(), ("sm_loop", "sm_add", "sm_wake"))
+    address = ctypes.c_void_p
+    return Native(
+        code.function("sm_loop", ctypes.CFUNCTYPE(ctypes.c_int32, address)),
+        code.function(
+            "sm_add", ctypes.PYFUNCTYPE(None, address, address, address, ctypes.c_uint32)
+        ),
+        code.function("sm_wake", ctypes.PYFUNCTYPE(None, address)),
+        code,
+    )
+
+
+# -- the loop --------------------------------------------------------------------------------------
+
+
+def _define_loop(ir: IRModule, futex: int) -> None:
+    e = Emitter(ir, "define i32 @sm_loop(ptr %sm)")
+    sm = Record(e, "%sm", SM)
+    busy, at, idle = e.alloca("i1", "busy"), e.alloca("i32", "at"), e.alloca("i64", "idle")
+    e.do(f"store i64 0, ptr {idle}")
+    e.do(f"store i32 0, ptr {at}")
+    e.do(f"store i1 false, ptr {busy}")
+    with e.loop() as (again, _):
+        with e.when(compare(e, "ne", "i32", sm.load("doorbell", "acquire"), 0)):
+            _take_in(e, sm)
+        end_late_turn(e, sm)
+        index = e.value(f"load i32, ptr {at}")
+        with e.when(compare(e, "uge", "i32", index, sm.load("count"))):
+            _end_round(e, sm, busy, at, idle, futex)
+            e.jump(again)
+        e.do(f"store i32 {e.value(f'add i32 {index}, 1')}, ptr {at}")
+        slots = offset(e, "%sm", SM_SLOTS)
+        block = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {index}')}")
+        fresh = Record(e, block, HEADER).at("fresh")
+        empty = compare(e, "eq", "i32", load(e, "i32", fresh), Fresh.BLOCK)
+        look, run, step = e.label("look"), e.label("run"), e.label("step")
+        e.branch(empty, look, run)
+        e.place(run)
+        # Seats that have left are told of at the end of the round: let no block delay that.
+        check, late = e.label("check"), e.label("late")
+        e.branch(compare(e, "eq", "i32", sm.load("gone"), 0), check, again)
+        e.place(check)
+        kept = Record(e, offset(e, block, -SEAT_BYTES), SEAT).load("index", "monotonic")
+        e.branch(compare(e, "eq", "i32", kept, NONE), late, step)
+        e.place(late)
+        e.branch(e.value(f"call i1 @may_be_late(ptr %sm, ptr {block})"), step, again)
+        e.place(step)
+        _step(e, sm, block, at, busy, again)
+        e.place(look)
+        _after(e, e.value(f"call i32 @advance(ptr {block}, i1 false)"), block, at, again)
+    e.end("unreachable")
+    e.finish()
+
+
+def _take_in(e: Emitter, sm: Record) -> None:
+    """Somebody rang: add the seats of the inbox, or return."""
+    e.do(f"atomicrmw xchg ptr {sm.at('doorbell')}, i32 0 seq_cst")
+    with e.when(compare(e, "ne", "i32", sm.load("closing", "acquire"), 0)):
+        e.end(f"ret i32 {CLOSING}")
+    with e.loop() as (_, out):
+        head = sm.load("inbox_head")
+        more = e.label("more")
+        e.branch(compare(e, "ne", "i32", head, sm.load("inbox_tail", "acquire")), more, out)
+        e.place(more)
+        place = e.value(f"and i32 {head}, {MAX_SLOTS - 1}")
+        inbox = offset(e, "%sm", SM_INBOX)
+        added = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {inbox}, i32 {place}')}")
+        count = sm.load("count")
+        slots = offset(e, "%sm", SM_SLOTS)
+        e.do(f"store ptr {added}, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {count}')}")
+        sm.store("count", e.value(f"add i32 {count}, 1"))
+        sm.store("inbox_head", e.value(f"add i32 {head}, 1"))
+
+
+def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, futex: int) -> None:
+    """Every seat has had its turn."""
+    with e.when(compare(e, "ne", "i32", sm.load("gone"), 0)):
+        e.end(f"ret i32 {GONE}")
+    empty, some, over = e.label("empty"), e.label("some"), e.label("over")
+    worked, polled = e.label("worked"), e.label("polled")
+    e.branch(compare(e, "eq", "i32", sm.load("count"), 0), empty, some)
+    e.place(empty)
+    _sleep(e, sm, futex, "null")
+    e.jump(worked)
+    e.place(some)
+    e.branch(e.value(f"load i1, ptr {busy}"), worked, polled)
+    e.place(worked)
+    e.do(f"store i64 0, ptr {idle}")
+    e.jump(over)
+    e.place(polled)
+    # Nothing but polling seats: let other OS threads run, and the other half of the core.
+    now = e.value("call i64 @now()")
+    with e.when(compare(e, "eq", "i64", load(e, "i64", idle), 0)):
+        e.do(f"store i64 {now}, ptr {idle}")
+    waited = e.value(f"sub i64 {now}, {load(e, 'i64', idle)}")
+    short, long = e.label("short"), e.label("long")
+    e.branch(compare(e, "ult", "i64", waited, _YIELD_NS), short, long)
+    e.place(short)
+    e.do("call i32 @sched_yield()")
+    e.jump(over)
+    e.place(long)
+    part = e.value(f"udiv i64 {waited}, {_NAP_PART}")
+    little = compare(e, "ult", "i64", part, _NAP_NS)
+    nap = e.value(f"select i1 {little}, i64 {part}, i64 {_NAP_NS}")
+    time = e.alloca("[2 x i64]", "nap")
+    store(e, "i64", 0, time)
+    store(e, "i64", nap, offset(e, time, 8))
+    _sleep(e, sm, futex, time)
+    e.jump(over)
+    e.place(over)
+    e.do(f"store i1 false, ptr {busy}")
+    e.do(f"store i32 0, ptr {at}")
+
+
+def _sleep(e: Emitter, sm: Record, futex: int, timeout: str) -> None:
+    """Wait until somebody rings."""
+    sm.store("sleeping", 1, "seq_cst")
+    e.do(
+        f"call i64 (i64, ...) @syscall(i64 {futex}, ptr {sm.at('doorbell')}, "
+        f"i64 {_FUTEX_WAIT_PRIVATE}, i64 0, ptr {timeout})"
+    )
+    sm.store("sleeping", 0, "seq_cst")
+
+
+def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) -> None:
+    """Run a seat's block for a turn."""
+    seat = Record(e, offset(e, block, -SEAT_BYTES), SEAT)
+
+    def becomes(state: int) -> None:
+        seat.store("begun", state)
+
+    def was(state: int) -> str:
+        return compare(e, "eq", "i32", seat.load("begun"), state)
+
+    result = e.value(f"call i32 @step(ptr {block})")
+    polls, done, failed, goes_on = (e.label(n) for n in ("polls", "done", "failed", "goes_on"))
+    e.end(
+        f"switch i32 {result}, label %{goes_on} [i32 {YIELDED}, label %{polls} "
+        f"i32 {DONE}, label %{done} i32 {FAILED}, label %{failed}]"
+    )
+    e.place(polls)
+    with e.when(was(Begun.RUNS)):
+        becomes(Begun.POLLS)
+        add(e, seat.load("mark"), -1)
+    e.jump(again)
+    e.place(goes_on)
+    e.do(f"store i1 true, ptr {busy}")
+    _look_for_progress(e, seat, becomes, was)
+    e.jump(again)
+    for label in (failed, done):
+        e.place(label)
+        e.do(f"store i1 true, ptr {busy}")
+        with e.when(was(Begun.RUNS)):
+            add(e, seat.load("mark"), -1)
+        becomes(Begun.NO)
+        Record(e, block, HEADER).store("fresh", Fresh.BLOCK)
+        if label == done:
+            _after(e, e.value(f"call i32 @advance(ptr {block}, i1 true)"), block, at, again)
+            continue
+        chain_of(e, seat).store("stop", 1, "seq_cst")
+        seat.store("reason", Reason.FAILED)
+        e.do(f"call void @leave(ptr %sm, ptr {block}, ptr {at})")
+        e.jump(again)
+
+
+def _look_for_progress(
+    e: Emitter, seat: Record, becomes: Callable[[int], None], was: Callable[[int], str]
+) -> None:
+    """A block has given way without polling: find out whether it may wait for another one.
+
+    It may if it polls through barriers; then nobody claims anything for long.
+    """
+    stage = stage_of(e, chain_of(e, seat), seat.load("stage"))
+    claimed = stage.load("next", "monotonic")
+    now = e.value("call i64 @now()")
+    goes_on, stands, over = e.label("goes_on"), e.label("stands"), e.label("over")
+    e.branch(compare(e, "ne", "i32", claimed, seat.load("claimed")), goes_on, stands)
+    e.place(goes_on)
+    seat.store("claimed", claimed)
+    seat.store("since", now)
+    with e.when(was(Begun.POLLS)):
+        becomes(Begun.RUNS)
+        add(e, seat.load("mark"), 1)
+    e.jump(over)
+    e.place(stands)
+    waited = e.value(f"sub i64 {now}, {seat.load('since')}")
+    long = compare(e, "ugt", "i64", waited, _PATIENCE_NS)
+    with e.when(e.value(f"and i1 {long}, {was(Begun.RUNS)}")):
+        becomes(Begun.POLLS)
+        add(e, seat.load("mark"), -1)
+    e.place(over)
+
+
+def _after(e: Emitter, what: str, block: str, at: str, again: str) -> None:
+    """Do what ``@advance`` said."""
+    run, leave = e.label("run"), e.label("leave")
+    e.end(
+        f"switch i32 {what}, label %{again} [i32 {RUN}, label %{run} i32 {LEAVE}, label %{leave}]"
+    )
+    e.place(run)
+    seat = Record(e, offset(e, block, -SEAT_BYTES), SEAT)
+    seat.store("begun", Begun.RUNS)
+    add(e, seat.load("mark"), 1)
+    e.jump(again)
+    e.place(leave)
+    e.do(f"call void @leave(ptr %sm, ptr {block}, ptr {at})")
+    e.jump(again)
+
+
+def _define_leave(ir: IRModule) -> None:
+    """``void @leave(ptr %sm, ptr %b, ptr %at)``: the seat before ``%at`` leaves its slot."""
+    e = Emitter(ir, "define internal void @leave(ptr %sm, ptr %b, ptr %at) nounwind")
+    sm = Record(e, "%sm", SM)
+    index = e.value(f"sub i32 {load(e, 'i32', '%at')}, 1")
+    store(e, "i32", index, "%at")
+    count = e.value(f"sub i32 {sm.load('count')}, 1")
+    sm.store("count", count)
+    slots = offset(e, "%sm", SM_SLOTS)
+    last = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {count}')}")
+    e.do(f"store ptr {last}, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {index}')}")
+    gone = sm.load("gone")
+    list_ = offset(e, "%sm", SM_GONE)
+    e.do(f"store ptr %b, ptr {e.value(f'getelementptr ptr, ptr {list_}, i32 {gone}')}")
+    sm.store("gone", e.value(f"add i32 {gone}, 1"))
+    e.end("ret void")
+    e.finish()
+
+
+# -- what Python calls -----------------------------------------------------------------------------
+
+
+def _define_wake(ir: IRModule, futex: int) -> None:
+    e = Emitter(ir, "define void @sm_wake(ptr %sm)")
+    sm = Record(e, "%sm", SM)
+    sm.store("doorbell", 1, "seq_cst")
+    slept = e.value(f"atomicrmw xchg ptr {sm.at('sleeping')}, i32 0 seq_cst")
+    with e.when(compare(e, "ne", "i32", slept, 0)):
+        e.do(
+            f"call i64 (i64, ...) @syscall(i64 {futex}, ptr {sm.at('doorbell')}, "
+            f"i64 {_FUTEX_WAKE_PRIVATE}, i64 1)"
+        )
+    e.end("ret void")
+    e.finish()
+
+
+def _define_add(ir: IRModule) -> None:
+    e = Emitter(ir, "define void @sm_add(ptr %sm, ptr %b, ptr %chain, i32 %index)")
+    sm, seat, header = Record(e, "%sm", SM), seat_of(e), header_of(e)
+    number = sm.load("index")
+    seat.store("chain", "%chain")
+    marks = offset(e, "%chain", CHAIN_BYTES)
+    skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {MARK_BYTES}")
+    seat.store("mark", offset(e, marks, skip))
+    seat.store("index", "%index", "monotonic")
+    for name in ("stage", "loaded"):
+        seat.store(name, NONE)
+    seat.store("begun", Begun.NO)
+    seat.store("reason", Reason.OVER)
+    header.store("smid", number)
+    header.store("error", 0)
+    header.store("fresh", Fresh.BLOCK)
+    tail = sm.load("inbox_tail")
+    place = e.value(f"and i32 {tail}, {MAX_SLOTS - 1}")
+    inbox = offset(e, "%sm", SM_INBOX)
+    e.do(f"store ptr %b, ptr {e.value(f'getelementptr ptr, ptr {inbox}, i32 {place}')}")
+    sm.store("inbox_tail", e.value(f"add i32 {tail}, 1"), "release")
+    e.do("call void @sm_wake(ptr %sm)")
+    e.end("ret void")
+    e.finish()

@@ -1,0 +1,41 @@
+"""How much memory this process may use: the machine's, or less where a control group limits it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["memory_limit_bytes"]
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int:
+    """The least of the physical memory and the limits of the control groups, version 1 and 2.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *_group_limits(root)])
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            base, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # A limit of any group above holds too. In a container the path may be the host's, and not
+        # be there: the root of what the container sees has its limit then.
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            with suppress(OSError, ValueError):  # "max", or no such file
+                yield int(base.joinpath(*parts[:depth], name).read_text())

@@ -1,0 +1,192 @@
+"""Room on the virtual SMs: who gets the next seat, and where.
+
+Problem: several gangs want seats at once, room comes free in pieces, and the more urgent gang must
+have it first.
+
+Approach: room is counted in CapSM: a seat takes 1/M of an SM. That is the scheduler's own
+arithmetic, and M such blocks fit an SM's limits of threads, blocks and shared memory, so any
+mixture does too. Gangs that miss seats wait in order; whenever something has left or is wanted, the
+first of them gets what there is.
+
+A gang with slices for k SMs has its seats on k of them if it can, as many on each: it then shares
+an SM with as few others as possible, and when it shrinks by a whole SM, an SM comes free.
+
+Properties:
+* what resides on an SM never exceeds its limits, unless what is free lies in pieces on several SMs:
+  the seats of all SMs together never take more than these have;
+* room goes to the gangs of the highest priority first, in order of arrival;
+* whoever waits for a gang is told after its last seat has left, without any lock;
+* the memory of a seat is used again only after it has left its SM.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections import deque
+from collections.abc import Collection
+from itertools import islice
+from math import lcm
+from operator import attrgetter
+
+from gpud.device.cpu.chain import Chain
+from gpud.device.cpu.gang import Gang
+from gpud.device.cpu.records import MAX_SLOTS
+from gpud.device.cpu.seat import SeatPool
+from gpud.device.cpu.sm import VirtualSM
+
+__all__ = ["SM_ROOM", "Room"]
+
+SM_ROOM = lcm(*range(1, 33))
+"""Room on an SM, in units of which 1/M is a whole number for every M."""
+
+
+class Room:
+    """The SMs of a device and the gangs that want seats there.
+
+    Args:
+        sms: how many.
+
+    Attributes:
+        lock: guards everything here and in the gangs.
+        closed: whether nothing more may begin.
+    """
+
+    def __init__(self, sms: int) -> None:
+        self.lock = threading.RLock()
+        self.closed = False
+        self._waiting: list[Gang] = []
+        self._over: deque[Gang] = deque()
+        self._pool = SeatPool()
+        self._used = 0
+        self.sms = [VirtualSM(index, self._left) for index in range(sms)]
+
+    def close(self) -> None:
+        """End the SM threads. What still runs is dropped."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+        for sm in self.sms:
+            sm.close()
+
+    # -- with the lock
+
+    def check_open(self) -> None:
+        """Raises RuntimeError once the device is closed."""
+        if self.closed:
+            raise RuntimeError("the device is closed")
+
+    @staticmethod
+    def cost(chain: Chain) -> int:
+        """What a seat of a chain takes from its SM, of `SM_ROOM`."""
+        return SM_ROOM // chain.most
+
+    def settle(self, gangs: Collection[Gang]) -> None:
+        """See to gangs that were changed; `tell` is the caller's then, without the lock."""
+        for gang in gangs:
+            if gang.missing and gang not in self._waiting:
+                insort(self._waiting, gang, key=lambda one: (-one.priority, one.number))
+        while self._waiting:
+            # Later gangs must not overtake one that waits for room.
+            gang = self._waiting[0]
+            if not self._seat(gang):
+                break
+            self._waiting.pop(0)
+        for gang in gangs:
+            if gang.check_over():
+                self._over.append(gang)
+
+    def tell(self) -> None:
+        """Tell those whose gangs are over. Without the lock: they may call back."""
+        while self._over:
+            try:
+                gang = self._over.popleft()
+            except IndexError:
+                return  # another thread tells of it
+            gang.on_over()
+
+    def _seat(self, gang: Gang) -> bool:
+        """Give a gang the seats that it misses; whether there was room for all."""
+        missing = gang.missing
+        if not missing:
+            return True
+        cost, homes = gang.cost, gang.homes
+        room = {}
+        for sm in self.sms:
+            fit = min((SM_ROOM - sm.used) // cost, MAX_SLOTS - sm.seats)
+            if fit > 0:
+                room[sm] = fit
+        wanted = len(self.sms) if gang.chain.fixed else -(-gang.slices // gang.chain.occupancy)
+        uneven = gang.chain.most != gang.chain.occupancy and wanted > 1
+        free = deque(islice(gang.free_indices(), missing))
+        while free:
+            if room:
+                # Few SMs for a gang, and on these as many seats as on the others.
+                settled = len(homes) >= wanted
+                fitting = [sm for sm in room if (sm in homes) == settled]
+                if settled and fitting:
+                    sm = min(fitting, key=homes.__getitem__)
+                else:
+                    sm = min(fitting or room, key=_used)
+                room[sm] -= 1
+                if not room[sm]:
+                    del room[sm]
+            else:
+                found = self._in_pieces(cost)
+                if found is None:
+                    return False
+                sm = found
+            index = _index(free, sm, homes, wanted) if uneven else free.popleft()
+            seat = self._pool.take(gang.chain.seat_bytes)
+            sm.used += cost
+            sm.seats += 1
+            self._used += cost
+            gang.seated(seat, sm, index)
+            sm.add(seat.block, gang.address, index)
+        return True
+
+    def _in_pieces(self, cost: int) -> VirtualSM | None:
+        """An SM for a seat that fits none, if what is left on all of them is enough for it."""
+        if self._used + cost > len(self.sms) * SM_ROOM:
+            return None
+        return min((sm for sm in self.sms if sm.seats < MAX_SLOTS), key=_used, default=None)
+
+    # -- events from the SMs
+
+    def _left(self, sm: VirtualSM, blocks: list[int]) -> None:
+        """Seats have left. On the SM's thread."""
+        gangs: dict[Gang, None] = {}
+        with self.lock:
+            for block in blocks:
+                seat = self._pool.by_block[block]
+                gang = seat.gang
+                assert gang is not None
+                sm.used -= gang.cost
+                sm.seats -= 1
+                self._used -= gang.cost
+                gang.left(seat)
+                self._pool.give(seat)
+                gangs[gang] = None
+            self.settle(gangs)
+        try:
+            for gang in gangs:
+                if not gang.over:
+                    gang.on_left()
+        finally:
+            self.tell()
+
+
+_used = attrgetter("used")
+
+
+def _index(free: deque[int], sm: VirtualSM, homes: dict[VirtualSM, int], wanted: int) -> int:
+    """Takes an index for a seat on ``sm`` of a gang whose launches differ in M.
+
+    A launch with a small M is run by the lowest indices. They must lie on all of the gang's SMs,
+    though room came free on one after the other: the k-th of n SMs gets k, k + n, k + 2 n ...
+    """
+    place = list(homes).index(sm) if sm in homes else len(homes)
+    index = next((one for one in free if one % wanted == place), free[0])
+    free.remove(index)
+    return index

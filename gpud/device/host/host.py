@@ -1,0 +1,301 @@
+"""The device host: carries out the front's commands on one device and tells it what happens.
+
+Problem: whatever a kernel or a request does, the front must go on; and a job must run as soon as
+its command is there, whatever is being compiled, mapped or printed at the time.
+
+Approach: one thread reads commands and carries out the quick ones itself, so that they take effect
+in their order. Compiling goes to a thread of its own, and so does mapping memory. Everything
+that happens on the device is told from the thread on which it happens (`gpud.device.host.running`).
+
+Properties:
+* a command that fails changes nothing, is answered by its error, and never ends the host;
+* commands about memory are carried out in their order, and so are those about modules;
+* a command on a job that has ended meanwhile is ignored: `JobEnded` is its answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gpud.device.host import messages as m
+from gpud.device.host.chains import Chains
+from gpud.device.host.link import Link
+from gpud.device.host.running import RunningJob, ended_at_once
+from gpud.device.job import Job
+from gpud.errors import (
+    FrameError,
+    GpudError,
+    InternalError,
+    InvalidArgument,
+    ProtocolError,
+    UnknownName,
+)
+
+__all__ = ["Host"]
+
+Handler = Callable[[Any], None]
+
+
+class _Module(NamedTuple):
+    session: int
+    program: Any
+
+
+class Host:
+    """One device and the link to the front.
+
+    Args:
+        device: see `gpud.device.interface.Device`; with ``map_arena``, ``capability`` and
+            ``memory_bytes``.
+        link: to the front.
+    """
+
+    def __init__(self, device: Any, link: Link) -> None:
+        self._device = device
+        self._link = link
+        self._send = link.send
+        self._arenas: dict[int, Any] = {}
+        self._modules: dict[int, _Module] = {}
+        self._jobs: dict[int, RunningJob] = {}
+        self._chains = Chains(device, self._kernel)
+        compiling = _Worker("compile", self._guarded).put
+        mapping = _Worker("map", self._guarded).put
+        self._handlers: dict[type, Handler] = {
+            m.StartJob: self._start_job,
+            m.ResizeJob: self._resize_job,
+            m.EndJob: self._end_job,
+            m.ReadProgress: self._read_progress,
+            m.ReadSymbol: self._read_symbol,
+            m.WriteSymbol: self._write_symbol,
+            m.OpenArena: lambda command: mapping(self._open_arena, self._with_file(command)),
+            m.CloseArena: self._close_session,
+            m.Load: lambda command: compiling(self._load, command),
+            m.Measure: lambda command: compiling(self._measure, command),
+            m.Unload: self._unload,
+        }
+        self._compiling = compiling
+        self._mapping = mapping
+
+    def run(self) -> None:
+        """Say that the device is there, then carry out commands until the front has gone.
+
+        Jobs may still be running when this returns: the caller ends the process.
+        """
+        device = self._device
+        self._send(
+            m.HostReady(
+                device.name, device.kind, device.sms, device.capability, device.memory_bytes
+            )
+        )
+        try:
+            for command in self._link.receive():
+                self.carry_out(command)
+        except FrameError as error:
+            self._log(logging.ERROR, f"the front sent what is no message, so I end: {error}")
+
+    def carry_out(self, command: Any) -> None:
+        """Carry out one command, or hand it to the thread that does."""
+        if isinstance(command, ProtocolError):
+            self._log(logging.ERROR, f"ignored what is no command: {command}")
+        else:
+            self._guarded(self._handlers[type(command)], command)
+
+    def _guarded(self, handler: Handler, command: Any) -> None:
+        try:
+            handler(command)
+        except GpudError as error:
+            self._failed(command, error)
+        except Exception as error:  # noqa: BLE001 - a bug in one command must not end the others
+            self._log(logging.ERROR, f"{type(command).__name__}: {traceback.format_exc()}")
+            what = f"{type(error).__name__}: {error}"
+            self._failed(
+                command, InternalError(what, stage=f"device host, {type(command).__name__}")
+            )
+
+    def _failed(self, command: Any, error: GpudError) -> None:
+        plain = error.to_wire()
+        try:
+            self._tell_failure(command, error, plain)
+        except ProtocolError:  # a field of the error is of a type that cannot be sent
+            self._tell_failure(command, error, {**plain, "fields": {}})
+
+    def _tell_failure(self, command: Any, error: GpudError, plain: dict[str, Any]) -> None:
+        ticket = getattr(_plain(command), "ticket", None)
+        if ticket is not None:
+            self._send(m.Refused(ticket, plain))
+        elif isinstance(command, m.StartJob):
+            self._jobs.pop(command.job, None)
+            self._send(ended_at_once(command.job, plain))
+        elif isinstance(command, m.ResizeJob) and command.job in self._jobs:
+            self._jobs[command.job].end(error)
+        else:
+            self._log(logging.ERROR, f"{type(command).__name__}: {error}")
+
+    def _log(self, level: int, text: str) -> None:
+        self._send(m.Log(level, " | ".join(text.split("\n"))[: 1 << 14]))
+
+    # -- jobs: on the reading thread
+
+    def _start_job(self, command: m.StartJob) -> None:
+        if command.job in self._jobs:
+            self._log(logging.ERROR, f"job {command.job} is there already: StartJob is ignored")
+            return
+        chain = self._chains.prepared(command.launches, command.occupancy)
+        running = RunningJob(command, self._send, self._forget)
+        job = Job(
+            self._device,
+            chain,
+            priority=1 if command.online else 0,
+            on_left=running.on_left,
+            on_done=running.on_done,
+        )
+        self._jobs[command.job] = running
+        running.start(job)
+
+    def _forget(self, running: RunningJob) -> None:
+        self._jobs.pop(running.number, None)
+
+    def _resize_job(self, command: m.ResizeJob) -> None:
+        running = self._jobs.get(command.job)
+        if running is not None:
+            running.resize(command.slices, command.epoch)
+
+    def _end_job(self, command: m.EndJob) -> None:
+        running = self._jobs.get(command.job)
+        if running is not None:
+            running.end()
+
+    def _read_progress(self, command: m.ReadProgress) -> None:
+        rows = []
+        for number in command.jobs:
+            running = self._jobs.get(number)
+            if running is not None:
+                _, done, total = running.job.progress
+                rows.append([number, done, total])
+        self._send(m.Replied(command.ticket, rows))
+
+    # -- symbols: on the reading thread
+
+    def _read_symbol(self, command: m.ReadSymbol) -> None:
+        data = self._symbol(command, command.size)
+        self._send(m.Replied(command.ticket, data.tobytes()))
+
+    def _write_symbol(self, command: m.WriteSymbol) -> None:
+        held = self._symbol(command, len(command.data))
+        memoryview(held)[:] = command.data
+        self._send(m.Replied(command.ticket))
+
+    def _symbol(self, command: m.ReadSymbol | m.WriteSymbol, size: int) -> Any:
+        try:
+            held = self._module(command.module).program.symbol(command.name)
+        except KeyError as error:
+            raise UnknownName(str(error.args[0])) from error
+        if command.offset + size > held.size:
+            raise InvalidArgument(
+                f"bytes {command.offset} to {command.offset + size} are not all within "
+                f"{command.name!r}, which has {held.size}"
+            )
+        return held[command.offset : command.offset + size]
+
+    # -- modules: on the compiling thread
+
+    def _load(self, command: m.Load) -> None:
+        if command.module in self._modules:
+            raise InvalidArgument(f"there is a module {command.module} already")
+        program = self._device.load(command.ptx)
+        self._modules[command.module] = _Module(command.session, program)
+        self._send(m.Replied(command.ticket))
+
+    def _measure(self, command: m.Measure) -> None:
+        kernel = self._kernel(command.module, command.entry)
+        occupancy = self._device.occupancy(kernel, command.block, command.shared)
+        self._send(m.Replied(command.ticket, occupancy))
+
+    def _unload(self, command: m.Unload) -> None:
+        self._chains.forget({command.module})
+        # In its turn: its Load may still be waiting.
+        self._compiling(self._unload_module, command)
+
+    def _unload_module(self, command: m.Unload) -> None:
+        self._modules.pop(command.module, None)
+
+    def _module(self, number: int) -> _Module:
+        found = self._modules.get(number)
+        if found is None:
+            raise UnknownName(f"there is no module {number} on this device")
+        return found
+
+    def _kernel(self, module: int, entry: str) -> Any:
+        return self._module(module).program.kernel(entry)
+
+    # -- arenas: on the mapping thread
+
+    def _with_file(self, command: m.OpenArena) -> _OpenFile:
+        return _OpenFile(command, self._link.take_descriptor())
+
+    def _open_arena(self, opened: _OpenFile) -> None:
+        command, descriptor = opened
+        try:
+            if command.session in self._arenas:
+                raise InvalidArgument(f"session {command.session} has its arena already")
+            if descriptor is None:
+                raise InvalidArgument("OpenArena came without a file descriptor")
+            arena = self._device.map_arena(descriptor, command.size, command.base)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._arenas[command.session] = arena
+        self._send(m.Replied(command.ticket, arena.address))
+
+    def _close_session(self, command: m.CloseArena) -> None:
+        gone = {n for n, module in list(self._modules.items()) if module.session == command.session}
+        self._chains.forget(gone)
+        self._compiling(self._unload_session, command)
+        self._mapping(self._close_arena, command)
+
+    def _unload_session(self, command: m.CloseArena) -> None:
+        for number in [n for n, one in self._modules.items() if one.session == command.session]:
+            del self._modules[number]
+
+    def _close_arena(self, command: m.CloseArena) -> None:
+        if any(running.session == command.session for running in list(self._jobs.values())):
+            raise InvalidArgument(
+                f"session {command.session} has jobs: its arena stays mapped for good"
+            )
+        arena = self._arenas.pop(command.session, None)
+        if arena is not None:
+            arena.close()
+
+
+class _OpenFile(NamedTuple):
+    """`OpenArena` and the descriptor that came with it."""
+
+    command: m.OpenArena
+    descriptor: int | None
+
+
+def _plain(command: Any) -> Any:
+    return command.command if isinstance(command, _OpenFile) else command
+
+
+class _Worker:
+    """A thread that carries out commands one after the other."""
+
+    def __init__(self, name: str, guarded: Callable[[Handler, Any], None]) -> None:
+        self._queue: queue.SimpleQueue[tuple[Handler, Any]] = queue.SimpleQueue()
+        self._guarded = guarded
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def put(self, handler: Handler, command: Any) -> None:
+        """Have ``handler(command)`` called after all that was put before."""
+        self._queue.put((handler, command))
+
+    def _run(self) -> None:
+        while True:
+            self._guarded(*self._queue.get())

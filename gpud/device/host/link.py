@@ -1,0 +1,101 @@
+"""A device host's end of its socket pair with the front: blocking, for threads.
+
+One thread receives; any thread sends. A send goes to the socket from the thread that calls it, so
+that an event of an SM's thread is under way without waking another thread first.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from gpud.device.host.messages import HOST_PROTOCOL
+from gpud.errors import FrameError, ProtocolError
+from gpud.wire.codec import FrameDecoder
+from gpud.wire.table import Sender
+
+__all__ = ["Link"]
+
+_CHUNK_BYTES = 1 << 18
+_FRAME_LIMIT_BYTES = 1 << 28
+"""A rewritten program is the largest thing that the front sends."""
+
+_DESCRIPTORS = 16
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _DESCRIPTORS)
+
+
+class Link:
+    """Messages over a connected Unix stream socket, which it owns.
+
+    Args:
+        connection: the host's end; left in blocking mode.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        self._socket = connection
+        self._encode = HOST_PROTOCOL.encode
+        self._decoder = FrameDecoder(_FRAME_LIMIT_BYTES)
+        self._buffer = bytearray(_CHUNK_BYTES)
+        self._descriptors: deque[int] = deque()
+        self._lock = threading.Lock()
+
+    def receive(self) -> Iterator[Any]:
+        """Yields each command as it comes, until the front closes its end; blocks.
+
+        A frame that holds no command is yielded as the `ProtocolError` that says why.
+
+        Raises:
+            FrameError: what came is no frame; nothing more can be read.
+        """
+        view = memoryview(self._buffer)
+        decode = HOST_PROTOCOL.decode
+        while True:
+            try:
+                count, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
+            except ConnectionError:
+                return
+            if ancillary:
+                self._keep(ancillary)
+            if not count:
+                return
+            self._decoder.feed(view[:count])
+            for body in self._decoder.frames():
+                try:
+                    command = decode(body, Sender.CLIENT)
+                except FrameError:
+                    raise
+                except ProtocolError as error:
+                    command = error
+                yield command
+
+    def take_descriptor(self) -> int | None:
+        """The oldest file descriptor that came and was not taken; the caller closes it."""
+        return self._descriptors.popleft() if self._descriptors else None
+
+    def send(self, event: Any) -> None:
+        """Send an event; events that a thread sends one after the other arrive in that order.
+
+        Blocks while the front's buffer is full. An event for a front that has gone is dropped: the
+        receiving thread hears of that, and ends the host.
+        """
+        data = self._encode(event)
+        with self._lock, suppress(ConnectionError):
+            self._socket.sendall(data)
+
+    def close(self) -> None:
+        """Close the socket, and descriptors that nobody took."""
+        self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _keep(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                whole = memoryview(data)[: len(data) // 4 * 4]
+                self._descriptors.extend(whole.cast("i"))

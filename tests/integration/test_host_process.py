@@ -1,0 +1,89 @@
+"""The device host as a process: what ends it, what does not, and what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from gpud.device.host import messages as m
+from gpud.wire.codec import frame
+from tests.unit.host.peer import TIMEOUT_S, Peer, Session, row
+
+
+def test_a_message_that_is_none_is_logged_and_the_host_goes_on() -> None:
+    peer = Peer("cpu:1")
+    for body in (b"\x92\x07\x01", b"\x91\xcc\xc8", b"\x94\x07\xa1x\x00\x00", b"\xc0"):
+        peer.socket.sendall(frame(body))
+    peer.barrier()
+    assert len(peer.logs) == 4
+    assert peer.close() == 0
+
+
+def test_a_broken_frame_ends_the_host() -> None:
+    peer = Peer("cpu:1")
+    peer.socket.sendall(b"\xff\xff\xff\xff garbage")
+    with pytest.raises(ConnectionError):
+        peer.take(m.Replied)
+    assert peer.close() == 0
+
+
+def test_a_closed_socket_ends_a_host_whose_kernels_never_end() -> None:
+    peer = Peer("cpu:1")
+    session = Session(peer, 1)
+    peer.measure(session.module, "gated")
+    peer.start(1, 1, [session.gated()])
+    session.until_started(1)
+    peer.socket.close()
+    assert peer.process.wait(2) == 0
+
+
+def test_a_wild_address_ends_the_host_and_only_the_host() -> None:
+    peer = Peer("cpu:1")
+    session = Session(peer, 1)
+    peer.measure(session.module, "add")
+    peer.start(1, 1, [row(session.module, "add", 1, 32, struct.pack("<QI", 8, 1))])
+    with pytest.raises(ConnectionError):
+        peer.ended(1)
+    assert peer.close() == -signal.SIGSEGV
+
+
+def test_commands_are_read_at_the_priority_of_the_front() -> None:
+    peer = Peer("cpu:2")
+    session, pid = Session(peer, 1), peer.process.pid
+    peer.measure(session.module, "gated")
+    peer.start(1, 1, [session.gated()], slices=2)
+    session.until_started(2)
+    assert os.sched_getscheduler(pid) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    session.open()
+    assert peer.ended(1).complete
+    assert peer.close() == 0
+
+
+def test_signals_are_the_fronts_business() -> None:
+    peer = Peer("cpu:1")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        peer.process.send_signal(number)
+    peer.barrier()
+    assert peer.close() == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [("cpu:0", "1 to 1024 SMs"), ("gpu", "a device is"), ("cpu:1@12", "compute capability 12")],
+)
+def test_a_device_that_is_none(device: str, says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpud.device.host", "--device", device, "--fd", "0"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert says in done.stderr

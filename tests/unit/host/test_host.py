@@ -1,0 +1,174 @@
+"""What the host does with commands that fail, on a device that does what the test says."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpud.device.host import messages as m
+from gpud.device.host.host import Host
+from gpud.device.host.link import Link
+from gpud.errors import InternalError, InvalidArgument, LaunchConfigError, UnknownName, from_wire
+from gpud.wire.codec import FrameDecoder
+from gpud.wire.table import Sender
+from tests.unit.host.peer import row
+
+TIMEOUT_S = 10.0
+
+
+class FakeDevice:
+    """A device with modules whose kernels cannot run."""
+
+    name, kind, sms, capability, memory_bytes = "fake", "cpu", 2, 90, 1 << 20
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.symbols = {"word": np.zeros(4, np.uint8)}
+        self.arenas: list[str] = []
+
+    def load(self, _: str) -> FakeDevice:
+        return self
+
+    def kernel(self, name: str) -> str:
+        return name
+
+    def symbol(self, name: str) -> Any:
+        if name not in self.symbols:
+            raise KeyError(f"no variable {name!r}")
+        return self.symbols[name]
+
+    def occupancy(self, _kernel: str, block: tuple[int, ...], _shared: int) -> int:
+        if self.error is not None:
+            raise self.error
+        return block[0]
+
+    def prepare(self, launches: Any, _occupancy: int) -> Any:
+        raise AssertionError(f"not asked for in these tests: {launches}")
+
+    def map_arena(self, descriptor: int, size: int, base: int) -> FakeDevice:
+        self.arenas.append(f"open {size}@{base}, {os.fstat(descriptor).st_size} bytes")
+        return self
+
+    address = 0x5000
+
+    def close(self) -> None:
+        self.arenas.append("close")
+
+
+class Case:
+    """A host and the front's end of its link."""
+
+    def __init__(self) -> None:
+        self.front, theirs = socket.socketpair()
+        self.front.settimeout(TIMEOUT_S)
+        self.link = Link(theirs)
+        self.device = FakeDevice()
+        self.host = Host(self.device, self.link)
+        self.decoder = FrameDecoder(1 << 20)
+
+    def do(self, command: Any) -> Any:
+        """Carry out a command; the next event."""
+        self.host.carry_out(command)
+        return self.next()
+
+    def next(self) -> Any:
+        while True:
+            for body in self.decoder.frames():
+                return m.HOST_PROTOCOL.decode(body, Sender.DAEMON)
+            self.decoder.feed(self.front.recv(1 << 16))
+
+
+@pytest.fixture
+def case() -> Iterator[Case]:
+    one = Case()
+    assert one.do(m.Load(1, 5, 9, "ptx")) == m.Replied(1)
+    yield one
+    one.front.close()
+    one.link.close()
+
+
+def start(job: int, *rows: m.Launch) -> m.StartJob:
+    packed = m.HOST_PROTOCOL.encode_records(rows)
+    return m.StartJob(job, 9, packed, 1, 1, 0, online=False)
+
+
+def test_an_error_arrives_with_its_fields(case: Case) -> None:
+    case.device.error = LaunchConfigError("shared", 7, "too much", limit=5)
+    refused = case.do(m.Measure(2, 5, "k", (32, 1, 1), 7))
+    error = from_wire(refused.error)
+    assert isinstance(error, LaunchConfigError)
+    assert (refused.ticket, error.parameter, error.value, error.limit) == (2, "shared", 7, 5)
+
+
+def test_a_bug_is_logged_and_refuses_the_command_alone(case: Case) -> None:
+    case.device.error = ZeroDivisionError("oh")
+    log = case.do(m.Measure(2, 5, "k", (32, 1, 1), 7))
+    assert isinstance(log, m.Log)
+    assert "ZeroDivisionError" in log.text
+    assert "\n" not in log.text
+    assert isinstance(from_wire(case.next().error), InternalError)
+    case.device.error = None
+    assert case.do(m.Measure(3, 5, "k", (32, 1, 1), 7)) == m.Replied(3, 32)
+
+
+def test_an_error_that_cannot_be_sent_is_sent_without_its_fields(case: Case) -> None:
+    case.device.error = LaunchConfigError("shared", 7, "too much")
+    case.device.error.value = np.int64(7)  # type: ignore[assignment]
+    refused = case.do(m.Measure(2, 5, "k", (32, 1, 1), 7))
+    assert from_wire(refused.error).code == "launch-config"
+    case.device.error = None
+    assert case.do(m.Measure(3, 5, "k", (32, 1, 1), 7)) == m.Replied(3, 32)
+
+
+def test_a_module_is_loaded_once_and_may_be_forgotten(case: Case) -> None:
+    assert isinstance(from_wire(case.do(m.Load(2, 5, 9, "ptx")).error), InvalidArgument)
+    case.host.carry_out(m.Unload(5))
+    case.host.carry_out(m.Unload(5))
+    assert isinstance(from_wire(case.do(m.Measure(3, 5, "k", (1, 1, 1), 0)).error), UnknownName)
+    assert case.do(m.Load(4, 5, 9, "ptx")) == m.Replied(4)
+
+
+def test_a_job_of_a_module_that_is_gone_ends_with_that(case: Case) -> None:
+    ended = case.do(start(1, row(6, "k")))
+    assert (ended.job, ended.complete) == (1, False)
+    assert isinstance(from_wire(ended.error), UnknownName)
+    assert case.do(m.ReadProgress(2, (1,))) == m.Replied(2, [])
+
+
+def test_symbols(case: Case) -> None:
+    assert case.do(m.WriteSymbol(2, 5, "word", 1, b"ab")) == m.Replied(2)
+    assert case.do(m.ReadSymbol(3, 5, "word", 0, 4)) == m.Replied(3, b"\0ab\0")
+    assert case.do(m.ReadSymbol(3, 5, "word", 4, 0)) == m.Replied(3, b"")
+    for command, kind in (
+        (m.WriteSymbol(4, 5, "word", 3, b"ab"), InvalidArgument),
+        (m.ReadSymbol(4, 5, "word", 5, 0), InvalidArgument),
+        (m.ReadSymbol(4, 5, "other", 0, 1), UnknownName),
+        (m.ReadSymbol(4, 6, "word", 0, 1), UnknownName),
+    ):
+        assert isinstance(from_wire(case.do(command).error), kind)
+    assert case.device.symbols["word"].tobytes() == b"\0ab\0"
+
+
+def test_arenas_open_and_close_in_order_and_their_modules_go(case: Case) -> None:
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 4096)
+    commands = m.OpenArena(2, 9, 0, 4096), m.CloseArena(9)
+    socket.send_fds(case.front, [m.HOST_PROTOCOL.encode(one) for one in commands], [descriptor])
+    os.close(descriptor)
+    received = case.link.receive()
+    assert case.do(next(received)) == m.Replied(2, case.device.address)
+    case.host.carry_out(next(received))
+    refused = case.do(m.OpenArena(3, 10, 0, 4096))  # behind the close, on the same thread
+    assert isinstance(from_wire(refused.error), InvalidArgument)
+    assert case.device.arenas == ["open 4096@0, 4096 bytes", "close"]
+    assert isinstance(from_wire(case.do(m.Measure(3, 5, "k", (1, 1, 1), 0)).error), UnknownName)
+
+
+def test_a_session_without_arena_may_be_closed(case: Case) -> None:
+    case.host.carry_out(m.CloseArena(77))
+    assert case.do(m.ReadProgress(2, ())) == m.Replied(2, [])
