@@ -1,7 +1,7 @@
 # gpud: build, test and measure. `make help` lists the targets.
 #
 # Everything lives in .venv, which `make install` builds from nothing but a Python >= 3.11: the
-# package with the extras `daemon` and `dev`, each dependency at the version in constraints.txt.
+# package with the extras `daemon`, `demo` and `dev`, each dependency at the version in constraints.txt.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -49,7 +49,7 @@ $(STAMP): pyproject.toml constraints.txt
 		     exit 1; }; fi
 	@echo "installing gpud and its dependencies into $(VENV) (the first time takes a minute or two)"
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[daemon,dev]'
+	@$(PIP) --no-build-isolation --editable '.[daemon,demo,dev]'
 	@printf '%s\n' '$(CURDIR)' > $(STAMP)
 
 test: install ## the test suite; no GPU needed
@@ -65,7 +65,7 @@ format: install ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix $(SOURCES)
 
 demo: install ## the shortest way to see gpud work
-	@$(BIN)/python -m gpud.demo
+	@$(BIN)/gpud demo
 
 # The extra `bench` is PyOpenCL, for the comparison with PoCL; without it the rest still runs.
 bench: install ## measure, print, and keep the figures under bench/results/

@@ -1,44 +1,111 @@
-"""The demo runs, is right, and would notice if it were not."""
+"""The demo runs, is right, and would notice if it were not; so do the daemon's benchmarks."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+import pytest
 
-from gpud.demo import problems
-from gpud.demo_kernels import examples
+from gpud.demo.allocations import changes_in, trace_problems
+from gpud.demo.colocation import Scene, Sizes, open_scene
+from gpud.demo.kernels import OFFLINE
+from gpud.demo.offline import Sized
+from gpud.demo.program import LANES, POLICIES
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_demo_runs_and_every_result_is_right() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "gpud.demo", "--small", "--seed", "3"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=100,
+def run(*command: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", *command],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout,
     )  # fmt: skip
+
+
+def test_the_demo_runs_and_every_result_is_right(tmp_path: Path) -> None:
+    done = run("-m", "gpud", "demo", "--seconds", "1", "--device", "cpu:2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "every result is right" in done.stdout
-    for example in examples(small=True):
-        assert f"== {example.name}: " in done.stdout
-        assert f"each of {example.total} task blocks ran once" in done.stdout
-    assert done.stdout.count("form      persistent") == len(examples(small=True))
+    assert "Every result was right" in done.stdout
+    for name in POLICIES.values():
+        assert f"\n{name} " in done.stdout
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert [row["policy"] for row in figures["compared"]] == list(POLICIES)
+    for policy in POLICIES:
+        trace = json.loads((tmp_path / f"trace-{policy}.json").read_text())
+        assert trace_problems(trace) == []
+        assert {change.lane for change in changes_in(trace)} >= LANES.keys()
 
 
-def test_the_demo_sees_what_is_wrong() -> None:
-    for example in examples(small=True):
-        once = np.ones(example.total, np.uint32)
-        complete = (example.total,) * 3
-        assert problems(example, example.expected, once, complete) == []
-        lost, twice = once.copy(), once.copy()
-        lost[0], twice[-1] = 0, 2
-        wrong = example.expected.copy()
-        wrong.flat[0] += 1
-        assert "1 task blocks never ran" in problems(example, example.expected, lost, complete)[0]
-        assert "1 ran more than once" in problems(example, example.expected, twice, complete)[0]
-        assert "1 of" in problems(example, wrong, once, complete)[0]
-        left = (example.total, example.total - 1, example.total)
-        assert "progress ended" in problems(example, example.expected, once, left)[0]
+@pytest.mark.parametrize(
+    "wrong", [("--load", "2"), ("--seconds", "0"), ("--block-ms", "x"), ("--nonsense",)]
+)
+def test_a_wrong_argument_is_a_usage_error(wrong: tuple[str, ...]) -> None:
+    done = run("-m", "gpud.demo", *wrong)
+    assert done.returncode == 2
+    assert wrong[0] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Scene]:
+    sizes = Sizes(tuple(Sized(kind, 8, 64, 1e-4, 1e-4) for kind in OFFLINE), layers=2)
+    with open_scene("cpu:2", "reservations", sizes) as one:
+        yield one
+
+
+def test_a_window_counts_what_was_done_in_it(scene: Scene) -> None:
+    arrivals = [0.0, 0.05, 0.051, 0.2]
+    window = scene.watch("together", 0.3, arrivals, offline=True)
+    assert window.problems == []
+    assert len(window.answers.latencies_s) == len(window.answers.run_s) == len(arrivals)
+    assert min(window.answers.latencies_s) > 0
+    assert 0 < window.busy < 1
+    assert set(window.rates) == {kind.name for kind in OFFLINE}
+    assert min(window.rates.values()) > 0
+    assert min(window.jobs.values()) > 1
+
+
+def test_a_window_without_offline_work_has_no_rates(scene: Scene) -> None:
+    window = scene.watch("alone", 0.1, [0.0], offline=False)
+    assert (window.rates, window.problems, len(window.answers.run_s)) == ({}, [], 1)
+
+
+def test_lost_doubled_and_wrong_work_is_noticed(scene: Scene) -> None:
+    """Counts and results are spoilt between two windows, as a fault of the daemon's would."""
+    for client in scene._offline:
+        client._arguments[-1].numpy()[3] += 1
+        assert client._first is not None
+        client._first.view("u1").flat[5] ^= 1
+    scene._online._slots[0].served[7] += 1
+    window = scene.watch("spoilt", 0.1, [0.0], offline=True)
+    for kind in OFFLINE:
+        said = [text for text in window.problems if text.startswith(kind.name)]
+        assert any("0 task blocks ran too seldom, 1 too often" in text for text in said)
+        assert any("the bytes are not those of the first job" in text for text in said)
+    assert any("slot 0: 1 rows were not answered" in text for text in window.problems)
+
+
+def test_the_benchmark_of_the_service_runs() -> None:
+    done = run("bench/bench_service.py", "--short", "--device", "cpu:2")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "round trip, p99, us" in done.stdout
+    assert "wrote" not in done.stdout
+
+
+def test_the_benchmark_of_colocation_runs() -> None:
+    done = run("bench/bench_colocation.py", "--short", "--device", "cpu:2")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "WRONG" not in done.stdout
+    assert done.stdout.count("1 ms   0.2  ") == len(POLICIES)
+
+
+def test_the_benchmark_of_many_clients_runs() -> None:
+    done = run("bench/bench_fleet.py", "--short", "--device", "cpu:2")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "lost or wrong                                       0" in done.stdout

@@ -1,0 +1,59 @@
+"""``gpud doctor``: what this machine has, what is missing, and what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from gpud.cli.checks import Check, can_run, run_checks
+from gpud.cli.outcome import FAILED
+
+__all__ = ["doctor"]
+
+_STYLES = {"ok": "green", "missing": "yellow", "problem": "bold red"}
+
+
+def doctor(
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON document instead of a table.", show_default=False),
+    ] = False,
+) -> None:
+    """Look at this machine: what gpud needs, what is missing, and what to do.
+
+    The exit status is 0 if a daemon can run here, else 1.
+    """
+    checks = run_checks()
+    runs = can_run(checks)
+    if as_json:
+        document = {"can_run": runs, "checks": [check._asdict() for check in checks]}
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        _show(checks, runs)
+    if not runs:
+        raise typer.Exit(FAILED)
+
+
+def _show(checks: Sequence[Check], runs: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("what", "", "found", "to do"):
+        found.add_column(heading)
+    for check in checks:
+        state = Text(check.state, style=_STYLES[check.state])
+        found.add_row(Text(check.name), state, Text(check.detail), Text(check.hint))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    console.print(found)
+    problems = [check.name for check in checks if check.state == "problem"]
+    verdict = "gpud can run here" if runs else f"gpud cannot run here: see {', '.join(problems)}"
+    console.print(verdict)

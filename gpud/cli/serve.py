@@ -1,0 +1,113 @@
+"""``gpud serve``: the daemon. Its options are the settings of `gpud.config`, one for each."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpud.config import SETTINGS, Setting, load
+
+__all__ = ["serve"]
+
+_POLL_S = 1.0
+
+
+def serve(config: Path | None, exit_with_parent: bool, **settings: Any) -> None:
+    """Serve this machine's devices to the programs of its users, until SIGTERM.
+
+    What no flag says comes from the environment (GPUD_...), then from the file.
+    """
+    found = load(settings, file=config)
+    if exit_with_parent:
+        _follow_parent()
+    from gpud.server.daemon import run
+
+    raise typer.Exit(run(found) or 0)
+
+
+def _signature() -> inspect.Signature:
+    """The options as Typer reads them: one for each setting, and those that are no settings."""
+    only = inspect.Parameter.KEYWORD_ONLY
+    config = Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Settings in TOML; by default ~/.config/gpud/gpud.toml, else "
+            "/etc/gpud/gpud.toml, where there is one.",
+            show_default=False,
+        ),
+    ]
+    exit_with_parent = Annotated[
+        bool,
+        typer.Option(
+            "--exit-with-parent",
+            help="End when the process that started this one has ended.",
+            show_default=False,
+        ),
+    ]
+    return inspect.Signature(
+        [
+            *(_parameter(setting) for setting in SETTINGS),
+            inspect.Parameter("config", only, default=None, annotation=config),
+            inspect.Parameter("exit_with_parent", only, default=False, annotation=exit_with_parent),
+        ]
+    )
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    default = f" (default {setting.default})" if setting.default is not None else ""
+    several = "; may be given several times" if setting.many else ""
+    text = setting.meaning.replace("`", "")
+    option = typer.Option(
+        setting.flag,
+        metavar=setting.flag[2:].upper().replace("-", "_"),
+        help=f"{text[0].upper()}{text[1:]}{several}{default}.",
+        show_default=False,
+    )
+    kind: Any = list[str] | None if setting.many else str | None
+    return inspect.Parameter(
+        setting.key,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind, option],
+    )
+
+
+serve.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+# -- the parent --------------------------------------------------------------------------------
+
+
+def _follow_parent() -> None:
+    """Has this process drain, as with SIGTERM, when its parent has ended.
+
+    Not ``PR_SET_PDEATHSIG``: that speaks of the thread that started this process, and a notebook's
+    threads come and go.
+    """
+    parent = os.getppid()
+    thread = threading.Thread(target=_await_end, args=(parent,), name="parent", daemon=True)
+    thread.start()
+
+
+def _await_end(parent: int) -> None:
+    try:
+        descriptor = os.pidfd_open(parent)
+    except OSError:  # it has ended, or the kernel is old: see who our parent is now and then
+        while os.getppid() == parent:
+            time.sleep(_POLL_S)
+    else:
+        # Another process may have had the number by the time it was opened.
+        while os.getppid() == parent and not select.select([descriptor], [], [], None)[0]:
+            pass
+        os.close(descriptor)
+    os.kill(os.getpid(), signal.SIGTERM)

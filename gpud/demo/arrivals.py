@@ -1,0 +1,27 @@
+"""When requests arrive: a Poisson process, the same for every run with the same seed."""
+
+from __future__ import annotations
+
+import random
+
+__all__ = ["poisson"]
+
+
+def poisson(per_second: float, seconds: float, seed: int) -> list[float]:
+    """Arrival times in seconds from the start, ascending, all below ``seconds``.
+
+    The times between arrivals are independent and exponential. The same arguments give the same
+    times on every machine.
+
+    Raises:
+        ValueError: a rate or a length that is not above 0.
+    """
+    if not (per_second > 0 and seconds > 0):
+        raise ValueError(f"{per_second} requests per second for {seconds} s is no process")
+    rng = random.Random(seed)  # noqa: S311 - a workload, not secrets
+    found = []
+    at = rng.expovariate(per_second)
+    while at < seconds:
+        found.append(at)
+        at += rng.expovariate(per_second)
+    return found

@@ -1,0 +1,206 @@
+"""One daemon, its clients, and what is seen while they run alone and together.
+
+Problem: compare policies fairly. Approach: the same kernels with the same sizes, the same arrival
+trace, the same length of window; every result is checked in every window, and what is counted as
+offline work is what was done inside the window, read from the jobs' own counts at its two ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import gpud_client as gc
+from gpud.demo.kernels import OFFLINE
+from gpud.demo.metrics import (
+    Interval,
+    harvest,
+    interval_of_r99,
+    offline_rate,
+    percentile,
+    r99,
+)
+from gpud.demo.offline import OfflineClient, Sized, size_kind
+from gpud.demo.service import Answers, OnlineClient, layers_for
+
+__all__ = ["Compared", "Scene", "Sizes", "Window", "compare", "open_scene", "sizes_for"]
+
+_LEAD_IN_S = 0.3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large everything is on this machine: measured once, used in every window."""
+
+    offline: tuple[Sized, ...]
+    layers: int
+
+
+@dataclass
+class Window:
+    """What was seen in a window.
+
+    Attributes:
+        name: ``alone`` or the policy.
+        began_s: as `time.monotonic` counts.
+        seconds: its length; for online requests, of their arrivals.
+        answers: what came of the online requests; empty where there were none.
+        busy: share of the window in which an online request ran.
+        rates: task blocks per second by kernel; empty where no offline work ran.
+        jobs: offline jobs that ended, by kernel, those after the window included.
+        problems: results that were wrong, work that was lost; empty if all is well.
+    """
+
+    name: str
+    began_s: float
+    seconds: float
+    answers: Answers = field(default_factory=Answers)
+    busy: float = 0.0
+    rates: dict[str, float] = field(default_factory=dict)
+    jobs: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A window together, compared with the windows alone; see `gpud.demo.metrics`."""
+
+    policy: str
+    p50_s: float
+    p99_s: float
+    r99: float
+    r99_interval: Interval
+    offline_rate: float
+    harvest: float
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, to four significant digits."""
+        values: dict[str, Any] = {"policy": self.policy}
+        for name, value in vars(self).items():
+            if isinstance(value, float):
+                values[name] = float(f"{value:.4g}")
+        values["r99_interval"] = [float(f"{value:.4g}") for value in self.r99_interval]
+        return values
+
+
+class Scene:
+    """A private daemon with its online and offline clients connected, ready to run.
+
+    Attributes:
+        gpu: one more connection, for questions to the daemon.
+    """
+
+    def __init__(
+        self, gpu: gc.Session, online: OnlineClient, offline: Sequence[OfflineClient]
+    ) -> None:
+        self.gpu = gpu
+        self._online = online
+        self._offline = offline
+
+    def warm_up(self) -> None:
+        """Runs everything once, so that nothing is compiled or allocated in a window."""
+        for client in self._offline:
+            client.run_once()
+        for number in range(2):
+            self._online.answer(number)
+
+    def watch(
+        self, name: str, seconds: float, arrivals_s: Sequence[float] = (), *, offline: bool
+    ) -> Window:
+        """Runs a window; returns when everything that began in it has ended.
+
+        Args:
+            name: of the window.
+            seconds: its length.
+            arrivals_s: when online requests arrive, counted from its beginning; may be none.
+            offline: whether the offline clients run.
+        """
+        clients = self._offline if offline else ()
+        for client in clients:
+            client.start()
+        try:
+            began = time.monotonic() + _LEAD_IN_S
+            time.sleep(_LEAD_IN_S)
+            window = Window(name, began, seconds)
+            first = _counts(clients)
+            with ThreadPoolExecutor(1, "requests") as pool:
+                # Requests may queue far beyond the window; what is counted ends with it.
+                serving = pool.submit(self._online.serve, list(arrivals_s), began)
+                time.sleep(max(0.0, began + seconds - time.monotonic()))
+                last = _counts(clients)
+                window.answers = serving.result()
+        finally:
+            for client in clients:
+                client.stop()
+        for client, (start_s, before), (end_s, after) in zip(clients, first, last, strict=True):
+            window.rates[client.name] = (after - before) / (end_s - start_s)
+            window.jobs[client.name] = client.jobs
+        window.busy = sum(window.answers.run_s) / seconds
+        self._online.check()
+        for found in (self._online.problems, *(client.problems for client in clients)):
+            window.problems += found
+            found.clear()
+        return window
+
+
+def _counts(clients: Sequence[OfflineClient]) -> list[tuple[float, int]]:
+    found = []
+    for client in clients:
+        done = client.task_blocks_done()
+        found.append((time.monotonic(), done))
+    return found
+
+
+@contextmanager
+def open_scene(device: str, policy: str, sizes: Sizes) -> Iterator[Scene]:
+    """A `Scene` on a private daemon with this device and policy; ended with the context."""
+    with ExitStack() as stack:
+        gpu = stack.enter_context(gc.local(device, policy=policy))
+
+        def connect() -> gc.Session:
+            return stack.enter_context(gc.connect(gpu.path))
+
+        offline = [OfflineClient(connect(), sized) for sized in sizes.offline]
+        scene = Scene(gpu, OnlineClient(connect(), sizes.layers), offline)
+        scene.warm_up()
+        yield scene
+
+
+def sizes_for(device: str, *, block_s: float, job_s: float, request_s: float) -> Sizes:
+    """Measures how large the work has to be on this device, on a daemon of its own.
+
+    Args:
+        device: as for ``gpud serve --device``.
+        block_s: how long an offline task block is to take.
+        job_s: how long an offline job is to take with the whole device.
+        request_s: how long an online request is to run with the whole device.
+    """
+    with gc.local(device) as gpu:
+        offline = tuple(size_kind(gpu, kind, block_s, job_s) for kind in OFFLINE)
+        return Sizes(offline, layers_for(gpu, request_s))
+
+
+def compare(
+    together: Window, online_alone: Window, offline_alone: Window, sizes: Sizes
+) -> Compared:
+    """The figures of a window together.
+
+    Raises:
+        ValueError: a window lacks what it is compared by: there were problems.
+    """
+    latencies, alone = together.answers.latencies_s, online_alone.answers.latencies_s
+    work = {sized.kind.name: sized.work_s for sized in sizes.offline}
+    rate = offline_rate(together.rates, offline_alone.rates, work)
+    return Compared(
+        together.name,
+        percentile(latencies, 50),
+        percentile(latencies, 99),
+        r99(latencies, alone),
+        interval_of_r99(latencies, alone),
+        rate,
+        harvest(rate, online_alone.busy),
+    )

@@ -1,0 +1,131 @@
+"""How co-location is stated: r99, harvest, fairness, and how sure they are.
+
+Terms: *alone* is the same work on the same device without the other kind; *together* is both kinds;
+a latency is from a request's arrival to its result, queueing included [s].
+
+* r99 = p99 together / p99 alone, same arrival trace. 1: online work does not notice.
+* b = offline work per second together / alone; u = the online work's busy share alone;
+  harvest = b / (1 - u). 1: offline work got all that online work left over.
+* Jain's index of n amounts = (sum)^2 / (n * sum of squares). 1: all are equal; 1/n: one has all.
+
+Intervals come from a bootstrap over runs of consecutive requests, because requests that queue
+behind each other are not independent; both sides are resampled at the same places, because both
+saw the same trace.
+
+Source: R. Jain et al., "A quantitative measure of fairness", DEC-TR-301 (1984); H. R. Kunsch, "The
+jackknife and the bootstrap for general stationary observations" (1989), the moving blocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+__all__ = ["Interval", "harvest", "interval_of_r99", "jain", "offline_rate", "percentile", "r99"]
+
+Interval = tuple[float, float]
+"""From, to."""
+
+_RUN = 8
+"""Requests that are resampled together; about as many as a burst queues up."""
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which ``percent`` of a hundred lie, interpolated between neighbours.
+
+    Raises:
+        ValueError: no values, or a percentage outside 0 to 100.
+    """
+    if not values or not 0 <= percent <= 100:
+        raise ValueError(f"no percentile {percent} of {len(values)} values")
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    lower = int(place)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] + (ordered[upper] - ordered[lower]) * (place - lower)
+
+
+def r99(together: Sequence[float], alone: Sequence[float]) -> float:
+    """p99 of the latencies together / alone."""
+    return percentile(together, 99) / percentile(alone, 99)
+
+
+def offline_rate(
+    together: Mapping[str, float], alone: Mapping[str, float], work: Mapping[str, float]
+) -> float:
+    """b: offline work per second together / alone, of kernels that are not alike.
+
+    Args:
+        together: task blocks per second by kernel.
+        alone: likewise.
+        work: what a task block of each kernel counts, such as the time that an SM needs for it.
+
+    Raises:
+        ValueError: the kernels are not the same, or nothing was done alone.
+    """
+    if not together.keys() == alone.keys() == work.keys():
+        raise ValueError(f"no common kernels: {dict(together)}, {dict(alone)}, {dict(work)}")
+    done, possible = (sum(rates[name] * work[name] for name in work) for rates in (together, alone))
+    if possible <= 0:
+        raise ValueError("no offline work was done alone: there is nothing to compare with")
+    return done / possible
+
+
+def harvest(rate: float, busy: float) -> float:
+    """Harvest: b / (1 - u).
+
+    Raises:
+        ValueError: ``busy`` is no share below 1.
+    """
+    if not 0 <= busy < 1:
+        raise ValueError(f"an online load of {busy} leaves nothing to harvest")
+    return rate / (1 - busy)
+
+
+def jain(amounts: Sequence[float]) -> float:
+    """Jain's fairness index of ``amounts``; 1 if there is nothing to share.
+
+    Raises:
+        ValueError: no amounts, or a negative one.
+    """
+    if not amounts or min(amounts) < 0:
+        raise ValueError("fairness is of one amount or more, none of them negative")
+    squares = sum(amount * amount for amount in amounts)
+    return 1.0 if squares == 0 else sum(amounts) ** 2 / (len(amounts) * squares)
+
+
+def interval_of_r99(
+    together: Sequence[float],
+    alone: Sequence[float],
+    *,
+    confidence: float = 0.9,
+    rounds: int = 400,
+    seed: int = 1,
+) -> Interval:
+    """Where r99 lies with ``confidence``, by bootstrap; the same for the same arguments.
+
+    Args:
+        together: latencies in order of arrival.
+        alone: likewise, of the same requests.
+        confidence: how often it is to hold the true value, below 1.
+        rounds: resamplings.
+        seed: of the resamplings.
+
+    Raises:
+        ValueError: not the same number of requests, or none.
+    """
+    count = len(together)
+    if count != len(alone) or not count:
+        raise ValueError(f"{count} requests together and {len(alone)} alone are no pairs")
+    rng = random.Random(seed)  # noqa: S311 - statistics, not secrets
+    run = min(_RUN, count)
+    found = []
+    for _ in range(rounds):
+        picked: list[int] = []
+        while len(picked) < count:
+            first = rng.randrange(count - run + 1)
+            picked.extend(range(first, first + run))
+        del picked[count:]
+        found.append(r99([together[i] for i in picked], [alone[i] for i in picked]))
+    tail = 50 * (1 - confidence)
+    return percentile(found, tail), percentile(found, 100 - tail)

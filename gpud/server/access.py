@@ -1,0 +1,42 @@
+"""Who may see and touch what: identity is the user that the kernel names for a connection."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+__all__ = ["Peer", "may_manage", "peer_of", "user_name"]
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a connection, when it connected."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """The credentials of a connected Unix socket's peer; the kernel vouches for them."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return Peer(*_CREDENTIALS.unpack(data))
+
+
+def may_manage(peer: Peer, uid: int | None) -> bool:
+    """Whether ``peer`` may see and manage what belongs to user ``uid``; None: to everybody."""
+    return uid is None or peer.uid == uid or peer.uid in (0, os.geteuid())
+
+
+@lru_cache(maxsize=256)
+def user_name(uid: int) -> str:
+    """The user's name, or the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,162 @@
+"""One client's connection: frames in, one handler for each kind of message, answers out.
+
+What a client sends is checked before anything is touched: the frame and the message by
+`gpud.wire`, the names and amounts by the handlers, which raise before they change anything.
+
+Properties:
+    answered: every request is answered once, with what was asked for or with `Failed`;
+    goes_on: a well-framed message with bad content costs the client that message only;
+    broken_is_the_end: after a frame that is none the client gets `Goodbye` and is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gpud.errors import FrameError, GpudError, InternalError, ProtocolError
+from gpud.server import jobcontrol, memory, programs, queries, submission
+from gpud.server.access import Peer
+from gpud.server.session import Session
+from gpud.server.stream import Limits, Stream
+from gpud.wire import messages as wm
+from gpud.wire.table import Sender
+
+if TYPE_CHECKING:
+    from gpud.server.front import Front
+
+__all__ = ["Connection"]
+
+_LOG = logging.getLogger(__name__)
+_HELLO_S = 30.0  # a connection that says nothing for so long is closed
+
+_HANDLERS: dict[type, Callable[[Session, Any], None]] = {
+    wm.Submit: submission.submit,
+    wm.Compile: programs.compile_program,
+    wm.Unload: programs.unload,
+    wm.Measure: programs.measure,
+    wm.ReadSymbol: programs.read_symbol,
+    wm.WriteSymbol: programs.write_symbol,
+    wm.Allocate: memory.allocate,
+    wm.Free: memory.free,
+    wm.Resize: jobcontrol.resize,
+    wm.Cancel: jobcontrol.cancel,
+    wm.Describe: jobcontrol.describe,
+    wm.Query: queries.query,
+    wm.Follow: queries.follow,
+}
+
+
+class Connection:
+    """A client from its connection to its end.
+
+    Attributes:
+        session: None until it has said hello.
+    """
+
+    def __init__(self, front: Front, sock: socket.socket, peer: Peer) -> None:
+        self._front = front
+        self.peer = peer
+        self.session: Session | None = None
+        self._decode = wm.CLIENT_PROTOCOL.decode
+        self._stream = Stream(
+            sock,
+            front.outbox,
+            Limits(message=front.config.max_message_bytes),
+            on_body=self._on_body,
+            on_end=self._on_end,
+            on_broken=self._on_broken,
+        )
+        self._silence: asyncio.TimerHandle | None = front.outbox.loop.call_later(
+            _HELLO_S, self._said_nothing
+        )
+        self._stream.start()
+
+    def goodbye(self, error: GpudError) -> None:
+        """Tell the client why, and close the connection."""
+        self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Goodbye(error.to_wire())))
+        self._stream.finish()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._stream.abort("closed by the daemon")
+
+    # -- messages
+
+    def _on_body(self, body: bytes) -> None:
+        message: Any = None
+        session = self.session
+        try:
+            message = self._decode(body, Sender.CLIENT)
+            if session is None:
+                self._hello(message)
+                return
+            handler = _HANDLERS.get(type(message))
+            if handler is None:
+                raise ProtocolError(
+                    f"{type(message).__name__} is the first message of a connection only"
+                )
+            handler(session, message)
+        except FrameError as error:
+            self._on_broken(error)
+        except ProtocolError as error:
+            if session is None:
+                self.goodbye(error)
+            elif error.job is not None:
+                submission.refuse(session, error.job, error)
+            else:
+                self._failed(error.request or _request(message), error)
+        except GpudError as error:
+            self._failed(_request(message), error)
+        except Exception as error:  # noqa: BLE001 - one message must not stop the daemon
+            _LOG.exception("a message of client %s was not handled", self._who)
+            problem = InternalError(
+                f"the daemon failed on this request ({type(error).__name__}); its log says more",
+                stage="server",
+            )
+            self._failed(_request(message), problem)
+
+    def _failed(self, request: int, error: GpudError) -> None:
+        self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Failed(request, error.to_wire())))
+
+    def _hello(self, message: Any) -> None:
+        if not isinstance(message, wm.Hello):
+            raise ProtocolError(f"the first message is Hello, not {type(message).__name__}")
+        if message.version < 1:
+            raise ProtocolError(f"protocol version {message.version} is none; versions begin at 1")
+        self._heard()
+        session = self._front.open_session(self.peer, message.program, self._stream)
+        self.session = session
+        session.send(self._front.welcome(session, message))
+
+    # -- the end
+
+    def _on_broken(self, error: FrameError) -> None:
+        _LOG.info("client %s is disconnected: %s", self._who, error)
+        self.goodbye(error)
+
+    def _said_nothing(self) -> None:
+        self._silence = None
+        self.goodbye(ProtocolError(f"no Hello within {_HELLO_S:g} s"))
+
+    def _heard(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _on_end(self, reason: str) -> None:
+        self._heard()
+        self._front.connection_ended(self, reason)
+
+    @property
+    def _who(self) -> str:
+        number = "-" if self.session is None else str(self.session.number)
+        return f"{number} (pid {self.peer.pid}, uid {self.peer.uid})"
+
+
+def _request(message: Any) -> int:
+    request = getattr(message, "request", 0)
+    return request if isinstance(request, int) else 0

@@ -1,0 +1,308 @@
+"""The daemon: started, waited for, drained, ended.
+
+Start: take the socket, start the device hosts, and when they are ready begin to accept. Drain: take
+no more connections and jobs, let the jobs that were accepted end, cancel what is left when the time
+is over, end the hosts. Force: end everything now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from gpud.config import Config
+from gpud.core import events as ev
+from gpud.core.scheduler import Scheduler
+from gpud.errors import DeviceLost, Draining, GpudError
+from gpud.server import logs, settings, systemd
+from gpud.server.access import Peer, peer_of
+from gpud.server.arenas import Arenas
+from gpud.server.compiling import Compiler
+from gpud.server.devices import Connect, Device
+from gpud.server.eventlog import EventLog
+from gpud.server.front import Front
+from gpud.server.listener import Listener, adopt, listen
+from gpud.server.runner import Runner
+from gpud.server.stream import Outbox
+from gpud.telemetry.records import Records
+
+__all__ = ["Daemon", "run"]
+
+_LOG = logging.getLogger(__name__)
+_ACCEPTS_PER_TURN = 16
+_ACCEPT_PAUSE_S = 0.5  # when descriptors have run out
+_GOODBYE_S = 3.0
+
+
+class Daemon:
+    """One daemon, on the running event loop.
+
+    Args:
+        config: the settings.
+        connect: for tests: for each device, in place of starting its host process, a function that
+            returns the front's end of a link to something that speaks as one.
+        credentials: for tests: who is at the other end of a connection.
+        validate: check every invariant of the scheduler after every event; slow.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        connect: Sequence[Connect] | None = None,
+        credentials: Callable[[socket.socket], Peer] = peer_of,
+        validate: bool = False,
+    ) -> None:
+        self.config = config
+        self._connect = connect
+        self._credentials = credentials
+        self._validate = validate
+        self._stopped = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
+        self._forced = False
+        self._listeners: list[Listener] = []
+        self._event_log: EventLog | None = None
+        self.front: Front
+        self.runner: Runner
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return self._listeners[0].address
+
+    @property
+    def devices(self) -> list[Device]:
+        """By index."""
+        return self.runner.devices
+
+    @property
+    def forced(self) -> bool:
+        """Whether it was ended without waiting for its jobs."""
+        return self._forced
+
+    @property
+    def ending(self) -> bool:
+        """Whether `drain` or `force` was called."""
+        return self._ending is not None
+
+    # -- start
+
+    async def start(self) -> None:
+        """Begin to serve. Returns when clients can connect; nothing is left behind by an error.
+
+        Raises:
+            InvalidArgument: the configuration cannot be used, such as a socket that is taken.
+            DeviceLost: a device does not start.
+        """
+        loop = asyncio.get_running_loop()
+        self._listeners = self._listen()
+        try:
+            self._build(loop)
+            for device in self.devices:
+                device.start()
+            for device in self.devices:
+                await device.settled()
+            for device in self.devices:
+                if device.state == "failed":
+                    raise DeviceLost(
+                        f"device {device.index} ({device.spec}) does not start: its host "
+                        f"{device.failures[-1]}; see the log above, or try gpud doctor",
+                        device=device.spec,
+                    )
+            self.front.arenas.set_up(settings.memory_limits(self.config, self.devices))
+        except BaseException:
+            await self._close()
+            raise
+        for listener in self._listeners:
+            loop.add_reader(listener.socket.fileno(), self._accept, listener)
+        self.front.compiler.prestart()
+        names = ", ".join(d.info.name for d in self.devices if d.info is not None)
+        _LOG.info("serving %s on %s", names, self.address)
+        systemd.notify(f"READY=1\nSTATUS=serving {names}\nMAINPID={os.getpid()}")
+
+    def _listen(self) -> list[Listener]:
+        descriptors = systemd.activated()
+        if descriptors:
+            return [adopt(descriptor) for descriptor in descriptors]
+        return [listen(self.config.socket, self.config.socket_mode)]
+
+    def _build(self, loop: asyncio.AbstractEventLoop) -> None:
+        config = self.config
+        outbox = Outbox(loop)
+        records = Records(epoch_ns=time.time_ns() - time.monotonic_ns(), history=config.history)
+        rules = settings.scheduler_settings(config, validate=self._validate)
+        if config.event_log is not None:
+            self._event_log = EventLog(config.event_log, rules, loop)
+        self.runner = Runner(Scheduler(rules), loop, records, self._event_log)
+        specs = settings.device_specs(config)
+        self.runner.devices.extend(
+            Device(
+                index,
+                spec,
+                self.runner,
+                outbox,
+                connect=None if self._connect is None else self._connect[index],
+            )
+            for index, spec in enumerate(specs)
+        )
+        cache_dir = None if config.cache_dir is None else str(config.cache_dir)
+        compiler = Compiler(outbox, timeout_s=config.compile_timeout_ns / 1e9, cache_dir=cache_dir)
+        arenas = Arenas(loop)
+        self.front = Front(config, outbox, self.runner, records, compiler, arenas, rules.floor)
+
+    def _accept(self, listener: Listener) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _ = listener.socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                _LOG.error("a connection cannot be accepted: %s", error.strerror)
+                loop.remove_reader(listener.socket.fileno())
+                loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
+                return
+            self.front.connected(sock, self._credentials(sock))
+
+    def _accept_again(self, listener: Listener) -> None:
+        if listener.socket.fileno() >= 0:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(listener.socket.fileno(), self._accept, listener)
+
+    # -- the end
+
+    async def wait(self) -> None:
+        """Wait until the daemon has ended, by `drain` or `force`."""
+        await self._stopped.wait()
+        if self._ending is not None:
+            await self._ending
+
+    def drain(self) -> None:
+        """End in order: see the module. Returns at once; asked again it does nothing."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._drain())
+
+    def force(self) -> None:
+        """End now: running jobs are lost."""
+        self._forced = True
+        if not hasattr(self, "front"):  # it was never started
+            self._stopped.set()
+            return
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._close())
+        else:
+            # The drain goes on at once: nothing is left that it could wait for.
+            self.runner.drained.set()
+        for device in self.devices:
+            device.kill()
+        self.front.compiler.kill()
+        for connection in list(self.front.connections):
+            connection.abort()
+
+    async def stop(self) -> None:
+        """`force`, unless it is ending already, and `wait`: for tests and error paths."""
+        if self._ending is None:
+            self.force()
+        await self.wait()
+
+    async def _drain(self) -> None:
+        timeout_ns = self.config.drain_timeout_ns
+        jobs = len(self.runner.jobs)
+        _LOG.info("draining: %d jobs have up to %g s", jobs, timeout_ns / 1e9)
+        systemd.notify(f"STOPPING=1\nSTATUS=draining {jobs} jobs")
+        self.front.draining = True
+        self._stop_listening()
+        now_ns = time.monotonic_ns()
+        self.runner.feed(ev.DrainRequested(now_ns, now_ns + timeout_ns))
+        await self.runner.drained.wait()
+        await self._close()
+        _LOG.info("drained" if not self._forced else "ended by force")
+
+    def _stop_listening(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            if listener.socket.fileno() >= 0:
+                loop.remove_reader(listener.socket.fileno())
+            listener.stop()
+
+    async def _close(self) -> None:
+        """Everything that is left, whatever state it is in."""
+        self._stop_listening()
+        if hasattr(self, "front"):
+            for connection in list(self.front.connections):
+                connection.goodbye(Draining("the daemon has ended"))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.front.nobody.wait(), _GOODBYE_S)
+            for connection in list(self.front.connections):
+                connection.abort()
+            closing = [self.front.compiler.close(), *(device.close() for device in self.devices)]
+            await asyncio.gather(*closing)
+            self.runner.close()
+            self.front.arenas.close()
+        if self._event_log is not None:
+            self._event_log.close()
+        for listener in self._listeners:
+            listener.close()
+        self._stopped.set()
+
+
+def run(config: Config) -> int:
+    """Serves until SIGTERM or SIGINT; a second signal forces. Returns the exit status.
+
+    0: drained; 1: it could not start, or was forced. Blocks.
+    """
+    logs.set_up(config.log_level, config.log_format)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(config))
+
+
+async def _serve(config: Config) -> int:
+    daemon = Daemon(config, validate=bool(os.environ.get("GPUD_VALIDATE")))
+    loop = asyncio.get_running_loop()
+    starting = asyncio.ensure_future(daemon.start())
+
+    def on_signal(number: int) -> None:
+        name = signal.Signals(number).name
+        if not starting.done():
+            _LOG.warning("%s: ending before it has begun", name)
+            starting.cancel()
+        elif not daemon.ending:
+            _LOG.info("%s: draining; send it again to end at once", name)
+            daemon.drain()
+        else:
+            _LOG.warning("%s: ending at once", name)
+            daemon.force()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        await starting
+    except asyncio.CancelledError:
+        return 1
+    except GpudError as error:
+        _LOG.critical("%s", error)
+        return 1
+    # What is there now stays: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    await daemon.wait()
+    return 1 if daemon.forced else 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

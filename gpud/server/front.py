@@ -1,0 +1,288 @@
+"""What all connections share: devices, programs, memory, sessions, and who may see what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import gpud
+from gpud.config import Config
+from gpud.core import events as ev
+from gpud.errors import DeviceLost, GpudError, LimitExceeded, UnknownName
+from gpud.server.access import Peer, may_manage, user_name
+from gpud.server.arenas import Arenas
+from gpud.server.compiling import Compiler
+from gpud.server.connection import Connection
+from gpud.server.devices import Device
+from gpud.server.jobs import Job
+from gpud.server.runner import Runner
+from gpud.server.session import Session
+from gpud.server.stream import Outbox, Stream
+from gpud.telemetry.records import Happening, Records
+from gpud.units import JobId, SessionId, job_name
+from gpud.wire import messages as wm
+
+__all__ = ["Front"]
+
+_LOG = logging.getLogger(__name__)
+_PROGRESS_S = 0.5  # how long a host may take to say how far its jobs are
+
+
+class Front:
+    """The daemon's state between the sockets and the scheduler.
+
+    Attributes:
+        config: the settings.
+        draining: no more jobs are taken.
+        sessions: by number; those whose client has gone stay until their jobs have ended.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        outbox: Outbox,
+        runner: Runner,
+        records: Records,
+        compiler: Compiler,
+        arenas: Arenas,
+        offline_floor: Callable[[int], Fraction],
+    ) -> None:
+        self.config = config
+        self.outbox = outbox
+        self.runner = runner
+        self.records = records
+        self.compiler = compiler
+        self.arenas = arenas
+        self.offline_floor = offline_floor
+        self.devices: list[Device] = runner.devices
+        self.draining = False
+        self.started_ns = time.monotonic_ns()
+        self.sessions: dict[int, Session] = {}
+        self.connections: dict[Connection, None] = {}
+        self.nobody = asyncio.Event()
+        self.nobody.set()
+        self._next_session = 1
+        self._next_module = 1
+        self._ended: dict[JobId, Job] = {}
+        self._followers: dict[int, Session] = {}
+        self.counts = {"done": 0, "failed": 0, "cancelled": 0}
+        runner.on_close_session = self._close_session
+        runner.arena_of = arenas.arena_of
+
+    # -- connections and sessions
+
+    def connected(self, sock: Any, peer: Peer) -> None:
+        """A client has connected."""
+        connection = Connection(self, sock, peer)
+        self.connections[connection] = None
+        self.nobody.clear()
+        most = self.config.max_connections
+        if len(self.connections) > most:
+            connection.goodbye(
+                LimitExceeded(
+                    f"the daemon serves {most} connections and has no room for another; close "
+                    "some, or raise max_connections in its configuration",
+                    limit="max_connections",
+                    value=most,
+                )
+            )
+
+    def open_session(self, peer: Peer, program: str, stream: Stream) -> Session:
+        """A client has said hello."""
+        number = self._next_session
+        self._next_session += 1
+        session = Session(self, number, peer, program, stream)
+        self.sessions[number] = session
+        self.runner.feed(ev.SessionOpened(session.opened_ns, SessionId(number)))
+        self.records.happened(
+            session.opened_ns,
+            "session-opened",
+            peer.uid,
+            ("session", number),
+            ("program", program),
+            ("user", user_name(peer.uid)),
+            ("pid", peer.pid),
+        )
+        _LOG.info(
+            "session %d: %s (pid %d, user %s)", number, program, peer.pid, user_name(peer.uid)
+        )
+        return session
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        """A client has gone or was dropped."""
+        self.connections.pop(connection, None)
+        if not self.connections:
+            self.nobody.set()
+        session = connection.session
+        if session is None:
+            return
+        session.gone = True
+        self.follow(session, False)
+        now_ns = time.monotonic_ns()
+        _LOG.info(
+            "session %d ended: %s; %d jobs had not ended", session.number, reason, len(session.jobs)
+        )
+        self.records.happened(
+            now_ns,
+            "session-closed",
+            session.peer.uid,
+            ("session", session.number),
+            ("reason", reason),
+        )
+        self.runner.feed(ev.SessionClosed(now_ns, SessionId(session.number)))
+
+    def _close_session(self, number: SessionId) -> None:
+        """Nothing of a session is left on any device."""
+        session = self.sessions.pop(number, None)
+        if session is not None:
+            for module in session.modules.values():
+                self.devices[module.device].unload(module)
+        for device in self.devices:
+            device.close_session(number)
+        self.arenas.close_session(number)
+
+    def welcome(self, session: Session, hello: wm.Hello) -> wm.Welcome:
+        """The answer to `hello`."""
+        return wm.Welcome(
+            hello.request,
+            min(hello.version, wm.VERSION),
+            session.number,
+            [self.describe_device(device) for device in self.devices],
+            {
+                "message_bytes": self.config.max_message_bytes,
+                "jobs": self.config.max_jobs_per_session,
+                "memory_bytes": self.arenas.session_limit_bytes,
+            },
+            {"version": gpud.__version__, "pid": os.getpid(), "policy": self.config.policy},
+        )
+
+    # -- devices
+
+    def describe_device(self, device: Device) -> dict[str, Any]:
+        """A device as clients need it."""
+        info = device.info
+        online = info.sms - self.offline_floor(info.sms) if info else 0
+        return {
+            "index": device.index,
+            "spec": device.spec,
+            "name": info.name if info else device.spec,
+            "kind": info.kind if info else device.spec.partition(":")[0],
+            "sms": info.sms if info else 0,
+            "memory_bytes": self.arenas.capacity_bytes(device.index),
+            "capability": info.capability if info else 0,
+            "online_sms": str(online),
+            "state": device.state,
+        }
+
+    def usable_device(self, index: int) -> Device:
+        """The device with that index.
+
+        Raises:
+            UnknownName: there is none.
+            DeviceLost: it is there no more, and will not be again.
+        """
+        if index >= len(self.devices):
+            raise UnknownName(
+                f"there is no device {index}; the daemon has {len(self.devices)}, from 0"
+            )
+        device = self.devices[index]
+        if device.state == "failed":
+            last = device.failures[-1] if device.failures else "was ended with the daemon"
+            raise DeviceLost(
+                f"device {index} ({device.spec}) does not start any more: its host {last}; see the "
+                "daemon's log, and restart the daemon",
+                device=device.spec,
+            )
+        return device
+
+    def next_module(self) -> int:
+        """A number for a module, unique among all sessions."""
+        number = self._next_module
+        self._next_module += 1
+        return number
+
+    # -- jobs
+
+    def visible_job(self, session: Session, job: JobId) -> Job | None:
+        """A job that has not ended, if the session's user may know of it."""
+        found = self.runner.jobs.get(job)
+        return found if found is not None and may_manage(session.peer, found.uid) else None
+
+    def ended_job(self, session: Session, job: JobId) -> Job | None:
+        """A job that has ended lately, if the session's user may know of it."""
+        found = self._ended.get(job)
+        return found if found is not None and may_manage(session.peer, found.uid) else None
+
+    def job_ended(self, job: Job, state: str, error: GpudError | None, now_ns: int) -> None:
+        """A job has ended; its owner was told."""
+        self.counts[state] += 1
+        job.end(state, error, now_ns)
+        ended = self.records.ended
+        if len(ended) == ended.maxlen and ended:
+            self._ended.pop(ended[0].id, None)
+        ended.append(job)
+        if ended:  # it may be configured to keep none
+            self._ended[job.id] = job
+        if state == "failed":
+            _LOG.info("job %s failed: %s", job_name(job.id), error)
+        self.records.happened(now_ns, f"job-{state}", job.uid, ("job", job.id), ("error", error))
+
+    def row(self, job: Job, now_ns: int) -> dict[str, Any]:
+        """The job as people see it."""
+        return job.row(now_ns, user_name(job.uid), self.records.epoch_ns)
+
+    def with_progress(self, jobs: list[Job], then: Callable[[], None]) -> None:
+        """Ask the devices how far jobs are, and call ``then`` when they have said so.
+
+        A device that does not answer in time leaves what it said last.
+        """
+        wanted: dict[int, list[JobId]] = {}
+        for job in jobs:
+            if job.started_ns is not None and self.devices[job.device].state == "ready":
+                wanted.setdefault(job.device, []).append(job.id)
+        left = len(wanted)
+        if not left:
+            then()
+            return
+
+        def finish() -> None:
+            nonlocal left
+            if left >= 0:
+                left = -1
+                timer.cancel()
+                then()
+
+        def on_reply(value: Any, error: GpudError | None) -> None:
+            nonlocal left
+            for number, done, total in value or () if error is None else ():
+                job = self.runner.jobs.get(JobId(number))
+                if job is not None:
+                    job.progress = (done, total)
+            left -= 1
+            if left == 0:
+                finish()
+
+        timer = self.outbox.loop.call_later(_PROGRESS_S, finish)
+        for index, numbers in wanted.items():
+            self.devices[index].read_progress(tuple(numbers), on_reply)
+
+    # -- followers
+
+    def follow(self, session: Session, on: bool) -> None:
+        """Tell a session of every event from now on, or no more."""
+        if on:
+            self._followers[session.number] = session
+        else:
+            self._followers.pop(session.number, None)
+        self.records.on_event = self._tell_followers if self._followers else None
+
+    def _tell_followers(self, happening: Happening) -> None:
+        told = wm.Happened(self.records.describe(happening))
+        for session in self._followers.values():
+            if may_manage(session.peer, happening.uid):
+                session.send(told)

@@ -1,0 +1,216 @@
+"""Jobs as the front knows them: what was asked for, what became of it, and what people are told.
+
+The scheduler knows a job's shape and its rights; this is the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+from gpud.core.capacity import SCALE
+from gpud.core.events import LaunchShape
+from gpud.errors import GpudError
+from gpud.server.modules import Module, Shape
+from gpud.units import JobId, job_name
+
+__all__ = ["Chain", "Job", "exact"]
+
+
+class Chain:
+    """The launches of a job, checked, and shared by all jobs that submit the same bytes.
+
+    Attributes:
+        launches: as `gpud.device.host.messages.StartJob` has them.
+        shapes: as the scheduler has them.
+        needs: (module, shape) of every launch: what a host must have made ready.
+        kernels: their names, each once, in the order of the launches.
+        ready: the stock of the host that has; None for none.
+        total: task blocks of all launches.
+    """
+
+    __slots__ = (
+        "kernels",
+        "launches",
+        "needs",
+        "occupancy",
+        "ready",
+        "shapes",
+        "size_bytes",
+        "total",
+    )
+
+    def __init__(
+        self,
+        launches: bytes,
+        shapes: tuple[LaunchShape, ...],
+        needs: Iterable[tuple[Module, Shape]],
+        kernels: Iterable[str],
+        size_bytes: int,
+    ) -> None:
+        self.launches = launches
+        self.shapes = shapes
+        self.needs = tuple(dict.fromkeys(needs))
+        self.kernels = tuple(dict.fromkeys(kernels))
+        self.occupancy = min(shape.occupancy for shape in shapes)
+        self.total = sum(shape.task_blocks for shape in shapes)
+        self.size_bytes = size_bytes
+        self.ready: object = None
+
+
+class Job:
+    """One job from its submission to its end.
+
+    Attributes:
+        record: the scheduler's, until the job has ended; None if it was refused.
+        state: how it ended; None before.
+        error: what it failed with on its device.
+        started_ns: when it was first sent to its device, monotonic; None: never.
+        chain: None once it has ended, as ``owner``.
+    """
+
+    __slots__ = (
+        "_stats",
+        "_terms",
+        "chain",
+        "device",
+        "ended_ns",
+        "error",
+        "first_block_ns",
+        "id",
+        "kernels",
+        "launches",
+        "number",
+        "occupancy",
+        "online",
+        "output",
+        "owner",
+        "program",
+        "progress",
+        "record",
+        "release_ns",
+        "resizes",
+        "session",
+        "started_ns",
+        "state",
+        "submitted_ns",
+        "uid",
+    )
+
+    def __init__(
+        self, job: JobId, number: int, owner: Any, device: int, chain: Chain, now_ns: int
+    ) -> None:
+        self.id = job
+        self.number = number
+        self.owner = owner
+        self.session: int = owner.number
+        self.uid: int = owner.peer.uid
+        self.program: str = owner.program
+        self.device = device
+        self.chain: Any = chain
+        self.kernels = chain.kernels
+        self.launches = len(chain.shapes)
+        self.occupancy = chain.occupancy
+        self.submitted_ns = now_ns
+        self.started_ns: int | None = None
+        self.record: Any = None
+        self.online = False
+        self.error: GpudError | None = None
+        self.output = b""
+        self.progress = (0, chain.total)
+        self.first_block_ns = 0
+        self.release_ns = 0
+        self.resizes = 0
+        self.state: str | None = None
+        self.ended_ns: int | None = None
+        self._stats: dict[str, Any] | None = None
+        self._terms: tuple[Fraction | None, Fraction | None, int] | None = None
+
+    @property
+    def allocation(self) -> Fraction:
+        """CapSM that it has now."""
+        return Fraction(0) if self.record is None else self.record.allocation
+
+    @property
+    def capsm(self) -> float:
+        """`allocation`, quickly and about."""
+        alloc: int = 0 if self.record is None else self.record.alloc
+        return alloc / SCALE
+
+    @property
+    def present_state(self) -> str:
+        """As people see it."""
+        return self.state or ("waiting" if self.record is None else self.record.state.value)
+
+    def end(self, state: str, error: GpudError | None, now_ns: int) -> None:
+        """It has ended. What takes room and nobody needs any more is dropped."""
+        self.final_stats(now_ns)
+        self._terms = self._terms_now()
+        self.state, self.error, self.ended_ns = state, error, now_ns
+        self.chain = self.owner = self.record = None
+        self.output = b""
+
+    def stats(self, now_ns: int) -> dict[str, Any]:
+        """As `gpud.wire.messages.Finished` has them; final once the job has ended."""
+        if self._stats is not None:
+            return self._stats
+        started_ns, record = self.started_ns, self.record
+        if started_ns is None:
+            queued_s, run_s = (now_ns - self.submitted_ns) / 1e9, None
+        else:
+            queued_s = (started_ns - self.submitted_ns) / 1e9
+            run_s = (now_ns - started_ns) / 1e9
+        return {
+            "queued_s": queued_s,
+            "first_block_s": self.first_block_ns / 1e9 if self.first_block_ns else None,
+            "run_s": run_s,
+            "release_s": self.release_ns / 1e9 if self.release_ns else None,
+            "resizes": self.resizes,
+            "capsm_seconds": None if record is None else record.capsm_scaled_ns / SCALE / 1e9,
+        }
+
+    def final_stats(self, now_ns: int) -> dict[str, Any]:
+        """`stats` at its end; they do not change any more."""
+        self._stats = self.stats(now_ns)
+        return self._stats
+
+    def row(self, now_ns: int, user: str, epoch_ns: int) -> dict[str, Any]:
+        """The job as people see it: a row of topics "jobs" and "history"."""
+        allocation = self.allocation
+        ended_ns = self.ended_ns
+        reservation, quota, weight = self._terms or self._terms_now()
+        return {
+            "id": job_name(self.id),
+            "session": self.session,
+            "user": user,
+            "uid": self.uid,
+            "program": self.program,
+            "kernels": list(self.kernels),
+            "launches": self.launches,
+            "state": self.present_state,
+            "kind": "online" if self.online else "offline",
+            "reservation": exact(reservation),
+            "quota": exact(quota),
+            "weight": weight,
+            "allocation": str(allocation),
+            "allocation_sms": float(allocation),
+            "occupancy": self.occupancy,
+            "device": self.device,
+            "progress": list(self.progress),
+            "submitted_at_s": (self.submitted_ns + epoch_ns) / 1e9,
+            "ended_at_s": None if ended_ns is None else (ended_ns + epoch_ns) / 1e9,
+            "error": None if self.error is None else self.error.to_wire(),
+            **self.stats(now_ns),
+        }
+
+    def _terms_now(self) -> tuple[Fraction | None, Fraction | None, int]:
+        record = self.record
+        return (
+            (None, None, 1) if record is None else (record.reservation, record.quota, record.weight)
+        )
+
+
+def exact(amount: Fraction | None) -> str | None:
+    """An amount as exact text, "7/2"; None for none."""
+    return None if amount is None else str(amount)

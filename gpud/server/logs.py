@@ -1,0 +1,63 @@
+"""The daemon's log: lines for people, or JSON for programs, on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import IO
+
+__all__ = ["JsonFormatter", "TextFormatter", "set_up"]
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-01-31 12:00:00.000 warning server.devices: device host 0 is gone``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record on one line; a traceback follows on its own."""
+        at = datetime.fromtimestamp(record.created).astimezone()
+        name = record.name.removeprefix("gpud.")
+        text = " ".join(record.getMessage().splitlines())
+        line = f"{at:%Y-%m-%d %H:%M:%S}.{record.msecs:03.0f} {record.levelname.lower()} {name}: "
+        line += text
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON document on a line: ``at``, ``level``, ``logger``, ``message``, ``traceback``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        found = {
+            "at": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            found["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(found)
+
+
+def set_up(level: str, form: str, stream: IO[str] | None = None) -> logging.Handler:
+    """Sends what gpud logs to ``stream``, standard error by default.
+
+    Args:
+        level: such as ``info``; what is below is dropped.
+        form: ``text`` or ``json``.
+        stream: where to.
+
+    Returns:
+        The handler, for those who want to take it away again.
+    """
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logger = logging.getLogger("gpud")
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False
+    return handler

@@ -1,0 +1,59 @@
+"""The memory of arrays: sealed memory files. The one door to what Python's ``os`` lacks of them.
+
+A memory file is made at its full size and sealed: nobody who is given its descriptor can shrink it
+under another's mapping, which would kill the other with SIGBUS, or grow it. It is sparse, so a page
+costs nothing until it is written, and `punch` gives pages back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import functools
+import os
+from collections.abc import Callable
+
+__all__ = ["create", "punch"]
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_PUNCH_HOLE = 2  # FALLOC_FL_PUNCH_HOLE
+
+
+def create(name: str, size: int) -> int:
+    """Makes a sealed memory file of ``size`` bytes, all zero; returns its descriptor.
+
+    Raises:
+        OSError: the kernel refuses, as it does past the limit of open files.
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def punch(descriptor: int, offset: int, size: int) -> None:
+    """Gives the pages of a range back: it reads as zero from now on, in every mapping.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    while _fallocate()(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, size):
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, f"fallocate: {os.strerror(number)}")
+
+
+@functools.cache
+def _fallocate() -> Callable[[int, int, int, int], int]:
+    library = ctypes.CDLL(None, use_errno=True)
+    function = library.fallocate
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+    call: Callable[[int, int, int, int], int] = function
+    return call

@@ -1,0 +1,169 @@
+"""A client's session: what it has named, what it runs, and what waits for its jobs to end."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gpud.compiler.program import rejection
+from gpud.errors import GpudError, LimitExceeded, UnknownName
+from gpud.server.access import Peer
+from gpud.server.jobs import Chain, Job
+from gpud.server.modules import Kernel, Module
+from gpud.server.stream import Stream
+from gpud.units import SessionId
+from gpud.wire.messages import CLIENT_PROTOCOL, Finished
+
+if TYPE_CHECKING:
+    from gpud.server.front import Front
+
+__all__ = ["Session"]
+
+_CHAINS_KEPT_BYTES = 4 << 20
+_MOST_QUEUED_BYTES = 256 << 20
+_encode = CLIENT_PROTOCOL.encode
+
+
+class Session:
+    """One connection that has said hello.
+
+    Attributes:
+        number: unique for the life of the daemon.
+        program: what the client calls itself.
+        jobs: those that have not ended, by number, oldest first.
+        last_number: of the session's latest job.
+        gone: whether the client has gone; its jobs are being ended then.
+    """
+
+    def __init__(self, front: Front, number: int, peer: Peer, program: str, stream: Stream) -> None:
+        self.front = front
+        self.number = number
+        self.peer = peer
+        self.program = program
+        self.stream = stream
+        self.opened_ns = time.monotonic_ns()
+        self.modules: dict[int, Module] = {}
+        self.jobs: dict[int, Job] = {}
+        self.last_number = 0
+        self.compiling_bytes = 0
+        self._queued_bytes = 0
+        self.chains: OrderedDict[tuple[int, bytes], Chain] = OrderedDict()
+        self._chain_bytes = 0
+        self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
+        self.gone = False
+
+    def send(self, message: Any) -> None:
+        """Send a message; it is lost if the client has gone."""
+        self.stream.send(_encode(message))
+
+    def send_with(self, message: Any, descriptor: int) -> None:
+        """`send`, with a descriptor."""
+        self.stream.send_with(_encode(message), descriptor)
+
+    # -- names
+
+    def module(self, number: int) -> Module:
+        """The module that the client calls ``number``.
+
+        Raises:
+            UnknownName: it has none of that name.
+        """
+        module = self.modules.get(number)
+        if module is None:
+            raise UnknownName(f"the session has no module {number}; it was unloaded or never made")
+        return module
+
+    def kernel(self, module: Module, index: int) -> Kernel:
+        """A kernel of a module that can be run.
+
+        Raises:
+            UnknownName: the module has no such kernel.
+            KernelRejected: gpud cannot run it.
+        """
+        kernels = module.program.kernels
+        if index >= len(kernels):
+            raise UnknownName(f"module {module.number} has {len(kernels)} kernels, none {index}")
+        kernel = kernels[index]
+        if kernel.rejected:
+            raise rejection(kernel.info)
+        return kernel
+
+    def forget_module(self, module: Module) -> None:
+        """The client does not want a module any more; jobs submitted before may use it."""
+        del self.modules[module.number]
+        for key in [
+            key for key, chain in self.chains.items() if any(m is module for m, _ in chain.needs)
+        ]:
+            self._chain_bytes -= self.chains.pop(key).size_bytes
+        self.when_idle(lambda: self.front.devices[module.device].unload(module))
+
+    def keep_chain(self, key: tuple[int, bytes], chain: Chain) -> None:
+        """Remember a checked chain, and forget the oldest when there are too many."""
+        self.chains[key] = chain
+        self._chain_bytes += chain.size_bytes
+        while self._chain_bytes > _CHAINS_KEPT_BYTES and len(self.chains) > 1:
+            _, dropped = self.chains.popitem(last=False)
+            self._chain_bytes -= dropped.size_bytes
+
+    # -- jobs
+
+    def add_job(self, job: Job) -> None:
+        """Count a job that is about to be submitted.
+
+        Raises:
+            LimitExceeded: the session has too many that have not ended, or too large ones.
+        """
+        most = self.front.config.max_jobs_per_session
+        if len(self.jobs) >= most:
+            raise LimitExceeded(
+                f"the session has {most} jobs that have not ended; wait for some, or raise "
+                "max_jobs_per_session in the daemon's configuration",
+                limit="max_jobs_per_session",
+                value=most,
+            )
+        size = job.chain.size_bytes
+        if self.jobs and self._queued_bytes + size > _MOST_QUEUED_BYTES:
+            raise LimitExceeded(
+                f"the jobs of the session that have not ended have launches of over "
+                f"{_MOST_QUEUED_BYTES >> 20} MiB; wait for some of them",
+                limit="launches",
+                value=_MOST_QUEUED_BYTES,
+            )
+        self._queued_bytes += size
+        self.jobs[job.number] = job
+
+    @property
+    def oldest_job(self) -> int | None:
+        """The least number of the jobs that have not ended; None: all have."""
+        return next(iter(self.jobs), None)
+
+    def when_idle(self, action: Callable[[], None]) -> None:
+        """Do ``action`` once the jobs that were submitted until now have ended."""
+        if self.jobs:
+            self._deferred.append((self.last_number, action))
+        else:
+            action()
+
+    def job_finished(self, job: Job, state: str, error: GpudError | None) -> None:
+        """A job of this session has ended."""
+        del self.jobs[job.number]
+        self._queued_bytes -= job.chain.size_bytes
+        now_ns = time.monotonic_ns()
+        stats = job.final_stats(now_ns)
+        wire = None if error is None else error.to_wire()
+        if not self.gone:
+            self.send(Finished(job.number, state, wire, job.output, stats, job.progress))
+        self.front.job_ended(job, state, error, now_ns)
+        oldest = self.oldest_job
+        if oldest is None or oldest > job.number:
+            # It was the oldest, so there may be something that has waited for it.
+            self._settle(oldest)
+
+    def _settle(self, oldest: int | None) -> None:
+        """Do what has waited for the jobs up to ``oldest``, which have ended now."""
+        self.front.arenas.settle(SessionId(self.number), oldest)
+        deferred = self._deferred
+        while deferred and (oldest is None or deferred[0][0] < oldest):
+            deferred.popleft()[1]()

@@ -1,0 +1,63 @@
+"""From what the operator has configured to what the parts need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpud.config import Config
+from gpud.core.settings import Settings
+from gpud.device.spec import parse_device
+from gpud.errors import InvalidArgument
+from gpud.server.devices import Device
+
+__all__ = ["MemoryLimits", "device_specs", "memory_limits", "scheduler_settings"]
+
+
+def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
+    """The scheduler's part of the configuration.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+    return Settings(
+        policy=config.policy,
+        offline_floor=config.offline_floor,
+        hold_ns=config.hold_ns,
+        grace_ns=config.grace_ns,
+        max_jobs_per_session=config.max_jobs_per_session,
+        debug=validate,
+    )
+
+
+def device_specs(config: Config) -> list[str]:
+    """The devices, each named completely.
+
+    Raises:
+        InvalidArgument: one is none.
+        MissingDependency: one needs what is not installed.
+    """
+    try:
+        return [str(parse_device(text)) for text in config.devices]
+    except ValueError as error:
+        raise InvalidArgument(f"--device: {error}") from None
+
+
+class MemoryLimits(NamedTuple):
+    """Bytes for arrays on each device: of all, of one user, of one session."""
+
+    device: list[int]
+    user: list[int]
+    session: list[int]
+
+
+def memory_limits(config: Config, devices: Sequence[Device]) -> MemoryLimits:
+    """What the configuration means for devices that are ready."""
+    limits = MemoryLimits([], [], [])
+    for device in devices:
+        assert device.info is not None
+        most = min(config.memory_bytes(device.info.memory_bytes), device.info.memory_bytes)
+        limits.device.append(most)
+        limits.user.append(config.user_memory_bytes(most))
+        limits.session.append(config.session_memory_bytes(most))
+    return limits

@@ -1,0 +1,173 @@
+"""What one host process has been told: memory mapped, modules loaded, kernels measured.
+
+A new host gets a new, empty stock, so nothing of an earlier host is believed of a later one; what
+still comes for the earlier one ends in its own stock, which nobody looks at any more.
+
+Each thing is asked for once: who wants it meanwhile waits for the same answer. What failed may be
+asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from gpud.device.host import messages as hm
+from gpud.errors import GpudError
+from gpud.server.child import OnReply
+from gpud.server.jobs import Chain
+from gpud.server.modules import Module, Shape
+
+__all__ = ["ArenaOf", "Request", "Stock"]
+
+ArenaOf = Callable[[int], tuple[int, int, int] | None]
+"""(base, size, descriptor) of a session's memory on the device, if it has any there."""
+
+_Waiting = dict[int, list[OnReply] | None]
+"""By number: None for what is there; for what was asked for, who waits for it."""
+
+
+class Request(Protocol):
+    """Sends a command with a ticket to the host, and gives its answer to ``on_reply``."""
+
+    def __call__(
+        self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
+    ) -> None:
+        """See `gpud.server.child.Child.request`."""
+
+
+class Stock:
+    """Of one host.
+
+    Args:
+        request: sends a command that is answered.
+        send: sends one that is not.
+        arena_of: finds a session's memory.
+    """
+
+    def __init__(self, request: Request, send: Callable[[Any], None], arena_of: ArenaOf) -> None:
+        self._request = request
+        self._send = send
+        self._arena_of = arena_of
+        self._arenas: _Waiting = {}
+        self._modules: _Waiting = {}
+        self._measured: set[tuple[int, Shape]] = set()
+
+    # -- jobs
+
+    def is_ready(self, chain: Chain, session: int) -> bool:
+        """Whether a job could start at once."""
+        if chain.ready is not self:
+            if not all((module.number, shape) in self._measured for module, shape in chain.needs):
+                return False
+            chain.ready = self
+        return self._arenas.get(session, False) is None or self._arena_of(session) is None
+
+    def make_ready(
+        self, chain: Chain, session: int, on_ready: Callable[[GpudError | None], None]
+    ) -> None:
+        """Map, load and measure what a job needs; ``on_ready`` gets the first error, or None."""
+        left = len(chain.needs) + 1
+        failed = False
+
+        def on_reply(_: Any, error: GpudError | None) -> None:
+            nonlocal left, failed
+            left -= 1
+            if failed:
+                return
+            if error is not None:
+                failed = True
+                on_ready(error)
+            elif not left:
+                on_ready(None)
+
+        self.open_arena(session, on_reply)
+        for module, shape in chain.needs:
+            self.measure(module, shape, on_reply)
+
+    # -- things
+
+    def open_arena(self, session: int, on_reply: OnReply) -> None:
+        """Map a session's memory, if it has any here."""
+        arena = self._arena_of(session)
+        if arena is None:
+            on_reply(None, None)
+            return
+        base, size, descriptor = arena
+        self._once(
+            self._arenas,
+            session,
+            lambda ticket: hm.OpenArena(ticket, session, base, size),
+            on_reply,
+            descriptor,
+        )
+
+    def load(self, module: Module, on_reply: OnReply) -> None:
+        """Load a module."""
+        number, ptx = module.number, module.program.ptx
+        self._once(
+            self._modules, number, lambda t: hm.Load(t, number, module.session, ptx), on_reply
+        )
+
+    def measure(self, module: Module, shape: Shape, on_reply: OnReply) -> None:
+        """Make a kernel ready for a block shape; replies M."""
+        index, block, shared = shape
+        number, entry = module.number, module.program.kernels[index].info.entry_for(block)
+
+        def measured(value: Any, error: GpudError | None) -> None:
+            if error is None:
+                self._measured.add((number, shape))
+            on_reply(value, error)
+
+        self.with_module(module, lambda t: hm.Measure(t, number, entry, block, shared), measured)
+
+    def with_module(self, module: Module, make: Callable[[int], Any], on_reply: OnReply) -> None:
+        """Send a command when the module is loaded."""
+
+        def loaded(_: Any, error: GpudError | None) -> None:
+            if error is not None:
+                on_reply(None, error)
+            else:
+                self._request(make, on_reply)
+
+        self.load(module, loaded)
+
+    def unload(self, number: int) -> None:
+        """Forget a module; no job of it is left."""
+        if self._modules.pop(number, False) is not False:
+            self._send(hm.Unload(number))
+            self._measured = {one for one in self._measured if one[0] != number}
+
+    def close_session(self, session: int) -> None:
+        """Forget a session's memory; no job of it is left."""
+        if self._arenas.pop(session, False) is not False:
+            self._send(hm.CloseArena(session))
+
+    def _once(
+        self,
+        things: _Waiting,
+        number: int,
+        make: Callable[[int], Any],
+        on_reply: OnReply,
+        descriptor: int | None = None,
+    ) -> None:
+        """Have a thing made if it is not there, and tell ``on_reply`` when it is."""
+        if number in things:
+            waiting = things[number]
+            if waiting is None:
+                on_reply(None, None)
+            else:
+                waiting.append(on_reply)
+            return
+        asked = things[number] = [on_reply]
+
+        def made(_: Any, error: GpudError | None) -> None:
+            if things.get(number) is asked:  # else it was unloaded meanwhile
+                if error is None:
+                    things[number] = None
+                else:
+                    del things[number]
+            for one in asked:
+                one(None, error)
+
+        self._request(make, made, descriptor)

@@ -1,0 +1,316 @@
+"""A framed Unix stream on the event loop that can pass descriptors.
+
+Problem: asyncio's transports cannot send descriptors, read one buffer at a time, and give a fast
+peer as many callbacks as it has messages. A daemon needs: many messages for one system call, both
+ways; fairness between peers; and a bound on what a peer that does not read can make it keep.
+
+Approach: our own non-blocking socket under ``add_reader`` and ``add_writer``. One read takes all
+that is there, up to 256 KiB; its messages are handled in one go, but no more than
+`MESSAGES_PER_TURN` before the others get their turn. What is sent meanwhile, to whomever, is kept
+in the `Outbox` and written once at the end of the turn.
+
+Terms:
+    turn: one callback of the event loop.
+    unsent [bytes]: what was given to `Stream.send` and the kernel has not taken.
+
+Properties:
+    order: bytes and descriptors arrive in the order of the calls, a descriptor with its frame;
+    back_pressure: over ``high`` unsent bytes the peer is not read from until ``low`` are left;
+    bounded: over ``hard`` unsent bytes the peer is dropped;
+    fair: a peer that writes without end delays another by one turn's messages for each such peer;
+    ended_once: ``on_end`` is called exactly once, and nothing of the stream is called after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from array import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from gpud.wire.codec import FrameDecoder, FrameError
+
+__all__ = ["MESSAGES_PER_TURN", "Limits", "Outbox", "Stream"]
+
+MESSAGES_PER_TURN = 64
+"""Messages of one peer that are handled before the others get their turn; some 2 ms of work."""
+
+_READ_BYTES = 1 << 18
+_FINISH_S = 2.0  # how long a peer may take to read the last words that it is sent
+
+
+class Limits(NamedTuple):
+    """Bounds of a stream, in bytes; ``message`` is of one frame, the rest of unsent output."""
+
+    message: int = 64 << 20
+    high: int = 1 << 20
+    low: int = 1 << 18
+    hard: int | None = 64 << 20
+
+
+class Outbox:
+    """The streams of one event loop that have something to write, written once a turn."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.buffer = memoryview(bytearray(_READ_BYTES))
+        self._dirty: list[Stream] = []
+        self._later = False
+        self._inside = False
+
+    def add(self, stream: Stream) -> None:
+        """Have ``stream`` flushed at the end of this turn."""
+        self._dirty.append(stream)
+        if not self._inside and not self._later:
+            self._later = True
+            self.loop.call_soon(self.flush)
+
+    def enter(self) -> None:
+        """Begin a turn that ends with `flush`: saves a trip through the event loop."""
+        self._inside = True
+
+    def flush(self) -> None:
+        """Write what every dirty stream has."""
+        self._inside = self._later = False
+        dirty, self._dirty = self._dirty, []
+        for stream in dirty:
+            stream.flush()
+
+
+class Stream:
+    """One peer.
+
+    Args:
+        sock: a connected Unix stream socket; the stream owns it from now on.
+        outbox: of the event loop.
+        limits: see `Limits`.
+        on_body: called with the body of each frame.
+        on_end: called once, when the peer has gone or was dropped, with the reason as text. The
+            socket is closed then.
+        on_broken: called when the peer has sent what is no frame. Nothing more is read; the owner
+            may still `send` a last word and must call `finish`.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        outbox: Outbox,
+        limits: Limits,
+        *,
+        on_body: Callable[[bytes], None],
+        on_end: Callable[[str], None],
+        on_broken: Callable[[FrameError], None] | None = None,
+    ) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._fd = sock.fileno()
+        self._outbox = outbox
+        self._loop = outbox.loop
+        self._limits = limits
+        self._decoder = FrameDecoder(limits.message)
+        self._on_body = on_body
+        self._on_end = on_end
+        self._on_broken = on_broken
+        self._frames: list[bytes] = []
+        self._descriptors: list[tuple[int, int]] = []  # (index in _frames, descriptor)
+        self._rest = memoryview(b"")
+        self.unsent_bytes = 0
+        self._queued = False  # in the outbox
+        self._reading = False
+        self._writing = False  # waits for the kernel to take more
+        self._held = False  # not read from, until unsent output has drained
+        self._backlog: Iterator[bytes] | None = None
+        self._deaf = False  # nothing is read any more
+        self._finishing: asyncio.TimerHandle | None = None
+        self.ended = False
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._reading = True
+        self._loop.add_reader(self._fd, self._readable)
+
+    # -- writing
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; it is written at the end of the turn. Never blocks, never raises."""
+        if self.ended:
+            return
+        self._frames.append(frame)
+        self.unsent_bytes += len(frame)
+        if not self._queued:
+            self._queued = True
+            self._outbox.add(self)
+
+    def send_with(self, frame: bytes, descriptor: int) -> None:
+        """`send` with a descriptor, which is duplicated now: the caller may close its own."""
+        if self.ended:
+            return
+        self.send(frame)
+        self._descriptors.append((len(self._frames) - 1, os.dup(descriptor)))
+
+    def flush(self) -> None:
+        """Write what the kernel takes now, and the rest when it takes more."""
+        self._queued = False
+        if self.ended:
+            return
+        if self._writing:
+            self._after_write()  # it has more to write than before
+            return
+        try:
+            while self._rest or self._frames:
+                if not self._rest and not self._write_frames():
+                    break
+                if self._rest:
+                    sent = self.sock.send(self._rest)
+                    self.unsent_bytes -= sent
+                    self._rest = self._rest[sent:]
+        except (BlockingIOError, InterruptedError):
+            self._writing = True
+            self._loop.add_writer(self._fd, self._writable)
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return
+        self._after_write()
+
+    def _write_frames(self) -> bool:
+        """Move queued frames to ``_rest``, up to the next that carries a descriptor."""
+        if not self._descriptors:
+            frames, self._frames = self._frames, []
+            self._rest = memoryview(frames[0] if len(frames) == 1 else b"".join(frames))
+            return True
+        index, descriptor = self._descriptors[0]
+        if index:
+            plain, self._frames = self._frames[:index], self._frames[index:]
+            self._descriptors = [(at - index, fd) for at, fd in self._descriptors]
+            self._rest = memoryview(b"".join(plain))
+            return True
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
+        sent = self.sock.sendmsg(
+            [self._frames[0]], rights
+        )  # it may raise: nothing has changed then
+        self.unsent_bytes -= sent
+        self._rest = memoryview(self._frames.pop(0))[sent:]
+        del self._descriptors[0]
+        self._descriptors = [(at - 1, fd) for at, fd in self._descriptors]
+        os.close(descriptor)
+        return True
+
+    def _writable(self) -> None:
+        self._writing = False
+        self._loop.remove_writer(self._fd)
+        self.flush()
+
+    def _after_write(self) -> None:
+        limits = self._limits
+        if not self.unsent_bytes:
+            if self._finishing is not None:
+                self._end("closed by the daemon")
+                return
+        elif limits.hard is not None and self.unsent_bytes > limits.hard:
+            self._end(f"dropped: it left {self.unsent_bytes} bytes unread")
+            return
+        if self.unsent_bytes > limits.high:
+            self._held = True
+            self._update_reading()
+        elif self._held and self.unsent_bytes <= limits.low:
+            self._held = False
+            self._update_reading()
+
+    # -- reading
+
+    def _update_reading(self) -> None:
+        """Read from the peer, or stop to, as the state wants it."""
+        want = not (self._held or self._deaf or self.ended or self._backlog is not None)
+        if want and not self._reading:
+            self._loop.add_reader(self._fd, self._readable)
+        elif not want and self._reading:
+            self._loop.remove_reader(self._fd)
+        self._reading = want
+        if self._backlog is not None and not (self._held or self._deaf or self.ended):
+            self._loop.call_soon(self._next_turn)
+
+    def _readable(self) -> None:
+        try:
+            size = self.sock.recv_into(self._outbox.buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return
+        if not size:
+            self._end("closed by the peer")
+            return
+        self._decoder.feed(self._outbox.buffer[:size])
+        self._turn(self._decoder.frames())
+
+    def _next_turn(self) -> None:
+        frames, self._backlog = self._backlog, None
+        if frames is None or self.ended or self._deaf:
+            return
+        if self._held:
+            self._backlog = frames
+            return
+        self._turn(frames)
+
+    def _turn(self, frames: Iterator[bytes]) -> None:
+        """Handle what has arrived, up to a turn's worth."""
+        self._outbox.enter()
+        budget = MESSAGES_PER_TURN
+        try:
+            for body in frames:
+                self._on_body(body)
+                if self.ended or self._deaf:
+                    return
+                budget -= 1
+                if not budget:
+                    # There may be no more, which the next turn finds out.
+                    self._backlog = frames
+                    break
+        except FrameError as error:
+            self._deaf = True
+            if self._on_broken is None:
+                self._end(str(error))
+            else:
+                self._on_broken(error)
+        finally:
+            self._outbox.flush()
+        if not self.ended and (self._backlog is not None or not self._reading):
+            self._update_reading()
+
+    # -- the end
+
+    def finish(self) -> None:
+        """Send what is queued, then close; nothing more is read. `_end` follows in any case."""
+        if self.ended or self._finishing is not None:
+            return
+        self._deaf = True
+        self._update_reading()
+        self._finishing = self._loop.call_later(_FINISH_S, self._end, "closed by the daemon")
+        self._outbox.add(self)
+
+    def abort(self, reason: str = "closed by the daemon") -> None:
+        """Close at once."""
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if self._reading:
+            self._loop.remove_reader(self._fd)
+        if self._writing:
+            self._loop.remove_writer(self._fd)
+        if self._finishing is not None:
+            self._finishing.cancel()
+        for _, descriptor in self._descriptors:
+            os.close(descriptor)
+        self._reading = self._writing = False
+        self._frames.clear()
+        self._descriptors.clear()
+        self._rest = memoryview(b"")
+        self._backlog = None
+        self.unsent_bytes = 0
+        self.sock.close()
+        self._on_end(reason)

@@ -1,0 +1,194 @@
+"""Submissions: from the bytes of a `gpud.wire.messages.Submit` to a job, everything checked.
+
+This is the path that has to be quick. Services submit the same chain again and again, so a chain
+that was checked is kept by its bytes, for as long as its modules are.
+"""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from gpud.core.events import LaunchShape
+from gpud.device.host.messages import HOST_PROTOCOL
+from gpud.errors import (
+    Draining,
+    GpudError,
+    InvalidArgument,
+    LaunchConfigError,
+    UnknownName,
+    from_wire,
+)
+from gpud.server.jobs import Chain, Job
+from gpud.server.modules import Kernel, Module, Shape
+from gpud.units import JobId, SessionId, job_id
+from gpud.wire.messages import CLIENT_PROTOCOL, Finished, Launch, Submit
+
+if TYPE_CHECKING:
+    from gpud.server.session import Session
+
+__all__ = ["refuse", "submit"]
+
+_MOST_TASK_BLOCKS = 2**31 - 1
+_MOST_LAUNCHES = 4096
+
+
+def submit(session: Session, message: Submit) -> None:
+    """Handles a submission: the job is with the scheduler, or its owner knows why not."""
+    number = message.number
+    if number != session.last_number + 1:
+        refuse(
+            session,
+            number,
+            InvalidArgument(
+                f"jobs are numbered 1, 2, 3 ...: after {session.last_number} comes "
+                f"{session.last_number + 1}, not {number}"
+            ),
+        )
+        return
+    session.last_number = number
+    try:
+        _submit(session, message)
+    except GpudError as error:
+        if number in session.jobs:
+            raise  # the scheduler has it: this is a bug, and no refusal
+        session.send(Finished(number, "failed", error.to_wire(), b"", {}, (0, 0)))
+
+
+def refuse(session: Session, number: int, error: GpudError) -> None:
+    """Tell a client that its job ``number`` was not taken.
+
+    Raises:
+        GpudError: ``error`` itself, if that would be said in the name of a job that runs.
+    """
+    if number in session.jobs:
+        raise error
+    if number == session.last_number + 1:
+        session.last_number = number
+    session.send(Finished(number, "failed", error.to_wire(), b"", {}, (0, 0)))
+
+
+def _submit(session: Session, message: Submit) -> None:
+    front = session.front
+    if front.draining:
+        raise Draining("the daemon is ending and takes no more jobs; submit to the next one")
+    device = front.usable_device(message.device)
+    chain = session.chains.get((message.device, message.launches))
+    if chain is None:
+        chain = _chain(session, message.device, message.launches)
+    if message.reservation is not None and message.quota is not None:
+        raise InvalidArgument("a job has a reservation or a quota, not both")
+    after = _after(session, message) if message.after else ()
+    job = Job(
+        job_id(SessionId(session.number), message.number),
+        message.number,
+        session,
+        device.index,
+        chain,
+        time.monotonic_ns(),
+    )
+    session.add_job(job)
+    front.runner.submit(
+        job,
+        _fraction(message.reservation),
+        _fraction(message.quota),
+        stream=message.stream,
+        after=after,
+        deadline_ns=message.deadline_ns,
+        timeout_ns=message.timeout_ns,
+        weight=message.weight,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _fraction(amount: tuple[int, int] | None) -> Fraction | None:
+    return None if amount is None else Fraction(*amount)
+
+
+def _after(session: Session, message: Submit) -> tuple[JobId, ...]:
+    """The jobs to follow. Those of others are as if unknown: they count as ended."""
+    found = []
+    for number, job in message.after:
+        if number == session.number and job >= message.number:
+            raise InvalidArgument(f"job {message.number} cannot follow job {job}, which is later")
+        one = job_id(SessionId(number), job)
+        if session.front.visible_job(session, one) is not None:
+            found.append(one)
+    return tuple(found)
+
+
+# -- chains ----------------------------------------------------------------------------------------
+
+
+def _chain(session: Session, device: int, data: bytes) -> Chain:
+    """Checks the launches of a submission and keeps the result.
+
+    Raises:
+        GpudError: something is wrong with one of them; the message says with which.
+    """
+    found = CLIENT_PROTOCOL.decode_records(Launch, data, least=1, most=_MOST_LAUNCHES)
+    wire: list[list[Any]] = []
+    shapes: list[LaunchShape] = []
+    needs: list[tuple[Module, Shape]] = []
+    kernels: list[str] = []
+    for index, launch in enumerate(found):
+        try:
+            module, kernel, occupancy, form = _checked(session, device, launch)
+        except GpudError as error:
+            if len(found) > 1:
+                told = error.to_wire()
+                told["message"] = f"launch {index}: {error.message}"
+                raise from_wire(told) from None
+            raise
+        total = prod(launch.grid)
+        wire.append(
+            [
+                module.number,
+                kernel.info.entry_for(launch.block),
+                form,
+                list(launch.grid),
+                list(launch.block),
+                launch.shared,
+                launch.parameters,
+                occupancy,
+            ]
+        )
+        shapes.append(LaunchShape(occupancy, total, form != "whole"))
+        needs.append((module, (launch.kernel, launch.block, launch.shared)))
+        kernels.append(kernel.name)
+    packed = HOST_PROTOCOL.encode_records(wire)
+    chain = Chain(packed, tuple(shapes), needs, kernels, len(data))
+    session.keep_chain((device, data), chain)
+    return chain
+
+
+def _checked(session: Session, device: int, launch: Launch) -> tuple[Module, Kernel, int, str]:
+    """A launch's module, kernel, M and form, if it can be run."""
+    module = session.module(launch.module)
+    if module.device != device:
+        raise InvalidArgument(
+            f"module {launch.module} is on device {module.device}, the job on device {device}"
+        )
+    kernel = session.kernel(module, launch.kernel)
+    if prod(launch.grid) > _MOST_TASK_BLOCKS:
+        raise LaunchConfigError(
+            "grid",
+            launch.grid,
+            f"{prod(launch.grid)} task blocks are over {_MOST_TASK_BLOCKS}; split the work",
+            limit=_MOST_TASK_BLOCKS,
+        )
+    if len(launch.parameters) != kernel.parameter_bytes:
+        raise InvalidArgument(
+            f"{kernel.name} has {kernel.parameter_bytes} bytes of parameters, not "
+            f"{len(launch.parameters)}"
+        )
+    measured = module.measured.get((launch.kernel, launch.block, launch.shared))
+    if measured is None:
+        raise UnknownName(
+            f"{kernel.name} was not measured for blocks of {launch.block} with {launch.shared} "
+            "bytes of dynamic shared memory; send Measure first"
+        )
+    return module, kernel, *measured

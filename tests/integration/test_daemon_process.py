@@ -1,0 +1,401 @@
+"""The daemon as a process of its own, with real device hosts: signals, systemd, the CPU device."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpud.wire import messages as wm
+from gpud.wire.codec import FrameDecoder
+from gpud.wire.table import Sender
+from tests.integration.daemon_world import PTX, launch
+
+TIMEOUT_S = 60.0
+
+SPIN = """
+.version 8.0
+.target sm_75
+.address_size 64
+.visible .entry spin(.param .u64 p)
+{
+  .reg .pred %p<2>;
+  .reg .b64 %rd<4>;
+  .reg .b32 %r<2>;
+  ld.param.u64 %rd1, [p];
+  cvta.to.global.u64 %rd2, %rd1;
+$again:
+  ld.volatile.global.u32 %r1, [%rd2];
+  setp.eq.u32 %p1, %r1, 0;
+  @%p1 bra $again;
+  ret;
+}
+"""
+
+
+class Client:
+    """A blocking client in the raw."""
+
+    def __init__(self, path: Path) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(str(path))
+        self._decoder = FrameDecoder()
+        self.received: list[Any] = []
+        self.descriptors: list[int] = []
+        self._request = 0
+        self.session = self.ask(lambda r: wm.Hello(r, 1, "test"), wm.Welcome).session
+
+    def send(self, message: Any) -> None:
+        self.sock.sendall(wm.CLIENT_PROTOCOL.encode(message))
+
+    def expect(self, cls: type[Any]) -> Any:
+        while True:
+            for index, message in enumerate(self.received):
+                if type(message) is cls:
+                    return self.received.pop(index)
+            data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 4)
+            assert data, f"closed; there are {self.received}"
+            self.descriptors += descriptors
+            self._decoder.feed(data)
+            for body in self._decoder.frames():
+                self.received.append(wm.CLIENT_PROTOCOL.decode(body, Sender.DAEMON))
+
+    def ask(self, make: Any, cls: type[Any]) -> Any:
+        self._request += 1
+        self.send(make(self._request))
+        return self.expect(cls)
+
+    def kernel(self, source: str) -> int:
+        module: int = self.ask(lambda r: wm.Compile(r, 0, source, ()), wm.Compiled).module
+        self.ask(lambda r: wm.Measure(r, module, 0, (32, 1, 1), 0), wm.Measured)
+        return module
+
+    def array(self, size: int) -> tuple[int, mmap.mmap]:
+        address = self.ask(lambda r: wm.Allocate(r, 0, size), wm.Allocated).address
+        arena = self.expect(wm.Arena)
+        whole = -(-size // 4096) * 4096
+        return address, mmap.mmap(self.descriptors[0], whole, offset=address - arena.base)
+
+    def submit(self, number: int, module: int, address: int, blocks: int = 4, **more: Any) -> None:
+        one = launch(module, blocks, parameters=struct.pack("<Q", address))
+        self.send(wm.Submit(number, 0, wm.CLIENT_PROTOCOL.encode_records([one]), **more))
+
+    def close(self) -> None:
+        self.sock.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class Process:
+    """``gpud serve`` in a folder of its own."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="gpud-"))
+        self.path = self.folder / "s"
+        self.processes: list[subprocess.Popen[str]] = []
+        self.clients: list[Client] = []
+        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.manager.bind(str(self.folder / "notify"))
+        self.manager.settimeout(TIMEOUT_S)
+
+    def start(self, *arguments: str, wait: bool = True, **more: Any) -> subprocess.Popen[str]:
+        env = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(self.folder / "notify"),
+            "XDG_CACHE_HOME": str(self.folder),
+        }
+        command = [sys.executable, "-m", "gpud", "serve", "--device", "cpu:2"]
+        command += ["--socket", str(self.path), *arguments]
+        if "command" in more:
+            command = more.pop("command")(command)
+        process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, **more)
+        self.processes.append(process)
+        if wait:
+            self.notified("READY=1", process)
+        return process
+
+    def notified(self, what: str, process: subprocess.Popen[str] | None = None) -> str:
+        poller = select.poll()
+        poller.register(self.manager, select.POLLIN)
+        if process is not None and process.stderr is not None:
+            poller.register(process.stderr, 0)  # for its end only
+        while True:
+            events = poller.poll(1000 * TIMEOUT_S)
+            assert events, f"{what} was not said in time"
+            if process is not None and self.manager.fileno() not in dict(events):
+                raise AssertionError(f"it ended: {self.ended(process)}")
+            text = self.manager.recv(4096).decode()
+            if what in text:
+                return text
+
+    def client(self) -> Client:
+        self.clients.append(Client(self.path))
+        return self.clients[-1]
+
+    def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        """The exit status and the log."""
+        _, log = process.communicate(timeout=TIMEOUT_S)
+        return process.returncode, log
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.manager.close()
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Process]:
+    one = Process()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(one) for one in found]
+
+
+def gone(pid: int) -> bool:
+    """Waits until a process that is not our child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], TIMEOUT_S)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_a_kernel_runs_and_writes_into_memory_that_the_client_has_mapped(daemon: Process) -> None:
+    daemon.start()
+    assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o600
+    client = daemon.client()
+    module = client.kernel(PTX.format(name="k"))
+    address, memory = client.array(4 * 1000)
+    with memory:
+        for number in range(1, 4):
+            memory[:] = bytes(len(memory))
+            client.submit(number, module, address, 1000)
+            finished = client.expect(wm.Finished)
+            assert finished.state == "done", finished
+            assert finished.progress == (1000, 1000)
+            assert struct.unpack("<1000I", memory[:4000]) == tuple(range(1000))
+
+
+def test_online_jobs_take_room_from_offline_ones_and_give_it_back(daemon: Process) -> None:
+    daemon.start()
+    client = daemon.client()
+    spin = client.kernel(SPIN)
+    address, memory = client.array(4096)
+    with memory:
+        client.submit(1, spin, address, 64, reservation=(1, 1))
+        client.submit(2, spin, address, 64, stream=2)
+        while True:
+            rows = client.ask(lambda r: wm.Query(r, "jobs"), wm.Answer).value["jobs"]
+            if [row["state"] for row in rows] == ["running", "running"]:
+                break
+        assert [row["allocation"] for row in rows] == ["1", "1"]
+        assert [row["kind"] for row in rows] == ["online", "offline"]
+        memory[:4] = b"\1\0\0\0"
+        for _ in range(2):
+            assert client.expect(wm.Finished).state == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
+    process = daemon.start()
+    client = daemon.client()
+    spin = client.kernel(SPIN)
+    address, memory = client.array(4096)
+    with memory:
+        client.submit(1, spin, address)
+        client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
+        process.send_signal(number)
+        daemon.notified("STOPPING=1")
+        client.submit(2, spin, address)
+        assert client.expect(wm.Finished).error["code"] == "draining"
+        hosts = children(process.pid)
+        assert hosts
+        memory[:4] = b"\1\0\0\0"
+        assert client.expect(wm.Finished).state == "done"
+    client.expect(wm.Goodbye)
+    status, log = daemon.ended(process)
+    assert status == 0, log
+    assert not daemon.path.exists()
+    assert all(gone(pid) for pid in hosts)
+
+
+def test_a_second_signal_forces(daemon: Process) -> None:
+    process = daemon.start()
+    client = daemon.client()
+    address, memory = client.array(4096)
+    client.submit(1, client.kernel(SPIN), address)
+    client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
+    hosts = children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    daemon.notified("STOPPING=1")
+    process.send_signal(signal.SIGTERM)
+    status, log = daemon.ended(process)
+    memory.close()
+    assert status == 1, log
+    assert not daemon.path.exists()
+    assert all(gone(pid) for pid in hosts)
+
+
+def test_children_end_with_a_daemon_that_is_killed_and_the_next_takes_its_path(
+    daemon: Process,
+) -> None:
+    process = daemon.start()
+    client = daemon.client()
+    address, memory = client.array(4096)
+    client.submit(1, client.kernel(SPIN), address)
+    client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
+    hosts = children(process.pid)
+    process.kill()
+    assert all(gone(pid) for pid in hosts)
+    memory.close()
+    assert daemon.path.exists()
+    daemon.ended(process)
+    daemon.start()
+    daemon.client()
+
+
+def test_a_second_daemon_is_refused(daemon: Process) -> None:
+    first = daemon.start()
+    status, log = daemon.ended(daemon.start(wait=False))
+    assert status == 1
+    assert f"pid {first.pid}" in log
+    assert "--socket" in log
+    assert "Traceback" not in log
+    daemon.client()
+
+
+def test_a_crashed_host_is_replaced(daemon: Process) -> None:
+    process = daemon.start()
+    client = daemon.client()
+    module, spin = client.kernel(PTX.format(name="k")), client.kernel(SPIN)
+    address, memory = client.array(4096)
+    with memory:
+        client.submit(1, spin, address)
+        client.submit(2, module, address)
+        row = client.ask(lambda r: wm.Query(r, "status"), wm.Answer).value["devices"][0]
+        os.kill(row["pid"], signal.SIGKILL)
+        lost = client.expect(wm.Finished)
+        assert lost.number == 1
+        assert lost.error["code"] == "device-lost"
+        assert "SIGKILL" in lost.error["message"]
+        finished = client.expect(wm.Finished)
+        assert finished.error is None
+        assert struct.unpack("<4I", memory[:16]) == (0, 1, 2, 3)
+    process.terminate()
+    assert daemon.ended(process)[0] == 0
+
+
+def test_a_compile_worker_that_is_killed_costs_its_program_at_most(daemon: Process) -> None:
+    process = daemon.start()
+    client = daemon.client()
+    first = client.kernel(PTX.format(name="k"))
+    checks = client.ask(lambda r: wm.Query(r, "doctor"), wm.Answer).value["checks"]
+    detail = next(check["detail"] for check in checks if check["name"] == "compiler")
+    worker = int(detail.split(",")[0].split()[1])
+    assert worker in children(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    assert gone(worker)
+    assert client.kernel(PTX.format(name="other")) > first
+
+
+def test_socket_activation(daemon: Process) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(daemon.path))
+        made.listen()
+        # As systemd does: descriptor 3, and the variables name the process itself.
+        script = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@" 3<&0 </dev/null'
+        process = daemon.start(
+            command=lambda command: ["sh", "-c", script, "sh", *command], stdin=made.fileno()
+        )
+        daemon.client()
+        process.terminate()
+        assert daemon.ended(process)[0] == 0
+        assert daemon.path.exists()  # it is systemd's
+
+
+def test_the_event_log_replays(daemon: Process) -> None:
+    from gpud.core.replay import steps
+
+    log = daemon.folder / "events.jsonl"
+    process = daemon.start("--event-log", str(log))
+    client = daemon.client()
+    module = client.kernel(PTX.format(name="k"))
+    address, memory = client.array(4096)
+    memory.close()
+    for number in range(1, 20):
+        more = {"reservation": (1, 1), "stream": 1} if number % 3 else {"quota": (2, 1)}
+        client.submit(number, module, address, 4 * number, **more)
+    for _ in range(1, 20):
+        assert client.expect(wm.Finished).state == "done"
+    process.terminate()
+    assert daemon.ended(process)[0] == 0
+    replayed = list(steps(log.read_text().splitlines()))
+    assert len(replayed) > 40
+    assert all(step.agrees for step in replayed)
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_json_logs(daemon: Process) -> None:
+    import json
+
+    process = daemon.start("--log-format", "json")
+    process.terminate()
+    status, log = daemon.ended(process)
+    assert status == 0
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert any("serving" in line["message"] for line in lines)
+    assert {"at", "level", "logger", "message"} <= set(lines[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "cuda"), "cuda13"),
+        (("--policy", "nonsense"), "reservations"),
+        (("--socket", "/" + "x" * 120), "107"),
+        (("--offline-floor", "-1"), "offline"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_line(
+    daemon: Process, arguments: tuple[str, ...], words: str
+) -> None:
+    status, log = daemon.ended(daemon.start(*arguments, wait=False))
+    assert status != 0
+    assert words in log
+    assert "Traceback" not in log
+
+
+def test_what_the_front_does_not_load(daemon: Process) -> None:
+    process = daemon.start()
+    daemon.client()
+    mapped = Path(f"/proc/{process.pid}/maps").read_text()
+    for library in ("numpy", "llvmlite", "libnvrtc", "libcuda", "cupy"):
+        assert library not in mapped

@@ -1,0 +1,380 @@
+"""Every command of gpuctl but run against a scripted daemon: output, JSON, exit statuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpud.errors import AccessDenied, LimitExceeded
+from gpud.wire.messages import Cancel, Follow, Query, Resize
+from gpud_client.cli import main
+from gpud_client.cli.outcome import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
+from tests.unit.cli.peer import ANSWERS, RUNNING, Peer, scripted
+
+GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
+LOOKS = ["status", "ps", "kernels", "memory", "history", "events", "doctor"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    found = Path(tempfile.mkdtemp(prefix="gpud-"))
+    yield found
+    shutil.rmtree(found)
+
+
+@pytest.fixture
+def peer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
+    with scripted(folder / "s") as found:
+        monkeypatch.setenv("GPUD_SOCKET", str(found.path))
+        yield found
+
+
+def process(*arguments: str, path: Path, **options: Any) -> subprocess.Popen[str]:
+    env = {**os.environ, "GPUD_SOCKET": str(path), "PYTHONPATH": "client"}
+    return subprocess.Popen([*GPUCTL, *arguments], env=env, text=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            "status",
+            ["gpud 0.1.0", "pid 4711", "1 running, 1 waiting", "CPU device", "3.5", "8 GiB"],
+        ),
+        ("ps", ["3.17", "4.1", "alice", "step, reduce", "25/100 25%", "evil?[31m name"]),
+        ("kernels", ["axpy<float>", "persistent"]),
+        ("memory", ["alice", "3 MiB"]),
+        ("history", ["2.5", "failed", "the job was ended"]),
+        ("events", ["job-ended", "job=2.5", "user=alice"]),
+        ("doctor", ["daemon", "ok", "gpud 0.1.0"]),
+    ],
+)
+def test_looks_print_a_table(
+    command: str, words: list[str], peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command]) == DONE
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\x1b" not in out
+    assert all(word in out for word in words), out
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_looks_print_one_json_document(
+    command: str, peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--json"]) == DONE
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out) == ANSWERS[{"ps": "jobs"}.get(command, command)]
+    assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_what_is_empty_is_said(
+    command: str, peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.answers = {topic: {} for topic in ANSWERS}
+    assert main([command]) == DONE
+    assert capsys.readouterr().err == ""
+    assert main([command, "--json"]) == DONE
+
+
+def test_ps_all_has_the_ended_jobs_first(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--all", "--json"]) == DONE
+    rows = json.loads(capsys.readouterr().out)["jobs"]
+    assert [row["id"] for row in rows] == ["2.5", "3.17", "4.1"]
+
+
+def test_limits_are_passed_on(peer: Peer) -> None:
+    assert main(["history", "-n", "7"]) == main(["events", "--limit", "5"]) == DONE
+    assert [(query.topic, query.limit) for query in peer.asked_for(Query)] == [
+        ("history", 7), ("events", 5),
+    ]  # fmt: skip
+
+
+def test_doctor_fails_where_there_is_a_problem(
+    peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = {"name": "device 0", "state": "problem", "detail": "failed", "hint": "see the log"}
+    peer.answers["doctor"] = {"checks": [check]}
+    assert main(["doctor"]) == FAILED
+    assert "see the log" in capsys.readouterr().out
+    assert main(["doctor", "--json"]) == FAILED
+    assert json.loads(capsys.readouterr().out) == {"checks": [check]}
+
+
+# -- top -----------------------------------------------------------------------------------------
+
+
+def test_top_looks_so_many_times(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "-n", "3", "--interval", "0.05", "--json"]) == DONE
+    looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(looks) == 3
+    for look in looks:
+        assert set(look) == {"at_s", "status", "jobs"}
+        assert look["jobs"] == ANSWERS["jobs"]["jobs"]
+
+
+def test_top_draws_devices_and_jobs(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "-n", "1"]) == DONE
+    out = capsys.readouterr().out
+    assert "online 0, offline 3.5 of 8 SMs" in out
+    assert "▓" * 18 in out
+    assert "25%" in out
+
+
+def test_top_fits_the_screen() -> None:
+    from rich.console import Console
+
+    from gpud_client.cli.top import picture
+
+    look = {"status": ANSWERS["status"], "jobs": [RUNNING] * 100}
+    for height in (8, 24, 60):
+        console = Console(width=150, height=height, record=True, file=io.StringIO())
+        console.print(picture(look, height))
+        lines = console.export_text().splitlines()
+        assert len(lines) <= height
+        assert "more" in lines[-1]
+
+
+def test_top_says_that_there_is_nothing(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    peer.answers["jobs"] = {"jobs": []}
+    assert main(["top", "-n", "1"]) == DONE
+    assert "no jobs" in capsys.readouterr().out
+
+
+# -- resize and cancel ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "exact"), [("25%", Fraction(2)), ("1.5", Fraction(3, 2)), ("7/3", Fraction(7, 3))]
+)
+@pytest.mark.parametrize("option", ["quota", "reservation"])
+def test_resize_sends_the_exact_share(
+    option: str, written: str, exact: Fraction, peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resize", "3.17", f"--{option}", written]) == DONE
+    (sent,) = peer.asked_for(Resize)
+    assert sent.job == (3, 17)
+    pair = (exact.numerator, exact.denominator)
+    assert (sent.quota, sent.reservation) == ((pair, None) if option == "quota" else (None, pair))
+    assert "job 3.17" in capsys.readouterr().out
+    assert main(["resize", "3.17", f"--{option}", written, "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out) == RUNNING
+
+
+def test_resize_of_an_unknown_job(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resize", "8.8", "--quota", "1"]) == FAILED
+    assert "no job 8.8" in capsys.readouterr().err
+    assert peer.asked_for(Resize) == []
+
+
+def test_cancel_goes_on_after_a_job_that_it_cannot_end(
+    peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cancel", "3.17"]) == DONE
+    assert capsys.readouterr().out == "job 3.17 is being ended\n"
+    assert main(["cancel", "8.8", "4.1", "3.17"]) == FAILED
+    out, err = capsys.readouterr()
+    assert out == "job 3.17 is being ended\n"
+    assert "8.8: there is no job 8.8" in err
+    assert "4.1 had ended before" in err
+    assert [message.job for message in peer.asked_for(Cancel)][1:] == [(8, 8), (4, 1), (3, 17)]
+    assert main(["cancel", "8.8", "3.17", "--json"]) == FAILED
+    rows = json.loads(capsys.readouterr().out)["jobs"]
+    assert [(row["id"], row["cancelled"]) for row in rows] == [("8.8", False), ("3.17", True)]
+    assert rows[0]["error"]["code"] == "unknown-name"
+
+
+# -- events and trace ----------------------------------------------------------------------------
+
+
+def test_follow_prints_events_until_the_daemon_goes(
+    peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["events", "--follow", "--json", "-n", "1"]) == NO_DAEMON
+    out, err = capsys.readouterr()
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event.get("n") for event in events] == [None, 0, 1, 2]
+    assert len(peer.asked_for(Follow)) == 1
+    assert "has gone" in err
+
+
+def test_trace_writes_a_file(
+    peer: Peer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    assert main(["trace", "-o", str(path)]) == DONE
+    assert json.loads(path.read_text()) == ANSWERS["trace"]
+    assert "1 trace events" in capsys.readouterr().out
+    assert main(["trace", "-o", "-"]) == DONE
+    assert json.loads(capsys.readouterr().out) == ANSWERS["trace"]
+    assert main(["trace", "-o", str(tmp_path / "no" / "file")]) == FAILED
+    err = capsys.readouterr().err
+    assert "No such file" in err
+    assert err.count("\n") == 1
+
+
+# -- how commands end ----------------------------------------------------------------------------
+
+EVERY = [
+    *([command] for command in LOOKS), ["top", "-n", "1"], ["resize", "1.1", "--quota", "1"],
+    ["cancel", "1.1"], ["trace", "-o", "-"], ["events", "--follow"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", EVERY, ids=" ".join)
+def test_without_a_daemon(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "none"
+    assert main([*arguments, "--socket", str(path)]) == NO_DAEMON
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert str(path) in err
+    assert "gpud serve" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["resize", "3.17"], "--quota or --reservation"),
+        (["resize", "3.17", "--quota", "1", "--reservation", "1"], "one of them"),
+        (["resize", "3.17", "--quota", "much"], "a share is written"),
+        (["resize", "3.17", "--quota", "0"], "greater than 0"),
+        (["resize", "third", "--quota", "1"], "3.17"),
+        (["cancel", "3.17", "4"], "3.17"),
+        (["cancel"], "Missing argument"),
+        (["trace"], "Missing option"),
+        (["status", "--colour"], "No such option"),
+        (["state"], "No such command"),
+        (["history", "-n", "-1"], "Invalid value"),
+        (["top", "-n", "1", "--interval", "0"], "Invalid value"),
+        (["status", "more"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_asks_nobody(
+    arguments: list[str], match: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main([*arguments, *(["--socket", str(folder / "none")] if arguments[1:] else [])]) == USAGE
+    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert match in err
+    assert "--help" in err
+
+
+def test_a_path_that_no_socket_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--socket", "/tmp/" + "x" * 200]) == FAILED
+    assert "107" in capsys.readouterr().err
+
+
+def test_what_the_daemon_refuses_is_one_line(
+    peer: Peer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer.answers["status"] = AccessDenied("that is for root")
+    assert main(["status"]) == FAILED
+    assert capsys.readouterr().err == "gpuctl: that is for root\n"
+
+
+def test_a_daemon_that_says_goodbye(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    peer.goodbye = LimitExceeded("1024 clients are connected already")
+    assert main(["status"]) == NO_DAEMON
+    assert "1024 clients" in capsys.readouterr().err
+
+
+def test_a_daemon_that_goes_away(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    peer.hang_up_at = Query
+    assert main(["status"]) == NO_DAEMON
+    assert "has gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x05\x00\x00\x00hello"])
+def test_something_else_listens_there(
+    data: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            connection.recv(1)
+            connection.sendall(data)
+
+    with scripted(folder / "s", serve) as other:
+        assert main(["status", "--socket", str(other.path)]) in (FAILED, NO_DAEMON)
+    err = capsys.readouterr().err
+    assert err.startswith("gpuctl: ")
+    assert err.count("\n") == 1
+
+
+def test_tracebacks_on_request(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUD_DEBUG", "1")
+    assert main(["status", "--socket", str(folder / "none")]) == NO_DAEMON
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == DONE
+    out = capsys.readouterr().out
+    for command in [*LOOKS, "top", "run", "resize", "cancel", "trace"]:
+        assert f" {command} " in out
+    assert main([]) == USAGE
+    assert capsys.readouterr().err == ""
+    assert main(["--version"]) == DONE
+    assert capsys.readouterr().out.startswith("gpuctl ")
+
+
+def test_ctrl_c_is_quiet(peer: Peer) -> None:
+    # It installs Python's handler even where the shell has told it to ignore the signal.
+    command = process("top", "--json", "--interval", "0.05", path=peer.path,
+                      stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    with command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        json.loads(command.stdout.readline())
+        command.send_signal(2)
+        assert command.wait(20) == INTERRUPTED
+        assert command.stderr.read() == ""
+
+
+def test_a_closed_pipe_is_quiet(peer: Peer) -> None:
+    command = process("top", "--json", "--interval", "0.05", path=peer.path,
+                      stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    with command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.readline()
+        command.stdout.close()
+        assert command.wait(20) == BROKEN_PIPE
+        assert command.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["status"], ["ps", "--json"], ["cancel", "3.17"]]
+)
+def test_commands_that_look_load_no_numpy(arguments: list[str], peer: Peer) -> None:
+    script = (
+        "import sys; from gpud_client.cli import main; main()\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    env = {**os.environ, "PYTHONPATH": "client"}
+    done = subprocess.run([sys.executable, "-c", script, *arguments],
+                          env=env, capture_output=True, text=True, check=True)  # fmt: skip
+    loaded = set(done.stderr.split())
+    assert loaded & {"numpy", "llvmlite", "cuda", "uvloop", "asyncio"} == set()

@@ -1,0 +1,196 @@
+"""The program gpud: its options, its checks, and how its commands end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpud.cli import checks, main
+from gpud.cli.checks import CHECKS, Check, can_run, run_checks
+from gpud.cli.outcome import DONE, FAILED, USAGE
+from gpud.config import SETTINGS
+from tests.unit.cli.peer import scripted
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short folder that is the user's home, cache, configuration and runtime folder."""
+    found = Path(tempfile.mkdtemp(prefix="gpud-"))
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(found))
+    for setting in SETTINGS:
+        monkeypatch.delenv(setting.variable, raising=False)
+    yield found
+    shutil.rmtree(found)
+
+
+def state(name: str, *, light: bool = True) -> Check:
+    return CHECKS[name](light)
+
+
+# -- serve ---------------------------------------------------------------------------------------
+
+
+def test_serve_has_a_flag_for_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == DONE
+    out = capsys.readouterr().out
+    for setting in SETTINGS:
+        assert f" {setting.flag} " in out
+    assert "--config" in out
+    assert "--exit-with-parent" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--polcy", "fifo"], USAGE, ["No such option", "--policy", "--help"]),
+        (["--grace"], USAGE, ["--grace", "requires an argument"]),
+        (["--grace", "soon"], FAILED, ["--grace", "soon"]),
+        (["--history", "-1"], FAILED, ["--history", "-1"]),
+        (["--socket", "/tmp/" + "x" * 200], FAILED, ["--socket", "107"]),
+        (["--device", "c p u"], FAILED, ["--device", "c p u"]),
+        (["--config", "/nowhere/gpud.toml"], FAILED, ["/nowhere/gpud.toml", "--config"]),
+        (["extra"], USAGE, ["extra"]),
+    ],
+)
+def test_serve_refuses_what_it_cannot_mean(
+    arguments: list[str],
+    status: int,
+    words: list[str],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", *arguments]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
+def test_serve_names_the_line_of_a_bad_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "gpud.toml"
+    file.write_text("history = 10\ndrain_timeot = 3\n")
+    assert main(["serve", "--config", str(file)]) == FAILED
+    err = capsys.readouterr().err
+    assert f"{file}:2" in err
+    assert "drain_timeout" in err
+
+
+# -- doctor --------------------------------------------------------------------------------------
+
+
+def test_doctor_on_this_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["can_run"] is True
+    assert [check["name"] for check in found["checks"]] == list(CHECKS)
+    for check in found["checks"]:
+        assert set(check) == {"name", "state", "detail", "hint"}
+        assert check["state"] in ("ok", "missing")
+        assert check["detail"]
+    assert main(["doctor"]) == DONE
+    out = capsys.readouterr().out
+    assert "gpud can run here" in out
+    assert all(name in out for name in CHECKS)
+    assert list(folder.iterdir()) == []  # it looks and leaves nothing behind
+
+
+def test_doctor_fails_where_gpud_cannot_run(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "gpud").mkdir()
+    (folder / "gpud" / "gpud.toml").write_text("policy = 7\n")
+    assert main(["doctor"]) == FAILED
+    out = capsys.readouterr().out
+    assert "gpud cannot run here: see configuration" in out
+    assert "policy" in out
+
+
+def test_a_check_that_breaks_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(light: bool) -> Check:
+        raise KeyError("MemAvailable")
+
+    monkeypatch.setitem(CHECKS, "memory", broken)
+    found = {check.name: check for check in run_checks(light=True)}
+    assert list(found) == list(CHECKS)
+    assert "KeyError" in found["memory"].detail
+    assert can_run(list(found.values()))
+
+
+def test_a_library_that_is_needed_and_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_REQUIRED", (("msgpack", ""), ("no-such-library", "daemon")))
+    found = state("libraries")
+    assert found.state == "problem"
+    assert found.hint == "pip install 'gpud[daemon]'"
+    assert not can_run([found])
+
+
+def test_light_checks_load_nothing_heavy() -> None:
+    script = (
+        "import sys; from gpud.cli.checks import run_checks; run_checks(light=True)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    heavy = {"numpy", "llvmlite", "cuda", "pynvml", "uvloop", "asyncio", "typer"}
+    assert set(done.stdout.split()) & heavy == set()
+
+
+def test_the_check_of_the_daemon(folder: Path) -> None:
+    found = state("daemon")
+    assert (found.state, found.hint) == ("missing", "gpud serve")
+    (folder / "gpud").mkdir()
+    with scripted(folder / "gpud" / "gpud.sock"):
+        found = state("daemon")
+    assert found.state == "ok"
+    assert "pid" in found.detail
+    # The file is still there, and nobody listens any more.
+    assert state("daemon").state == "missing"
+
+
+def test_the_check_of_the_cache(folder: Path) -> None:
+    assert state("program cache").state == "ok"
+    (folder / "gpud").mkdir(mode=0o700)
+    assert state("program cache").state == "ok"
+    (folder / "gpud").chmod(0o777)
+    found = state("program cache")
+    assert found.state == "missing"
+    assert "chmod 700" in found.hint
+
+
+# -- how commands end ----------------------------------------------------------------------------
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == DONE
+    assert capsys.readouterr().out.startswith("gpud ")
+    assert main(["--help"]) == DONE
+    out = capsys.readouterr().out
+    assert all(f" {command} " in out for command in ("serve", "demo", "doctor", "replay"))
+    assert main([]) == USAGE
+    assert main(["serv"]) == USAGE
+    assert "serve" in capsys.readouterr().err
+
+
+def test_the_demo_has_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpud", "demo", "--help"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "gpud demo" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "gpud", "demo", "--no-such-option"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2

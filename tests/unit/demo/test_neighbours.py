@@ -1,0 +1,43 @@
+"""What others use of the machine is told apart from what is ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpud.demo import neighbours
+from gpud.demo.neighbours import Neighbours, others
+
+SPIN = "import time; end = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass"
+
+
+def test_our_own_work_and_our_childrens_does_not_count() -> None:
+    watch = Neighbours()
+    before = neighbours._tree(os.getpid())
+    subprocess.run([sys.executable, "-c", SPIN], check=True)
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        pass
+    used = (neighbours._tree(os.getpid()) - before) / os.sysconf("SC_CLK_TCK")
+    assert used > 0.1  # 0.7 s if nobody else wants the cores
+    share = watch.share()
+    assert share is not None
+    assert 0 <= share <= 1.1
+
+
+def test_what_is_busy_and_not_ours_is_others() -> None:
+    assert others((0.0, 100.0, 50.0), (10.0, 112.0, 54.0), cores=2) == pytest.approx(0.4)
+    assert others((0.0, 100.0, 50.0), (10.0, 104.0, 54.1), cores=2) == 0  # ticks are rounded
+    assert others((5.0, 1.0, 1.0), (5.0, 2.0, 1.0), cores=2) == 0
+
+
+def test_a_machine_that_does_not_tell_has_no_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "_PROC", tmp_path)
+    assert Neighbours().share() is None

@@ -1,0 +1,106 @@
+"""The table and the picture say what was measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="the extra `demo` draws the picture")
+
+from gpud.demo.allocations import Change
+from gpud.demo.colocation import Compared, Sizes, Window, compare
+from gpud.demo.kernels import OFFLINE
+from gpud.demo.offline import Sized
+from gpud.demo.program import LANES, POLICIES
+from gpud.demo.report import conclusion, note, table
+from gpud.demo.service import Answers
+from gpud.demo.timeline import Panel, draw, excerpt
+
+GOOD = Compared("reservations", 0.012, 0.02, 1.1, (1.0, 1.2), 0.7, 0.93)
+SLOW = Compared("fifo", 0.3, 0.9, 45.0, (40.0, 50.0), 0.75, 1.0)
+
+
+def test_the_table_has_a_row_for_each_run() -> None:
+    lines = table((0.011, 0.018), [GOOD, SLOW], POLICIES).splitlines()
+    assert [line.split("  ")[0] for line in lines[2:5]] == [
+        "online alone", "gpud", "run to completion",
+    ]  # fmt: skip
+    assert "12.0 ms" in lines[3]
+    assert "1.10 (1.00 to 1.20)" in lines[3]
+    assert "0.93" in lines[3]
+    assert "900 ms" in lines[4]
+    assert len({len(line) for line in lines[3:5]}) == 1  # columns line up
+    assert lines[5].startswith("r99: ")
+    assert len(lines) == 6
+    greedy = replace(SLOW, harvest=1.2)
+    assert "above 1" in table((0.011, 0.018), [GOOD, greedy], POLICIES).splitlines()[-1]
+
+
+def test_the_conclusion_says_whether_the_aim_was_met() -> None:
+    said = conclusion([GOOD, SLOW], POLICIES)
+    assert "1.10 x as long as alone (45 x with run to completion)" in said
+    assert "93% of the rest" in said
+    assert said.endswith("met)")
+    assert conclusion([SLOW], POLICIES).endswith("missed)")
+
+
+def test_a_window_is_compared_with_those_alone() -> None:
+    def window(latency: float, rate: float, busy: float = 0.0) -> Window:
+        answers = Answers(latencies_s=[latency] * 50)
+        return Window("fifo", 0.0, 1.0, answers, busy, {"a": rate, "b": 2 * rate})
+
+    kinds = [replace(kind, name=name) for kind, name in zip(OFFLINE, "ab", strict=False)]
+    sizes = Sizes(tuple(Sized(kind, 1, 1, 1e-3, 1e-3) for kind in kinds), layers=1)
+    found = compare(window(0.03, 60), window(0.02, 0, busy=0.25), window(0, 100), sizes)
+    assert found.policy == "fifo"
+    assert found.r99 == pytest.approx(1.5)
+    assert found.r99_interval == pytest.approx((1.5, 1.5))
+    assert found.offline_rate == pytest.approx(0.6)
+    assert found.harvest == pytest.approx(0.8)
+    assert found.plain()["harvest"] == pytest.approx(0.8)
+
+
+def test_the_excerpt_is_the_busiest_stretch() -> None:
+    assert excerpt([], 1.0) == 0
+    assert excerpt([5.0, 5.1], 1.0) == 0
+    found = excerpt([5.0, 9.0, 9.1, 9.2, 15.0], 1.0)
+    assert found == pytest.approx(4 - 0.05)
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    arrivals = [10.1, 10.5, 11.0]
+    changes = [Change(9.0, "1.1", "pricer", 2.0)]
+    for number, at in enumerate(arrivals):
+        job = f"2.{number}"
+        changes += [Change(at, "1.1", "pricer", 0.0), Change(at, job, "online", 2.0)]
+        changes += [Change(at + 0.1, job, "online", 0), Change(at + 0.1, "1.1", "pricer", 2.0)]
+    panel = Panel("gpud", note(GOOD), changes, arrivals, [0.1, 0.1, 0.11])
+    path = tmp_path / "timeline.png"
+    draw([panel, panel], [0.09, 0.1], path, sms=2, names=LANES, seconds=1.2)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from pathlib import Path\n"
+        "from gpud.demo.timeline import MissingMatplotlibError, draw\n"
+        "try: draw([], [], Path('x.png'), sms=1, names={}, seconds=1)\n"
+        "except MissingMatplotlibError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "pip install 'gpud[demo]'" in done.stdout
+
+
+def test_importing_the_demo_loads_nothing_heavy() -> None:
+    script = "import sys, gpud.demo; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert {"numpy", "matplotlib", "gpud_client"}.isdisjoint(done.stdout.split())
