@@ -25,17 +25,25 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.compiler": ("gpud.units", "gpud.errors"),
     "gpud.compiler.nvrtc": ("gpud.compiler", "gpud.errors", "cuda"),
     "gpud.compiler.cuda_headers": ("cuda",),
+    # The process that compiles for the daemon talks to it as the device hosts do.
+    "gpud.compiler.worker": ("gpud.compiler", "gpud.errors", "gpud.wire"),
+    "gpud.compiler.worker_messages": ("gpud.wire",),
     # NumPy's array type in signatures only: test_imports.py holds that nothing heavy is loaded.
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
+    "gpud.device.host": (*BELOW_DEVICES, "gpud.device", "gpud.wire", "numpy"),
     "gpud.device.cpu": (*BELOW_DEVICES, "llvmlite", "numpy"),
     "gpud.device.cuda": (*BELOW_DEVICES, "cuda", "cupy", "numpy"),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),
     "gpud.server": (ABOVE, "msgpack", "uvloop"),
     "gpud.cli": (ABOVE, "typer", "rich"),
-    "gpud.config": ("gpud.units", "gpud.errors"),
-    "gpud.demo": (ABOVE, "numpy", "rich"),
+    # It looks whether these can be loaded, when asked to.
+    "gpud.cli.checks": (ABOVE, "llvmlite", "pynvml"),
+    "gpud.config": ("gpud.units", "gpud.errors", "gpud.wire"),
+    # The demo is a program of a user's that happens to live here: it may use the client.
+    "gpud.demo": (ABOVE, "gpud_client", "numpy", "rich", "matplotlib"),
     "gpud.demo_kernels": ("numpy",),
+    "gpud.__main__": ("gpud.cli",),
     "gpud": (),
     "gpud_client": ("gpud.wire", "gpud.units", "gpud.errors", "msgpack", "numpy", "typer", "rich"),
 }

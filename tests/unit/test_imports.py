@@ -28,9 +28,16 @@ def test_the_package_loads_nothing_heavy() -> None:
     assert loaded_by("import gpud") & HEAVY == set()
 
 
-@pytest.mark.parametrize("module", ["gpud.errors", "gpud.units"])
-def test_what_the_client_shares_loads_nothing_heavy(module: str) -> None:
-    assert loaded_by(f"import {module}") & HEAVY == set()
+@pytest.mark.parametrize(
+    ("module", "allowed"),
+    [
+        # JobCancelled is what concurrent.futures raises for a cancelled future, and that loads it.
+        ("gpud.errors", {"logging"}),
+        ("gpud.units", set()),
+    ],
+)
+def test_what_the_client_shares_loads_nothing_heavy(module: str, allowed: set[str]) -> None:
+    assert loaded_by(f"import {module}") & HEAVY == allowed
 
 
 def test_nvrtc_is_loaded_on_first_use() -> None:

@@ -1,0 +1,141 @@
+"""The client library of gpud: submit kernels to the daemon of this machine, share its GPU.
+
+    import gpud_client as gc
+
+    with gc.connect() as gpu:
+        kernel = gpu.kernel(SOURCE, "saxpy")
+        x = gpu.array(values)
+        job = kernel.submit(grid=64, block=256, args=(2.0, x, len(values)), quota="50%")
+        job.result(timeout=30)
+
+`connect` reaches the daemon of this machine, `local` starts a private one for as long as it is
+used; `aconnect` and `alocal` give the same for asyncio. Importing this package loads nothing heavy:
+NumPy comes with the first session.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpud.errors import (
+        AdmissionError,
+        CompileError,
+        ConnectionLost,
+        DeviceLost,
+        Draining,
+        GpudError,
+        IllegalAddress,
+        InvalidArgument,
+        JobCancelled,
+        JobError,
+        JobTimeout,
+        KernelNotFound,
+        KernelRejected,
+        KernelTrap,
+        LaunchConfigError,
+        LimitExceeded,
+        MissingDependency,
+        OutOfMemory,
+        UnknownName,
+    )
+    from gpud.units import Share
+    from gpud_client.aio import (
+        AsyncArray,
+        AsyncJob,
+        AsyncKernel,
+        AsyncModule,
+        AsyncSession,
+        AsyncSymbol,
+        aconnect,
+    )
+    from gpud_client.arrays import Array
+    from gpud_client.calls import Call
+    from gpud_client.devices import Device
+    from gpud_client.jobs import Job
+    from gpud_client.kernels import Kernel, Parameter
+    from gpud_client.modules import Module, Symbol
+    from gpud_client.private import alocal, local
+    from gpud_client.session import Session, connect
+    from gpud_client.streams import Stream
+
+_HOMES = {
+    "gpud.errors": (
+        "AdmissionError", "CompileError", "ConnectionLost", "DeviceLost", "Draining", "GpudError",
+        "IllegalAddress", "InvalidArgument", "JobCancelled", "JobError", "JobTimeout",
+        "KernelNotFound", "KernelRejected", "KernelTrap", "LaunchConfigError", "LimitExceeded",
+        "MissingDependency", "OutOfMemory", "UnknownName",
+    ),
+    "gpud.units": ("Share",),
+    "gpud_client.aio": (
+        "AsyncArray", "AsyncJob", "AsyncKernel", "AsyncModule", "AsyncSession", "AsyncSymbol",
+        "aconnect",
+    ),
+    "gpud_client.arrays": ("Array",),
+    "gpud_client.calls": ("Call",),
+    "gpud_client.devices": ("Device",),
+    "gpud_client.jobs": ("Job",),
+    "gpud_client.kernels": ("Kernel", "Parameter"),
+    "gpud_client.modules": ("Module", "Symbol"),
+    "gpud_client.private": ("alocal", "local"),
+    "gpud_client.session": ("Session", "connect"),
+    "gpud_client.streams": ("Stream",),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AdmissionError",
+    "Array",
+    "AsyncArray",
+    "AsyncJob",
+    "AsyncKernel",
+    "AsyncModule",
+    "AsyncSession",
+    "AsyncSymbol",
+    "Call",
+    "CompileError",
+    "ConnectionLost",
+    "Device",
+    "DeviceLost",
+    "Draining",
+    "GpudError",
+    "IllegalAddress",
+    "InvalidArgument",
+    "Job",
+    "JobCancelled",
+    "JobError",
+    "JobTimeout",
+    "Kernel",
+    "KernelNotFound",
+    "KernelRejected",
+    "KernelTrap",
+    "LaunchConfigError",
+    "LimitExceeded",
+    "MissingDependency",
+    "Module",
+    "OutOfMemory",
+    "Parameter",
+    "Session",
+    "Share",
+    "Stream",
+    "Symbol",
+    "UnknownName",
+    "aconnect",
+    "alocal",
+    "connect",
+    "local",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

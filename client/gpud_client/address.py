@@ -1,0 +1,52 @@
+"""How a client reaches the daemon's socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from gpud.errors import ConnectionLost
+
+__all__ = ["connected"]
+
+_CONNECT_S = 10.0  # a daemon that is too busy to accept for so long is as good as none
+
+
+def connected(path: str | os.PathLike[str]) -> socket.socket:
+    """A non-blocking socket that is connected to the daemon at ``path``. Blocks only briefly.
+
+    Raises:
+        ConnectionLost: there is no daemon, or it may not be reached; says what to do.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        # Not settimeout(): a connect that may not block fails at once where many connect together.
+        _limit_sending(sock, _CONNECT_S)
+        sock.connect(os.fspath(path))
+        _limit_sending(sock, 0)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConnectionLost(_why(os.fspath(path), error)) from error
+    return sock
+
+
+def _limit_sending(sock: socket.socket, seconds: float) -> None:
+    """How long connecting and sending may block; 0 for ever."""
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _why(path: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return (
+            f"no daemon listens at {path}; start one with `gpud serve`, say where it is "
+            "(connect(path) or GPUD_SOCKET), or use a private one: gpud_client.local()"
+        )
+    if isinstance(error, PermissionError):
+        return f"{path} belongs to another user; ask for access, or start your own: `gpud serve`"
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return f"the daemon at {path} does not accept connections; its log may say why"
+    return f"{path} cannot be connected to: {error.strerror or error}"

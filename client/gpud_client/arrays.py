@@ -1,0 +1,311 @@
+"""Arrays in a device's memory.
+
+On the CPU device a session's arrays lie in memory that the daemon and this process share:
+`Array.get` and `Array.set` are one copy, `Array.numpy` is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpud.errors import GpudError
+from gpud.wire.messages import Allocate
+from gpud_client.core import Core, Operation, Request, Users
+
+if TYPE_CHECKING:
+    from gpud_client.devices import Device
+    from gpud_client.session import Session
+    from gpud_client.streams import Stream
+
+__all__ = ["Array", "ArrayRecord", "Shape", "allocate", "as_dtype", "as_shape", "as_values"]
+
+Shape = int | Sequence[int]
+Values = npt.NDArray[Any]
+
+
+class _Allocation:
+    """Memory on a device: freed when neither the array nor a NumPy view of it is left."""
+
+    __slots__ = ("__weakref__", "address", "core", "device", "kick", "size")
+
+    def __init__(self, core: Core, device: int, address: int, size: int, kick: Any) -> None:
+        self.core = core
+        self.device = device
+        self.address = address
+        self.size = size
+        self.kick = kick
+
+    def __del__(self) -> None:
+        self.core.free(self.device, self.address)
+        self.kick()
+
+
+class ArrayRecord:
+    """What both kinds of array know, and the operations on them."""
+
+    def __init__(
+        self, session: Any, device: Device, allocation: _Allocation, shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:  # fmt: skip
+        self._session = session
+        self._device = device
+        self._allocation: _Allocation | None = allocation
+        self._address = allocation.address
+        self._shape = shape
+        self._dtype = dtype
+        self._exposed = False
+        self._users = Users()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, slowest first; rows are contiguous (C order)."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an element."""
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many extents there are."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements there are."""
+        return math.prod(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the elements take."""
+        return self.size * self._dtype.itemsize
+
+    @property
+    def device(self) -> Device:
+        """Where the array lies."""
+        return self._device
+
+    @property
+    def ptr(self) -> int:
+        """The device address of the first byte, for pointers inside structs and other arrays.
+
+        An array whose address was asked for may be reached by any job of the session on its
+        device: from then on `get`, `set` and `numpy` wait for all of them.
+
+        Raises:
+            ValueError: The array was freed.
+        """
+        self._exposed = True
+        return self.address
+
+    @property
+    def address(self) -> int:
+        """As `ptr`, for the library's own use."""
+        if self._allocation is None:
+            raise ValueError("the array was freed")
+        return self._address
+
+    def free(self) -> None:
+        """Give the memory back once the jobs that were submitted before have ended.
+
+        The array is of no more use. NumPy views that `numpy` gave stay valid, and keep the memory
+        until they are gone, too. May be called twice. Dropping the array does the same.
+        """
+        self._allocation = None
+
+    def __repr__(self) -> str:
+        freed = ", freed" if self._allocation is None else ""
+        where = self._device.name
+        return f"<{type(self).__name__} {self._shape} {self._dtype} on {where}{freed}>"
+
+    # -- operations
+
+    def _followed(self, stream: Stream | None) -> list[Any]:
+        """The jobs that whoever touches the values now must follow."""
+        core: Core = self._session._core
+        if stream is None and not self._exposed:
+            return self._users.unended(core)
+        on = self._device.index
+        jobs = list(core.jobs.values())
+        if self._exposed:
+            return [job for job in jobs if job.device_index == on]
+        assert stream is not None
+        return self._users.unended(core) + [
+            job for job in jobs if job.stream_number == stream._number
+        ]
+
+    def _view(self, stream: Stream | None) -> Operation[Values]:
+        """The array's own memory, when the jobs to follow have ended."""
+        allocation = self._allocation
+        if allocation is None:
+            raise ValueError("the array was freed")
+        core: Core = self._session._core
+        jobs = self._followed(stream)
+        if jobs:
+            yield jobs
+        if core.lost is not None:
+            raise GpudError("the array's session is closed or lost; its values are gone")
+        arena = core.arenas[self._device.index]
+        raw = arena.view(allocation.address, self.nbytes, allocation)
+        return raw.view(self._dtype).reshape(self._shape)
+
+    def _get(self, out: Values | None, stream: Stream | None) -> Operation[Values]:
+        if out is not None:
+            if not isinstance(out, np.ndarray):
+                raise TypeError(f"out is a NumPy array, not a {type(out).__name__}")
+            if out.shape != self._shape or out.dtype != self._dtype:
+                raise ValueError(
+                    f"out has shape {out.shape} and type {out.dtype}, the array {self._shape} and "
+                    f"{self._dtype}"
+                )
+        view = yield from self._view(stream)
+        if out is None:
+            return view.copy()
+        out[...] = view
+        return out
+
+    def _set(self, values: npt.ArrayLike, stream: Stream | None) -> Operation[None]:
+        if isinstance(values, np.ndarray | np.generic):
+            given = np.asarray(values)
+            if given.dtype != self._dtype and given.dtype.newbyteorder("=") != self._dtype:
+                raise TypeError(
+                    f"the values are {given.dtype}, the array is {self._dtype}; convert them with "
+                    "astype()"
+                )
+        else:
+            given = np.asarray(values, self._dtype)
+        if given.shape != self._shape:
+            raise ValueError(f"the values have shape {given.shape}, the array {self._shape}")
+        view = yield from self._view(stream)
+        view[...] = given
+
+
+class Array(ArrayRecord):
+    """An array in a device's memory; made by `Session.array`, `Session.empty`, `Session.zeros`.
+
+    Freed when it is garbage collected; jobs that were submitted with it keep it until they end.
+    Thread-safe.
+    """
+
+    _session: Session
+
+    def get(self, out: Values | None = None, stream: Stream | None = None) -> Values:
+        """Copy the values out.
+
+        Waits for the jobs that were submitted with this array and have not ended. A job that
+        failed does not make it raise: the values are unspecified then, and `Job.result` says why.
+
+        Args:
+            out: Where to; of the same shape and type. A new array if None.
+            stream: Wait for all jobs of this stream, too.
+
+        Returns:
+            The values, as a NumPy array of its own.
+
+        Raises:
+            ValueError: The array was freed, or ``out`` does not match.
+            ConnectionLost: The daemon has gone.
+        """
+        return self._session._channel.run(self._get(out, stream))
+
+    def set(self, values: npt.ArrayLike, stream: Stream | None = None) -> None:
+        """Copy values in, of the array's shape and type; waits for the same jobs as `get`.
+
+        Raises:
+            TypeError: The values are of another type.
+            ValueError: The array was freed, or the values have another shape.
+            ConnectionLost: The daemon has gone.
+        """
+        self._session._channel.run(self._set(values, stream))
+
+    def numpy(self) -> Values:
+        """The array's memory itself as a NumPy array: no copy, now or later.
+
+        Waits for the same jobs as `get`, once. Later jobs change the values under the view, and
+        what is written through it is in the array: synchronise with `Job.result`.
+
+        Raises:
+            GpudError: This process cannot map the device's memory.
+        """
+        return self._session._channel.run(self._view(None))
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Values:
+        values = self.numpy() if copy is False else self.get()
+        if dtype is None or np.dtype(dtype) == values.dtype:
+            return values
+        if copy is False:
+            raise ValueError(f"an array of {values.dtype} becomes {np.dtype(dtype)} by a copy only")
+        return values.astype(dtype)
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("an array without extents has no length")
+        return self._shape[0]
+
+
+# -- making them -------------------------------------------------------------------------------
+
+
+def allocate(
+    session: Any, cls: type[Any], device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Operation[Any]:
+    """A new array of zeroes."""
+    core: Core = session._core
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    index = device.index
+    answer = yield Request(
+        lambda number: Allocate(number, index, size),
+        undo=lambda answer: core.free(index, answer.address),
+    )
+    allocation = _Allocation(core, index, answer.address, size, session._channel.kick)
+    return cls(session, device, allocation, shape, dtype)
+
+
+def as_shape(shape: Shape) -> tuple[int, ...]:
+    """Extents of an array.
+
+    Raises:
+        TypeError: it is no int and no sequence of ints.
+        ValueError: one is negative.
+    """
+    try:
+        given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        found = tuple(extent.__index__() for extent in given)
+    except (AttributeError, TypeError):
+        raise TypeError(f"a shape is an int or a tuple of ints, not {shape!r}") from None
+    if any(extent < 0 for extent in found):
+        raise ValueError(f"extents are 0 or more, not {shape!r}")
+    return found
+
+
+def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """A type that a device has memory for.
+
+    Raises:
+        TypeError: it is none, or holds Python objects.
+        ValueError: its bytes are in the other order.
+    """
+    found: np.dtype[Any] = np.dtype(dtype)
+    if found.hasobject:
+        raise TypeError(f"an array of {found} holds Python objects, which no device can use")
+    if not found.itemsize:
+        raise TypeError(f"elements of type {found!r} have no size; say how long they are")
+    if found != found.newbyteorder("="):
+        raise ValueError(f"{found!r} is not in this machine's byte order; use newbyteorder('=')")
+    return found
+
+
+def as_values(values: npt.ArrayLike, dtype: npt.DTypeLike | None) -> Values:
+    """Values for a new array: contiguous, in this machine's byte order.
+
+    Raises:
+        TypeError: they hold Python objects.
+    """
+    given = np.asarray(values, None if dtype is None else as_dtype(dtype))
+    return np.ascontiguousarray(given, as_dtype(given.dtype.newbyteorder("="))).reshape(given.shape)

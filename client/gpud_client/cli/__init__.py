@@ -1,0 +1,23 @@
+"""``gpuctl``: look at a daemon and manage its jobs, from a shell or a script.
+
+Only what a command needs is loaded: help and status want neither NumPy nor the client library's
+arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs ``gpuctl`` and returns its exit status, see `gpud_client.cli.outcome`.
+
+    Args:
+        arguments: Of the command line, without the program's name; those of this process if None.
+    """
+    from gpud_client.cli.app import app
+    from gpud_client.cli.outcome import run
+
+    return run(app, arguments)

@@ -1,0 +1,76 @@
+"""Commands that show what happened: events as lines, allocations over time as a trace file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpud_client.cli import words
+from gpud_client.cli.link import Link
+from gpud_client.cli.screen import JsonOption, LimitOption, SocketOption, emit, say
+
+__all__ = ["events", "trace"]
+
+
+def events(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")
+    ] = False,
+    limit: LimitOption = 20,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the latest events; with --follow also new ones as they happen.
+
+    With --json and --follow every event is one document on a line of its own.
+    """
+    with Link(socket) as link:
+        found = link.query("events", limit)
+        if as_json and not follow:
+            emit(found)
+            return
+        for event in found.get("events", []):
+            _show(event, as_json)
+        if not follow:
+            return
+        sys.stdout.flush()
+        for event in link.events():
+            _show(event, as_json)
+            sys.stdout.flush()
+
+
+def trace(
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write it; - for stdout."),
+    ],
+    limit: LimitOption = 0,
+    socket: SocketOption = None,
+) -> None:
+    """Write each job's allocation over time as a Chrome trace: open it in ui.perfetto.dev."""
+    with Link(socket) as link:
+        found = link.query("trace", limit)
+    text = json.dumps(found)
+    if str(output) == "-":
+        say(text)
+        return
+    output.write_text(text + "\n", "utf-8")
+    number = len(found.get("traceEvents", []))
+    say(f"wrote {number} trace events to {output}; open it in https://ui.perfetto.dev")
+
+
+def _show(event: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit(event)
+        return
+    rest = " ".join(
+        f"{key}={words.text(value)}"
+        for key, value in event.items()
+        if key not in ("at_s", "event") and value is not None
+    )
+    say(f"{words.clock(event.get('at_s'))}  {words.text(event.get('event')):<12} {rest}".rstrip())

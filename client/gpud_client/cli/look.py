@@ -1,0 +1,190 @@
+"""Commands that ask the daemon one question and print the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gpud_client.cli import words
+from gpud_client.cli.link import Link
+from gpud_client.cli.outcome import FAILED
+from gpud_client.cli.screen import (
+    Column,
+    JsonOption,
+    LimitOption,
+    SocketOption,
+    console,
+    emit,
+    print_table,
+    say,
+    table,
+)
+
+__all__ = ["DEVICES", "JOBS", "doctor", "history", "kernels", "memory", "ps", "status"]
+
+DEVICES = (
+    Column("index", "#", right=True),
+    Column("name", "device"),
+    Column("state", "state"),
+    Column("sms", "SMs", words.count, right=True),
+    Column("allocated", "allocated", words.share, right=True),
+    Column("online_sms", "for online", words.share, right=True),
+    Column("memory_bytes", "memory", words.size, right=True),
+    Column("memory_used_bytes", "used", words.size, right=True),
+    Column("restarts", "restarts", words.count, right=True),
+    Column("error", "problem"),
+)
+
+JOBS = (
+    Column("id", "job"),
+    Column("user", "user"),
+    Column("program", "program"),
+    Column("kernels", "kernel"),
+    Column("device", "dev", right=True),
+    Column("kind", "kind"),
+    Column("state", "state"),
+    Column("reservation", "reserved", words.share, right=True),
+    Column("quota", "quota", words.share, right=True),
+    Column("allocation", "has", words.share, right=True),
+    Column("progress", "task blocks", words.progress, right=True),
+    Column("queued_s", "queued", words.seconds, right=True),
+    Column("run_s", "ran", words.seconds, right=True),
+)
+
+_HISTORY = (
+    *(column for column in JOBS if column.key not in ("allocation", "progress")),
+    Column("resizes", "resizes", words.count, right=True),
+    Column("capsm_seconds", "CapSM s", words.share, right=True),
+    Column("error", "error", words.error),
+)
+
+_KERNELS = (
+    Column("name", "kernel"),
+    Column("user", "user"),
+    Column("form", "form"),
+    Column("module", "module", right=True),
+    Column("session", "session", right=True),
+    Column("occupancy", "M", right=True),
+    Column("shared_bytes", "shared", words.size, right=True),
+    Column("jobs", "jobs", words.count, right=True),
+    Column("why", "why", words.first),
+)
+
+_MEMORY = (
+    Column("session", "session", right=True),
+    Column("user", "user"),
+    Column("program", "program"),
+    Column("device", "dev", right=True),
+    Column("arrays", "arrays", words.count, right=True),
+    Column("used_bytes", "used", words.size, right=True),
+    Column("limit_bytes", "limit", words.size, right=True),
+)
+
+_CHECKS = (
+    Column("name", "what"),
+    Column("state", ""),
+    Column("detail", "found"),
+    Column("hint", "to do"),
+)
+
+
+def status(socket: SocketOption = None, as_json: JsonOption = False) -> None:
+    """Show the daemon, its devices and what they are doing."""
+    with Link(socket) as link:
+        found = link.query("status")
+    if as_json:
+        emit(found)
+        return
+    say(headline(found))
+    print_table(DEVICES, found.get("devices", []), "it has no device")
+
+
+def ps(
+    all_jobs: Annotated[
+        bool, typer.Option("--all", "-a", help="Jobs that have ended, too.", show_default=False)
+    ] = False,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the jobs that wait or run; with --all also those that have ended."""
+    with Link(socket) as link:
+        found = link.query("jobs")
+        if all_jobs:
+            ended = link.query("history").get("jobs", [])
+            found = {**found, "jobs": [*ended, *found.get("jobs", [])]}
+    if as_json:
+        emit(found)
+        return
+    print_table(JOBS, found.get("jobs", []), "no jobs")
+
+
+def kernels(
+    limit: LimitOption = 0, socket: SocketOption = None, as_json: JsonOption = False
+) -> None:
+    """List the loaded kernels and the form that each was brought into."""
+    with Link(socket) as link:
+        found = link.query("kernels", limit)
+    if as_json:
+        emit(found)
+        return
+    print_table(_KERNELS, found.get("kernels", []), "no kernels are loaded")
+
+
+def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
+    """Show who holds how much memory on which device."""
+    with Link(socket) as link:
+        found = link.query("memory")
+    if as_json:
+        emit(found)
+        return
+    console().print(table(DEVICES, found.get("devices", [])))
+    print_table(_MEMORY, found.get("sessions", []), "nobody holds memory")
+
+
+def history(
+    limit: LimitOption = 20, socket: SocketOption = None, as_json: JsonOption = False
+) -> None:
+    """List jobs that have ended, the latest last."""
+    with Link(socket) as link:
+        found = link.query("history", limit)
+    if as_json:
+        emit(found)
+        return
+    print_table(_HISTORY, found.get("jobs", []), "no job has ended yet")
+
+
+def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
+    """Check the daemon and what it depends on; say what to do about problems."""
+    with Link(socket) as link:
+        found = link.query("doctor")
+    checks = found.get("checks", [])
+    bad = any(check.get("state") == "problem" for check in checks)
+    if as_json:
+        emit(found)
+    else:
+        print_table(_CHECKS, checks, "the daemon reports no checks")
+    if bad:
+        raise typer.Exit(FAILED)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def headline(found: Mapping[str, Any]) -> str:
+    """One line about the daemon."""
+    parts = [f"gpud {found.get('version', '?')}", f"pid {found.get('pid', '?')}"]
+    if "uptime_s" in found:
+        parts.append(f"up {words.seconds(found['uptime_s'])}")
+    if "policy" in found:
+        parts.append(f"policy {found['policy']}")
+    if "clients" in found:
+        parts.append(f"{found['clients']} connected")
+    jobs = found.get("jobs")
+    if isinstance(jobs, Mapping):
+        busy = [f"{number} {state}" for state, number in jobs.items() if number]
+        parts.append("jobs: " + (", ".join(busy) or "none"))
+    if found.get("draining"):
+        parts.append("draining")
+    return ", ".join(parts)

@@ -1,0 +1,120 @@
+"""Commands that change jobs: resize and cancel."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Annotated, Any
+
+import typer
+
+from gpud import units
+from gpud.errors import GpudError
+from gpud_client.cli import words
+from gpud_client.cli.link import Link
+from gpud_client.cli.outcome import FAILED
+from gpud_client.cli.screen import JsonOption, SocketOption, emit, say
+
+__all__ = ["cancel", "parse_job", "resize"]
+
+_SHARE = "A number of CapSM, or a percentage of the device such as 25%."
+
+
+def parse_job(text: str) -> tuple[int, int]:
+    """The (session, number) of a job as ``gpuctl ps`` shows it.
+
+    Raises:
+        typer.BadParameter: it is written in another way.
+    """
+    session, dot, number = text.partition(".")
+    if not (dot and session.isascii() and session.isdigit() and number.isascii()
+            and number.isdigit() and len(session) < 11 and len(number) < 11
+            and int(session) < 1 << 32 and int(number) < 1 << 32):  # fmt: skip
+        raise typer.BadParameter(f"a job is written as in gpuctl ps, '3.17', not {text!r}")
+    return int(session), int(number)
+
+
+def resize(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="As gpuctl ps shows it: 3.17.")],
+    quota: Annotated[
+        str | None, typer.Option("--quota", metavar="SHARE", help=f"For offline jobs. {_SHARE}")
+    ] = None,
+    reservation: Annotated[
+        str | None,
+        typer.Option("--reservation", metavar="SHARE", help=f"For online jobs. {_SHARE}"),
+    ] = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the quota of an offline job or the reservation of an online one, while it runs."""
+    which = parse_job(job)
+    if (quota is None) == (reservation is None):
+        raise typer.BadParameter("give --quota or --reservation, one of them")
+    for written in (quota, reservation):
+        share_of(written, 1)  # a typing mistake is found without a daemon
+    with Link(socket) as link:
+        row = link.describe(which)
+        if row is None:
+            raise GpudError(f"there is no job {job} that you may see; gpuctl ps lists them")
+        sms = int(link.welcome.devices[_device(row)]["sms"])
+        link.resize(which, reservation=share_of(reservation, sms), quota=share_of(quota, sms))
+        row = link.describe(which) or row
+    if as_json:
+        emit(row)
+        return
+    name, written = ("quota", quota) if reservation is None else ("reservation", reservation)
+    has = words.share(row.get("allocation"))
+    say(f"job {job}: {name} {words.share(row.get(name)) or written} CapSM; it has {has} now")
+
+
+def cancel(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="As gpuctl ps shows them.")],
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End jobs. Fails if one of them is unknown or has ended already; the others are ended."""
+    wanted = [(job, parse_job(job)) for job in jobs]
+    rows: list[dict[str, Any]] = []
+    with Link(socket) as link:
+        for job, which in wanted:
+            try:
+                ended = link.cancel(which)
+                rows.append({"id": job, "cancelled": ended, "error": None})
+            except GpudError as error:
+                if isinstance(error, OSError):  # the daemon has gone
+                    raise
+                rows.append({"id": job, "cancelled": False, "error": error.to_wire()})
+    if as_json:
+        emit({"jobs": rows})
+    for row in rows:
+        if as_json:
+            break
+        if row["error"] is not None:
+            typer.echo(f"gpuctl: job {row['id']}: {row['error']['message']}", err=True)
+        elif row["cancelled"]:
+            say(f"job {row['id']} is being ended")
+        else:
+            typer.echo(f"gpuctl: job {row['id']} had ended before; see gpuctl history", err=True)
+    if not all(row["cancelled"] for row in rows):
+        raise typer.Exit(FAILED)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def share_of(written: str | None, sms: int) -> Fraction | None:
+    """The exact amount that a person wrote for a share of a device.
+
+    Raises:
+        typer.BadParameter: it is no share.
+    """
+    if written is None:
+        return None
+    try:
+        return Fraction(units.share(written, capacity=sms))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _device(row: dict[str, Any]) -> int:
+    device = row.get("device", 0)
+    return device if isinstance(device, int) else 0

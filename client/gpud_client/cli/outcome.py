@@ -1,0 +1,88 @@
+"""How a command ends: its exit status, and one line on standard error that says what to do.
+
+Exit statuses: 0 done, 1 the job or the request failed, 2 wrong usage, 3 there is no daemon, 130
+ended by Ctrl-C, 141 whoever read the output has gone (as for a program that a signal ends). A
+traceback is shown only if ``GPUD_DEBUG`` is set to something.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from gpud.errors import CompileError, ConnectionLost, GpudError
+
+__all__ = ["BROKEN_PIPE", "DONE", "FAILED", "INTERRUPTED", "NO_DAEMON", "USAGE", "run"]
+
+DONE, FAILED, USAGE, NO_DAEMON = 0, 1, 2, 3
+INTERRUPTED, BROKEN_PIPE = 130, 141
+
+# Typer's own base classes: BadParameter is a UsageError is a ClickException, whichever parser
+# library this release of Typer stands on.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+_ParserError: Any = typer.BadParameter.__mro__[2]
+
+
+def run(app: typer.Typer, arguments: Sequence[str] | None, name: str = "gpuctl") -> int:
+    """Runs a command of ``app`` and returns its exit status; raises only SystemExit."""
+    try:
+        line = list(sys.argv[1:] if arguments is None else arguments)
+        status = app(line, prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else DONE
+    except SystemExit as error:  # how Typer ends when nobody reads any more
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        return _unread()
+    except _UsageError as error:
+        return _usage(error, name)
+    except _ParserError as error:
+        return _failed(f"{name}: {error.format_message()}", FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError as error:
+        if isinstance(error, ConnectionLost):
+            return _failed(f"{name}: {error}", NO_DAEMON)
+        return _unread()
+    except ConnectionLost as error:
+        return _failed(f"{name}: {error}", NO_DAEMON)
+    except GpudError as error:
+        log = error.log.strip() if isinstance(error, CompileError) else ""
+        return _failed(f"{name}: {error}" + (f"\n{log}" if log else ""), FAILED)
+    except OSError as error:
+        return _failed(f"{name}: {_what(error)}", FAILED)
+    except Exception as error:  # noqa: BLE001  (a bug of ours: one line, and how to see more)
+        what = f"{type(error).__name__}: {error}"
+        return _failed(f"{name}: {what} (this is a bug; GPUD_DEBUG=1 shows where)", FAILED)
+
+
+def _usage(error: Any, name: str) -> int:
+    where = name if error.ctx is None else error.ctx.command_path
+    message = error.format_message()
+    if not message:  # a command that wants to be told which: help has been shown
+        return USAGE
+    message = " ".join(message.split()).rstrip(".")
+    return _failed(f"{where}: {message}; see {where} --help", USAGE)
+
+
+def _unread() -> int:
+    """Nothing can be said any more, and the interpreter must not try when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return BROKEN_PIPE
+
+
+def _failed(line: str, status: int) -> int:
+    if os.environ.get("GPUD_DEBUG"):
+        traceback.print_exc()
+    print(line, file=sys.stderr)  # noqa: T201
+    return status
+
+
+def _what(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"

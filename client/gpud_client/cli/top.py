@@ -1,0 +1,127 @@
+"""``gpuctl top``: devices and jobs, drawn again twice a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpud_client.cli import words
+from gpud_client.cli.link import Link
+from gpud_client.cli.look import JOBS, headline
+from gpud_client.cli.screen import JsonOption, SocketOption, console, emit, table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+__all__ = ["top"]
+
+_COLUMNS = tuple(
+    column._replace(write=words.meter) if column.key == "progress" else column
+    for column in JOBS
+    if column.key != "queued_s"
+)
+_ORDER = {"ending": 0, "running": 1, "paused": 2, "waiting": 3, "blocked": 4}
+
+
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", "-d", min=0.05, help="Seconds between two looks.")
+    ] = 0.5,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Look so many times; 0: until Ctrl-C.")
+    ] = 0,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch the devices and the jobs that wait or run.
+
+    With --json every look is one document on a line of its own.
+    """
+    with Link(socket) as link:
+        looks = _looks(link, interval, count)
+        if as_json:
+            for look in looks:
+                emit(look)
+            return
+        target = console()
+        if not target.is_terminal:
+            for look in looks:
+                target.print(picture(look))
+            return
+        from rich.live import Live
+
+        with Live(console=target, screen=count == 0, auto_refresh=False) as live:
+            for look in looks:
+                live.update(picture(look, target.height), refresh=True)
+
+
+def picture(look: Mapping[str, Any], height: int | None = None) -> Group:
+    """One look as something that Rich prints, of at most ``height`` lines."""
+    from rich.console import Group
+    from rich.text import Text
+
+    status = look["status"]
+    lines: list[Any] = [Text(headline(status), style="bold", no_wrap=True, overflow="ellipsis")]
+    jobs = sorted(look["jobs"], key=lambda job: _ORDER.get(str(job.get("state")), 9))
+    devices = status.get("devices", [])
+    for number, device in enumerate(devices):
+        lines.append(_device(number, device, [job for job in jobs if job.get("device") == number]))
+    if not jobs:
+        lines.append(Text("no jobs", style="dim"))
+        return Group(*lines)
+    room = len(jobs) if height is None else max(height - len(lines) - 5, 1)
+    lines.append(table(_COLUMNS, jobs[:room]))
+    if room < len(jobs):
+        lines.append(Text(f"... and {len(jobs) - room} more", style="dim"))
+    return Group(*lines)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _looks(link: Link, interval: float, count: int) -> Iterator[dict[str, Any]]:
+    """Asks again and again at a steady beat; a slow answer delays and does not pile up."""
+    number = 0
+    due = time.monotonic()
+    while True:
+        status, jobs = link.query("status"), link.query("jobs")
+        yield {"at_s": time.time(), "status": status, "jobs": jobs.get("jobs", [])}
+        number += 1
+        if number == count:
+            return
+        due = max(due + interval, time.monotonic())
+        time.sleep(max(due - time.monotonic(), 0))
+
+
+def _device(number: int, device: Mapping[str, Any], jobs: list[Mapping[str, Any]]) -> Any:
+    """A device's line: how much of it online and offline jobs have."""
+    from rich.text import Text
+
+    sms = int(device.get("sms") or 0)
+    online = sum(_amount(job) for job in jobs if job.get("kind") == "online")
+    offline = sum(_amount(job) for job in jobs if job.get("kind") != "online")
+    width = 40
+    first = round(width * online / sms) if sms else 0
+    second = round(width * (online + offline) / sms) - first if sms else 0
+    line = Text(f"{number}: {device.get('name', '?')} ", no_wrap=True, overflow="ellipsis")
+    line.append("█" * first, style="green")
+    line.append("▓" * second, style="blue")
+    line.append("░" * (width - first - second), style="dim")
+    line.append(f" online {words.share(online)}, offline {words.share(offline)} of {sms} SMs")
+    used, whole = device.get("memory_used_bytes"), device.get("memory_bytes")
+    if used is not None:
+        line.append(f", memory {words.size(used)} of {words.size(whole)}")
+    if device.get("state") not in (None, "ready"):
+        line.append(f", {device['state']}", style="red")
+    return line
+
+
+def _amount(job: Mapping[str, Any]) -> Fraction:
+    try:
+        return Fraction(job.get("allocation") or 0)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return Fraction(0)

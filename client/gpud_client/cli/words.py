@@ -1,0 +1,128 @@
+"""How values are written for people: seconds, bytes, shares, bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from fractions import Fraction
+from typing import Any
+
+__all__ = [
+    "bar",
+    "clock",
+    "count",
+    "error",
+    "first",
+    "meter",
+    "percent",
+    "progress",
+    "seconds",
+    "share",
+    "size",
+    "text",
+]
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def text(value: Any) -> str:
+    """Any value on one line; what is unknown is a dash, what a terminal would act on a "?"."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(text, value)) or "-"
+    line = " ".join(str(value).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def first(value: Any) -> str:
+    """The first of a list; the rest is in the JSON."""
+    return text(value[0] if isinstance(value, list | tuple) and value else value)
+
+
+def error(value: Any) -> str:
+    """An error as it travels: its message."""
+    return text(value.get("message") if isinstance(value, Mapping) else value)
+
+
+def seconds(value: Any) -> str:
+    """A duration given in seconds, with a unit that fits: ``85 us``, ``1.20 s``, ``2 h 05 min``."""
+    if not isinstance(value, int | float):
+        return "-"
+    if value < 0.0995e-3:
+        return f"{value * 1e6:.0f} us"
+    if value < 0.995:
+        return f"{value * 1e3:.3g} ms"
+    if value < 100:
+        return f"{value:.2f} s"
+    minutes, rest = divmod(int(value), 60)
+    if minutes < 100:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < 100 else f"{hours // 24} d {hours % 24:02} h"
+
+
+def size(value: Any) -> str:
+    """A number of bytes: ``512 B``, ``1.5 MiB``."""
+    if not isinstance(value, int | float):
+        return "-"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} TiB"
+
+
+def share(value: Any) -> str:
+    """An amount of CapSM, exact as text (``7/2``), as a pair or as a number: ``3.5``."""
+    if value is None or value == "":
+        return "-"
+    try:
+        exact = Fraction(*value) if isinstance(value, list | tuple) else Fraction(value)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return str(value)
+    return f"{float(exact):.2f}".rstrip("0").rstrip(".")
+
+
+def count(value: Any) -> str:
+    """A whole number with its thousands apart."""
+    return f"{value:,}" if isinstance(value, int) else "-"
+
+
+def percent(part: float, whole: float) -> str:
+    """``part`` of ``whole``; a dash if there is no whole."""
+    return f"{100 * part / whole:.0f}%" if whole else "-"
+
+
+def progress(value: Any) -> str:
+    """Task blocks done of all, given as the pair."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return "-"
+    done, total = value
+    return f"{done:,}/{total:,} {percent(done, total)}"
+
+
+def meter(value: Any) -> str:
+    """Task blocks done of all, given as the pair, as a bar of 16 characters and a percentage."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return "-"
+    done, total = value
+    return f"{bar(done, total, 16)} {percent(done, total):>4}"
+
+
+def clock(value: Any) -> str:
+    """A time in seconds since 1970, as the local time of day with milliseconds."""
+    if not isinstance(value, int | float):
+        return "-"
+    moment = datetime.fromtimestamp(value).astimezone()
+    return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03}"
+
+
+def bar(part: float, whole: float, width: int) -> str:
+    """A bar of ``width`` characters, filled for ``part`` of ``whole`` to an eighth of one."""
+    if whole <= 0 or width < 1:
+        return " " * max(width, 0)
+    eighths = round(8 * width * min(max(part / whole, 0.0), 1.0))
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if full < width else "")).ljust(width)

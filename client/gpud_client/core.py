@@ -1,0 +1,346 @@
+"""What a session's protocol state is, without any input or output.
+
+Problem: one protocol, two shells: threads that block, and an event loop. What is outstanding, what
+an incoming message means and what a lost connection does must be the same in both.
+
+Approach: the core numbers requests and jobs, holds what is outstanding, and settles it when a
+message comes in. What takes several steps (compile, then measure, then submit) is written once as a
+generator: it yields a `Request`, or a list of jobs to wait for, and is sent the answer. The shells
+(`gpud_client.channel`, `gpud_client.aio_channel`) move bytes, wait, and drive these generators.
+
+Terms:
+    settled: a request that is answered or failed, a job that has ended; it stays so.
+    operation: a generator of steps, its return value the result.
+
+Properties:
+    settled_once: whatever comes in, and however often, a request or job is settled once;
+    nothing_forgotten: when the connection is lost everything outstanding is settled with the error.
+
+Nothing here calls a user's code or blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Protocol, TypeVar
+
+from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
+from gpud.wire.codec import FrameDecoder
+from gpud.wire.messages import (
+    CLIENT_PROTOCOL,
+    VERSION,
+    Allocated,
+    Answer,
+    Arena,
+    Compiled,
+    Failed,
+    Finished,
+    Free,
+    Goodbye,
+    Hello,
+    Measured,
+    Welcome,
+)
+from gpud.wire.table import Sender
+from gpud_client.arena import ArenaMemory
+
+__all__ = [
+    "Core",
+    "Operation",
+    "PendingJob",
+    "Request",
+    "Step",
+    "Users",
+    "connection_lost",
+]
+
+_LOG = logging.getLogger("gpud_client")
+_MAX_FRAME_BYTES = 1 << 30  # the daemon is trusted; a long trace is large
+_MOST_REQUESTS = 1 << 32
+_PRUNE_AT = 64
+
+T = TypeVar("T")
+
+
+class Request:
+    """A request and its answer.
+
+    Args:
+        build: makes the message, given the request's number.
+        undo: called with the answer if nobody waits for it any more.
+
+    Attributes:
+        settled: whether `value` or `error` is there.
+        notify: called when it is settled; for the event loop.
+        abandoned: nobody waits for the answer.
+    """
+
+    __slots__ = ("abandoned", "build", "error", "notify", "settled", "undo", "value")
+
+    def __init__(
+        self, build: Callable[[int], Any], undo: Callable[[Any], None] | None = None
+    ) -> None:
+        self.build = build
+        self.undo = undo
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.settled = False
+        self.abandoned = False
+        self.notify: Callable[[], None] | None = None
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """Take the answer, or what it failed with."""
+        if self.settled:
+            return
+        self.value, self.error = value, error
+        self.settled = True
+        if self.abandoned and self.undo is not None and error is None:
+            self.undo(value)
+        if self.notify is not None:
+            self.notify()
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.abandoned = True
+        if self.settled and self.undo is not None and self.error is None:
+            self.undo(self.value)
+
+    def answer(self) -> Any:
+        """The answer; raises what the request failed with."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class PendingJob(Protocol):
+    """What the core has to know of a job."""
+
+    settled: bool
+    stream_number: int
+    device_index: int
+
+    def numbered(self, session: int, number: int) -> None:
+        """It is submitted, under this number."""
+
+    def settle(self, message: Finished) -> None:
+        """It has ended. May be called again with the same message."""
+
+    def lose(self, error: GpudError) -> None:
+        """The connection is gone before it has ended."""
+
+
+class Users:
+    """The jobs that were submitted with something and may not have ended."""
+
+    __slots__ = ("_most", "_numbers")
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._most = _PRUNE_AT
+
+    def add(self, number: int, core: Core) -> None:
+        """A job was submitted with it."""
+        self._numbers.append(number)
+        if len(self._numbers) >= self._most:
+            jobs = core.jobs
+            self._numbers = [one for one in self._numbers if one in jobs]
+            self._most = max(_PRUNE_AT, 2 * len(self._numbers))
+
+    def unended(self, core: Core) -> list[Any]:
+        """Those that have not ended."""
+        jobs = core.jobs
+        return [job for number in self._numbers if (job := jobs.get(number)) is not None]
+
+
+Step = Request | list[Any]
+Operation = Generator[Step, Any, T]
+
+
+class Core:
+    """One session.
+
+    Attributes:
+        session: Its number; 0 before the daemon has answered.
+        requests: those outstanding, by number.
+        jobs: those that have not ended, by number.
+        arenas: memory by device index.
+        garbage: messages to be sent before the next one; finalizers append to it.
+        lost: why the session is of no more use.
+    """
+
+    def __init__(self) -> None:
+        self.session = 0
+        self.requests: dict[int, Request] = {}
+        self.jobs: dict[int, Any] = {}
+        self.arenas: dict[int, ArenaMemory] = {}
+        self.garbage: deque[Any] = deque()
+        self.lost: GpudError | None = None
+        self._descriptors: deque[int] = deque()
+        self._decoder = FrameDecoder(_MAX_FRAME_BYTES)
+        self._body: bytes | None = None
+        self._last_request = 0
+        self.last_job = 0
+        self._last_stream = 0
+
+    # -- going out
+
+    def hello(self, program: str) -> Operation[Welcome]:
+        """Begins the session."""
+        welcome: Welcome = yield Request(lambda number: Hello(number, VERSION, program[:256]))
+        if not isinstance(welcome, Welcome):
+            raise ConnectionLost("whoever listens there does not speak gpud's protocol")
+        self.session = welcome.session
+        return welcome
+
+    def open_request(self, request: Request) -> bytes:
+        """Numbers a request; returns its frame. Nothing has changed if it raises."""
+        number = self._last_request % (_MOST_REQUESTS - 1) + 1
+        frame = CLIENT_PROTOCOL.encode(request.build(number))
+        self._last_request = number
+        self.requests[number] = request
+        return frame
+
+    def open_job(self, job: Any, build: Callable[[int], Any]) -> bytes:
+        """Numbers a job; returns its frame. Nothing has changed if it raises."""
+        number = self.last_job + 1
+        frame = CLIENT_PROTOCOL.encode(build(number))
+        self.last_job = number
+        job.numbered(self.session, number)
+        self.jobs[number] = job
+        return frame
+
+    def collect_garbage(self) -> bytes:
+        """Frames of what finalizers want to be sent."""
+        found = b""
+        while self.garbage:
+            found += CLIENT_PROTOCOL.encode(self.garbage.popleft())
+        return found
+
+    def next_stream(self) -> int:
+        """A stream number that was not used before."""
+        self._last_stream += 1
+        return self._last_stream
+
+    # -- coming in
+
+    def feed(self, data: bytes | memoryview, descriptors: Iterable[int] = ()) -> None:
+        """Take bytes, and the descriptors that came with them; `settle` does the rest.
+
+        Raises:
+            GpudError: the stream is broken; the connection is of no more use.
+        """
+        self._descriptors.extend(descriptors)
+        self._decoder.feed(data)
+
+    def settle(self) -> None:
+        """Settle what the messages that have come in settle.
+
+        If an interrupt ends it half-way, call it again: it goes on where it was.
+
+        Raises:
+            GpudError: the daemon says goodbye or does not speak the protocol; the connection is of
+                no more use.
+        """
+        while True:
+            # The message in hand is let go only when it was handled: settling again is harmless,
+            # losing a message is not.
+            body = self._body
+            if body is None:
+                body = next(self._decoder.frames(), None)
+                if body is None:
+                    return
+                self._body = body
+            self._handle(CLIENT_PROTOCOL.decode(body, Sender.DAEMON))
+            self._body = None
+
+    def _handle(self, message: Any) -> None:
+        kind = type(message)
+        if kind is Finished:
+            job = self.jobs.get(message.number)
+            if job is not None:
+                job.settle(message)
+                self.jobs.pop(message.number, None)
+        elif kind in _ANSWERS:
+            self._settle(message.request, message, None)
+        elif kind is Failed:
+            self._failed(message)
+        elif kind is Arena:
+            descriptor = self._descriptors.popleft() if self._descriptors else None
+            self.arenas[message.device] = ArenaMemory(message.base, message.size, descriptor)
+        elif kind is Goodbye:
+            error = from_wire(message.error)
+            lost = ConnectionLost(f"the daemon closed the connection: {error}")
+            lost.__cause__ = error
+            raise lost
+
+    def _settle(self, number: int, value: Any, error: BaseException | None) -> None:
+        request = self.requests.get(number)
+        if request is not None:
+            request.settle(value, error)
+            self.requests.pop(number, None)
+
+    def _failed(self, message: Failed) -> None:
+        error = from_wire(message.error)
+        number = getattr(error, "job", None)
+        if message.request in self.requests:
+            self._settle(message.request, None, error)
+        elif number in self.jobs:
+            self.jobs[number].settle(Finished(number, "failed", message.error, b"", {}, (0, 0)))
+            self.jobs.pop(number, None)
+        else:
+            _LOG.warning("the daemon refused a message that has no answer: %s", error)
+
+    # -- the end
+
+    def lose(self, error: GpudError, job_error: GpudError | None = None) -> None:
+        """Settle everything outstanding with ``error``; the session is over.
+
+        Args:
+            error: for requests, and for whoever uses the session later.
+            job_error: for jobs, if it is another.
+        """
+        # `lost` comes after: whoever sees it may rely on everything that was there being settled.
+        for request in list(self.requests.values()):
+            request.settle(None, error)
+        for job in list(self.jobs.values()):
+            job.lose(job_error or error)
+        if self.lost is None:
+            self.lost = error
+        self.requests.clear()
+        self.jobs.clear()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+        for arena in self.arenas.values():
+            arena.close()
+
+    def close(self) -> None:
+        """End the session as its user wants it: jobs that have not ended are cancelled."""
+        self.lose(
+            ConnectionLost("the session is closed; connect again"),
+            JobCancelled("the session was closed before the job had ended"),
+        )
+
+    def free(self, device: int, address: int) -> None:
+        """Have an array freed; safe in a finalizer."""
+        if self.lost is None:
+            self.garbage.append(Free(device, address))
+
+
+def connection_lost(where: str, why: GpudError | str) -> ConnectionLost:
+    """The error for a connection that is of no more use.
+
+    Args:
+        where: the socket's path.
+        why: in words, or the error that was found in what came.
+    """
+    if isinstance(why, ConnectionLost):
+        return why
+    lost = ConnectionLost(f"the connection to the daemon at {where} is lost: {why}")
+    lost.__cause__ = why if isinstance(why, GpudError) else None
+    return lost
+
+
+_ANSWERS = frozenset((Answer, Allocated, Compiled, Measured, Welcome))

@@ -1,0 +1,53 @@
+"""The daemon's devices as a client sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+__all__ = ["Device"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of the daemon.
+
+    Attributes:
+        index: From 0, in the order of the daemon's ``--device`` options.
+        name: As the daemon calls it.
+        kind: ``"cpu"`` or ``"cuda"``.
+        sms: S, how many SMs it has: its capacity in CapSM.
+        memory: Bytes that arrays may take in all.
+        capability: The CUDA compute capability that kernels are compiled for.
+        online_sms: The most CapSM that online jobs may have together.
+    """
+
+    index: int
+    name: str
+    kind: str
+    sms: int
+    memory: int
+    capability: Any
+    online_sms: Fraction
+
+    @classmethod
+    def _from_wire(cls, index: int, found: Mapping[str, Any]) -> Device:
+        sms = int(found["sms"])
+        online = found.get("online_sms")
+        return cls(
+            index,
+            str(found.get("name", index)),
+            str(found.get("kind", "")),
+            sms,
+            int(found.get("memory_bytes") or 0),
+            found.get("capability"),
+            Fraction(sms) if online is None else _exact(online),
+        )
+
+
+def _exact(amount: Any) -> Fraction:
+    if isinstance(amount, list | tuple):
+        return Fraction(*amount)
+    return Fraction(str(amount))

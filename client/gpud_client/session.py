@@ -1,0 +1,245 @@
+"""A session with the daemon: where arrays, kernels and jobs come from."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from gpud.units import Share
+from gpud.wire.address import socket_path
+from gpud_client.address import connected
+from gpud_client.arrays import Array, Shape
+from gpud_client.calls import Call
+from gpud_client.channel import Channel
+from gpud_client.core import Core
+from gpud_client.devices import Device
+from gpud_client.jobs import Job
+from gpud_client.kernels import Kernel
+from gpud_client.modules import Module
+from gpud_client.operations import SessionRecord
+from gpud_client.streams import Stream
+
+__all__ = ["Session", "connect"]
+
+
+class Session(SessionRecord):
+    """A connection to the daemon; made by `connect` or `local`. Thread-safe.
+
+    Use it in a ``with`` block, or close it. What was made with it (arrays, kernels, jobs) is of no
+    more use then. Leaving the block waits for nothing: jobs that have not ended are cancelled, as
+    their results could not be read any more. Wait for them with `Job.result`.
+
+    A process that was forked must connect anew.
+    """
+
+    _channel: Channel
+    _array_class = Array
+    _module_class = Module
+
+    def __init__(self, path: str, program: str | None = None) -> None:
+        super().__init__(Core(), path)
+        self._channel = Channel(connected(path), self._core, path)
+        self._finalizer = weakref.finalize(self, self._channel.abandon)
+        try:
+            self._channel.run(self._open(program))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session: jobs that have not ended are cancelled, arrays are freed.
+
+        Waits for no job. May be called twice.
+        """
+        self._channel.close()
+        self._finalizer()
+
+    # -- arrays
+
+    def array(
+        self,
+        values: npt.ArrayLike,
+        dtype: npt.DTypeLike | None = None,
+        *,
+        device: Device | int | None = None,
+    ) -> Array:
+        """A new array that holds a copy of ``values``.
+
+        Args:
+            values: What NumPy makes an array of.
+            dtype: Convert to this type; None: as NumPy reads the values.
+            device: Where; None: on the first device.
+
+        Raises:
+            OutOfMemory: There is no room.
+            TypeError: The values are Python objects.
+        """
+        found: Array = self._channel.run(self._array(values, dtype, device))
+        return found
+
+    def zeros(
+        self,
+        shape: Shape,
+        dtype: npt.DTypeLike = "float64",
+        *,
+        device: Device | int | None = None,
+    ) -> Array:
+        """A new array of zeroes.
+
+        Args:
+            shape: Extents, an int or a tuple.
+            dtype: Of an element.
+            device: Where; None: on the first device.
+
+        Raises:
+            OutOfMemory: There is no room.
+            TypeError, ValueError: It is no shape, or no type that a device has memory for.
+        """
+        found: Array = self._channel.run(self._new(shape, dtype, device))
+        return found
+
+    def empty(
+        self,
+        shape: Shape,
+        dtype: npt.DTypeLike = "float64",
+        *,
+        device: Device | int | None = None,
+    ) -> Array:
+        """A new array whose values do not matter; see `zeros`."""
+        found: Array = self._channel.run(self._new(shape, dtype, device))
+        return found
+
+    # -- kernels and jobs
+
+    def kernel(
+        self,
+        source: str,
+        name: str,
+        options: Sequence[str] = (),
+        form: str | None = None,
+        *,
+        device: Device | int | None = None,
+    ) -> Kernel:
+        """Compile a source and return one of its kernels. Blocks until it is compiled.
+
+        The daemon keeps what it has compiled, so that asking again is quick.
+
+        Args:
+            source: CUDA C++ or PTX.
+            name: Of the kernel; ``"axpy<float>"`` for a template.
+            options: For NVRTC, such as ``"-DN=4"``.
+            form: Force a form: ``"persistent"``, ``"sliced"`` or ``"whole"``.
+            device: For which device; None: for the first one, others follow when needed.
+
+        Raises:
+            CompileError: The source does not compile; ``error.log`` is the compiler's output.
+            KernelNotFound: There is no such kernel.
+            KernelRejected: gpud cannot run it; says why.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a kernel's name is text, not {name!r}")
+        return self.module(source, (name,), options, form, device=device).kernel(name)
+
+    def module(
+        self,
+        source: str,
+        names: Sequence[str] = (),
+        options: Sequence[str] = (),
+        form: str | None = None,
+        *,
+        device: Device | int | None = None,
+    ) -> Module:
+        """Compile a source whose kernels share variables; see `kernel`.
+
+        Args:
+            source: CUDA C++ or PTX.
+            names: Kernels that will be asked for; templates must be named.
+            options: For NVRTC.
+            form: Bring every kernel into this form.
+            device: For which device.
+        """
+        found: Module = self._channel.run(self._compile(source, names, options, form, device))
+        return found
+
+    def sequence(
+        self,
+        calls: Sequence[Call],
+        *,
+        reservation: Share | None = None,
+        quota: Share | None = None,
+        deadline: float | None = None,
+        timeout: float | None = None,
+        stream: Stream | None = None,
+        after: Sequence[Job] = (),
+        device: Device | int | None = None,
+        weight: int = 1,
+    ) -> Job:
+        """Submit a chain of launches as one job, in one message.
+
+        Each launch begins when the one before has ended.
+
+        Args:
+            calls: What `Kernel.call` gave, one or more. Submitting the same calls again is quicker.
+            reservation: As for `Kernel.submit`, like all that follow.
+            quota: At most this share.
+            deadline: Seconds from now.
+            timeout: Seconds for the whole chain.
+            stream: Jobs of one stream run in order.
+            after: Jobs that must have ended before.
+            device: Where to run.
+            weight: An offline job's part when capacity is shared.
+
+        Raises:
+            GpudError, TypeError, ValueError: As for `Kernel.submit`.
+        """
+        job: Job = self._channel.run(
+            self._submit(
+                calls, reservation, quota, deadline, timeout, stream, after, device, weight
+            )
+        )
+        return job
+
+    def query(self, topic: str, limit: int = 0) -> dict[str, Any]:
+        """What the daemon knows, as ``gpuctl --json`` shows it.
+
+        Args:
+            topic: ``status``, ``jobs``, ``kernels``, ``memory``, ``history``, ``events``, ``trace``
+                or ``doctor``.
+            limit: The latest so many rows; 0 for all that are kept.
+
+        Raises:
+            ValueError: There is no such topic.
+        """
+        return self._channel.run(self._query(topic, limit))
+
+    def _new_job(self, what: str, device: Device, stream: int, total: int) -> Job:
+        return Job(self._channel, what, device, stream, total, self)
+
+
+def connect(path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> Session:
+    """Connect to the daemon of this machine.
+
+    Args:
+        path: Of its socket; None: ``$GPUD_SOCKET``, else ``$XDG_RUNTIME_DIR/gpud/gpud.sock``.
+        name: What ``gpuctl`` calls this client; None: the program's name.
+
+    Raises:
+        ConnectionLost: There is no daemon there; the message says how to start one.
+    """
+    return Session(str(socket_path(path)), name)

@@ -1,0 +1,125 @@
+"""Shares as a user writes them, made exact, and refused here if no device can grant them.
+
+The daemon checks again; but a mistake that can be seen here is raised where it was made.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+from gpud.errors import AdmissionError
+from gpud.units import Share, share
+from gpud_client.devices import Device
+
+__all__ = ["Amounts", "admissible", "check_whole", "resolve"]
+
+_LARGEST = (1 << 63) - 1
+
+Pair = tuple[int, int]
+
+
+class Amounts(NamedTuple):
+    """What a submission asks for, as the wire has it."""
+
+    reservation: Pair | None
+    quota: Pair | None
+
+
+def resolve(what: str, value: Share | None, device: Device) -> Pair | None:
+    """A share of a device as the pair that travels; a quota over the device is the whole device.
+
+    Raises:
+        AdmissionError: a reservation that online jobs can never have there.
+        TypeError: it is no share.
+        ValueError: it is no share that can be written exactly.
+    """
+    if value is None:
+        return None
+    exact = Fraction(share(value, capacity=device.sms))
+    if what == "quota":
+        exact = min(exact, Fraction(device.sms))
+    elif exact > device.online_sms:
+        kept = "" if device.online_sms == device.sms else " that online jobs may have"
+        raise AdmissionError(
+            f"a reservation of {value} is more than the {device.online_sms} SMs of "
+            f"{device.name}{kept}; ask for less",
+            requested=exact,
+            capacity=device.online_sms,
+        )
+    if max(exact.numerator, exact.denominator) > _LARGEST:
+        raise ValueError(f"{what}={value!r} is too fine: write it with fewer digits")
+    return exact.numerator, exact.denominator
+
+
+def admissible(
+    reservation: Share | None, quota: Share | None, occupancy: int, device: Device
+) -> Amounts:
+    """What a job with kernels of least occupancy M asks for.
+
+    Raises:
+        AdmissionError: the device can never grant it.
+        TypeError: one of them is no share.
+        ValueError: both are given, or one is no share.
+    """
+    if reservation is None and quota is None:
+        return _WHOLE
+    if reservation is not None and quota is not None:
+        raise ValueError(
+            "a job has a reservation (online: at least that much) or a quota (offline: at most "
+            "that much), not both"
+        )
+    found = Amounts(resolve("reservation", reservation, device), resolve("quota", quota, device))
+    if found.quota is not None:
+        exact = Fraction(*found.quota)
+        if exact * occupancy < 1:
+            raise AdmissionError(
+                f"a quota of {quota} holds no block of this kernel, of which {occupancy} fit on an "
+                f"SM; ask for 1/{occupancy} or more",
+                requested=exact,
+                capacity=Fraction(device.sms),
+            )
+    elif found.reservation is not None:
+        exact = Fraction(*found.reservation)
+        slices = math.ceil(exact * occupancy)
+        if slices > device.online_sms * occupancy:
+            raise AdmissionError(
+                f"a reservation of {reservation} is {slices} blocks of this kernel, of which "
+                f"{occupancy} fit on an SM: more than the {device.online_sms} SMs that online jobs "
+                "may have; ask for less",
+                requested=exact,
+                capacity=device.online_sms,
+            )
+    return found
+
+
+def check_whole(amounts: Amounts, need: int, occupancy: int, device: Device) -> None:
+    """Refuses a job whose kernels cannot be resized and need more than its share.
+
+    Args:
+        amounts: what the job asks for.
+        need: slices that a launch in form ``whole`` must have at once.
+        occupancy: M of the job, its least.
+        device: where it is to run.
+
+    Raises:
+        AdmissionError: the share is too small, or the device is.
+    """
+    if amounts.reservation is not None:
+        share_ = Fraction(*amounts.reservation)
+        slices = math.ceil(share_ * occupancy)
+    else:
+        share_ = Fraction(device.sms) if amounts.quota is None else Fraction(*amounts.quota)
+        slices = math.floor(share_ * occupancy)
+    if slices < need:
+        raise AdmissionError(
+            f"a kernel in form whole cannot be resized and needs all its "
+            f"{Fraction(need, occupancy)} SMs at once; a share of {share_} is too small: ask for "
+            "more, or launch fewer blocks",
+            requested=share_,
+            capacity=Fraction(device.sms),
+        )
+
+
+_WHOLE = Amounts(None, None)

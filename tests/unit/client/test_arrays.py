@@ -1,0 +1,351 @@
+"""Arrays: values in and out, what is waited for, and when memory is given back."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc as garbage
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpud_client as gc
+from gpud.wire import messages as wm
+from tests.unit.client.scripted import BASE, TIMEOUT_S, Daemon
+from tests.unit.client.test_jobs import wait_until
+
+
+def test_what_an_array_is(gpu: gc.Session, daemon: Daemon) -> None:
+    x = gpu.zeros((3, 4), np.float32)
+    assert (x.shape, x.ndim, x.size, x.nbytes) == ((3, 4), 2, 12, 48)
+    assert x.dtype == np.float32
+    assert x.ptr == BASE
+    assert x.device is gpu.device
+    assert len(x) == 3
+    assert "(3, 4) float32 on device 0" in repr(x)
+    assert not x.get().any()
+    assert gpu.empty(5).dtype == np.float64
+    assert gpu.zeros(()).shape == ()
+    assert gpu.zeros([2, 3], "i2").nbytes == 12
+    assert [message.size for message in daemon.of(wm.Allocate)] == [48, 40, 8, 12]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(24, dtype=np.int32).reshape(2, 3, 4),
+        np.arange(24, dtype=np.float64).reshape(4, 6).T,
+        np.arange(24, dtype=np.int16)[::3],
+        np.array([1, 2, 3], ">f4"),
+        np.array([(1, 2.0), (3, 4.0)], [("a", "i4"), ("b", "f8")]),
+        np.array([1 + 2j], np.complex64),
+        np.array([True, False]),
+        np.array(5, np.uint8),
+        np.zeros((0, 3), np.float32),
+        np.array(["2026-01-01"], "M8[s]"),
+        [[1, 2], [3, 4]],
+        2.5,
+    ],
+    ids=lambda values: str(getattr(values, "dtype", "list")),
+)
+def test_values_go_in_and_come_out(gpu: gc.Session, values: Any) -> None:
+    x = gpu.array(values)
+    expected = np.asarray(values)
+    got = x.get()
+    assert got.shape == expected.shape
+    assert got.dtype == expected.dtype.newbyteorder("=")
+    assert got.tolist() == expected.tolist()
+    x.set(np.zeros_like(got))
+    assert x.get().tolist() == np.zeros_like(got).tolist()
+    x.set(expected)
+    assert np.asarray(x).tolist() == expected.tolist()
+
+
+def test_a_type_can_be_asked_for(gpu: gc.Session) -> None:
+    assert gpu.array([1, 2], np.float32).get().tolist() == [1.0, 2.0]
+    assert gpu.array(np.arange(3.0), dtype="i4").dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda gpu: gpu.array([object()]), TypeError),
+        (lambda gpu: gpu.array(np.array([None])), TypeError),
+        (lambda gpu: gpu.zeros(4, object), TypeError),
+        (lambda gpu: gpu.zeros(4, ">f4"), ValueError),
+        (lambda gpu: gpu.zeros(4, "S"), TypeError),
+        (lambda gpu: gpu.zeros(4, "nonsense"), TypeError),
+        (lambda gpu: gpu.zeros(-1), ValueError),
+        (lambda gpu: gpu.zeros((2, -1)), ValueError),
+        (lambda gpu: gpu.zeros(1.5), TypeError),
+        (lambda gpu: gpu.zeros("4"), TypeError),
+        (lambda gpu: gpu.zeros(None), TypeError),
+        (lambda gpu: gpu.zeros(4, device=7), ValueError),
+    ],
+)
+def test_arrays_that_cannot_be(
+    gpu: gc.Session, daemon: Daemon, make: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        make(gpu)
+    assert daemon.of(wm.Allocate) == []
+
+
+def test_out_of_memory(gpu: gc.Session, daemon: Daemon) -> None:
+    daemon.answer[wm.Allocate] = lambda message: daemon.fail(
+        message, gc.OutOfMemory(message.size, 10)
+    )
+    with pytest.raises(gc.OutOfMemory) as caught:
+        gpu.zeros(100, np.uint8)
+    assert caught.value.requested_bytes == 100
+
+
+def test_get_into(gpu: gc.Session) -> None:
+    x = gpu.array([1, 2, 3])
+    out = np.zeros(3, np.int64)
+    assert x.get(out) is out
+    assert out.tolist() == [1, 2, 3]
+    wrongs: list[tuple[Any, type[Exception]]] = [
+        (np.zeros(4, np.int64), ValueError),
+        (np.zeros(3, np.int32), ValueError),
+        ([0, 0, 0], TypeError),
+    ]
+    for wrong, error in wrongs:
+        with pytest.raises(error):
+            x.get(wrong)
+
+
+def test_set_is_strict(gpu: gc.Session) -> None:
+    x = gpu.array([1.0, 2.0])
+    x.set([3, 4])
+    x.set(np.array([5.0, 6.0], ">f8"))
+    assert x.get().tolist() == [5.0, 6.0]
+    for wrong, error in (
+        (np.array([1, 2]), TypeError),
+        (np.array([1, 2], np.float32), TypeError),
+        ([1.0], ValueError),
+        (1.0, ValueError),
+        ([[1.0, 2.0]], ValueError),
+        (["a", "b"], ValueError),
+    ):
+        with pytest.raises(error):
+            x.set(wrong)
+    assert x.get().tolist() == [5.0, 6.0]
+
+
+def test_as_a_numpy_array(gpu: gc.Session) -> None:
+    x = gpu.array([1, 2, 3])
+    copied = np.asarray(x)
+    copied[0] = 9
+    assert x.get().tolist() == [1, 2, 3]
+    assert np.array(x, np.float32).dtype == np.float32
+    live = np.array(x, copy=False)
+    live[0] = 7
+    assert x.get()[0] == 7
+    with pytest.raises(ValueError, match="copy"):
+        np.array(x, np.float32, copy=False)
+    with pytest.raises(TypeError, match="no length"):
+        len(gpu.zeros(()))
+
+
+def test_a_view_is_the_memory_itself(gpu: gc.Session) -> None:
+    x = gpu.zeros((2, 2), np.int32)
+    view = x.numpy()
+    view[1, 1] = 5
+    assert x.get().tolist() == [[0, 0], [0, 5]]
+    x.set(np.array([[1, 2], [3, 4]], np.int32))
+    assert view.tolist() == [[1, 2], [3, 4]]
+    assert view.flags.writeable
+    assert view.flags.c_contiguous
+
+
+def test_arrays_do_not_overlap(gpu: gc.Session) -> None:
+    arrays = [gpu.array(np.full(100, number)) for number in range(5)]
+    assert [int(x.get().sum()) for x in arrays] == [0, 100, 200, 300, 400]
+
+
+# -- what is waited for --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiter() -> Any:
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def test_get_and_set_wait_for_the_jobs_that_use_the_array(
+    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel, waiter: Any
+) -> None:
+    x, y, z = (gpu.zeros(4, np.float32) for _ in range(3))
+    saxpy.submit(1, 32, (1.0, x, y, 4))
+    saxpy.submit(1, 32, (1.0, x, None, 4))
+    daemon.wait_for(wm.Submit, 2)
+    z.get()  # used by none
+    waits = [
+        waiter.submit(x.get),
+        waiter.submit(y.set, [1, 2, 3, 4]),
+        waiter.submit(y.numpy),
+    ]
+    daemon.finish(1)
+    waits[1].result(TIMEOUT_S)
+    waits[2].result(TIMEOUT_S)
+    assert not waits[0].done()
+    daemon.finish(2)
+    waits[0].result(TIMEOUT_S)
+
+
+def test_get_waits_for_a_stream(
+    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel, waiter: Any
+) -> None:
+    x, line = gpu.zeros(4, np.float32), gpu.stream()
+    saxpy.submit(1, 32, (1.0, None, None, 4), stream=line)
+    daemon.wait_for(wm.Submit)
+    x.get()
+    wait = waiter.submit(x.get, None, line)
+    with pytest.raises(TimeoutError):
+        wait.result(0.05)
+    daemon.finish(1)
+    wait.result(TIMEOUT_S)
+
+
+def test_an_array_whose_address_is_known_waits_for_every_job(
+    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel, waiter: Any
+) -> None:
+    x = gpu.zeros(4, np.float32)
+    saxpy.submit(1, 32, (1.0, None, None, 4))
+    daemon.wait_for(wm.Submit)
+    x.get()
+    assert x.ptr
+    wait = waiter.submit(x.get)
+    with pytest.raises(TimeoutError):
+        wait.result(0.05)
+    daemon.finish(1)
+    wait.result(TIMEOUT_S)
+
+
+def test_a_failed_job_does_not_make_get_raise(
+    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel
+) -> None:
+    x = gpu.zeros(4, np.float32)
+    job = saxpy.submit(1, 32, (1.0, x, None, 4))
+    daemon.wait_for(wm.Submit)
+    daemon.finish(1, "failed", gc.IllegalAddress(0))
+    x.get()
+    with pytest.raises(gc.IllegalAddress):
+        job.result()
+
+
+def test_many_jobs_are_not_remembered(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
+    daemon.finish_at_once = True
+    x = gpu.zeros(4, np.float32)
+    for _ in range(300):
+        saxpy.submit(1, 32, (1.0, x, x, 4)).result(TIMEOUT_S)
+    assert len(x._users._numbers) < 100
+
+
+def test_lost(gpu: gc.Session, daemon: Daemon) -> None:
+    x = gpu.array([1, 2, 3])
+    view = x.numpy()
+    daemon.drop()
+    wait_until(lambda: not _works(gpu))
+    with pytest.raises(gc.GpudError):
+        x.get()
+    assert view.tolist() == [1, 2, 3]
+
+
+def _works(gpu: gc.Session) -> bool:
+    try:
+        gpu.query("status")
+    except gc.ConnectionLost:
+        return False
+    return True
+
+
+# -- when memory is given back -------------------------------------------------------------------
+
+
+def test_free(gpu: gc.Session, daemon: Daemon) -> None:
+    x = gpu.zeros(4)
+    address = x.ptr
+    x.free()
+    x.free()
+    for use in (x.get, lambda: x.set([0] * 4), x.numpy, lambda: x.ptr):
+        with pytest.raises(ValueError, match="freed"):
+            use()
+    assert "freed" in repr(x)
+    gpu.query("status")
+    assert daemon.of(wm.Free) == [wm.Free(0, address)]
+
+
+def test_dropping_an_array_frees_it(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
+    daemon.finish_at_once = True
+    saxpy.submit(1, 32, (1.0, None, None, 4)).result(TIMEOUT_S)  # there is a background thread
+    x = gpu.zeros(4)
+    del x
+    assert daemon.wait_for(wm.Free).array == BASE
+
+
+def test_a_view_keeps_the_memory(gpu: gc.Session, daemon: Daemon) -> None:
+    x = gpu.array([1, 2, 3, 4])
+    part = x.numpy().reshape(2, 2)[1].view(np.uint64)
+    x.free()
+    del x
+    garbage.collect()
+    gpu.query("status")
+    assert daemon.of(wm.Free) == []
+    assert part.tolist() == [3, 4]
+    del part
+    gpu.query("status")
+    assert len(daemon.of(wm.Free)) == 1
+
+
+def test_a_call_keeps_its_arrays(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
+    call = saxpy.call(1, 32, (1.0, gpu.zeros(4), None, 4))
+    gpu.sequence([call])
+    gpu.query("status")
+    assert daemon.of(wm.Free) == []
+    del call
+    gpu.query("status")
+    assert len(daemon.of(wm.Free)) == 1
+    kinds = [type(message) for message in daemon.received]
+    assert kinds.index(wm.Submit) < kinds.index(wm.Free)
+
+
+def test_a_kept_sequence_does_not_leak(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
+    garbage.disable()
+    try:
+        calls = [saxpy.call(1, 32, (1.0, gpu.zeros(4), None, 4)) for _ in range(3)]
+        gpu.sequence(calls)
+        gpu.sequence(calls + calls)
+        del calls
+        gpu.query("status")
+        assert len(daemon.of(wm.Free)) == 3
+    finally:
+        garbage.enable()
+
+
+def test_values_outlive_the_session(daemon: Daemon) -> None:
+    with gc.connect(daemon.path) as gpu:
+        x = gpu.array([1, 2, 3])
+        view = x.numpy()
+    assert view.tolist() == [1, 2, 3]
+    with pytest.raises(gc.GpudError, match="closed"):
+        x.get()
+    del view, x
+    garbage.collect()
+
+
+def test_an_array_that_nobody_waits_for_any_more_is_freed(gpu: gc.Session, daemon: Daemon) -> None:
+    gpu.zeros(4)  # the arena is there
+    held: list[wm.Allocate] = []
+    daemon.answer[wm.Allocate] = held.append
+    operation = gpu._new(4, np.float64, None)
+    request: Any = next(operation)
+    with gpu._channel._sending:
+        gpu._channel._send(gpu._core.open_request(request))
+    request.abandon()
+    daemon.wait_for(wm.Allocate, 2)
+    daemon.send(wm.Allocated(held[0].request, BASE + 4096))
+    gpu.query("status")
+    gpu.query("status")
+    assert wm.Free(0, BASE + 4096) in daemon.of(wm.Free)

@@ -1,0 +1,277 @@
+"""What a submission sends, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+import gpud_client as gc
+from gpud.wire import messages as wm
+from tests.unit.client.scripted import SAXPY, Daemon, kernel
+
+ARGS = (2.0, None, None, 7)
+
+
+def sent(daemon: Daemon, saxpy: gc.Kernel, **more: Any) -> wm.Submit:
+    job = saxpy.submit(64, 256, ARGS, **more)
+    found: wm.Submit = daemon.wait_for(wm.Submit, job.number)
+    return found
+
+
+def test_the_submission(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    job = saxpy.submit((4, 5), (16, 2, 2), ARGS, shared=1024)
+    message = daemon.wait_for(wm.Submit)
+    assert message[:2] == (1, 0)
+    [[module, index, grid, block, shared, parameters]] = msgpack.unpackb(message.launches)
+    assert (module, index, grid, block, shared) == (1, 0, [4, 5, 1], [16, 2, 2], 1024)
+    assert parameters == saxpy._packer.pack(ARGS)[0]
+    assert message[3:] == (None, None, 0, (), None, None, 1)
+    assert job.id == "1.1"
+    assert wm.CLIENT_PROTOCOL.check(message) == message
+
+
+def test_jobs_are_numbered(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    jobs = [saxpy.submit(1, 32, ARGS) for _ in range(5)]
+    daemon.wait_for(wm.Submit, 5)
+    assert [message.number for message in daemon.of(wm.Submit)] == [1, 2, 3, 4, 5]
+    assert [job.id for job in jobs] == ["1.1", "1.2", "1.3", "1.4", "1.5"]
+
+
+def test_shapes_are_measured_once(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    for _ in range(3):
+        saxpy.submit(1, 32, ARGS)
+        saxpy.submit(1, 64, ARGS)
+        saxpy.submit(1, 64, ARGS, shared=16)
+    assert saxpy.occupancy(64) == 2
+    assert saxpy.occupancy((64, 1), 16) == 2
+    daemon.wait_for(wm.Submit, 9)
+    shapes = [(message.block, message.shared) for message in daemon.of(wm.Measure)]
+    assert shapes == [((32, 1, 1), 0), ((64, 1, 1), 0), ((64, 1, 1), 16)]
+
+
+@pytest.mark.parametrize(
+    ("share", "pair"),
+    [(2, (2, 1)), (0.5, (1, 2)), (Fraction(7, 2), (7, 2)), ("25%", (1, 1)), ("3/4", (3, 4))],
+)
+def test_shares_are_exact(daemon: Daemon, saxpy: gc.Kernel, share: gc.Share, pair: Any) -> None:
+    assert sent(daemon, saxpy, quota=share).quota == pair
+    assert sent(daemon, saxpy, quota=share).reservation is None
+    assert sent(daemon, saxpy, reservation=share).reservation == pair
+
+
+def test_a_quota_over_the_device_is_the_device(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    assert sent(daemon, saxpy, quota=1000).quota == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({"quota": 1, "reservation": 1}, ValueError, "not both"),
+        ({"reservation": 5}, gc.AdmissionError, "4 SMs"),
+        ({"reservation": "101%"}, gc.AdmissionError, "ask for less"),
+        ({"quota": 0.4}, gc.AdmissionError, "1/2 or more"),
+        ({"quota": 0}, ValueError, "greater than 0"),
+        ({"quota": -1}, ValueError, "greater than 0"),
+        ({"quota": float("nan")}, ValueError, "finite"),
+        ({"quota": "lots"}, ValueError, "number of SMs"),
+        ({"quota": True}, TypeError, "share"),
+        ({"quota": [1]}, TypeError, "share"),
+        ({"reservation": Fraction(1, 3**60)}, ValueError, "too fine"),
+        ({"timeout": 0}, ValueError, "timeout"),
+        ({"timeout": -1}, ValueError, "timeout"),
+        ({"timeout": float("inf")}, ValueError, "timeout"),
+        ({"timeout": "1"}, TypeError, "timeout"),
+        ({"deadline": 0.0}, ValueError, "deadline"),
+        ({"deadline": 1e30}, ValueError, "deadline"),
+        ({"weight": 0}, ValueError, "weight"),
+        ({"weight": 1001}, ValueError, "weight"),
+        ({"weight": 1.5}, ValueError, "weight"),
+        ({"stream": 1}, TypeError, "gpu.stream"),
+        ({"after": [5]}, TypeError, "jobs"),
+        ({"after": 5}, TypeError, "list of jobs"),
+        ({"device": 1}, ValueError, "no device 1"),
+        ({"device": -1}, ValueError, "no device"),
+        ({"device": "cpu"}, TypeError, "device"),
+        ({"shared": -1}, gc.LaunchConfigError, "shared"),
+        ({"shared": 1.5}, TypeError, "shared"),
+    ],
+)
+def test_refused_before_anything_is_sent(
+    daemon: Daemon, saxpy: gc.Kernel, more: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        saxpy.submit(64, 256, ARGS, **more)
+    sent(daemon, saxpy)
+    assert len(daemon.of(wm.Submit)) == 1
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "error"),
+    [
+        (0, 32, ValueError),
+        (-1, 32, ValueError),
+        (1, (32, 0), ValueError),
+        ((1, 2, 3, 4), 32, ValueError),
+        ((), 32, ValueError),
+        (1.5, 32, TypeError),
+        ("1", 32, TypeError),
+        (True, 32, TypeError),
+        (1, None, TypeError),
+        (2**31, 32, ValueError),
+        ((2**20, 2**20), 32, ValueError),
+    ],
+)
+def test_grids_and_blocks(
+    saxpy: gc.Kernel, daemon: Daemon, grid: Any, block: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        saxpy.submit(grid, block, ARGS)
+    assert daemon.of(wm.Measure) == []
+    grid, block = np.int64(3), [4, 4]  # more than is promised
+    call = saxpy.call(grid, block, ARGS)
+    assert (call.grid, call.block) == ((3, 1, 1), (4, 4, 1))
+
+
+def test_a_block_that_does_not_fit(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    error = gc.LaunchConfigError("block", (2048, 1, 1), "too many threads", limit=1024)
+    daemon.answer[wm.Measure] = lambda message: daemon.fail(message, error)
+    with pytest.raises(gc.LaunchConfigError, match="too many threads") as caught:
+        saxpy.submit(1, 2048, ARGS)
+    assert caught.value.limit == 1024
+
+
+def test_a_kernel_that_runs_whole_needs_its_share(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    daemon.form = "whole"
+    shares: list[dict[str, Any]] = [{"quota": 1}, {"reservation": "3/2"}]
+    for more in shares:
+        with pytest.raises(gc.AdmissionError, match=r"form whole.* 5/2 SMs"):
+            saxpy.submit(5, 32, ARGS, **more)
+        with pytest.raises(gc.AdmissionError, match="form whole"):
+            saxpy._session.sequence([saxpy.call(n, 32, ARGS) for n in (1, 5)], **more)
+    assert daemon.of(wm.Submit) == []
+    saxpy.submit(5, 32, ARGS, quota="5/2")
+    saxpy.submit(5, 32, ARGS, reservation=2.5)
+    saxpy.submit(2, 32, ARGS, quota=1)
+    saxpy.submit(1000, 32, ARGS)  # more than fits: in waves, on the whole device
+    daemon.wait_for(wm.Submit, 4)
+
+
+def test_online_jobs_have_less_where_a_floor_is_kept() -> None:
+    daemon = Daemon(online_sms="7/2")
+    try:
+        with gc.connect(daemon.path) as gpu:
+            saxpy = gpu.kernel("", "saxpy")
+            assert sent(daemon, saxpy, reservation="7/2").reservation == (7, 2)
+            with pytest.raises(gc.AdmissionError, match="7/2 SMs"):
+                saxpy.submit(1, 32, ARGS, reservation=4)
+            daemon.occupancy = 3
+            with pytest.raises(gc.AdmissionError, match="11 blocks"):
+                saxpy.submit(1, 64, ARGS, reservation="7/2")
+    finally:
+        daemon.close()
+
+
+def test_order(daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
+    one, two = gpu.stream(), gpu.stream()
+    first = saxpy.submit(1, 32, ARGS, stream=one)
+    second = saxpy.submit(1, 32, ARGS, stream=two)
+    message = sent(daemon, saxpy, after=[first, second], deadline=1.5, timeout=2, weight=7)
+    assert message.after == ((1, 1), (1, 2))
+    assert message[7:] == (1_500_000_000, 2_000_000_000, 7)
+    streams = [message.stream for message in daemon.of(wm.Submit)]
+    assert streams == [1, 2, 0]
+    daemon.finish(1)
+    first.result(timeout=20)
+    assert sent(daemon, saxpy, after=(first, second)).after == ((1, 2),)
+
+
+def test_what_is_of_another_session_is_refused(
+    daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel
+) -> None:
+    other = Daemon()
+    try:
+        with gc.connect(other.path) as elsewhere:
+            theirs = elsewhere.zeros(4)
+            with pytest.raises(ValueError, match="another session"):
+                saxpy.submit(1, 32, (1.0, theirs, None, 4))
+            with pytest.raises(ValueError, match="another session"):
+                saxpy.submit(1, 32, ARGS, stream=elsewhere.stream())
+            job = elsewhere.kernel("", "saxpy").submit(1, 32, ARGS)
+            with pytest.raises(ValueError, match="another daemon"):
+                saxpy.submit(1, 32, ARGS, after=[job])
+            with pytest.raises(ValueError, match="another session"):
+                gpu.sequence([elsewhere.kernel("", "saxpy").call(1, 32, ARGS)])
+    finally:
+        other.close()
+    assert daemon.of(wm.Submit) == []
+
+
+def test_sequences(daemon: Daemon, gpu: gc.Session) -> None:
+    daemon.kernels = [kernel("saxpy", SAXPY), kernel("empty", [])]
+    module = gpu.module("", ["saxpy", "empty"])
+    x = gpu.zeros(4, np.float32)
+    calls = [
+        module.kernel("saxpy").call(3, 32, (1.0, x, x, 4)),
+        module.kernel("empty").call((2, 2), 64),
+        module.kernel("saxpy").call(1, 32, (2.0, x, x, 4)),
+    ]
+    job = gpu.sequence(calls, reservation=1)
+    message = daemon.wait_for(wm.Submit)
+    launches = wm.CLIENT_PROTOCOL.decode_records(wm.Launch, message.launches)
+    assert [launch.kernel for launch in launches] == [0, 1, 0]
+    assert launches[1] == wm.Launch(1, 1, (2, 2, 1), (64, 1, 1), 0, b"")
+    assert "3 kernels" in repr(job)
+    gpu.sequence(calls)
+    again = daemon.wait_for(wm.Submit, 2)
+    assert again.launches == message.launches
+    assert len(daemon.of(wm.Measure)) == 2
+    gpu.sequence(calls[::-1])
+    assert daemon.wait_for(wm.Submit, 3).launches != message.launches
+    x.free()
+    for chain in (calls, calls[:1], calls[::-1]):
+        with pytest.raises(ValueError, match="freed"):
+            gpu.sequence(chain)
+
+
+def test_long_sequences(daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
+    gpu.sequence([saxpy.call(1, 32, ARGS)] * 100)
+    message = daemon.wait_for(wm.Submit)
+    assert len(wm.CLIENT_PROTOCOL.decode_records(wm.Launch, message.launches)) == 100
+
+
+@pytest.mark.parametrize(
+    ("calls", "error", "words"),
+    [([], ValueError, "one call"), ([5], TypeError, "kernel.call"), (5, TypeError, "list")],
+)
+def test_what_is_no_sequence(
+    gpu: gc.Session, calls: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        gpu.sequence(calls)
+
+
+def test_jobs_run_where_their_arrays_are() -> None:
+    daemon = Daemon(devices=2)
+    try:
+        with gc.connect(daemon.path) as gpu:
+            saxpy = gpu.kernel("", "saxpy")
+            here, there = gpu.zeros(4, np.float32), gpu.zeros(4, np.float32, device=1)
+            assert saxpy.submit(1, 32, (1.0, here, None, 4)).device is gpu.devices[0]
+            assert saxpy.submit(1, 32, (1.0, there, None, 4)).device is gpu.devices[1]
+            assert saxpy.submit(1, 32, ARGS, device=gpu.devices[1]).device is gpu.devices[1]
+            daemon.wait_for(wm.Submit, 3)
+            assert [message.device for message in daemon.of(wm.Submit)] == [0, 1, 1]
+            assert [message.device for message in daemon.of(wm.Compile)] == [0, 1]
+            with pytest.raises(ValueError, match="one device"):
+                saxpy.submit(1, 32, (1.0, here, there, 4))
+            with pytest.raises(ValueError, match="device 1"):
+                saxpy.submit(1, 32, (1.0, there, None, 4), device=0)
+            call = saxpy.call(1, 32, ARGS)
+            assert gpu.sequence([call], device=1).device is gpu.devices[1]
+            assert gpu.sequence([call]).device is gpu.devices[0]
+    finally:
+        daemon.close()

@@ -1,0 +1,270 @@
+"""Many threads on one connection: who reads, who wakes, and what never blocks."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc as garbage
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpud_client as gc
+from gpud.wire import messages as wm
+from tests.unit.client.scripted import TIMEOUT_S, Daemon
+from tests.unit.client.test_jobs import wait_until
+
+ARGS = (2.0, None, None, 7)
+
+
+def test_submitting_and_waiting_in_many_threads(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    daemon.finish_at_once = True
+
+    def work(_: int) -> list[str]:
+        found = []
+        for _ in range(25):
+            job = saxpy.submit(1, 32, ARGS)
+            job.result(TIMEOUT_S)
+            found.append(job.id)
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        ids = [one for part in threads.map(work, range(8)) for one in part]
+    assert len(set(ids)) == 200
+    numbers = [message.number for message in daemon.of(wm.Submit)]
+    assert numbers == list(range(1, 201))
+
+
+def test_answers_come_in_any_order(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    jobs = [saxpy.submit(1, 32, ARGS) for _ in range(8)]
+    daemon.wait_for(wm.Submit, 8)
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        waits = [threads.submit(job.result, TIMEOUT_S) for job in jobs]
+        for number in (5, 1, 8, 2, 7, 3, 6, 4):
+            daemon.finish(number)
+            waits[number - 1].result(TIMEOUT_S)
+
+
+def test_one_wake_up(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    """The thread that waits reads; the background thread has no part in it."""
+    reader = saxpy._session._channel._reader
+    job = saxpy.submit(1, 32, ARGS)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        idents: list[int | None] = []
+
+        def work() -> None:
+            idents.append(threading.get_ident())
+            job.result(TIMEOUT_S)
+
+        wait = threads.submit(work)
+        wait_until(lambda: reader._reader is not None and reader._reader.thread in idents)
+        wait_until(lambda: reader._asleep)
+        daemon.finish(1)
+        wait.result(TIMEOUT_S)
+    assert reader._asleep
+
+
+def test_somebody_reads_when_nobody_waits(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    job = saxpy.submit(1, 32, ARGS)
+    daemon.wait_for(wm.Submit)
+    daemon.finish(1)
+    wait_until(job.done)
+    # The background thread keeps the baton, and gives it back.
+    for number in range(2, 6):
+        job = saxpy.submit(1, 32, ARGS)
+        daemon.wait_for(wm.Submit, number)
+        daemon.finish(number)
+        if number % 2:
+            wait_until(job.done)
+        else:
+            job.result(TIMEOUT_S)
+
+
+def test_idle(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    reader = saxpy._session._channel._reader
+    daemon.finish_at_once = True
+    saxpy.submit(1, 32, ARGS).result(TIMEOUT_S)
+    wait_until(lambda: reader._asleep and reader._reader is None)
+
+
+def test_no_lock_in_callbacks(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    """A callback that blocks keeps nobody else from reading."""
+    jobs = [saxpy.submit(1, 32, ARGS) for _ in range(2)]
+    daemon.wait_for(wm.Submit, 2)
+    entered, leave = threading.Event(), threading.Event()
+
+    def block(job: Any) -> None:
+        entered.set()
+        assert leave.wait(TIMEOUT_S)
+
+    jobs[0].add_done_callback(block)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        wait = threads.submit(jobs[0].result, TIMEOUT_S)
+        daemon.finish(1)
+        assert entered.wait(TIMEOUT_S)
+        daemon.finish(2)
+        jobs[1].result(TIMEOUT_S)
+        leave.set()
+        wait.result(TIMEOUT_S)
+
+
+def test_no_deadlock_with_a_daemon_that_does_not_read(daemon: Daemon, gpu: gc.Session) -> None:
+    """The daemon stops reading until it is read from, as with every peer that reads slowly."""
+    saxpy = gpu.kernel("", "saxpy")
+    saxpy.occupancy(32)
+    daemon.may_read.clear()
+    padding = b"x" * 60_000
+    sending = threading.Event()
+
+    def flood() -> None:
+        # More than the socket holds: this ends only if somebody reads here.
+        for _ in range(100):
+            daemon.send(wm.Happened({"padding": padding}))
+        sending.set()
+        daemon.may_read.set()
+
+    daemon.finish_at_once = True
+    thread = threading.Thread(target=flood)
+    thread.start()
+    calls = [saxpy.call(1, 32, ARGS)] * 1000
+    jobs = [gpu.sequence(calls) for _ in range(40)]
+    for job in jobs:
+        job.result(TIMEOUT_S)
+    thread.join(TIMEOUT_S)
+    assert sending.is_set()
+    assert [message.number for message in daemon.of(wm.Submit)] == list(range(1, 41))
+
+
+def test_an_interrupt_while_waiting_loses_nothing(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    job = saxpy.submit(1, 32, ARGS)
+    reader = saxpy._session._channel._reader
+    me = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_until(lambda: reader._reader is not None and reader._reader.thread == me)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        job.result(TIMEOUT_S)
+    thread.join()
+    daemon.wait_for(wm.Submit)
+    daemon.finish(1)
+    job.result(TIMEOUT_S)
+    daemon.finish_at_once = True
+    saxpy.submit(1, 32, ARGS).result(TIMEOUT_S)
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt once, in the middle of settling a job."""
+
+    def __init__(self, job: gc.Job) -> None:
+        self.job = job
+        self.settled = False
+        self.times = 0
+
+    def settle(self, message: wm.Finished) -> None:
+        self.times += 1
+        if self.times == 1:
+            raise KeyboardInterrupt
+        self.job.settle(message)
+        self.settled = True
+
+
+def test_an_interrupt_while_settling_loses_nothing(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    first, second = saxpy.submit(1, 32, ARGS), saxpy.submit(1, 32, ARGS)
+    core = saxpy._session._core
+    core.jobs[1] = Interrupting(first)
+    daemon.wait_for(wm.Submit, 2)
+
+    def wait() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            second.result(TIMEOUT_S)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait)
+        reader = saxpy._session._channel._reader
+        wait_until(lambda: reader._reader is not None and reader._reader.target is second)
+        daemon.send_raw(
+            b"".join(
+                wm.CLIENT_PROTOCOL.encode(wm.Finished(number, "done", None, b"", {}, (1, 1)))
+                for number in (1, 2)
+            )
+        )
+        waiting.result(TIMEOUT_S)
+    second.result(TIMEOUT_S)
+    assert first.done()
+
+
+# Python 3.12 warns of every fork of a process with threads; that is what is tested.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_so(daemon: Daemon, saxpy: gc.Kernel, gpu: gc.Session) -> None:
+    job = saxpy.submit(1, 32, ARGS)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        words = []
+        for use in (lambda: saxpy.submit(1, 32, ARGS), job.result, lambda: gpu.zeros(4)):
+            try:
+                use()
+            except gc.ConnectionLost as error:
+                words.append("forked" if "was forked" in str(error) else str(error))
+        gpu.close()
+        os.write(writing, " ".join(words).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == "forked forked forked"
+    os.waitpid(child, 0)
+    daemon.wait_for(wm.Submit)
+    daemon.finish(1)
+    job.result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_session_that_nobody_holds_is_closed(daemon: Daemon, busy: bool) -> None:
+    gpu = gc.connect(daemon.path)
+    if busy:
+        daemon.finish_at_once = True
+        gpu.kernel("", "saxpy").submit(1, 32, ARGS).result(TIMEOUT_S)
+    assert daemon.of(type(None)) == []
+    del gpu
+    garbage.collect()
+    daemon.wait_for(type(None))
+
+
+def test_a_job_keeps_its_session(daemon: Daemon) -> None:
+    job = gc.connect(daemon.path).kernel("", "saxpy").submit(1, 32, ARGS)
+    daemon.wait_for(wm.Submit)
+    garbage.collect()
+    daemon.finish(1)
+    job.result(TIMEOUT_S)
+    del job
+    garbage.collect()
+    daemon.wait_for(type(None))
+
+
+def test_nothing_is_left_open(daemon: Daemon) -> None:
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    for _ in range(3):
+        with gc.connect(daemon.path) as gpu:
+            gpu.zeros(4)
+            gpu.kernel("", "saxpy").submit(1, 32, ARGS)
+        daemon.wait_for(type(None))
+        os.close(daemon.arena.pop(0))
+    wait_until(lambda: len(list(descriptors.iterdir())) <= before)
+    assert not [one for one in threading.enumerate() if one.name == "gpud_client"]
+
+
+def test_closing_in_a_callback(daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
+    job = saxpy.submit(1, 32, ARGS)
+    daemon.wait_for(wm.Submit)
+    job.add_done_callback(lambda _: gpu.close())
+    daemon.finish(1)
+    wait_until(lambda: gpu.closed)
+    daemon.wait_for(type(None))
