@@ -13,7 +13,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.module import CPUKernel
 from gpud.device.interface import pack_parameters
-from gpud.device.job import Job
+from gpud.device.job import Job, LaunchSpec
 
 __all__ = ["CPUSide", "Ready"]
 
@@ -45,7 +45,8 @@ class Ready:
 
     def job(self, blocks: int) -> None:
         """As a job with ``blocks`` persistent blocks; for the persistent form."""
-        job = Job(self.device, self.kernel, "persistent", self.grid, self.block, self.values)
+        launch = LaunchSpec.of(self.kernel, "persistent", self.grid, self.block, self.values)
+        job = Job(self.device, [launch])
         job.resize(blocks)
         job.result(_TIMEOUT_S)
 

@@ -139,12 +139,130 @@ def _persistent_cost(found: Result) -> Iterator[Row]:
     yield "persistent form against unmodified, on the CPU device", found["summary"]
 
 
+def _service(found: Result) -> Iterator[Row]:
+    aims = found["aims"]
+
+    def mid(name: str) -> float:
+        return float(found[name]["median"])
+
+    for percent in (50, 99):
+        ours, floor = (mid(f"{side}_p{percent}_us") for side in ("gpud", "echo"))
+        ratio = mid(f"round_trip_ratio_p{percent}")
+        yield (
+            f"an empty kernel from `submit` to `result`, p{percent}, beside a bare msgpack echo",
+            f"{ours:.0f} us / {floor:.0f} us: {ratio:.2f} (aim {aims['round_trip_ratio']:g})",
+        )
+    yield (
+        "... p50 beside a relay through as many processes that does nothing",
+        f"{mid('gpud_p50_us'):.0f} us / {mid('relay_p50_us'):.0f} us: {mid('relay_ratio_p50'):.1f}",
+    )
+    yield (
+        "submissions per second, 64 in flight, beside as many echoes",
+        (
+            f"{mid('gpud_per_second'):,.0f} / {mid('echo_per_second'):,.0f}: "
+            f"{mid('pipelined_ratio'):.3f} (aim {aims['pipelined_ratio']:g})"
+        ),
+    )
+    yield (
+        "a sequence of 100 empty kernels, for each",
+        f"{mid('sequence_us_a_kernel'):.1f} us (aim {aims['sequence_us_a_kernel']:g})",
+    )
+
+
+def _colocation(found: Result) -> Iterator[Row]:
+    names = {"reservations": "gpud", "fifo": "run to completion", "equal": "equal sharing"}
+    for row in found["rows"]:
+        where = f"online load {row['load']:g}, offline task blocks of {row['block_ms']:g} ms"
+        if "r99" not in row:
+            yield f"{names[row['policy']]}: {where}", f"wrong: {row['problems'][0]}"
+        elif row["block_ms"] == found["aims"]["block_ms"] or row["policy"] == "reservations":
+            yield (
+                f"{names[row['policy']]}: {where}",
+                f"r99 {row['r99']:.2f}, harvest {row['harvest']:.2f}",
+            )
+    aims = found["aims"]
+    yield "... aim of gpud's at 1 ms", f"r99 {aims['r99']:g}, harvest {aims['harvest']:g}"
+
+
+def _fleet(found: Result) -> Iterator[Row]:
+    yield (
+        (
+            f"{found['clients']} clients attached, {found['submitting']} of them submitting for "
+            f"{found['seconds']:.0f} s: jobs lost or wrong"
+        ),
+        f"{len(found['wrong'])} of {found['jobs']:,}",
+    )
+    yield (
+        "... Jain's fairness index of jobs done, of 8 long jobs' task blocks",
+        (
+            f"{found['jain_of_jobs']:.3f}, {found['jain_of_long_jobs']:.3f} "
+            f"(aim {found['aims']['jain']:g})"
+        ),
+    )
+    yield "... memory of an idle client", f"{found['idle_client_bytes'] / 1024:.1f} KiB"
+    yield "... processor time of the front", f"{found['front_cpu_share']:.0%} of a core"
+
+
+def _launch(found: Result) -> Iterator[Row]:
+    rows, aims = found["rows"], found["aims"]
+    python = rows["empty job: Python until it is given to an SM"]
+    yield (
+        "an empty job on the CPU device: Python before native code runs, p50",
+        f"{python['p50']:.0f} us (aim {aims['start_us']:g})",
+    )
+    for blocks in ("1 task block", "64 task blocks"):
+        each = rows[f"100 kernels of {blocks}: for each"]
+        yield (
+            f"a chain of 100 empty kernels of {blocks}, each further one, p50",
+            f"{each['p50']:.2f} us (aim {aims['kernel_us']:g})",
+        )
+    for row in found["releases"]:
+        yield (
+            (
+                "half of the CPU device released, decision to last block gone, task blocks of "
+                f"{row['block_us'] / 1e3:.1f} ms"
+            ),
+            f"p50 {row['p50_us'] / 1e3:.2f} ms, p99 {row['p99_us'] / 1e3:.2f} ms",
+        )
+
+
+def _giving_way(found: Result) -> Iterator[Row]:
+    rows = found["rows"]
+    chosen, equal, none = (rows[name]["p99_us"] for name in ("nice 10", "normal", "no kernel runs"))
+    yield (
+        "a byte echoed while SM threads fill every core, p99, beside equal priorities and no load",
+        f"{chosen:.0f} us / {equal:.0f} us / {none:.0f} us",
+    )
+
+
+def _scheduler(found: Result) -> Iterator[Row]:
+    aims = found["aims"]
+    for row in found["decisions"]:
+        every = row["kinds"]["all"]
+        aim = f", aim {aims['p99_us']:g}" if row["live_jobs"] == aims["live_jobs"] else ""
+        yield (
+            f"a decision of the scheduler with {row['live_jobs']:,} jobs alive, p50 and p99",
+            f"{every['p50_us']:.0f} and {every['p99_us']:.0f} us{aim}",
+        )
+    replay = found["replay"]
+    yield (
+        f"a log of {replay['events']:,} events replayed",
+        f"{replay['seconds']:.1f} s, {replay['peak_mib']:.0f} MiB",
+    )
+
+
 _ROWS: dict[str, tuple[str, Callable[[Result], Iterator[Row]]]] = {
     "conformance": ("python bench/bench_conformance.py", _conformance),
+    "colocation": ("python bench/bench_colocation.py", _colocation),
+    "service": ("python bench/bench_service.py", _service),
+    "fleet": ("python bench/bench_fleet.py", _fleet),
     "stress": ("python bench/bench_stress.py", _stress),
     "persistent_cost": ("python bench/bench_persistent_cost.py", _persistent_cost),
     "pocl": ("python bench/bench_pocl.py", _pocl),
     "ptxas_table": ("python bench/bench_ptxas_table.py", _ptxas),
+    "launch": ("python bench/bench_launch.py", _launch),
+    "giving_way": ("python bench/bench_giving_way.py", _giving_way),
+    "scheduler": ("python bench/bench_scheduler.py", _scheduler),
     "rewrite_speed": ("python bench/bench_rewrite_speed.py", _rewrite_speed),
 }
 """By the result's file name: the command that writes it and the rows that it gives."""

@@ -10,6 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from docs.generate_api import compiler_page, device_page
+from docs.generate_cli import gpuctl_page, gpud_page
+from docs.generate_client import client_page
+from docs.generate_config import config_page
+from docs.generate_lifecycles import lifecycles_page
+from docs.generate_protocol import host_protocol_page, protocol_page
 from docs.generate_tables import control_words_page, forms_page, ptx_page
 from gpud.errors import REJECTIONS, GpudError, error_classes
 
@@ -77,10 +82,17 @@ def _section(cls: type[GpudError]) -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "reference/client.md": client_page,
     "reference/compiler.md": compiler_page,
+    "reference/configuration.md": config_page,
     "reference/control-words.md": control_words_page,
     "reference/device.md": device_page,
     "reference/errors.md": errors_page,
+    "reference/gpuctl.md": gpuctl_page,
+    "reference/gpud.md": gpud_page,
+    "reference/host-protocol.md": host_protocol_page,
+    "reference/lifecycles.md": lifecycles_page,
+    "reference/protocol.md": protocol_page,
     "reference/ptx-support.md": ptx_page,
     "reference/reason-codes.md": forms_page,
 }

@@ -18,7 +18,7 @@ from gpud.device.cpu.launch import Launch
 from gpud.device.cpu.module import CPUKernel, CPUModule
 from gpud.device.cpu.occupancy import SM_LIMITS
 from gpud.device.interface import Parameter, pack_parameters
-from gpud.device.job import Job
+from gpud.device.job import Job, LaunchSpec
 
 __all__ = ["compiler_page", "device_page"]
 
@@ -80,7 +80,7 @@ def compiler_page() -> str:
 
 def device_page() -> str:
     """Returns the reference page of the CPU device and of jobs."""
-    things = (CPUDevice, CPUModule, CPUKernel, Job, Launch, Parameter, pack_parameters)
+    things = (CPUDevice, CPUModule, CPUKernel, Job, LaunchSpec, Launch, Parameter, pack_parameters)
     rows = [
         f"| {capability / 10} | {one.threads} | {one.blocks} | {one.shared} | "
         f"{one.shared_per_block} | {one.shared_reserved} | {one.shared_granule} |\n"

@@ -1,0 +1,60 @@
+"""The reference page of the daemon's settings, made of their table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpud.config import SETTINGS, Setting
+
+__all__ = ["config_page"]
+
+_HEAD = """\
+# Configuration
+
+<!-- Written by docs/generate.py from gpud/config/settings.py: change that. -->
+
+Every setting can be given in a file, in the environment, and as a flag of `gpud serve`. Where
+several say something, the flag decides, then the variable, then the file.
+
+The file is TOML, without tables. It is the one that `--config` or `$GPUD_CONFIG` names, which must
+exist then; else `$XDG_CONFIG_HOME/gpud/gpud.toml` (by default `~/.config/gpud/gpud.toml`); else
+`/etc/gpud/gpud.toml`. Only one file is read. An empty variable is one that is not set.
+
+```toml
+# The file, with everything at its default; what has no default is commented out.
+{example}
+```
+
+A setting that does not exist, or has a value that is not allowed, is an error that names the place,
+with the line, and what is allowed; the daemon does not start then.
+
+## Settings
+
+"""
+
+
+def config_page() -> str:
+    """Returns the reference page of the settings."""
+    example = "\n".join(_example(setting) for setting in SETTINGS)
+    return _HEAD.format(example=example) + "\n".join(map("".join, map(_entry, SETTINGS)))
+
+
+def _example(setting: Setting) -> str:
+    if setting.default is None:
+        return f'# {setting.key} = "/path"'
+    if setting.many:
+        return f'{setting.key} = ["{setting.default}"]'
+    bare = setting.kind.describe().startswith("a whole number")
+    return f"{setting.key} = {setting.default}" if bare else f'{setting.key} = "{setting.default}"'
+
+
+def _entry(setting: Setting) -> Iterator[str]:
+    several = (
+        "; the flag may be given several times, the variable has commas between" * setting.many
+    )
+    yield f"### `{setting.key}`\n\n"
+    yield f"{setting.meaning[0].upper()}{setting.meaning[1:]}.\n\n"
+    yield f"`{setting.flag}`, `{setting.variable}`: {setting.kind.describe()}{several}."
+    if setting.default is not None:
+        yield f" Default: `{setting.default}`."
+    yield "\n"

@@ -1,0 +1,111 @@
+"""The reference page of lifecycles, made of the tables in gpud/core/lifecycles.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+from gpud.core.lifecycles import (
+    DEVICES,
+    JOBS,
+    SESSIONS,
+    DeviceInput,
+    DeviceState,
+    JobInput,
+    JobState,
+    SessionInput,
+    SessionState,
+)
+
+__all__ = ["lifecycles_page"]
+
+_HEAD = """\
+# Lifecycles
+
+<!-- Written by docs/generate_lifecycles.py from gpud/core/lifecycles.py: change that. -->
+
+What jobs, sessions and devices go through, as the daemon's scheduler sees it. These are all
+transitions there are: anything else is a bug in gpud, which is reported with the object's history.
+"""
+
+_JOB_STATES: Mapping[StrEnum, str] = {
+    JobState.BLOCKED: "waits for jobs that it must follow: in its stream, or by `after=`",
+    JobState.WAITING: "waits for capacity, or for its device to come up; it has never run",
+    JobState.RUNNING: "has an allocation",
+    JobState.PAUSED: "has run, and its allocation is 0 now; it keeps its progress",
+    JobState.ENDING: "was cancelled or timed out, and blocks of it have not left yet",
+    JobState.DONE: "every task block has run",
+    JobState.FAILED: "failed by itself, was refused, timed out, or lost its device",
+    JobState.CANCELLED: "was cancelled, or its client has gone",
+}
+
+_JOB_INPUTS: Mapping[StrEnum, str] = {
+    JobInput.READY: "all jobs that it must follow have ended",
+    JobInput.START: "it is given an allocation for the first time",
+    JobInput.PAUSE: "all of its allocation was needed for online jobs",
+    JobInput.RESUME: "it is given an allocation again",
+    JobInput.END: "it was started, and is told to end: cancelled, or out of time",
+    JobInput.COMPLETE: "its device says that every task block has run",
+    JobInput.FAIL: "it is refused, fails on its device, loses it, or has ended after its timeout",
+    JobInput.CANCEL: "it was cancelled, and nothing of it runs any more",
+}
+
+_SESSION_STATES: Mapping[StrEnum, str] = {
+    SessionState.OPEN: "a client is connected",
+    SessionState.CLOSING: "the client has gone; its jobs are being ended",
+    SessionState.CLOSED: "nothing of it is left on any device; its memory is given back",
+}
+
+_SESSION_INPUTS: Mapping[StrEnum, str] = {
+    SessionInput.CLOSE: "the connection has ended",
+    SessionInput.LAST_JOB_GONE: "nothing of the session runs or waits",
+}
+
+_DEVICE_STATES: Mapping[StrEnum, str] = {
+    DeviceState.STARTING: "its host process is being started; jobs wait for it",
+    DeviceState.READY: "runs jobs",
+    DeviceState.REPLACING: "a job did not end when it was told to; the host is being ended",
+    DeviceState.GONE: "its host ended too often; jobs for it are refused",
+}
+
+_DEVICE_INPUTS: Mapping[StrEnum, str] = {
+    DeviceInput.UP: "the device host says that it is ready",
+    DeviceInput.REPLACE: "a job outlived its grace time",
+    DeviceInput.FAIL: "the host has ended; another one is started",
+    DeviceInput.GIVE_UP: "the host has ended, and no other one is started",
+}
+
+_Page = tuple[str, Any, Mapping[StrEnum, str], Mapping[StrEnum, str]]
+
+# The first state of each is where it begins.
+_PAGES: tuple[_Page, ...] = (
+    ("Jobs", JOBS, _JOB_STATES, _JOB_INPUTS),
+    ("Sessions", SESSIONS, _SESSION_STATES, _SESSION_INPUTS),
+    ("Devices", DEVICES, _DEVICE_STATES, _DEVICE_INPUTS),
+)
+
+
+def lifecycles_page() -> str:
+    """Returns the reference page of all lifecycles."""
+    parts = [_HEAD]
+    for title, table, states, inputs in _PAGES:
+        parts.append(
+            f"\n## {title}\n\n```mermaid\n{''.join(_diagram(table, next(iter(states))))}```\n"
+        )
+        parts.append("\n| state | meaning |\n| --- | --- |\n")
+        parts += [f"| `{state}` | {meaning} |\n" for state, meaning in states.items()]
+        parts.append("\n| what happens | meaning |\n| --- | --- |\n")
+        parts += [f"| {by} | {meaning} |\n" for by, meaning in inputs.items()]
+    return "".join(parts)
+
+
+def _diagram(table: Mapping[tuple[StrEnum, StrEnum], StrEnum], first: StrEnum) -> Iterator[str]:
+    yield "stateDiagram-v2\n"
+    yield f"    [*] --> {first}\n"
+    for (before, by), after in table.items():
+        yield f"    {before} --> {after}: {by}\n"
+    leaves = {before for before, _ in table}
+    for state in dict.fromkeys(table.values()):
+        if state not in leaves:
+            yield f"    {state} --> [*]\n"
