@@ -216,7 +216,7 @@ class Steps:
 
 def test_who_must_leave_gives_way_to_who_may_stay() -> None:
     with CPUDevice(1) as device:
-        late = Steps(device, 4, 200_000)
+        late = Steps(device, 4, 5 * STEPS_BESIDE)
         late.job.resize(1)
         until(lambda: late.count > 100)
         other = Steps(device, 1, STEPS_BESIDE)

@@ -13,18 +13,18 @@ import pytest
 from gpud.demo import neighbours
 from gpud.demo.neighbours import Neighbours, others
 
-SPIN = "import time; end = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass"
+SPIN = "import time\nwhile time.process_time() < 0.3: pass"
 
 
 def test_our_own_work_and_our_childrens_does_not_count() -> None:
     watch = Neighbours()
     before = neighbours._tree(os.getpid())
     subprocess.run([sys.executable, "-c", SPIN], check=True)
-    end = time.monotonic() + 0.2
-    while time.monotonic() < end:
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
         pass
     used = (neighbours._tree(os.getpid()) - before) / os.sysconf("SC_CLK_TCK")
-    assert used > 0.1  # 0.7 s if nobody else wants the cores
+    assert used > 0.2  # of 0.4 s; the kernel counts in ticks
     share = watch.share()
     assert share is not None
     assert 0 <= share <= 1.1
