@@ -15,6 +15,8 @@ Properties:
     fails_closed: an entry that is truncated, damaged, renamed or written by another version is a
         miss, and is removed;
     bounded: after a write the entries take at most ``limit_bytes``; the least recently used go;
+    own: an entry that is a link, another user's or writable by others is a miss, and is removed;
+        the folder is opened once, so that nobody can put another in its place;
     optional: where the folder cannot be used (read-only, not ours, writable by others, full) every
         look-up is a miss, and one line in the log says why.
 
@@ -23,11 +25,11 @@ The folder is ``$XDG_CACHE_HOME/gpud``, mode 0700.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -75,16 +77,15 @@ class Cache:
         self.folder = default_folder() if folder is None else folder
         self.limit_bytes = limit_bytes
         self._usable: bool | None = None
-        self._prefix = ""
+        self._at: int | None = None  # the folder, open
 
     def get(self, key: bytes) -> bytes | None:
         """The payload stored under ``key``, None if there is none that can be trusted."""
         if not self._is_usable():
             return None
-        name = self._name(key)
+        name = _name(key)
         try:
-            with open(name, "rb", buffering=0) as file:  # noqa: PTH123  (0.2 ms a hit: no Path)
-                data = file.read()
+            data = self._read(name)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -93,11 +94,24 @@ class Cache:
         payload = _checked(data, key)
         with suppress(OSError):  # another process may have removed it: no matter
             if payload is None:
-                _LOG.warning("removed a damaged cache entry: %s", name)
-                os.unlink(name)  # noqa: PTH108
+                _LOG.warning("removed a damaged or foreign cache entry: %s", name)
+                os.unlink(name, dir_fd=self._at)
             else:
-                os.utime(name)
+                os.utime(name, dir_fd=self._at)
         return payload
+
+    def _read(self, name: str) -> bytes:
+        """What an entry holds; nothing if it is not our own."""
+        try:
+            descriptor = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._at
+            )
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, or a pipe
+                return b""
+            raise
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            return file.read() if _is_own_file(os.fstat(descriptor)) else b""
 
     def put(self, key: bytes, payload: bytes) -> None:
         """Stores ``payload`` under ``key``. Never raises for what the folder is like."""
@@ -107,14 +121,18 @@ class Cache:
         if len(entry) > self.limit_bytes:
             return
         try:
-            handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=self.folder)
+            temporary = f"{os.urandom(8).hex()}.tmp"
+            handle = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600,
+                dir_fd=self._at,
+            )  # fmt: skip
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(entry)
-                os.replace(temporary, self._name(key))  # noqa: PTH105
+                os.replace(temporary, _name(key), src_dir_fd=self._at, dst_dir_fd=self._at)
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(temporary)  # noqa: PTH108
+                    os.unlink(temporary, dir_fd=self._at)
                 raise
             self._evict()
         except OSError as error:
@@ -122,26 +140,31 @@ class Cache:
 
     def remove(self, key: bytes) -> None:
         """Drops the entry of ``key``, if there is one."""
-        with suppress(OSError):
-            os.unlink(self._name(key))  # noqa: PTH108
+        if self._is_usable():
+            with suppress(OSError):
+                os.unlink(_name(key), dir_fd=self._at)
 
     def clear(self) -> None:
         """Removes all entries."""
-        with suppress(OSError):
-            for path in self.folder.glob(f"*{_SUFFIX}"):
-                path.unlink(missing_ok=True)
+        if self._is_usable():
+            with suppress(OSError):
+                for name in os.listdir(self._at):  # noqa: PTH208
+                    if name.endswith(_SUFFIX):
+                        os.unlink(name, dir_fd=self._at)
 
-    def _name(self, key: bytes) -> str:
-        return f"{self._prefix}{key.hex()}{_SUFFIX}"
+    def __del__(self) -> None:
+        if self._at is not None:
+            with suppress(OSError):
+                os.close(self._at)
 
     def _is_usable(self) -> bool:
         """Makes and checks the folder, once."""
         if self._usable is None:
-            self._prefix = f"{self.folder}/"
             self._usable = True
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                found = self.folder.stat()
+                self._at = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                found = os.fstat(self._at)
             except OSError as error:
                 self._give_up(f"cannot use {self.folder}: {error}")
             else:
@@ -158,29 +181,44 @@ class Cache:
 
     def _evict(self) -> None:
         """Removes the least recently used entries above the limit, and what dead writers left."""
+        assert self._at is not None
         entries: list[tuple[int, int, str]] = []
         temporary: list[tuple[int, str]] = []
-        with os.scandir(self.folder) as found:
+        with os.scandir(self._at) as found:
             for item in found:
                 with suppress(OSError):  # it may be gone by now
                     if item.name.endswith(_SUFFIX):
                         about = item.stat(follow_symlinks=False)
-                        entries.append((about.st_mtime_ns, about.st_size, item.path))
+                        entries.append((about.st_mtime_ns, about.st_size, item.name))
                     elif item.name.endswith(".tmp"):
                         about = item.stat(follow_symlinks=False)
-                        temporary.append((about.st_mtime_ns, item.path))
+                        temporary.append((about.st_mtime_ns, item.name))
         newest = max((when for when, _, _ in entries), default=0)
-        dead = [path for when, path in temporary if newest - when > _STALE_S * 10**9]
+        dead = [name for when, name in temporary if newest - when > _STALE_S * 10**9]
         total = sum(size for _, size, _ in entries)
         if total > self.limit_bytes:
-            for _, size, path in sorted(entries):
+            for _, size, name in sorted(entries):
                 if total <= self.limit_bytes * _ROOM:
                     break
-                dead.append(path)
+                dead.append(name)
                 total -= size
-        for path in dead:
+        for name in dead:
             with suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
+                os.unlink(name, dir_fd=self._at)
+
+
+def _name(key: bytes) -> str:
+    return f"{key.hex()}{_SUFFIX}"
+
+
+def _is_own_file(about: os.stat_result) -> bool:
+    """Whether nobody else can have written a file, or can write it."""
+    return (
+        stat.S_ISREG(about.st_mode)
+        and about.st_uid == os.geteuid()
+        and about.st_nlink <= 1  # 0: it was replaced just now
+        and not about.st_mode & 0o022
+    )
 
 
 def _digest(key: bytes, payload: bytes) -> bytes:

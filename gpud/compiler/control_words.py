@@ -24,7 +24,7 @@ offset type  name     meaning
 20     12 B           reserved, 0
 ====== ===== ======== ===========================================================================
 
-Job record, 64 bytes:
+Job record, 128 bytes:
 
 ====== ===== ============ =======================================================================
 offset type  name         meaning
@@ -37,12 +37,33 @@ offset type  name         meaning
 16     u32   grid_z
 20     u32   flags        bit 0 (`ONE_DIMENSIONAL`): gy = gz = 1
 24     u32   done         task blocks that every thread has finished
-28     4 B                reserved, 0
+28     u32   kill         written by the host: not 0 tells blocks to leave at their next poll
 32     u32   x_multiplier divider by grid_x
 36     u32   x_shift
 40     u32   y_multiplier divider by grid_y
 44     u32   y_shift
 48     16 B               reserved, 0
+64     64 B  fault        the fault record
+====== ===== ============ =======================================================================
+
+Fault record, 64 bytes from offset 64 of the job record on: the first thing that went wrong in the
+job. Whoever changes ``state`` from 0 to 1 writes it, and nobody else does.
+
+====== ===== ============ =======================================================================
+offset type  name         meaning
+====== ===== ============ =======================================================================
+64     u32   state        0 none (`NO_FAULT`), 1 being written, 2 complete (`COMPLETE`)
+68     u32   kind         a `FaultKind`
+72     u32   site         number of the instruction in `gpud.compiler.program.Program.sites`
+76     u32   claim        the task block, `NOTHING` if it is not known
+80     u32   thread_x     the thread in its block
+84     u32   thread_y
+88     u32   thread_z
+92     u32   line         assertions: line in the source
+96     u64   address      the address that was accessed; assertions: address of the message
+104    u64   file         assertions: address of the file's name
+112    u64   function     assertions: address of the function's name
+120    8 B                reserved, 0
 ====== ===== ============ =======================================================================
 
 Algorithm: for a divisor d >= 1 with 2**(s-1) < d <= 2**s, multiplier = floor(2**(31+s) / d) + 1
@@ -57,23 +78,38 @@ theorem 4.2). On a device: an addition, a ``mul.hi.u32`` and a shift.
 Properties:
 * ``divide(n, divider(d)) == n // d`` for all 0 <= n < 2**31, 1 <= d < 2**31;
 * the NumPy dtypes made of `LAUNCH_RECORD` and `JOB_RECORD` have exactly these offsets and sizes;
-* claimed = min(next, total) and done <= claimed at all times.
+* claimed = min(next, total) and done <= claimed at all times;
+* ``first_wins``: of all faults of a job one is recorded, whole or not at all.
 """
 
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = [
     "BASE",
+    "COMPLETE",
     "DONE",
+    "FAULT",
+    "FAULT_ADDRESS",
+    "FAULT_BYTES",
+    "FAULT_CLAIM",
+    "FAULT_FILE",
+    "FAULT_FUNCTION",
+    "FAULT_KIND",
+    "FAULT_LINE",
+    "FAULT_SITE",
+    "FAULT_STATE",
+    "FAULT_THREAD",
     "FLAGS",
     "GRID",
     "JOB",
     "JOB_BYTES",
     "JOB_RECORD",
+    "KILL",
     "LAUNCH_BYTES",
     "LAUNCH_RECORD",
     "LIMIT",
@@ -81,13 +117,17 @@ __all__ = [
     "MAX_TASK_BLOCKS",
     "NEXT",
     "NOTHING",
+    "NO_FAULT",
     "ONE_DIMENSIONAL",
     "TOTAL",
     "X_DIVIDER",
     "Y_DIVIDER",
+    "FaultKind",
+    "FaultRecord",
     "coordinates",
     "divide",
     "divider",
+    "fault_of",
     "job_record",
     "launch_record",
 ]
@@ -105,9 +145,29 @@ TOTAL: Final = 4
 GRID: Final = 8
 FLAGS: Final = 20
 DONE: Final = 24
+KILL: Final = 28
 X_DIVIDER: Final = 32
 Y_DIVIDER: Final = 40
-JOB_BYTES: Final = 64
+FAULT: Final = 64
+JOB_BYTES: Final = 128
+
+# Byte offsets in the job record of the parts of the fault record.
+FAULT_STATE: Final = FAULT
+FAULT_KIND: Final = FAULT + 4
+FAULT_SITE: Final = FAULT + 8
+FAULT_CLAIM: Final = FAULT + 12
+FAULT_THREAD: Final = FAULT + 16
+FAULT_LINE: Final = FAULT + 28
+FAULT_ADDRESS: Final = FAULT + 32
+FAULT_FILE: Final = FAULT + 40
+FAULT_FUNCTION: Final = FAULT + 48
+FAULT_BYTES: Final = 64
+
+NO_FAULT: Final = 0
+"""The state of a fault record that nobody has written."""
+
+COMPLETE: Final = 2
+"""The state of a fault record that can be read."""
 
 ONE_DIMENSIONAL: Final = 1
 """Bit of ``flags``: the grid's y and z are 1."""
@@ -125,13 +185,45 @@ LAUNCH_RECORD: Final = [
 
 JOB_RECORD: Final = [
     ("next", "<u4"), ("total", "<u4"), ("grid_x", "<u4"), ("grid_y", "<u4"), ("grid_z", "<u4"),
-    ("flags", "<u4"), ("done", "<u4"), ("reserved0", "V4"), ("x_multiplier", "<u4"),
-    ("x_shift", "<u4"), ("y_multiplier", "<u4"), ("y_shift", "<u4"), ("reserved1", "V16"),
+    ("flags", "<u4"), ("done", "<u4"), ("kill", "<u4"), ("x_multiplier", "<u4"),
+    ("x_shift", "<u4"), ("y_multiplier", "<u4"), ("y_shift", "<u4"), ("reserved0", "V16"),
+    ("fault_state", "<u4"), ("fault_kind", "<u4"), ("fault_site", "<u4"), ("fault_claim", "<u4"),
+    ("fault_thread", "<u4", 3), ("fault_line", "<u4"), ("fault_address", "<u8"),
+    ("fault_file", "<u8"), ("fault_function", "<u8"), ("reserved1", "V8"),
 ]  # fmt: skip
 """The job record as `numpy.dtype` takes it."""
 
 _LAUNCH = struct.Struct("<QIII12x")
-_JOB = struct.Struct("<7I4x4I16x")
+_JOB = struct.Struct("<7I4x4I16x64x")
+_FAULT = struct.Struct("<8I3Q8x")
+
+
+class FaultKind(IntEnum):
+    """What went wrong."""
+
+    ADDRESS = 1
+    """An access outside the session's memory, or to an address that means nothing."""
+    TRAP = 2
+    BREAKPOINT = 3
+    ASSERT = 4
+    MISALIGNED = 5
+    """The address is in the session's memory but no multiple of what the access demands."""
+
+
+class FaultRecord(NamedTuple):
+    """A complete fault record; the fields are those of the table above.
+
+    ``claim`` is None where the record says `NOTHING`.
+    """
+
+    kind: FaultKind
+    site: int
+    claim: int | None
+    thread: tuple[int, int, int]
+    line: int
+    address: int
+    file: int
+    function: int
 
 
 def job_record(grid: tuple[int, int, int]) -> bytes:
@@ -160,6 +252,23 @@ def launch_record(job: int, blocks: int, *, base: int = 0) -> bytes:
         base: sliced form: the sub-grid's first task block.
     """
     return _LAUNCH.pack(job, blocks, blocks, base)
+
+
+def fault_of(job: bytes | bytearray | memoryview) -> FaultRecord | None:
+    """The fault in a job record; None if there is none, or none that is complete yet.
+
+    Args:
+        job: `JOB_BYTES` bytes or more, the job record at their beginning.
+
+    Raises:
+        ValueError: what is written there is no fault record: the kernel has overwritten it.
+    """
+    state, kind, site, claim, x, y, z, line, *rest = _FAULT.unpack_from(job, FAULT)
+    if state != COMPLETE:
+        return None
+    address, file, function = rest
+    known = None if claim == NOTHING else claim
+    return FaultRecord(FaultKind(kind), site, known, (x, y, z), line, address, file, function)
 
 
 def divider(divisor: int) -> tuple[int, int]:

@@ -39,7 +39,16 @@ from gpud.compiler.analysis.waits import Wait, find_waits
 from gpud.compiler.ptx.model import Instruction, Variable
 from gpud.compiler.ptx.printer import print_instruction
 
-__all__ = ["KNOWN_EXTERNALS", "RULES", "SLOT_BYTES", "Case", "Form", "Reason", "reason"]
+__all__ = [
+    "KNOWN_EXTERNALS",
+    "PARAMETER_BYTES",
+    "RULES",
+    "SLOT_BYTES",
+    "Case",
+    "Form",
+    "Reason",
+    "reason",
+]
 
 KNOWN_EXTERNALS = frozenset(("vprintf", "__assertfail", "malloc", "free"))
 """Functions without a body that every device provides."""
@@ -48,7 +57,9 @@ SLOT_BYTES = 16
 """Shared memory that the persistent form adds: two claims, padded to dynamic memory's alignment."""
 
 _STATIC_SHARED_BYTES = 48 * 1024  # CUDA C++ Programming Guide, table of compute capabilities
-_PARAMETER_BYTES = 4352  # ptxas' limit below PTX 8.1
+PARAMETER_BYTES = 4352
+"""The most bytes of parameters below PTX 8.1."""
+
 _LARGE_PARAMETER_BYTES = 32764  # from PTX 8.1 and sm_70 on
 _CONTROL_BYTES = 8
 
@@ -189,6 +200,13 @@ def _texture(case: Case) -> Reason | None:
     return None
 
 
+def _parameters_overfull(case: Case) -> Reason | None:
+    used = parameter_bytes(case.function.parameters)
+    if _fits_with_control(used, _LARGE_PARAMETER_BYTES):
+        return None
+    return reason("parameters-full", f"has {used} bytes of parameters, and no room for 8 more")
+
+
 # -- whole -------------------------------------------------------------------------------------
 
 
@@ -216,12 +234,15 @@ def _grid_barrier(case: Case) -> Reason | None:
 
 
 def _parameters_full(case: Case) -> Reason | None:
-    module = case.survey.module
-    limit = _LARGE_PARAMETER_BYTES if module.version >= (8, 1) else _PARAMETER_BYTES
+    large = case.survey.module.version >= (8, 1)
     used = parameter_bytes(case.function.parameters)
-    if -(-used // _CONTROL_BYTES) * _CONTROL_BYTES + _CONTROL_BYTES <= limit:
+    if _fits_with_control(used, _LARGE_PARAMETER_BYTES if large else PARAMETER_BYTES):
         return None
     return reason("parameters-full", f"its {used} bytes of parameters leave no room for 8 more")
+
+
+def _fits_with_control(used: int, limit: int) -> bool:
+    return -(-used // _CONTROL_BYTES) * _CONTROL_BYTES + _CONTROL_BYTES <= limit
 
 
 def _vector_coordinates(case: Case) -> Reason | None:
@@ -327,6 +348,7 @@ RULES: tuple[tuple[Form, Rule], ...] = (
     (Form.REJECTED, _unresolved_external),
     (Form.REJECTED, _unresolved_variable),
     (Form.REJECTED, _texture),
+    (Form.REJECTED, _parameters_overfull),
     (Form.WHOLE, _cluster),
     (Form.WHOLE, _grid_sync),
     (Form.WHOLE, _grid_barrier),

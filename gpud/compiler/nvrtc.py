@@ -39,13 +39,25 @@ from gpud.errors import (
     UnsupportedTarget,
 )
 
-__all__ = ["DEFAULT_ARCH", "CompiledSource", "compile_cuda", "nvrtc_version", "supported_archs"]
+__all__ = [
+    "DEFAULT_ARCH",
+    "SOURCE_NAME",
+    "CompiledSource",
+    "compile_cuda",
+    "nvrtc_version",
+    "supported_archs",
+]
 
 DEFAULT_ARCH = "compute_75"
 """The oldest architecture of CUDA 13; its PTX loads on every device from Turing on."""
 
-_SOURCE_NAME = "kernel.cu"
-_ARCH_OPTION = re.compile(r"(--gpu-architecture|-arch)(=|$)")
+SOURCE_NAME = "kernel.cu"
+"""What the source is called in messages and line information."""
+
+_ARCH_OPTION = re.compile(r"\s*(--gpu-architecture|-arch)(=|$)")
+# Have NVRTC write a file, or load a compiled one, wherever the option says. In the daemon
+# it would do so with the daemon's rights. NVRTC skips white space in front.
+_FILE_OPTION = re.compile(r"\s*--?(time|fdevice-time-trace|create-pch|use-pch|pch|pch-dir)(=|\s|$)")
 _STD_OPTION = re.compile(r"(--std|-std)(=|$)")
 
 
@@ -154,6 +166,10 @@ def _check_options(options: Sequence[str]) -> None:
     for option in options:
         if _ARCH_OPTION.match(option):
             raise CompileError(f"option {option!r}: name the architecture with arch= instead")
+        if _FILE_OPTION.match(option):
+            raise CompileError(
+                f"option {option!r}: it has the compiler read or write a file; leave it out"
+            )
 
 
 class _Program:
@@ -163,7 +179,7 @@ class _Program:
         names = [_bytes(name) for name in headers]
         texts = [_bytes(text) for text in headers.values()]
         (self._handle,) = _call(
-            "nvrtcCreateProgram", _bytes(source), _bytes(_SOURCE_NAME), len(names), texts, names
+            "nvrtcCreateProgram", _bytes(source), _bytes(SOURCE_NAME), len(names), texts, names
         )
 
     def __enter__(self) -> _Program:

@@ -36,8 +36,11 @@ from gpud.compiler.analysis.shape import Shape
 from gpud.compiler.analysis.survey import survey
 from gpud.compiler.cache import Cache
 from gpud.compiler.forms import Decision, Form, Reason, check_target, classify
+from gpud.compiler.names import check_twins, killable_of, twin_of
 from gpud.compiler.nvrtc import DEFAULT_ARCH, compile_cuda
+from gpud.compiler.passes.fence import unfenceable
 from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.passes.kill import may_run_long
 from gpud.compiler.program import (
     KernelInfo,
     Program,
@@ -45,7 +48,6 @@ from gpud.compiler.program import (
     kernel_info,
     rejection,
     symbols_of,
-    twin_of,
 )
 from gpud.compiler.ptx.model import Function, Module
 from gpud.compiler.ptx.parser import parse
@@ -53,6 +55,7 @@ from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptx.verify import verify
 from gpud.compiler.reproducer import Request, write_reproducer
 from gpud.compiler.request_key import request_key, versions
+from gpud.compiler.sites import SiteTable
 from gpud.errors import EmptySource, GpudError, InternalError, KernelRejected
 
 __all__ = ["KernelInfo", "Program", "compile_program", "compile_request"]
@@ -67,6 +70,8 @@ def compile_program(
     form: str | None = None,
     exit_aware: bool | None = None,
     sm: int | None = None,
+    fence: bool = True,
+    kill: bool = True,
     cache: Cache | None = None,
     dump: Path | None = None,
 ) -> Program:
@@ -81,6 +86,8 @@ def compile_program(
             kernel for which it is not legal counts as rejected.
         exit_aware: Use exit-aware barriers in persistent kernels, or not, where both are legal.
         sm: The device's compute capability, 75 for 7.5: refuse PTX for a newer one.
+        fence: Check every access to memory, so that none leaves the session's arena.
+        kill: Give kernels with loops twins that can be ended while they run.
         cache: Where results are kept; None compiles anew.
         dump: A folder for the result of each stage; the cache is then not asked.
 
@@ -91,7 +98,17 @@ def compile_program(
         ValueError: ``form`` is none, or ``options`` hold a NUL character.
         InternalError: a bug of gpud's; with a reproducer if there is a place for one.
     """
-    request = Request(source, tuple(options), arch, tuple(name_expressions), form, exit_aware, sm)
+    request = Request(
+        source,
+        tuple(options),
+        arch,
+        tuple(name_expressions),
+        form,
+        exit_aware,
+        sm,
+        fence=fence,
+        kill=kill,
+    )
     return compile_request(request, cache=cache, dump=dump)
 
 
@@ -142,18 +159,24 @@ class _Run:
             module = self._parse(text)
             flat = self._flatten(module)
             decisions = self._analyse(flat)
-            rewritten = self._rewrite(flat, decisions)
+            self.stage = "rewrite"
+            check_twins(flat)
+            killable = self._killable(flat, decisions)
+            sites = SiteTable(flat)
+            rewritten = self._rewrite(flat, decisions, killable, sites)
             self.stage = "print"
             ptx = print_module(rewritten)
             self._write("print", "ptx", ptx)
             names = {lowered: name for name, lowered in self.lowered_names.items()}
             kernels = {
-                name: kernel_info(flat, entry, decisions[name], names)
+                name: kernel_info(flat, entry, decisions[name], names, killable=name in killable)
                 for name, entry in flat.entries().items()
             }
             if kernels and all(kernel.form is Form.REJECTED for kernel in kernels.values()):
                 raise rejection(next(iter(kernels.values())))
-            return Program(ptx, text, kernels, self.lowered_names, symbols_of(flat), self.log)
+            return Program(
+                ptx, text, kernels, self.lowered_names, symbols_of(flat), self.log, sites.sites
+            )
 
     # -- stages ------------------------------------------------------------------------------
 
@@ -174,10 +197,9 @@ class _Run:
     def _parse(self, text: str) -> Module:
         self.stage = "parse"
         module = parse(text)
-        if self.request.is_ptx:  # NVRTC's own needs no check
-            verify(module)
-            if self.request.sm is not None:
-                check_target(module, self.request.sm)
+        verify(module)  # NVRTC's, too: inline assembly is the caller's
+        if self.request.is_ptx and self.request.sm is not None:
+            check_target(module, self.request.sm)
         self._dump_module("parse", module)
         return module
 
@@ -199,6 +221,10 @@ class _Run:
         form = None if self.request.form is None else Form(self.request.form)
         exit_aware = self.request.exit_aware
         natural = classify(flat, entry)
+        unchecked = unfenceable(flat, entry) if self.request.fence else None
+        if unchecked is not None and natural.form is not Form.REJECTED:
+            reasons = (unchecked, *natural.why)
+            return replace(natural, form=Form.REJECTED, why=reasons, legal=())
         if natural.form is Form.REJECTED or (form is None and exit_aware is None):
             return natural
         try:
@@ -208,13 +234,32 @@ class _Run:
             why = Reason(error.reason, text, error.instruction, error.line)
             return replace(natural, form=Form.REJECTED, why=(why, *natural.why), legal=())
 
-    def _rewrite(self, flat: Module, decisions: dict[str, Decision]) -> Module:
-        self.stage = "rewrite"
+    def _killable(self, flat: Module, decisions: dict[str, Decision]) -> frozenset[str]:
+        """The kernels that get twins with kill polls."""
+        if not self.request.kill:
+            return frozenset()
+        accepted = [name for name, one in decisions.items() if one.form is not Form.REJECTED]
+        return may_run_long(survey(flat), accepted)
+
+    def _rewrite(
+        self,
+        flat: Module,
+        decisions: dict[str, Decision],
+        killable: frozenset[str],
+        sites: SiteTable,
+    ) -> Module:
         accepted = {n: d for n, d in decisions.items() if d.form is not Form.REJECTED}
         if len(accepted) < len(decisions):
             flat = _without_rejected(flat, list(accepted))
-        flat, accepted = _with_twins(flat, accepted)
-        return passes.rewrite(flat, accepted, after=self._dump_module if self.dump else None)
+        flat, accepted = _with_twins(flat, accepted, killable)
+        return passes.rewrite(
+            flat,
+            accepted,
+            sites=sites,
+            fence=self.request.fence,
+            kill=self.request.kill,
+            after=self._dump_module if self.dump else None,
+        )
 
     # -- inspection --------------------------------------------------------------------------
 
@@ -280,21 +325,36 @@ def _without_rejected(flat: Module, accepted: list[str]) -> Module:
     return replace(flat, items=items)
 
 
-def _with_twins(flat: Module, decisions: dict[str, Decision]) -> tuple[Module, dict[str, Decision]]:
-    """Adds a twin in sliced form to kernels whose persistent form some block shapes rule out.
+def _with_twins(
+    flat: Module, decisions: dict[str, Decision], killable: frozenset[str]
+) -> tuple[Module, dict[str, Decision]]:
+    """Adds the twins that kernels need.
 
-    Both are entries of one module, so that they share its variables.
+    Kernels whose persistent form some block shapes rule out get one in sliced form, and kernels
+    that are ``killable`` get one for kill polls of each of both. All are entries of one module, so
+    that they share its variables.
     """
-    plan = dict(decisions)
+    plan: dict[str, Decision] = {}
     items = []
     for item in flat.items:
         items.append(item)
         decision = decisions.get(item.name) if isinstance(item, Function) else None
-        if decision is None or not isinstance(item, Function) or not has_twin(decision):
+        if decision is None or not isinstance(item, Function) or item.body is None:
             continue
-        name = twin_of(item.name)
-        items.append(replace(item, name=name))
-        plan[name] = replace(
-            decision, entry=name, form=Form.SLICED, exit_aware=False, shape=Shape.ANY, barrier=None
-        )
+        forms = [decision]
+        if has_twin(decision):
+            forms.append(
+                replace(
+                    decision,
+                    entry=twin_of(item.name),
+                    form=Form.SLICED,
+                    exit_aware=False,
+                    shape=Shape.ANY,
+                    barrier=None,
+                )
+            )
+        if item.name in killable:
+            forms += [replace(one, entry=killable_of(one.entry)) for one in forms]
+        items += [replace(item, name=one.entry) for one in forms[1:]]
+        plan.update((one.entry, one) for one in forms)
     return replace(flat, items=items), plan

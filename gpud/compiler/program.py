@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from math import prod
 from typing import Any
 
@@ -17,17 +17,21 @@ from gpud.compiler.analysis.shape import Shape, holds
 from gpud.compiler.analysis.sizes import layout_bytes, size_and_align
 from gpud.compiler.form_rules import Form, Reason
 from gpud.compiler.forms import Decision
+from gpud.compiler.names import ARENA, HEAP, kernel_of, killable_of, twin_of
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
+from gpud.compiler.sites import Site
 from gpud.errors import KernelNotFound, KernelRejected
 
 __all__ = [
     "KernelInfo",
     "ParameterInfo",
     "Program",
+    "Site",
     "SymbolInfo",
     "has_twin",
     "kernel_info",
     "kernel_of",
+    "killable_of",
     "rejection",
     "symbols_of",
     "twin_of",
@@ -75,6 +79,8 @@ class KernelInfo:
         entry: Its name in the PTX.
         sliced_entry: The name of its twin in sliced form, for the block shapes for which the
             persistent form is not legal; None if it is legal for all, or the form is another.
+        killable: Whether `entry` and `sliced_entry` have twins with kill polls
+            (`gpud.compiler.passes.kill`): they have if there is a loop to poll in.
         form: Its form, for blocks of the right shape (`form_for`).
         exit_aware: Persistent form with exit-aware barriers.
         why: The reasons for the form, the decisive ones first.
@@ -92,6 +98,7 @@ class KernelInfo:
     name: str
     entry: str
     sliced_entry: str | None
+    killable: bool
     form: Form
     exit_aware: bool
     why: tuple[Reason, ...]
@@ -117,11 +124,18 @@ class KernelInfo:
             return Form.SLICED
         return self.form
 
-    def entry_for(self, block: tuple[int, int, int]) -> str:
-        """The entry of the rewritten PTX for a launch with blocks of x, y, z threads."""
+    def entry_for(self, block: tuple[int, int, int], *, killable: bool = False) -> str:
+        """The entry of the rewritten PTX for a launch with blocks of x, y, z threads.
+
+        Args:
+            block: Threads of a block in x, y, z.
+            killable: The twin with kill polls, for launches that may have to be ended. A kernel
+                without loops has none: then it is the entry without.
+        """
+        entry = self.entry
         if self.sliced_entry is not None and not holds(self.shape, block):
-            return self.sliced_entry
-        return self.entry
+            entry = self.sliced_entry
+        return killable_of(entry) if killable and self.killable else entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +149,7 @@ class Program:
         lowered_names: PTX name by name expression.
         symbols: Module variables in ``.global`` and ``.const`` by name.
         log: NVRTC's log, empty for PTX.
+        sites: The instructions that fault records name, by number.
     """
 
     ptx: str
@@ -143,6 +158,7 @@ class Program:
     lowered_names: dict[str, str]
     symbols: dict[str, SymbolInfo]
     log: str = ""
+    sites: tuple[Site, ...] = ()
 
     def kernel(self, name: str) -> KernelInfo:
         """The kernel that ``name`` names: a name expression, or a name in the PTX.
@@ -165,6 +181,7 @@ class Program:
             "lowered_names": self.lowered_names,
             "symbols": [asdict(symbol) for symbol in self.symbols.values()],
             "log": self.log,
+            "sites": [astuple(site) for site in self.sites],
         }
         parts = [
             part.encode("utf-8", "surrogatepass")
@@ -198,6 +215,7 @@ class Program:
                 dict(meta["lowered_names"]),
                 {symbol.name: symbol for symbol in symbols},
                 meta["log"],
+                tuple(Site(*fields) for fields in meta["sites"]),
             )
         except (struct.error, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an encoded program: {error}") from error
@@ -211,16 +229,22 @@ def rejection(kernel: KernelInfo) -> KernelRejected:
 
 
 def kernel_info(
-    module: Module, entry: Function, decision: Decision, names: Mapping[str, str]
+    module: Module,
+    entry: Function,
+    decision: Decision,
+    names: Mapping[str, str],
+    *,
+    killable: bool = False,
 ) -> KernelInfo:
     """Describes a kernel of a flat module that is not rewritten yet.
 
-    ``names`` gives the name expression by PTX name.
+    ``names`` gives the name expression by PTX name; ``killable``: it gets twins with kill polls.
     """
     return KernelInfo(
         name=names.get(entry.name, entry.name),
         entry=entry.name,
         sliced_entry=twin_of(entry.name) if has_twin(decision) else None,
+        killable=killable,
         form=decision.form,
         exit_aware=decision.exit_aware,
         why=decision.why,
@@ -241,24 +265,13 @@ def has_twin(decision: Decision) -> bool:
     return decision.form is Form.PERSISTENT and decision.shape is not Shape.ANY
 
 
-_TWIN = "__gpud_sliced"
-
-
-def twin_of(entry: str) -> str:
-    """The PTX name of a kernel's twin in sliced form."""
-    return entry + _TWIN
-
-
-def kernel_of(entry: str) -> str:
-    """The PTX name of the kernel that an entry of the rewritten program belongs to."""
-    return entry.removesuffix(_TWIN)
-
-
 def symbols_of(module: Module) -> dict[str, SymbolInfo]:
-    """The variables of ``module`` that the host can reach, by name."""
+    """The variables of ``module`` that the host can reach, by name; gpud's own are left out."""
     found: dict[str, SymbolInfo] = {}
     for item in module.items:
         if type(item) is Variable and item.space in ("global", "const"):
+            if item.name in (ARENA, HEAP):
+                continue
             size, align = size_and_align(item)
             found[item.name] = SymbolInfo(item.name, item.space, size, align)
     return found

@@ -30,6 +30,8 @@ class Request:
     form: str | None
     exit_aware: bool | None
     sm: int | None
+    fence: bool = True
+    kill: bool = True
 
     @property
     def is_ptx(self) -> bool:

@@ -50,6 +50,8 @@ def request_key(request: Request) -> bytes | None:
             request.form,
             None if request.exit_aware is None else int(request.exit_aware),
             request.sm,
+            int(request.fence),
+            int(request.kill),
             *toolkit,
         )
     )

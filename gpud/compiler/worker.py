@@ -12,6 +12,8 @@ Properties:
     answers_once: a job that did not end the process is answered once, whatever it raised, with an
         error of gpud's tree;
     bounded: the process can have ``memory_bytes`` of addresses and no more;
+    confined: sources cannot make it read or write files but the CUDA headers (`untrusted`,
+        `confine`), nor choose where results are kept;
     ends_with_its_front: when the other end of the socket closes the process ends, even if it is in
         the middle of a compilation.
 """
@@ -22,33 +24,53 @@ import argparse
 import os
 import resource
 import select
+import shutil
 import signal
+import sys
 import threading
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-from gpud.compiler.cache import Cache
+from gpud.compiler.cache import Cache, default_folder
+from gpud.compiler.confine import confine
+from gpud.compiler.cuda_headers import cuda_include_paths
 from gpud.compiler.nvrtc import DEFAULT_ARCH, nvrtc_version
-from gpud.compiler.pipeline import compile_program
+from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.request_key import rewriter_version
+from gpud.compiler.untrusted import check_includes, check_options
 from gpud.compiler.worker_messages import (
     COMPILE_PROTOCOL,
     MAX_FRAME_BYTES,
     CompileDone,
     CompileFailed,
     CompileJob,
+    CompileReady,
 )
-from gpud.errors import CompileError, GpudError, InternalError, InvalidArgument, ProtocolError
+from gpud.errors import (
+    CompileError,
+    GpudError,
+    InternalError,
+    InvalidArgument,
+    LimitExceeded,
+    ProtocolError,
+)
 from gpud.wire.codec import FrameDecoder  # noqa: TID251  (a process of its own, not a stage)
 from gpud.wire.table import Sender  # noqa: TID251
 
-__all__ = ["answer", "error_of_the_tree", "main", "serve"]
+__all__ = ["Rules", "answer", "error_of_the_tree", "main", "serve"]
 
 DEFAULT_MEMORY_BYTES = 4 << 30
 """What a worker may have: NVRTC takes some 0.3 GiB of addresses, a large program as much again."""
 
 _READ_BYTES = 1 << 18
+_MOST_KERNELS = 4096
+_MOST_SYMBOLS = 16384
+_MOST_FAILURES = 16
+_MOST_SYMBOL_BYTES = 1 << 48  # whether there is so much memory is the front's to say
+_MOST_ALIGNMENT = 4096
+_MOST_PARAMETER_BYTES = 1 << 16  # as many as a launch can carry
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,6 +80,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--memory-bytes", type=int, default=DEFAULT_MEMORY_BYTES, help="0 for no limit"
     )
+    parser.add_argument(
+        "--program-bytes", type=int, default=0, help="the largest result; 0 for no limit"
+    )
+    parser.add_argument("--confine", action="store_true", help="open no files of the user's")
+    parser.add_argument("--cache-dir", help="the folder to keep results in, when confined")
     options = parser.parse_args(arguments)
     # A Ctrl-C in the terminal goes to the whole group: the daemon drains, and needs its compiler.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -65,11 +92,26 @@ def main(arguments: list[str] | None = None) -> int:
     os.set_blocking(options.fd, True)
     threading.Thread(target=_end_with_front, args=(options.fd,), daemon=True).start()
     _warm_up()
-    serve(options.fd)
+    confined = options.confine and _confine(options.cache_dir)
+    with suppress(ConnectionError):
+        _write(options.fd, COMPILE_PROTOCOL.encode(CompileReady(confined)))
+    serve(options.fd, Rules(options.program_bytes, macros=confined))
     return 0
 
 
-def serve(fd: int) -> None:
+class Rules(NamedTuple):
+    """What holds for the programs of a worker.
+
+    Attributes:
+        program_bytes: the largest result; 0 for any size.
+        macros: whether headers may have names made by macros.
+    """
+
+    program_bytes: int = 0
+    macros: bool = True
+
+
+def serve(fd: int, rules: Rules = Rules()) -> None:  # noqa: B008  (it is immutable)
     """Answers the jobs that arrive on the socket ``fd``. Blocks until its other end closes.
 
     Raises:
@@ -80,12 +122,14 @@ def serve(fd: int) -> None:
         while data := os.read(fd, _READ_BYTES):
             decoder.feed(data)
             for body in decoder.frames():
-                _write(fd, COMPILE_PROTOCOL.encode(_answer_to(body)))
+                _write(fd, COMPILE_PROTOCOL.encode(_answer_to(body, rules)))
 
 
-def answer(job: CompileJob) -> CompileDone | CompileFailed:
+def answer(job: CompileJob, rules: Rules = Rules()) -> CompileDone | CompileFailed:  # noqa: B008
     """Compiles a job's program. Blocks; raises nothing."""
     try:
+        check_options(job.options)
+        check_includes(job.source, macros=rules.macros)
         program = compile_program(
             job.source,
             options=job.options,
@@ -93,24 +137,59 @@ def answer(job: CompileJob) -> CompileDone | CompileFailed:
             name_expressions=job.names,
             form=job.form,
             sm=job.sm,
+            fence=job.fence,
+            kill=job.kill,
             cache=_cache(job.cache_dir),
         )
+        _check_size(program, rules.program_bytes)
         return CompileDone(job.ticket, program.encode())
     except Exception as error:  # noqa: BLE001  (whatever it is, the client is told)
+        if isinstance(error, InternalError):
+            _tidy_failures(_cache(job.cache_dir))
         return CompileFailed(job.ticket, error_of_the_tree(error).to_wire())
 
 
 # -- helpers -----------------------------------------------------------------------------------
 
 
-def _answer_to(body: bytes) -> CompileDone | CompileFailed:
+def _answer_to(body: bytes, rules: Rules) -> CompileDone | CompileFailed:
     try:
         job = COMPILE_PROTOCOL.decode(body, Sender.CLIENT)
     except ProtocolError as error:
         if error.request is None:
             raise
         return CompileFailed(error.request, error.to_wire())
-    return answer(job)
+    return answer(job, rules)
+
+
+def _check_size(program: Program, most: int) -> None:
+    size = len(program.ptx)
+    if most and size > most:
+        raise LimitExceeded(
+            f"the program has {size} bytes of PTX, and max_program_bytes allows {most}; split it, "
+            "instantiate fewer templates, or raise the limit in the daemon's configuration",
+            limit="max_program_bytes",
+            value=most,
+        )
+    for symbol in program.symbols.values():
+        _check_bytes(f"the variable {symbol.name[:80]}", "bytes", symbol.size, _MOST_SYMBOL_BYTES)
+        _check_bytes(
+            f"the variable {symbol.name[:80]}", "bytes of alignment", symbol.align, _MOST_ALIGNMENT
+        )
+    for kernel in program.kernels.values():
+        name = f"the kernel {kernel.name[:80]}"
+        _check_bytes(name, "bytes of shared memory", kernel.shared_bytes, _MOST_SYMBOL_BYTES)
+        _check_bytes(name, "threads of a block", kernel.max_threads or 0, _MOST_SYMBOL_BYTES)
+        for parameter in kernel.parameters:
+            end = parameter.offset + parameter.size
+            _check_bytes(name, "bytes of parameters", end, _MOST_PARAMETER_BYTES)
+    if len(program.kernels) > _MOST_KERNELS or len(program.symbols) > _MOST_SYMBOLS:
+        raise LimitExceeded(
+            f"the program has {len(program.kernels)} kernels and {len(program.symbols)} variables, "
+            f"and may have {_MOST_KERNELS} and {_MOST_SYMBOLS}; split it",
+            limit="kernels" if len(program.kernels) > _MOST_KERNELS else "variables",
+            value=_MOST_KERNELS if len(program.kernels) > _MOST_KERNELS else _MOST_SYMBOLS,
+        )
 
 
 def error_of_the_tree(error: Exception) -> GpudError:
@@ -132,13 +211,58 @@ def _cache(folder: str | None) -> Cache | None:
     return Cache(None if folder is None else Path(folder))
 
 
+def _tidy_failures(cache: Cache | None) -> None:
+    """Keeps the latest reproducers only: who finds a bug of ours could fill the disk with it."""
+    if cache is None:
+        return
+    with suppress(OSError):
+        found = sorted((cache.folder / "failures").iterdir(), key=lambda path: path.stat().st_mtime)
+        for folder in found[:-_MOST_FAILURES]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _write(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
+def _count(value: int) -> str:
+    """A number for a message, however large it is."""
+    return str(value) if value < 1 << 64 else f"over 2^{value.bit_length() - 1}"
+
+
+def _check_bytes(whose: str, what: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise LimitExceeded(
+            f"{whose} has {_count(value)} {what}, and may have {limit}", limit=what, value=limit
+        )
+
+
+def _confine(cache_dir: str | None) -> bool:
+    """Gives up all files but those that compiling needs; False where the kernel cannot."""
+    folder = default_folder() if cache_dir is None else Path(cache_dir)
+    if cache_dir != "":
+        with suppress(OSError):  # the cache says what is wrong, when it is used
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    read = [*_library_folders(), str(Path(__file__).resolve().parents[1]), "/etc/ld.so.cache"]
+    read += [f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)]
+    read += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    with suppress(GpudError):
+        read += cuda_include_paths(nvrtc_version()[0])
+    return confine(read, [] if cache_dir == "" else [str(folder)])
+
+
+def _library_folders() -> list[str]:
+    """Where the libraries of this process lie; theirs lie there too."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+        paths = (line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line)
+        folders = [str(Path(path).parent) for path in paths if path.startswith("/")]
+    return list(dict.fromkeys(folders))
+
+
 def _limit_memory(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is no news, its memory others' data
     if memory_bytes > 0:
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         least = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from gpud.wire.kinds import (  # noqa: TID251  (a link, not a stage)
     blob,
     choice,
+    flag,
     listed,
     optional,
     plain,
@@ -26,6 +27,7 @@ __all__ = [
     "CompileDone",
     "CompileFailed",
     "CompileJob",
+    "CompileReady",
 ]
 
 COMPILE_PROTOCOL = Table("compile", 1)
@@ -66,6 +68,8 @@ class CompileJob(NamedTuple):
         optional(text(4096)),
         "folder of compiled programs; nil: the default one; empty: keep none",
     ] = None
+    fence: Annotated[bool, flag(), "check every access to memory"] = True
+    kill: Annotated[bool, flag(), "give kernels with loops twins with kill polls"] = True
 
 
 @_worker(64)
@@ -82,3 +86,10 @@ class CompileFailed(NamedTuple):
 
     ticket: Ticket
     error: Annotated[dict[str, Any], plain(), "`gpud.errors.GpudError.to_wire`"]
+
+
+@_worker(66)
+class CompileReady(NamedTuple):
+    """The worker has loaded what it needs; sent once, before everything else."""
+
+    confined: Annotated[bool, flag(), "whether it can open no files but those that it needs"]

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpud.compiler import control_words as words
 from gpud.compiler.ptx.model import (
     Address,
     Conjunction,
@@ -57,6 +58,10 @@ class IllegalAddress(MachineError):
     """An access to global memory that nobody allocated."""
 
 
+class Trapped(MachineError):
+    """A thread executed ``trap``: on a GPU that ends everybody's work."""
+
+
 @dataclass(slots=True)
 class Frame:
     """One call of a function by one thread."""
@@ -85,7 +90,7 @@ class Block:
     """One resident block with its shared memory."""
 
     index: int
-    launch_blocks: int
+    grid: tuple[int, int, int]
     size: tuple[int, int, int]
     shared: dict[int, int] = field(default_factory=dict)
     threads: list[Thread] = field(default_factory=list)
@@ -122,12 +127,19 @@ class Machine:
             word = int.from_bytes(data[offset : offset + 4], "little")
             self.memory[address + offset] = word
 
-    def launch(self, name: str, blocks: int, size: tuple[int, int, int], *values: int) -> None:
-        """Make ``blocks`` blocks of the kernel resident."""
+    def launch(
+        self,
+        name: str,
+        blocks: int | tuple[int, int, int],
+        size: tuple[int, int, int],
+        *values: int,
+    ) -> None:
+        """Make ``blocks`` blocks, or a grid of them, of the kernel resident."""
+        grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
         function = self.functions[name]
         parameters = dict(zip((p.name for p in function.parameters), values, strict=True))
-        for index in range(blocks):
-            block = Block(index, blocks, size)
+        for index in range(grid[0] * grid[1] * grid[2]):
+            block = Block(index, grid, size)
             x, y, z = size
             for number in range(x * y * z):
                 place = (number % x, number // x % y, number // (x * y))
@@ -196,8 +208,8 @@ class Machine:
         values = {
             "%tid": thread.index,
             "%ntid": block.size,
-            "%ctaid": (block.index, 0, 0),
-            "%nctaid": (block.launch_blocks, 1, 1),
+            "%ctaid": words.coordinates(block.index, block.grid),
+            "%nctaid": block.grid,
         }
         return values[base]["xyz".index(axis)]
 
@@ -323,16 +335,24 @@ class Machine:
             assert isinstance(target.base, Symbol)
             frame.parameters[target.base.name] = value
             return
-        assert bits_of(ins) == 32
         memory, address = self._place(thread, ins, target)
         memory[address] = value & MASK[32]
+        if bits_of(ins) == 64:
+            memory[address + 4] = value >> 32 & MASK[32]
 
     def _do_atom(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         result = ins.opcode.base == "atom"
         memory, address = self._place(thread, ins, ins.operands[1 if result else 0])
-        assert ins.opcode.has("add")
         old = memory[address]
-        memory[address] = (old + self._get(thread, ins.operands[-1])) & MASK[32]
+        value = self._get(thread, ins.operands[-1]) & MASK[32]
+        if ins.opcode.has("cas"):
+            expected = self._get(thread, ins.operands[-2]) & MASK[32]
+            memory[address] = value if old == expected else old
+        elif ins.opcode.has("max"):
+            memory[address] = max(old, value)
+        else:
+            assert ins.opcode.has("add")
+            memory[address] = (old + value) & MASK[32]
         if result:
             self._set(frame, ins.operands[0], old, 32)
 
@@ -345,6 +365,9 @@ class Machine:
         target = ins.operands[0]
         assert isinstance(target, Symbol)
         frame.at = self._labels[frame.function.name][target.name]
+
+    def _do_trap(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        raise Trapped(f"thread {thread.index} of block {thread.block.index}")
 
     def _do_ret(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         self._return(thread)
@@ -373,6 +396,9 @@ class Machine:
         given = actuals.items if isinstance(actuals, Tuple) else ()
         new = Frame(function, 0, results=tuple(r.name for r in results if isinstance(r, Symbol)))
         for formal, actual in zip(function.parameters, given, strict=True):
+            if formal.space == "reg":
+                new.registers[formal.name] = self._get(thread, actual) & MASK[64]
+                continue
             assert isinstance(actual, Symbol)
             new.parameters[formal.name] = frame.parameters[actual.name]
         thread.frames.append(new)

@@ -252,7 +252,8 @@ def test_full_parameters() -> None:
     assert sized(4348, "7.0") is Form.WHOLE
     assert sized(4348, "8.1") is Form.PERSISTENT
     assert sized(32752, "9.0") is Form.PERSISTENT
-    assert sized(32764, "9.0") is Form.WHOLE
+    assert sized(32756, "9.0") is Form.REJECTED
+    assert sized(32764, "9.0") is Form.REJECTED
 
 
 # -- waiting for other blocks ------------------------------------------------------------------

@@ -218,7 +218,7 @@ def test_kernels_that_stay_whole_pass_the_special_registers() -> None:
     assert classify(module, "whole").form is Form.WHOLE
     text = repr(instructions(changed.entries()["whole"]))
     assert "SpecialRegister(name='%ctaid.x')" in text
-    assert len(changed.entries()["whole"].parameters) == 0
+    assert [p.type for p in changed.entries()["whole"].parameters] == ["u64"]
     assert only(changed.entries()["whole"], "st.param").opcode.text == "st.param.b32"
 
 
@@ -226,17 +226,23 @@ def test_kernels_that_stay_whole_pass_the_special_registers() -> None:
 
 
 def test_passes_run_in_order_and_only_on_their_forms() -> None:
-    assert [p.name for p in PASSES] == ["hidden-parameters", "exit-aware", "persistent", "sliced"]
+    watching = ["traps", "fence", "kill"]
+    forming = ["hidden-parameters", "exit-aware", "persistent", "sliced"]
+    assert [p.name for p in PASSES] == [*watching, *forming, "faults"]
     module = entry("ret;")
     for form, names in {
         Form.PERSISTENT: ["hidden-parameters", "exit-aware", "persistent"],
         Form.SLICED: ["hidden-parameters", "sliced"],
         Form.WHOLE: [],
     }.items():
-        stages: list[str] = []
         plan = {"k": classify(module, "k", force=form)}
+        stages: list[str] = []
         rewrite(module, plan, after=lambda name, _: stages.append(name))  # noqa: B023
-        assert stages == names
+        assert stages == ["traps", *names, "faults"]
+        stages.clear()
+        note = stages.append
+        rewrite(module, plan, fence=True, kill=True, after=lambda name, _: note(name))  # noqa: B023
+        assert stages == [*watching, *names, "faults"]
 
 
 def test_a_rejected_kernel_is_not_rewritten() -> None:
@@ -254,5 +260,5 @@ def test_kernels_of_one_module_may_have_different_forms() -> None:
     plan = {name: classify(module, name) for name in module.entries()}
     assert [d.form for d in plan.values()] == [Form.PERSISTENT, Form.SLICED, Form.WHOLE]
     changed = rewrite(module, plan)
-    assert [len(f.parameters) for f in changed.entries().values()] == [1, 1, 0]
-    assert changed.entries()["c"] is module.entries()["c"]
+    assert [len(f.parameters) for f in changed.entries().values()] == [1, 1, 1]
+    assert changed.entries()["c"].body is module.entries()["c"].body

@@ -10,6 +10,7 @@ import pytest
 from gpud.compiler import pipeline
 from gpud.compiler.cache import Cache
 from gpud.compiler.form_rules import Form
+from gpud.compiler.names import kernel_of
 from gpud.compiler.pipeline import compile_program, compile_request
 from gpud.compiler.program import ParameterInfo, Program, SymbolInfo
 from gpud.compiler.ptx.parser import parse
@@ -49,11 +50,11 @@ def test_every_sample_compiles_in_every_form(name: str, form: str | None) -> Non
     for kernel in program.kernels.values():
         assert kernel.form == (form or "persistent")
         assert kernel.why
-        hidden = 0 if kernel.form is Form.WHOLE else 1
-        entry = parse(program.ptx).entries()[kernel.entry]
-        assert len(entry.parameters) == len(kernel.parameters) + hidden
+        for killable in (False, True):
+            entry = parse(program.ptx).entries()[kernel.entry_for((32, 1, 1), killable=killable)]
+            assert len(entry.parameters) == len(kernel.parameters) + 1
     if find_ptxas() is not None:
-        assert set(assemble(program.ptx, "sm_75")) == set(program.kernels)
+        assert {kernel_of(name) for name in assemble(program.ptx, "sm_75")} == set(program.kernels)
 
 
 def test_a_block_shape_that_cannot_loop_has_a_sliced_twin_in_the_same_module() -> None:
@@ -343,6 +344,8 @@ def test_the_key_covers_the_whole_request() -> None:
         "form": "sliced",
         "exit_aware": False,
         "sm": 90,
+        "fence": False,
+        "kill": False,
     }
     keys = {request_key(base)}
     for name, value in fields.items():

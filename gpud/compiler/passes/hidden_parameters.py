@@ -1,17 +1,17 @@
-"""Gives functions the block coordinates that they read, as hidden parameters.
+"""Gives functions what only their entry knows as hidden parameters: block coordinates first of all.
 
 Problem: ``%ctaid`` and ``%nctaid`` of the user's grid are no special registers once a kernel loops
 over task blocks or runs in slices. Entries can keep them in registers; functions (``.func``)
-cannot see those.
+cannot see those. The same holds for the control words' address.
 
-Approach: every function that needs a coordinate, itself or through what it calls, gets one
-parameter for each, after its own. Calls pass them on; entries pass the special registers, which
-the passes that come later replace by what they stand for in the entry's form. So one version of a
-function serves entries of every form.
+Approach: every function that needs a value, itself or through what it calls, gets one parameter
+for each, after its own. Calls pass them on; entries pass what they have: for coordinates the
+special registers, which the passes that come later replace by what they stand for in the entry's
+form. So one version of a function serves entries of every form.
 
-Terms: the six *coordinates* are those of `gpud.compiler.passes.coordinates`; an *addressed*
-function may be called through a pointer, so all addressed functions, all prototypes and all
-indirect calls of a module get the same parameters: what any addressed function needs.
+Terms: a *key* names a value, such as the coordinates of `gpud.compiler.passes.coordinates`; an
+*addressed* function may be called through a pointer, so all addressed functions, all prototypes
+and all indirect calls of a module get the same parameters: what any addressed function needs.
 
 Algorithm: needs are passed from callees to callers until nothing changes.
 
@@ -26,7 +26,7 @@ Source: design, section 4.1; PTX ISA 9.0, sections 7.1 and 9.7.13 (``call``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpud.compiler.analysis.effects import callee, is_call
@@ -52,7 +52,7 @@ from gpud.compiler.ptx.model import (
     Variable,
 )
 
-__all__ = ["needs_of", "pass_coordinates"]
+__all__ = ["HiddenParameters", "needs_of", "pass_coordinates", "spread"]
 
 _PARAMETER_SPACE = "param"
 
@@ -70,46 +70,78 @@ def pass_coordinates(module: Module, plan: Mapping[str, Decision]) -> Module:
     needs = needs_of(survey)
     if not any(needs.values()):
         return module
-    pointed = next((needs[name] for name in survey.addressed if name in needs), ())
-    writer = _Writer(fresh_stem(module, "gpud_place"), survey, needs, pointed)
+    writer = _Coordinates(fresh_stem(module, "gpud_place"), survey, needs)
     return change_functions(module, writer.rewrite)
 
 
 def needs_of(survey: Survey) -> dict[str, tuple[str, ...]]:
     """The coordinates that each ``.func`` needs from its caller, by name."""
+    own = {name: used_coordinates(uses.specials) for name, uses in survey.uses.items()}
+    return spread(survey, own, COORDINATES)
+
+
+def spread(
+    survey: Survey, own: Mapping[str, Iterable[str]], order: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The keys that each ``.func`` with a body needs from its caller, by name, in ``order``.
+
+    ``own`` has what functions need for themselves; what is absent needs nothing.
+    """
     functions = [uses for uses in survey.uses.values() if uses.function.kind == "func"]
-    needs = {uses.function.name: set(used_coordinates(uses.specials)) for uses in functions}
+    needs = {uses.function.name: set(own.get(uses.function.name, ())) for uses in functions}
     addressed = [name for name in survey.addressed if name in needs]
     changed = True
     while changed:
         changed = False
-        shared = {coordinate for name in addressed for coordinate in needs[name]}
+        shared = {key for name in addressed for key in needs[name]}
         for uses in functions:
             name = uses.function.name
-            wanted = {c for target in survey.targets(uses) for c in needs.get(target, ())}
+            wanted = {key for target in survey.targets(uses) for key in needs.get(target, ())}
             if name in addressed:
                 wanted |= shared
             if not wanted <= needs[name]:
                 needs[name] |= wanted
                 changed = True
-    return {name: used_coordinates(wanted) for name, wanted in needs.items()}
+    return {name: tuple(key for key in order if key in wanted) for name, wanted in needs.items()}
 
 
-class _Writer:
-    """Rewrites one function after the other with the same names."""
+class HiddenParameters:
+    """Rewrites one function after the other with the same names.
+
+    Subclasses say what entries pass (`offered`) and what becomes of a body (`changed`).
+
+    Args:
+        stem: begins all new names.
+        survey: of the module.
+        needs: the keys that each ``.func`` gets from its caller, as `spread` finds them.
+        wide: keys whose values have 64 bits; all others have 32.
+    """
 
     def __init__(
         self,
         stem: str,
         survey: Survey,
         needs: Mapping[str, tuple[str, ...]],
-        pointed: tuple[str, ...],
+        wide: Iterable[str] = (),
     ) -> None:
         self._stem = stem
         self._survey = survey
         self._needs = needs
-        self._pointed = pointed
+        self._pointed = next((needs[name] for name in survey.addressed if name in needs), ())
+        self._wide = frozenset(wide)
         self._calls = 0
+
+    def offered(self, function: Function, code: Code) -> dict[str, Operand]:
+        """What ``function`` can pass on without being given it; may append to ``code``."""
+        raise NotImplementedError
+
+    def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
+        """The body of ``function``, in which ``here`` has the value of each key."""
+        raise NotImplementedError
+
+    def is_concerned(self, function: Function) -> bool:
+        """Whether ``function`` has to be changed even if it is given and passes on nothing."""
+        return False
 
     def rewrite(self, function: Function) -> Function:
         """``function`` with its hidden parameters, passing on what its callees need."""
@@ -118,7 +150,7 @@ class _Writer:
         passes_on = uses is not None and (
             uses.indirect is not None or any(self._needs.get(name) for name in uses.calls)
         )
-        if not own and not passes_on:
+        if not own and not passes_on and not self.is_concerned(function):
             return function
         in_registers = _in_registers(function.parameters)
         hidden = self._hidden(own, in_registers)
@@ -126,27 +158,30 @@ class _Writer:
         if function.body is None:
             return replace(function, parameters=parameters)
         code = Code(self._stem)
-        here: dict[str, Operand] = {name: SpecialRegister(name) for name in COORDINATES}
+        here = self.offered(function, code)
         for name, parameter in zip(own, hidden, strict=True):
             if in_registers:
                 here[name] = Register(parameter.name)
             else:
-                register = code.register(_suffix(name))
+                register = code.register(_suffix(name), self._kind(name))
                 here[name] = register
-                code("ld.param.b32", register, Address(Symbol(parameter.name)))
-        instead = {name: here[name] for name in own}
-        self._walk(replace_specials(function.body, instead), here, code)
+                load = f"ld.param.{self._kind(name)}"
+                code(load, register, Address(Symbol(parameter.name)))
+        self._walk(self.changed(function, here), here, code)
         return replace(function, parameters=parameters, body=[*code.declarations, *code.body])
+
+    def _kind(self, name: str) -> str:
+        return "b64" if name in self._wide else "b32"
 
     def _hidden(self, names: tuple[str, ...], in_registers: bool) -> tuple[Parameter, ...]:
         space = "reg" if in_registers else _PARAMETER_SPACE
         sign = "%" if in_registers else ""
         return tuple(
-            Parameter("b32", f"{sign}{self._stem}_in_{_suffix(name)}", space=space)
+            Parameter(self._kind(name), f"{sign}{self._stem}_in_{_suffix(name)}", space=space)
             for name in names
         )
 
-    def _walk(self, body: list[Statement], here: Mapping[str, Operand], code: Code) -> None:
+    def _walk(self, body: Iterable[Statement], here: Mapping[str, Operand], code: Code) -> None:
         declarations: list[Statement] = []
         for statement in body:
             if isinstance(statement, Instruction):
@@ -179,25 +214,36 @@ class _Writer:
         )
         self._calls += 1
         for name in names:
-            value = here[name]
+            value, kind = here[name], self._kind(name)
             if not isinstance(value, Register):
-                register = code.register(f"out_{_suffix(name)}")
-                code("mov.u32", register, value)
+                register = code.register(f"out_{_suffix(name)}", kind)
+                code(f"mov.u{kind[1:]}", register, value)
                 value = register
             if in_registers:
                 arguments.append(value)
                 continue
             variable = f"{self._stem}_out{self._calls}_{_suffix(name)}"
-            code.declarations.append(Variable(_PARAMETER_SPACE, "b32", variable))
-            code("st.param.b32", Address(Symbol(variable)), value)
+            code.declarations.append(Variable(_PARAMETER_SPACE, kind, variable))
+            code(f"st.param.{kind}", Address(Symbol(variable)), value)
             arguments.append(Symbol(variable))
         operands = (*ins.operands[:at], Tuple(tuple(arguments)), *rest)
         code.body.append(Instruction(ins.opcode, operands, ins.guard, ins.line))
 
 
+class _Coordinates(HiddenParameters):
+    """Block coordinates: entries pass the special registers."""
+
+    def offered(self, function: Function, code: Code) -> dict[str, Operand]:
+        return {name: SpecialRegister(name) for name in COORDINATES}
+
+    def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
+        own = self._needs.get(function.name, ()) if function.kind == "func" else ()
+        return replace_specials(function.body or (), {name: here[name] for name in own})
+
+
 def _suffix(name: str) -> str:
     """``%nctaid.x`` as a part of a name: ``nctaid_x``."""
-    return name[1:].replace(".", "_")
+    return name.lstrip("%").replace(".", "_")
 
 
 def _in_registers(parameters: tuple[Parameter, ...]) -> bool:

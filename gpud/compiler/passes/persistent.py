@@ -79,9 +79,11 @@ from gpud.compiler.ptx.model import (
     Variable,
     opcode,
 )
+from gpud.compiler.reports import claim_beside
 
-__all__ = ["parted", "pass_persistent"]
+__all__ = ["claim_and_slot", "parted", "pass_persistent"]
 
+_CONTROL = "_control"
 _VERSION = (6, 0)  # barrier.sync and bar.warp.sync appeared in PTX 6.0
 _EVERY_LANE = -1
 
@@ -109,6 +111,17 @@ def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
     return replace(changed, version=max(module.version, _VERSION))
 
 
+def claim_and_slot(entry: Function) -> tuple[Register, Register]:
+    """The registers of an entry in persistent form with its claim, and an address in its slots.
+
+    Both hold their values throughout the old body; `SLOT_BYTES` aligned down, the address is that
+    of both slots.
+    """
+    stem = entry.parameters[-1].name.removesuffix(_CONTROL)
+    slot = Register(f"%{stem}_slot")
+    return claim_beside(slot), slot
+
+
 class _Loop:
     """Builds the loop around one entry's body."""
 
@@ -118,7 +131,7 @@ class _Loop:
         self._decision = decision
         self._closure = survey.closure(entry.name)
         self._code = Code(stem)
-        self._control = Symbol(f"{stem}_control")
+        self._control = Symbol(f"{stem}{_CONTROL}")
         self._slots = Symbol(f"{stem}_slots")
         self._head = self._code.label("head")
         self._leave = self._code.label("leave")

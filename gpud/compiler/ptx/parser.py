@@ -39,7 +39,7 @@ from gpud.compiler.ptx.model import (
     Variable,
 )
 from gpud.compiler.ptx.statements import LINKAGE, SPACES, StatementParser
-from gpud.errors import EmptySource, PTXVersionError
+from gpud.errors import CompileError, EmptySource, PTXVersionError
 
 __all__ = ["parse"]
 
@@ -60,7 +60,14 @@ def parse(text: str) -> Module:
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _Parser(text.rstrip("\0") if text.endswith("\0") else text).module()
+    parser = _Parser(text.rstrip("\0") if text.endswith("\0") else text)
+    try:
+        return parser.module()
+    except ValueError as error:
+        if "digits" not in str(error) or isinstance(error, CompileError):
+            raise
+        # Python reads no decimal of thousands of digits.
+        raise parser.error("a number of fewer digits") from error
 
 
 class _Parser(StatementParser):

@@ -1,0 +1,72 @@
+"""Where a function's control flow, and a module's call graph, can go in circles.
+
+Problem: code that runs for ever must be found before it runs, every piece of it: natural loops,
+cycles that are entered in several places, recursion.
+
+Approach: of every cycle of a directed graph at least one edge *retreats* in any reverse post-order,
+that is, goes to a node that comes no later than its source.
+
+Properties:
+    every_cycle: without its retreating edges a graph has no cycle;
+    only_cycles: a retreating edge is part of a cycle.
+
+Source: Aho, Lam, Sethi and Ullman, "Compilers", section 9.6.
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.effects import BRANCH, FLAGS
+from gpud.compiler.analysis.graph import strong_components
+from gpud.compiler.analysis.survey import Survey
+from gpud.compiler.ptx.model import Function, Instruction, Label, Symbol
+
+__all__ = ["has_cycle", "recursive", "retreating_edges"]
+
+
+def retreating_edges(flow: ControlFlow) -> list[tuple[int, int]]:
+    """The edges (source, target) that close cycles, by source block."""
+    number = {block: place for place, block in enumerate(flow.order)}
+    return [
+        (block, successor)
+        for block in sorted(flow.order)
+        for successor in flow.successors[block]
+        if successor != flow.exit and number[successor] <= number[block]
+    ]
+
+
+def has_cycle(survey: Survey, name: str) -> bool:
+    """Whether control can go in circles within the function ``name``."""
+    return _may_have_cycle(survey.functions[name]) and bool(survey.flow(name).components)
+
+
+def _may_have_cycle(function: Function) -> bool:
+    """Quickly: in a flat body every cycle goes back to a label above."""
+    above: set[str] = set()
+    for statement in function.body or ():
+        kind = type(statement)
+        if kind is Label:
+            above.add(statement.name)  # type: ignore[union-attr]
+        elif kind is Instruction and FLAGS[statement.opcode.text] & BRANCH:  # type: ignore[union-attr]
+            target = statement.operands[0]  # type: ignore[union-attr]
+            if not isinstance(target, Symbol) or target.name in above:
+                return True  # an indexed branch may go anywhere
+    return False
+
+
+def recursive(survey: Survey) -> frozenset[str]:
+    """The functions that can call themselves by direct calls, through others too."""
+    names = list(survey.uses)
+    place = {name: number for number, name in enumerate(names)}
+    calls = [
+        tuple(place[target] for target in uses.calls if target in place)
+        for uses in survey.uses.values()
+    ]
+    root = len(names)
+    calls.append(tuple(range(root)))
+    return frozenset(
+        names[node]
+        for component in strong_components(calls, root)
+        for node in component
+        if node != root and (len(component) > 1 or node in calls[node])
+    )

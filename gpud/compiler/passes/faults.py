@@ -1,0 +1,190 @@
+"""Completes what the passes before have planted: reports of faults, and ways to leave.
+
+Problem: a fence, a trap and a kill poll know what went wrong and where; recording it takes the
+control words' address, the task block's number and the loop's slots, which only the entry's form
+knows. The code that finds nothing wrong must not pay for them.
+
+Approach: the last pass. It completes the calls of the three functions of
+`gpud.compiler.passes.fault_functions` with the context, gives functions (``.func``) that contain
+such calls the context as hidden parameters, and adds the functions themselves.
+
+Terms: the *context* is the control words' address (``ctl``), the running task block's number
+(``claim``) and an address in the loop's slots (``slots``); `NOTHING` stands for what there is not.
+
+Algorithm. ``call gpud_fault, (kind, site, address)`` becomes ``call gpud_fault, (ctl, claim, slots,
+kind, site, address)``; the other two likewise. Then the calls of each function are joined
+(`gpud.compiler.reports`). ``ctl`` is loaded from its parameter at the start of
+the function: in an entry that is a constant, which takes no register until it is used. In
+persistent form ``claim`` and ``slots`` are the loop's own registers; else both are `NOTHING`, and
+the function works the number out. A function with kill polls gets the job record's address.
+
+Properties:
+* only functions that have such calls, or call functions that do, are touched;
+* an entry in form whole gets the hidden parameter as those of the other forms have it;
+* a module without such calls, all of whose entries have their parameter, is the same object;
+* the instructions between the calls stay as they are.
+
+Source: design, sections 4.3 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpud.compiler import control_words as words
+from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.sizes import parameter_bytes
+from gpud.compiler.analysis.survey import Survey
+from gpud.compiler.analysis.survey import survey as survey_of
+from gpud.compiler.form_rules import PARAMETER_BYTES
+from gpud.compiler.forms import Decision, Form
+from gpud.compiler.names import LEAVE, NORETURN
+from gpud.compiler.passes.build import Code, change_functions, fresh_stem, immediate
+from gpud.compiler.passes.fault_functions import VERSION, fault_functions
+from gpud.compiler.passes.hidden_parameters import HiddenParameters, spread
+from gpud.compiler.passes.persistent import claim_and_slot
+from gpud.compiler.polls import JOB_REGISTER
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Instruction,
+    Module,
+    Operand,
+    Parameter,
+    Register,
+    RegisterDeclaration,
+    Statement,
+    Symbol,
+    Tuple,
+)
+from gpud.compiler.reports import CONTEXT, join
+
+__all__ = ["pass_faults"]
+
+_CONTROL = "gpud_control"
+_LARGE_PARAMETERS = (8, 1)  # more than `PARAMETER_BYTES` are allowed from PTX 8.1 on
+
+
+def pass_faults(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """Complete the reports of faults in a module whose entries are in their forms.
+
+    Args:
+        module: flat; entries of ``plan`` in persistent and sliced form have their hidden parameter.
+            Not changed.
+        plan: the decision for each entry that the passes have rewritten.
+    """
+    module = _with_control(module, plan)
+    survey = survey_of(module)
+    own = {name: CONTEXT for name, uses in survey.uses.items() if _reports(uses.function, survey)}
+    if not own:
+        return module
+    writer = _Context(fresh_stem(module, "gpud_context"), survey, own, plan)
+    changed = change_functions(module, writer.rewrite)
+    return _with_functions(replace(changed, version=max(changed.version, VERSION)))
+
+
+class _Context(HiddenParameters):
+    """Passes the context on, and completes calls with it."""
+
+    def __init__(
+        self,
+        stem: str,
+        survey: Survey,
+        own: Mapping[str, tuple[str, ...]],
+        plan: Mapping[str, Decision],
+    ) -> None:
+        super().__init__(stem, survey, spread(survey, own, CONTEXT), wide=("ctl",))
+        self._own = own
+        self._plan = plan
+
+    def is_concerned(self, function: Function) -> bool:
+        return function.name in self._own
+
+    def offered(self, function: Function, code: Code) -> dict[str, Operand]:
+        nothing = immediate(words.NOTHING)
+        found: dict[str, Operand] = dict.fromkeys(CONTEXT, nothing)
+        decision = self._plan.get(function.name)
+        if decision is None or function.kind != "entry":
+            return {**found, "ctl": immediate(0)}  # a function's are its parameters
+        control = Symbol(function.parameters[-1].name)
+        found["ctl"] = ctl = code.register("ctl", "b64")
+        code("ld.param.u64", ctl, Address(control))
+        if decision.form is Form.PERSISTENT:
+            found["claim"], found["slots"] = claim_and_slot(function)
+        return found
+
+    def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
+        context = tuple(here[key] for key in CONTEXT)
+        body: list[Statement] = []
+        polls = False
+        for statement in function.body or ():
+            if isinstance(statement, Instruction):
+                if _is_report(statement):
+                    statement = _completed(statement, context)  # noqa: PLW2901
+            elif isinstance(statement, RegisterDeclaration):
+                polls = polls or statement.name == JOB_REGISTER.name
+            body.append(statement)
+        if polls:
+            code = Code(self._stem)
+            ctl = here["ctl"]
+            if not isinstance(ctl, Register):
+                ctl = code.register("ctl", "b64")
+                code("mov.u64", ctl, here["ctl"])
+            code("ld.global.nc.u64", JOB_REGISTER, Address(ctl, words.JOB))
+            body = [*code.declarations, *code.body, *body]
+        return join(body)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _reports(function: Function, survey: Survey) -> bool:
+    return any(name in NORETURN for name in survey.uses[function.name].calls)
+
+
+def _is_report(ins: Instruction) -> bool:
+    if not is_call(ins):
+        return False
+    target = callee(ins)
+    return isinstance(target, Symbol) and target.name in NORETURN
+
+
+def _completed(ins: Instruction, context: tuple[Operand, ...]) -> Instruction:
+    last = ins.operands[-1]
+    given = last.items if isinstance(last, Tuple) else ()
+    if not given:  # nothing is recorded
+        context = (context[0], immediate(words.NOTHING), context[2])
+    operands = (callee(ins), Tuple((*context, *given)))
+    return Instruction(ins.opcode, operands, ins.guard, ins.line)
+
+
+def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """``module`` whose whole entries have the hidden parameter, too."""
+    large = False
+
+    def change(function: Function) -> Function:
+        nonlocal large
+        decision = plan.get(function.name)
+        if decision is None or decision.form is not Form.WHOLE or function.kind != "entry":
+            return function
+        taken = {parameter.name for parameter in function.parameters}
+        name = _CONTROL
+        while name in taken:
+            name += "_"
+        parameters = (*function.parameters, Parameter("u64", name))
+        large = large or parameter_bytes(parameters) > PARAMETER_BYTES
+        return replace(function, parameters=parameters)
+
+    changed = change_functions(module, change)
+    if large and changed.version < _LARGE_PARAMETERS:
+        changed = replace(changed, version=_LARGE_PARAMETERS)
+    return changed
+
+
+def _with_functions(module: Module) -> Module:
+    """``module`` with the functions that its reports call, before all others."""
+    first = next(n for n, item in enumerate(module.items) if isinstance(item, Function))
+    called = {name for uses in survey_of(module).uses.values() for name in uses.calls} | {LEAVE}
+    added = [replace(f) for name, f in fault_functions().items() if name in called]
+    return replace(module, items=[*module.items[:first], *added, *module.items[first:]])

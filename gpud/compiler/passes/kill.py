@@ -1,0 +1,188 @@
+"""Kill polls in the twins of kernels that may run for long.
+
+Problem: an endless kernel is to end when its job is cancelled or its time is over, without ending
+the context in which other clients' kernels run. Kernels that need not be ended that way should not
+pay for it.
+
+Approach: kernels with loops are in the module twice (`gpud.compiler.names.killable_of`); in the
+twin every cycle looks at the job's kill flag (`gpud.compiler.polls`) and leaves if it is set.
+Functions that the twin calls and that contain cycles, or call some that do, are copied for it.
+
+Algorithm: polls stand at the end of every basic block from which an edge retreats
+(`gpud.compiler.analysis.cycles`), and at the beginning of functions that call themselves.
+
+Properties:
+* ``every_cycle``: a thread of a killable entry passes a poll in every turn of every cycle of its
+  control flow, natural loop or not, in the entry and in everything that it calls directly;
+* ``others stay``: other entries, and functions as other entries call them, are not changed;
+* functions that are called through pointers have no polls: their callers have.
+
+Source: design, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
+from gpud.compiler.analysis.effects import TERMINATOR, callee, flags, is_call
+from gpud.compiler.analysis.survey import Survey
+from gpud.compiler.analysis.survey import survey as survey_of
+from gpud.compiler.forms import Decision
+from gpud.compiler.names import is_killable, killable_of
+from gpud.compiler.polls import declarations, emit, leave
+from gpud.compiler.ptx.model import (
+    Directive,
+    Function,
+    Instruction,
+    Module,
+    RegisterDeclaration,
+    Statement,
+    Symbol,
+    Tuple,
+    Variable,
+    opcode,
+)
+from gpud.compiler.reports import ends
+
+__all__ = ["may_run_long", "pass_kill"]
+
+
+def may_run_long(survey: Survey, entries: Iterable[str]) -> frozenset[str]:
+    """Those of ``entries`` that have something to poll in, or call something directly that has."""
+    cycles = _Cycles(survey)
+    return frozenset(entry for entry in entries if cycles.within(entry))
+
+
+def pass_kill(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """Plant polls in the killable twins among the entries of ``plan``.
+
+    Args:
+        module: flat; not changed.
+        plan: the decision for each entry; those whose names are no killable twin's stay.
+    """
+    chosen = [name for name in plan if is_killable(name)]
+    if not chosen:
+        return module
+    survey = survey_of(module)
+    cycles = _Cycles(survey)
+    copies: dict[str, str] = {}
+    for entry in chosen:
+        for name in cycles.within(entry):
+            if survey.functions[name].kind == "func":
+                copies.setdefault(name, killable_of(name))
+    writer = _Writer(survey, cycles, copies)
+    items: list[Function | Variable | Directive] = []
+    made = [
+        replace(writer.rewrite(survey.functions[name]), name=copy, linkage=None)
+        for name, copy in copies.items()
+    ]
+    declared = False
+    for item in module.items:
+        if isinstance(item, Function) and item.name in chosen and item.body is not None:
+            if not declared:
+                items += [replace(copy, body=None, line=0) for copy in made]
+                declared = True
+            items.append(writer.rewrite(item))
+        else:
+            items.append(item)
+    # At the end, where everything that they call has been declared.
+    return replace(module, items=[*items, *made])
+
+
+class _Cycles:
+    """Which functions of a module have cycles, worked out when first asked."""
+
+    def __init__(self, survey: Survey) -> None:
+        self._survey = survey
+        self._known: dict[str, bool] = {}
+        self.recursive = recursive(survey)
+
+    def has(self, name: str) -> bool:
+        """Whether the function itself is to have polls."""
+        found = self._known.get(name)
+        if found is None:
+            found = name in self.recursive or has_cycle(self._survey, name)
+            self._known[name] = found
+        return found
+
+    def within(self, entry: str) -> list[str]:
+        """The functions that ``entry`` reaches by direct calls and that have or reach cycles."""
+        order = [entry]
+        reached = {entry}
+        for name in order:  # grows while it is walked
+            for target in self._survey.uses[name].calls:
+                if target in self._survey.uses and target not in reached:
+                    reached.add(target)
+                    order.append(target)
+        found = {name for name in order if self.has(name)}
+        changed = True
+        while changed:
+            changed = False
+            for name in order:
+                if name not in found and found.intersection(self._survey.uses[name].calls):
+                    found.add(name)
+                    changed = True
+        return [name for name in order if name in found]
+
+
+class _Writer:
+    """Rewrites entries and functions that have polls, or call functions that do."""
+
+    def __init__(self, survey: Survey, cycles: _Cycles, copies: Mapping[str, str]) -> None:
+        self._survey = survey
+        self._cycles = cycles
+        self._copies = copies
+
+    def rewrite(self, function: Function) -> Function:
+        """``function`` with polls, calling copies."""
+        places = self._places(function)
+        head: list[Statement] = []
+        body: list[Statement] = []
+        polls = 0
+        for position, statement in enumerate(function.body or ()):
+            if position in places:
+                body += emit(polls)
+                polls += 1
+            if isinstance(statement, Variable | RegisterDeclaration):
+                head.append(statement)
+            elif isinstance(statement, Instruction) and is_call(statement):
+                body.append(self._call(statement))
+            else:
+                body.append(statement)
+        if len(function.body or ()) in places:
+            body += emit(polls)
+            polls += 1
+        if not polls:
+            return replace(function, body=[*head, *body])
+        if not ends(body):
+            body.append(Instruction(opcode("ret")))
+        return replace(function, body=[*declarations(polls), *head, *body, *leave()])
+
+    def _places(self, function: Function) -> frozenset[int]:
+        """Positions in the body in front of which there is to be a poll."""
+        if not self._cycles.has(function.name):
+            return frozenset()
+        found: dict[int, None] = {}
+        if function.name in self._cycles.recursive:
+            code = (RegisterDeclaration, Variable)
+            body = function.body or []
+            found[next((n for n, s in enumerate(body) if not isinstance(s, code)), len(body))] = (
+                None
+            )
+        flow = self._survey.flow(function.name)
+        for source, _ in retreating_edges(flow):
+            block = flow.blocks[source]
+            ends = block.last is not None and flags(block.last.opcode) & TERMINATOR
+            found[block.places[-1].position if ends else block.stop] = None
+        return frozenset(found)
+
+    def _call(self, ins: Instruction) -> Instruction:
+        target = callee(ins)
+        copy = self._copies.get(target.name) if isinstance(target, Symbol) else None
+        if copy is None:
+            return ins
+        at = 1 if isinstance(ins.operands[0], Tuple) else 0
+        operands = (*ins.operands[:at], Symbol(copy), *ins.operands[at + 1 :])
+        return replace(ins, operands=operands)
