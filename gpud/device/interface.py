@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "OUTPUT_LIMIT_BYTES",
+    "RESIZABLE",
     "REWRITTEN",
     "Chain",
     "Device",
@@ -82,8 +84,15 @@ class ProgramModule(Protocol):
 
 Form = Literal["persistent", "sliced", "whole", "unmodified"]
 
-REWRITTEN: Final = ("persistent", "sliced")
+REWRITTEN: Final = ("persistent", "sliced", "whole")
 """Forms whose kernels have the hidden last parameter, the address of their control words."""
+
+RESIZABLE: Final = ("persistent", "sliced")
+"""Forms whose launches can be resized while they run; the others see their own grid."""
+
+
+OUTPUT_LIMIT_BYTES: Final = 1 << 24
+"""What a run keeps of what its blocks print; the rest is dropped, and the end of it says so."""
 
 
 class LaunchSpec(NamedTuple):
@@ -154,14 +163,12 @@ class Gang(Protocol):
 
     Attributes:
         slices: what it has been given.
-        output: what its blocks printed so far.
         error: what it failed with, or ``None``.
         first_block_ns: from the first `resize` to the first task block; known when it is over.
         release_ns: the longest time from a release to its last block gone so far.
     """
 
     slices: int
-    output: bytes
     error: Any
     first_block_ns: int
     release_ns: int
@@ -171,6 +178,16 @@ class Gang(Protocol):
 
     def end(self) -> None:
         """Release everything and run nothing more; it is over when the last block has left."""
+
+    def kill(self) -> None:
+        """`end`; running blocks leave at their next kill poll, in the middle of a task block.
+
+        Of a kernel that was compiled without kill polls, those leave that the device can take away.
+        """
+
+    @property
+    def output(self) -> bytes:
+        """What its blocks printed so far, `OUTPUT_LIMIT_BYTES` at most."""
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -199,8 +216,14 @@ class Device(Protocol):
     def allocate(self, size: int) -> Memory:
         """Zeroed device memory, aligned to 256 bytes."""
 
-    def load(self, text: str) -> ProgramModule:
-        """Load PTX."""
+    def load(self, text: str, arena: tuple[int, int] | None = None) -> ProgramModule:
+        """Load PTX.
+
+        Args:
+            text: the program.
+            arena: address and size of what its fences let it reach besides its own variables;
+                None: everything.
+        """
 
     def occupancy(self, kernel: Any, block: tuple[int, int, int], shared: int = 0) -> int:
         """M: resident blocks of this shape and dynamic shared memory on one SM, at least 1."""

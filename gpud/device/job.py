@@ -124,6 +124,10 @@ class Job:
         """Release all blocks and run no more; the job is done when the last has left."""
         self._gang.end()
 
+    def kill(self) -> None:
+        """`end`, and have running blocks leave in the middle of a task block, if they can."""
+        self._gang.kill()
+
     # -- what came of it
 
     @property

@@ -17,6 +17,11 @@ __all__ = [
     "KernelTrap",
 ]
 
+Dim3 = tuple[int, int, int]
+
+_NULL_BYTES = 1 << 16
+"""Addresses below are offsets from a null pointer: no device has memory there."""
+
 
 class JobError(GpudError):
     """A job that had been accepted did not complete. Its output arrays hold unspecified values."""
@@ -26,42 +31,86 @@ class JobError(GpudError):
     kernel: str | None
 
 
+_PLACE_FIELDS = {
+    **JobError.fields,
+    "launch": "which launch of a sequence it was, from 0; null for a job of one launch",
+    "task_block": "coordinates (x, y, z) of the task block in the user's grid",
+    "thread": "coordinates (x, y, z) of the thread in its block",
+    "instruction": "the PTX instruction",
+    "line": "its line in the PTX text before rewriting, from 1",
+    "file": "the source file, where the PTX tells it",
+    "file_line": "the line there, from 1",
+    "site": "number of the instruction in the program's table of sites; for gpud itself",
+}
+
+
 class IllegalAddress(JobError, CallerError):
-    """A task block touched memory outside its session's arena; the block was ended there."""
+    """A task block touched memory outside its session's arena; the block was ended there.
+
+    No byte outside the arena was read or written. On the CPU device this is also what an access
+    outside of a block's shared, local, constant or parameter memory fails with.
+    """
 
     code = "illegal-address"
     fields: ClassVar[Mapping[str, str]] = {
-        **JobError.fields,
-        "address": "the device address, in bytes",
-        "instruction": "the PTX instruction",
-        "line": "its line in the PTX text, from 1",
-        "task_block": "coordinates (x, y, z) of the task block in the user's grid",
+        **_PLACE_FIELDS,
+        "address": "the device address, in bytes; in other spaces than global the offset there",
+        "space": "the state space: global (or generic), shared, local, const or param",
+        "misaligned": "whether the address is legal but no multiple of what the access needs",
+        "array": "address and size in bytes of the session's array nearest to the address",
+        "distance": "bytes from that array's nearest byte to the address, 0 inside of it",
     }
     address: int
+    space: str | None
+    misaligned: bool | None
+    array: tuple[int, int] | None
+    distance: int | None
+    launch: int | None
+    task_block: Dim3 | None
+    thread: Dim3 | None
     instruction: str | None
     line: int | None
-    task_block: tuple[int, int, int] | None
+    file: str | None
+    file_line: int | None
+    site: int | None
 
     def __init__(
         self,
         address: int,
         *,
+        space: str | None = None,
+        misaligned: bool = False,
+        array: tuple[int, int] | None = None,
+        distance: int | None = None,
         kernel: str | None = None,
+        launch: int | None = None,
+        task_block: Dim3 | None = None,
+        thread: Dim3 | None = None,
         instruction: str | None = None,
         line: int | None = None,
-        task_block: tuple[int, int, int] | None = None,
+        file: str | None = None,
+        file_line: int | None = None,
+        site: int | None = None,
     ) -> None:
-        message = (
-            f"illegal address {address:#x}{_place(kernel, task_block, instruction, line)}; check "
-            "the index against the array's size"
-        )
+        place = _place(kernel, launch, task_block, thread)
+        at = _instruction(instruction, line, file, file_line)
+        what, advice = _what_address(address, space, misaligned, array, distance)
         super().__init__(
-            message,
-            kernel=kernel,
+            f"{', '.join((what, *place, *at))}; {advice}",
             address=address,
+            space=space,
+            misaligned=misaligned,
+            array=array,
+            distance=distance,
+            kernel=kernel,
+            launch=launch,
+            task_block=task_block,
+            thread=thread,
             instruction=instruction,
             line=line,
-            task_block=task_block,
+            file=file,
+            file_line=file_line,
+            site=site,
         )
 
 
@@ -70,25 +119,55 @@ class KernelTrap(JobError, CallerError):
 
     code = "kernel-trap"
     fields: ClassVar[Mapping[str, str]] = {
-        **JobError.fields,
-        "cause": "'trap', 'brkpt', or the text of the failed assertion",
-        "line": "the instruction's line in the PTX text, from 1",
-        "task_block": "coordinates (x, y, z) of the task block in the user's grid",
+        **_PLACE_FIELDS,
+        "cause": "'trap', 'brkpt', the text of the failed assertion, or what else ended the block",
+        "function": "the function whose assertion failed, as the source calls it",
     }
     cause: str
+    function: str | None
+    launch: int | None
+    task_block: Dim3 | None
+    thread: Dim3 | None
+    instruction: str | None
     line: int | None
-    task_block: tuple[int, int, int] | None
+    file: str | None
+    file_line: int | None
+    site: int | None
 
     def __init__(
         self,
         cause: str = "trap",
         *,
+        function: str | None = None,
         kernel: str | None = None,
+        launch: int | None = None,
+        task_block: Dim3 | None = None,
+        thread: Dim3 | None = None,
+        instruction: str | None = None,
         line: int | None = None,
-        task_block: tuple[int, int, int] | None = None,
+        file: str | None = None,
+        file_line: int | None = None,
+        site: int | None = None,
     ) -> None:
-        message = f"the kernel stopped itself ({cause}){_place(kernel, task_block, None, line)}"
-        super().__init__(message, kernel=kernel, cause=cause, line=line, task_block=task_block)
+        what = f"the kernel stopped itself ({shorten(cause, 400)})"
+        function_ = () if function is None else (f"function {shorten(function)}",)
+        place = _place(kernel, launch, task_block, thread)
+        # What a trap reads as says nothing that its cause does not.
+        at = _instruction(None, line, file, file_line)
+        super().__init__(
+            ", ".join((what, *function_, *place, *at)),
+            cause=cause,
+            function=function,
+            kernel=kernel,
+            launch=launch,
+            task_block=task_block,
+            thread=thread,
+            instruction=instruction,
+            line=line,
+            file=file,
+            file_line=file_line,
+            site=site,
+        )
 
 
 class JobTimeout(JobError, CallerError, TimeoutError):
@@ -104,7 +183,8 @@ class JobTimeout(JobError, CallerError, TimeoutError):
     def __init__(self, timeout_ns: int, *, kernel: str | None = None) -> None:
         message = (
             f"the job was ended after its timeout of {timeout_ns / 1e9:g} s"
-            f"{_place(kernel, None, None, None)}; give it a larger share or a longer timeout"
+            f"{'' if kernel is None else f' in {kernel}'}; give it a larger share or a longer "
+            "timeout"
         )
         super().__init__(message, kernel=kernel, timeout_ns=timeout_ns)
 
@@ -125,24 +205,65 @@ class DeviceLost(JobError, DeviceError):
     fields: ClassVar[Mapping[str, str]] = {
         **JobError.fields,
         "device": "the device, as in --device",
+        "culprit": 'name of the job that is known to have ended the host, such as "3.17"',
     }
     device: str | None
+    culprit: str | None
+
+
+def _what_address(
+    address: int,
+    space: str | None,
+    misaligned: bool,
+    array: tuple[int, int] | None,
+    distance: int | None,
+) -> tuple[str, str]:
+    """What is wrong with an address, and what to do about it."""
+    where = "" if space in (None, "global") else f" in {space} memory"
+    near = _near(address, array, distance)
+    if misaligned:
+        return (
+            f"misaligned address {address:#x}{where}{near}",
+            "vector and wide accesses need an address that is a multiple of their size",
+        )
+    what = f"illegal address {address:#x}{where}"
+    if where:
+        return what, "check the index against the size of what was declared there"
+    if address < _NULL_BYTES:
+        return what, "it is next to null: check that the pointer was passed and set"
+    return f"{what}{near}", "check the index against the array's size"
+
+
+def _near(address: int, array: tuple[int, int] | None, distance: int | None) -> str:
+    if array is None or distance is None:
+        return ""
+    start, size = array
+    said = f"array {start:#x} of {size} bytes"
+    if not distance:
+        return f", inside {said}"
+    return f", {distance} bytes {'before' if address < start else 'after'} {said}"
 
 
 def _place(
-    kernel: str | None,
-    task_block: tuple[int, int, int] | None,
-    instruction: str | None,
-    line: int | None,
-) -> str:
-    """Words where in a kernel something happened, with a leading space, or nothing."""
-    parts = []
-    if kernel is not None:
-        parts.append(f"in {kernel}")
-    if task_block is not None:
-        parts.append(f"in task block {task_block}")
-    if instruction is not None:
-        parts.append(f"at {shorten(instruction)}")
-    if line is not None:
-        parts.append(f"(PTX line {line})")
-    return "".join(f" {part}" for part in parts)
+    kernel: str | None, launch: int | None, task_block: Dim3 | None, thread: Dim3 | None
+) -> tuple[str, ...]:
+    """Words where in a job something happened."""
+    parts = (
+        None if kernel is None else f"in {kernel}",
+        None if launch is None else f"launch {launch}",
+        None if task_block is None else f"task block {task_block}",
+        None if thread is None else f"thread {thread}",
+    )
+    return tuple(part for part in parts if part is not None)
+
+
+def _instruction(
+    instruction: str | None, line: int | None, file: str | None, file_line: int | None
+) -> tuple[str, ...]:
+    """Words at which instruction it happened, as one part or none."""
+    source = None if file is None else file if file_line is None else f"{file}:{file_line}"
+    lines = [text for text in (line and f"PTX line {line}", source) if text]
+    if instruction is None:
+        return (", ".join(lines),) if lines else ()
+    said = f"at {shorten(instruction).rstrip(';')}"
+    return (f"{said} ({', '.join(lines)})",) if lines else (said,)

@@ -151,6 +151,8 @@ REJECTIONS: Mapping[str, str] = {
     "target-too-new": "is written for a newer architecture than the device's",
     "unsupported-instruction": "uses an instruction that this device does not run",
     "form-not-legal": "cannot run in the form that was asked for",
+    "parameters-full": "has so many bytes of parameters that there is no room for a hidden one",
+    "reserved-name": "defines a name that gpud uses for its own functions and variables",
 }
 """Reason codes of `KernelRejected` and what a kernel so rejected does."""
 

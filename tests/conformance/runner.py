@@ -140,10 +140,11 @@ class Run:
         self.loaded = loaded
         self.arguments, self.expected = _reference(case.name, seed)
         self._memories = _copy_in(device, self.arguments)
-        self._values = _values(self.arguments, self._memories)
+        self.values = _values(self.arguments, self._memories)
+        """What is passed, as the bytes of each parameter."""
         if case.counts == "argument":
             counters = device.allocate(4 * case.blocks)
-            self._values.append(counters.address.to_bytes(8, "little"))
+            self.values.append(counters.address.to_bytes(8, "little"))
             self._runs = counters.view
             self._keep = counters
         else:
@@ -171,7 +172,7 @@ class Run:
             self.loaded.form,
             case.grid,
             case.block,
-            self._values,
+            self.values,
             shared=case.shared,
         )
         return Job(self.loaded.device, [launch])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gpud.compiler.forms import Form
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import KernelRejected
+from tests.conformance.fenced import Fenced
 from tests.conformance.runner import headers_installed, rewritten, run_case, source_of, straight
 from tests.conformance.suite import CASES, Case, Results, differences_between, mismatches
 
@@ -21,9 +23,10 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def device() -> Iterator[CPUDevice]:
+def device() -> Iterator[Any]:
+    """Rewritten programs run fenced, as the daemon has them."""
     with CPUDevice(2) as one:
-        yield one
+        yield Fenced(one)
 
 
 def _skip_without_headers(case: Case) -> None:
@@ -32,7 +35,7 @@ def _skip_without_headers(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.forms], ids=lambda case: case.name)
-def test_forms_agree_with_numpy_and_with_each_other(case: Case, device: CPUDevice) -> None:
+def test_forms_agree_with_numpy_and_with_each_other(case: Case, device: Any) -> None:
     _skip_without_headers(case)
     first: Results | None = None
     for form in ("unmodified", "persistent", "sliced"):
@@ -67,7 +70,7 @@ def test_the_form_is_the_expected_one(case: Case) -> None:
     [c for c in CASES if c.rejection and c.expected_form != "rejected"],
     ids=lambda case: case.name,
 )
-def test_what_the_device_lacks_is_refused_with_its_reason(case: Case, device: CPUDevice) -> None:
+def test_what_the_device_lacks_is_refused_with_its_reason(case: Case, device: Any) -> None:
     with pytest.raises(KernelRejected) as caught:
         run_case(device, case, "unmodified", conduct=straight(1))
     assert case.rejection in caught.value.reason

@@ -29,12 +29,38 @@ EXAMPLES: list[GpudError] = [
     errors.OutOfMemory(1 << 40, 4096, limit="device"),
     errors.JobError("it failed", kernel="saxpy"),
     errors.IllegalAddress(
-        0xDEAD, kernel="k", instruction="ld.global.f32", line=3, task_block=(1, 2, 3)
+        0x2000_0000_100F,
+        space="global",
+        array=(0x2000_0000_0000, 4096),
+        distance=16,
+        kernel="saxpy",
+        launch=2,
+        task_block=(3, 0, 0),
+        thread=(17, 0, 0),
+        instruction="st.global.f32 [%rd4], %f3;",
+        line=41,
+        file="saxpy.cu",
+        file_line=7,
+        site=5,
     ),
-    errors.KernelTrap("n < 4", kernel="k", line=9, task_block=(0, 0, 0)),
+    errors.KernelTrap(
+        "assertion `n < 4' failed",
+        function="void k(int)",
+        kernel="k",
+        launch=0,
+        task_block=(0, 0, 0),
+        thread=(1, 2, 3),
+        instruction="call gpud_assert",
+        line=9,
+        file="k.cu",
+        file_line=3,
+        site=0,
+    ),
     errors.JobTimeout(1_500_000_000, kernel="k"),
     errors.JobCancelled("cancelled by its owner", kernel="k"),
-    errors.DeviceLost("the device host ended with signal 9", kernel="k", device="cuda:0"),
+    errors.DeviceLost(
+        "the device host ended with signal 9", kernel="k", device="cuda:0", culprit="3.17"
+    ),
     errors.ConnectionLost("no daemon listens there"),
     errors.MissingDependency("llvmlite", extra="daemon", cause="no module"),
     errors.InternalError("a block was claimed twice", stage="claim", reproducer="a.json"),
@@ -214,7 +240,7 @@ def test_built_in_kinds(error: GpudError, builtin: type[Exception]) -> None:
         (errors.LaunchConfigError("block", [9, 9, 99], "too large"), ["block=(9, 9, 99)"]),
         (errors.LaunchConfigError("shared", 99, "too large"), ["shared=99: too large"]),
         (errors.OutOfMemory(4096, 512), ["4096", "512", "free"]),
-        (errors.IllegalAddress(48879, task_block=(1, 0, 0)), ["0xbeef", "(1, 0, 0)", "index"]),
+        (errors.IllegalAddress(48879, task_block=(1, 0, 0)), ["0xbeef", "(1, 0, 0)", "null"]),
         (errors.KernelTrap("i < n", kernel="k"), ["i < n", "in k"]),
         (errors.JobTimeout(2_500_000_000), ["2.5 s", "longer timeout"]),
         (errors.MissingDependency("llvmlite", extra="daemon"), ["llvmlite", "gpud[daemon]"]),
@@ -223,6 +249,72 @@ def test_built_in_kinds(error: GpudError, builtin: type[Exception]) -> None:
 )
 def test_messages_show_the_value_and_what_to_do(error: GpudError, parts: list[str]) -> None:
     assert all(part in str(error) for part in parts), str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            next(e for e in EXAMPLES if isinstance(e, errors.IllegalAddress)),
+            (
+                "illegal address 0x20000000100f, 16 bytes after array 0x200000000000 of 4096 "
+                "bytes, in saxpy, launch 2, task block (3, 0, 0), thread (17, 0, 0), "
+                "at st.global.f32 [%rd4], %f3 (PTX line 41, saxpy.cu:7); "
+                "check the index against the array's size"
+            ),
+        ),
+        (
+            errors.IllegalAddress(0x2000, array=(0x3000, 8), distance=0x1000),
+            "illegal address 0x2000; it is next to null: check that the pointer was passed and set",
+        ),
+        (
+            errors.IllegalAddress(0x20_0000, array=(0x30_0000, 8), distance=0x10_0000, line=4),
+            (
+                "illegal address 0x200000, 1048576 bytes before array 0x300000 of 8 bytes, PTX "
+                "line 4; check the index against the array's size"
+            ),
+        ),
+        (
+            errors.IllegalAddress(0x30_0002, misaligned=True, array=(0x30_0000, 4096), distance=0),
+            (
+                "misaligned address 0x300002, inside array 0x300000 of 4096 bytes; vector and wide "
+                "accesses need an address that is a multiple of their size"
+            ),
+        ),
+        (
+            errors.IllegalAddress(0x408, space="shared", kernel="k"),
+            (
+                "illegal address 0x408 in shared memory, in k; check the index against the size of "
+                "what was declared there"
+            ),
+        ),
+        (
+            next(e for e in EXAMPLES if isinstance(e, errors.KernelTrap)),
+            (
+                "the kernel stopped itself (assertion `n < 4' failed), function void k(int), in k, "
+                "launch 0, task block (0, 0, 0), thread (1, 2, 3), PTX line 9, k.cu:3"
+            ),
+        ),
+        (errors.KernelTrap(kernel="k"), "the kernel stopped itself (trap), in k"),
+        (
+            errors.JobTimeout(10**9, kernel="k"),
+            (
+                "the job was ended after its timeout of 1 s in k; give it a larger share or a "
+                "longer timeout"
+            ),
+        ),
+    ],
+    ids=range(8),
+)
+def test_a_fault_is_told_in_one_line(error: GpudError, message: str) -> None:
+    assert str(error) == message
+
+
+def test_a_fault_says_no_more_than_a_line() -> None:
+    error = "x\n" * 5000
+    for one in (errors.KernelTrap(error), errors.IllegalAddress(1 << 40, instruction=error)):
+        assert "\n" not in str(one)
+        assert len(str(one)) < 600
 
 
 def test_long_text_is_cut_in_messages_and_kept_in_fields() -> None:

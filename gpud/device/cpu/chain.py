@@ -22,8 +22,9 @@ from gpud.compiler import control_words as cw
 from gpud.compiler.program import kernel_of
 from gpud.device.cpu.codegen.layout import HEADER, TEMPLATE_BYTES, WARP, align_up
 from gpud.device.cpu.records import CHAIN, CHAIN_BYTES, NONE, STAGE, STAGE_BYTES, Mode, stages_at
-from gpud.device.interface import REWRITTEN, LaunchSpec, as_dim3
-from gpud.errors import LaunchConfigError
+from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchSpec, as_dim3
+from gpud.device.reach import EVERYTHING
+from gpud.errors import LaunchConfigError, LimitExceeded
 
 if TYPE_CHECKING:
     from gpud.device.cpu.device import CPUDevice
@@ -35,6 +36,9 @@ Dim3 = tuple[int, int, int]
 
 _SHARED_SLACK_BYTES = 256
 """Behind shared memory, for whole vectors at its end."""
+
+_MOST_LOCAL_BYTES = 512 << 10
+"""Of a thread; CUDA C++ Programming Guide 13.0, "Compute Capabilities"."""
 
 
 class Launched(NamedTuple):
@@ -93,6 +97,9 @@ class Chain:
         fixed: seats that a resize does not take away: the most that a launch in form whole needs.
         fixed_stages: whether each launch is of that kind.
         seat_bytes: what the largest block needs.
+        blocks: threads of a block of each stage, in x, y, z.
+        owner: the arena that its modules were loaded with, None without one. Compared by identity:
+            the range of an arena may be another session's later.
     """
 
     def __init__(
@@ -107,7 +114,10 @@ class Chain:
             Launched(kernel_of(spec.kernel.name), spec.form, grid)
             for spec, grid in zip(specs, grids, strict=True)
         )
-        self._kernels = [spec.kernel for spec in specs]  # their code is what runs
+        self._kernels: list[CPUKernel] = [spec.kernel for spec in specs]  # their code is what runs
+        self._plans = plans
+        self.blocks = [as_dim3("block", spec.block) for spec in specs]
+        self.owner = self._kernels[0].module.arena
         measured = [
             spec.occupancy or plan.occupancy for spec, plan in zip(specs, plans, strict=True)
         ]
@@ -122,7 +132,7 @@ class Chain:
         self.before = [0, *accumulate(self.totals)]
         self.total = self.before.pop()
         self.largest = list(accumulate(reversed(self.totals), max))[::-1]
-        self.fixed_stages = [spec.form not in REWRITTEN for spec in specs]
+        self.fixed_stages = [spec.form not in RESIZABLE for spec in specs]
         self.fixed = max(
             (n for n, fixed in zip(self.totals, self.fixed_stages, strict=True) if fixed), default=0
         )
@@ -131,6 +141,17 @@ class Chain:
         self.seat_bytes = int((stages["params_at"] + params).max())
         self._fresh = self._record() + stages.tobytes()
         self._free: list[Run] = []
+
+    def reach(self, stage: int, block: int) -> tuple[tuple[int, int], ...]:
+        """(address, size) of what the block at address ``block`` may read by pointers."""
+        module, plan = self._kernels[stage].module, self._plans[stage]
+        own = plan.params_at + plan.params_bytes - plan.locals_at
+        return (
+            (module.data.address, module.data.memory.size),
+            EVERYTHING if module.fenced is None else module.fenced,
+            (block + plan.locals_at, own),
+            *(() if module.heap is None else (module.heap.range,)),
+        )
 
     def take(self) -> Run:
         """The records for a run, fresh."""
@@ -173,7 +194,7 @@ class Chain:
             bytearray(b"".join(plan.template for plan in plans)), _TEMPLATE
         )
         modes = [Mode.KERNEL if spec.form == "persistent" else Mode.LOOP for spec in specs]
-        # The raw grid: only kernels that were not rewritten see it.
+        # The raw grid: only kernels whose launches cannot be resized see it.
         raw = np.array(
             [
                 grid if fixed else (total, 1, 1)
@@ -238,7 +259,7 @@ def _checked(device: CPUDevice, spec: LaunchSpec, grid: Dim3) -> _Plan:
         )
     kernel: CPUKernel = spec.kernel
     rewritten = spec.form in REWRITTEN
-    if not rewritten:
+    if spec.form not in RESIZABLE:
         device.check_grid(grid)
     key = (as_dim3("block", spec.block), spec.shared, rewritten)
     plan: _Plan | None = kernel.plans.get(key)
@@ -262,6 +283,7 @@ def _plan(device: CPUDevice, kernel: CPUKernel, block: Dim3, shared: int, rewrit
     occupancy = device.occupancy(kernel, block, shared)
     compiled = kernel.compiled(block)
     generated = compiled.generated
+    _check_local(kernel.name, generated.local_bytes // compiled.shape.threads)
     locals_at = generated.block_bytes
     shared_at = align_up(locals_at + generated.local_bytes, 256)
     in_all = generated.static_shared_bytes + shared
@@ -286,6 +308,16 @@ def _plan(device: CPUDevice, kernel: CPUKernel, block: Dim3, shared: int, rewrit
         control_at,
         occupancy,
     )
+
+
+def _check_local(kernel: str, bytes_of_a_thread: int) -> None:
+    if bytes_of_a_thread > _MOST_LOCAL_BYTES:
+        raise LimitExceeded(
+            f"{kernel} needs {bytes_of_a_thread} bytes of local memory for each thread, and "
+            f"{_MOST_LOCAL_BYTES} are the most; use an array in global memory",
+            limit="local memory",
+            value=_MOST_LOCAL_BYTES,
+        )
 
 
 def _pack(

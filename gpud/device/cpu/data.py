@@ -6,28 +6,43 @@ wherever the memory is, function names to their numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from gpud.compiler.analysis.sizes import size_and_align, type_bytes
+from gpud.compiler.names import ARENA, HEAP
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.places import ModuleLayout
 
 __all__ = ["ModuleData"]
 
+_EVERYTHING = (0, 2**64 - 1)
+_HIDDEN = (ARENA, HEAP)
+_NO_RANGES: Mapping[str, tuple[int, int] | None] = {}
+
 
 class ModuleData:
     """The variables of one loaded module.
 
+    Args:
+        module: flattened.
+        layout: of its variables.
+        ranges: address and size for gpud's own variables, by name; without: everything.
+
     Attributes:
         memory: all variables, uint8.
         address: host address of the first byte.
-        sizes: bytes of each variable by its plain name.
+        sizes: bytes of each variable by its plain name; gpud's own are not among them.
     """
 
-    def __init__(self, module: ptx.Module, layout: ModuleLayout) -> None:
+    def __init__(
+        self,
+        module: ptx.Module,
+        layout: ModuleLayout,
+        ranges: Mapping[str, tuple[int, int] | None] = _NO_RANGES,
+    ) -> None:
         self._layout = layout
         padded = np.zeros(layout.data.size + 256, np.uint8)
         skip = -padded.ctypes.data % 256
@@ -38,9 +53,17 @@ class ModuleData:
             offset = layout.data.offsets.get(variable.name)
             if offset is None or variable.space not in ("const", "global"):
                 continue
+            if variable.name in _HIDDEN:
+                # Code of this device does not read them: a program sees what a GPU's would.
+                self._set_range(offset, ranges.get(variable.name) or _EVERYTHING)
+                continue
             self.sizes[variable.name] = size_and_align(variable)[0]
             if variable.init is not None:
                 self._write(variable, offset, variable.init)
+
+    def _set_range(self, offset: int, values: tuple[int, int]) -> None:
+        raw = b"".join(value.to_bytes(8, "little") for value in values)
+        self.memory[offset : offset + len(raw)] = np.frombuffer(raw, np.uint8)
 
     def symbol(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a variable, writable.

@@ -97,9 +97,9 @@ class CPUDevice:
         """Map a session's memory file; kernels may address it from now on. See `Arena`."""
         return Arena(descriptor, size, base)
 
-    def load(self, text: str) -> CPUModule:
+    def load(self, text: str, arena: tuple[int, int] | None = None) -> CPUModule:
         """Load a PTX program; see `CPUModule`."""
-        return CPUModule(text)
+        return CPUModule(text, arena)
 
     def occupancy(self, kernel: CPUKernel, block: Sequence[int], shared: int = 0) -> int:
         """M for a block shape and ``shared`` bytes of dynamic shared memory.

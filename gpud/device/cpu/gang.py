@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING
 
 from gpud.compiler import control_words as cw
 from gpud.device.cpu.chain import Chain
-from gpud.device.cpu.codegen.driver import DEADLOCK
+from gpud.device.cpu.failure import failure_of
 from gpud.device.cpu.records import CHAIN, NONE, STAGE, STAGE_BYTES, Begun, Reason, stages_at
 from gpud.device.cpu.seat import LIMIT, Seat, word_of
-from gpud.errors import KernelTrap
+from gpud.device.interface import OUTPUT_LIMIT_BYTES
+from gpud.errors import GpudError
 
 if TYPE_CHECKING:
     from gpud.device.cpu.room import Room
@@ -41,12 +42,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Gang"]
 
-_CURRENT, _SLICES, _STOP, _FIRST, _GRID_ID = (
-    CHAIN[name][0] // 4 for name in ("current", "slices", "stop", "first_ns", "grid_id")
+_CURRENT, _SLICES, _STOP, _KILL, _FIRST, _GRID_ID = (
+    CHAIN[name][0] // 4 for name in ("current", "slices", "stop", "kill", "first_ns", "grid_id")
 )
 _NEXT, _DONE = (STAGE[name][0] // 4 for name in ("next", "done"))
 _STAGE_WORDS = STAGE_BYTES // 4
 _INDEX, _STAGE, _BEGUN, _REASON = map(word_of, ("index", "stage", "begun", "reason"))
+_TRUNCATED = b"\n... output truncated\n"
 
 
 class Gang:
@@ -67,7 +69,7 @@ class Gang:
         present: how many seats are on SMs.
         homes: how many of them each SM has.
         slices: what it has been given.
-        output: what its blocks printed so far.
+        hears: whether what its blocks print now is kept.
         error: what it failed with, or ``None``.
         over: whether nothing more will happen.
         cost: what a seat takes from its SM, see `gpud.device.cpu.room`.
@@ -92,9 +94,8 @@ class Gang:
         self.kept: dict[int, Seat] = {}
         self.present = 0
         self.homes: dict[VirtualSM, int] = {}
-        self.output = b""
-        self.error: KernelTrap | None = None
-        self.assertion: str | None = None
+        self.hears = True
+        self.error: GpudError | None = None
         self.over = False
         self.first_block_ns = 0
         self.release_ns = 0
@@ -105,6 +106,7 @@ class Gang:
         self._released: dict[int, Seat] = {}
         self._released_ns = 0
         self._began_ns = 0
+        self._printed = bytearray()
         self._print_lock = threading.Lock()
         self._run = chain.take()
         self.address = self._run.address
@@ -136,6 +138,16 @@ class Gang:
                 self._stop()
             self._room.settle([self])
         self._room.tell()
+
+    def kill(self) -> None:
+        """`end`, and have blocks that poll leave in the middle of their task block."""
+        with self._room.lock:
+            if not self.over:
+                self._words[_KILL] = 1
+                # The kernels' own word; blocks of another launch than the current one read none.
+                for stage in range(len(self.chain.totals)):
+                    self._words[self._stages + stage * _STAGE_WORDS + cw.KILL // 4] = 1
+        self.end()
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -171,10 +183,22 @@ class Gang:
             seats = self.present + self.missing
         return -(-seats * self.chain.occupancy // self.chain.most)
 
+    @property
+    def output(self) -> bytes:
+        """What its blocks printed so far; what is over the limit is replaced by a word of that."""
+        with self._print_lock:
+            return bytes(self._printed)
+
     def print(self, text: bytes) -> None:
         """Add to `output`; called from SM threads."""
         with self._print_lock:
-            self.output += text
+            if not self.hears:
+                return
+            room = OUTPUT_LIMIT_BYTES - len(_TRUNCATED) - len(self._printed)
+            self._printed += text[:room]
+            if len(text) > room:
+                self._printed += _TRUNCATED
+                self.hears = False
 
     # -- for the room, with its lock
 
@@ -324,27 +348,6 @@ class Gang:
     # -- failures
 
     def _fail(self, seat: Seat) -> None:
-        if self.error is not None:
-            return
-        words = seat.words
-        x, y, z, error, line = (
-            words[word_of(name)]
-            for name in ("ctaid_x", "ctaid_y", "ctaid_z", "error", "error_line")
-        )
-        launched = self.chain.launches[words[_STAGE]]
-        place: tuple[int, int, int] | None = (x, y, z)
-        if launched.form == "persistent":
-            place = None  # which task block a persistent block was running is not recorded
-        elif launched.form == "sliced":
-            place = cw.coordinates(x, launched.grid)
-        if error == DEADLOCK:
-            self.error = KernelTrap(
-                "deadlock: every thread of a block waits at a barrier or a warp collective that "
-                "others of the block will never reach",
-                kernel=launched.name,
-                task_block=place,
-            )
-        else:
-            cause = self.assertion or "trap"
-            self.error = KernelTrap(cause, kernel=launched.name, line=line, task_block=place)
+        if self.error is None:
+            self.error = failure_of(seat, self.chain)
         self._stop()

@@ -21,8 +21,12 @@ within one task block, mostly at once.
 
 Seats that were told to leave give way to others in the meantime: `gpud.device.cpu.late`.
 
+Once a block of a gang has failed, or the gang was killed, its other blocks have no further turn:
+what they do is of no use, and they may wait for the one that is gone.
+
 Properties:
-* a block stays in its seat until it is done: started blocks are never evicted;
+* a block stays in its seat until it is done, unless its gang has failed or was killed: started
+  blocks are never evicted;
 * no task block of a stage begins before all of the stage before are done;
 * seats begin in turn as long as those that have begun poll: whoever waits for another is answered;
 * with nothing to run the OS thread sleeps; with only polling seats it yields the CPU every round,
@@ -53,7 +57,7 @@ from gpud.device.cpu.access import (
 from gpud.device.cpu.advance import LEAVE, RUN, define_advance
 from gpud.device.cpu.codegen.driver import DONE, FAILED, YIELDED, define_driver
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import HEADER, Fresh
+from gpud.device.cpu.codegen.layout import HEADER, Failure, Fresh
 from gpud.device.cpu.late import define_may_be_late, end_late_turn
 from gpud.device.cpu.records import (
     CHAIN_BYTES,
@@ -161,7 +165,12 @@ def _define_loop(ir: IRModule, futex: int) -> None:
         check, late = e.label("check"), e.label("late")
         e.branch(compare(e, "eq", "i32", sm.load("gone"), 0), check, again)
         e.place(check)
-        kept = Record(e, offset(e, block, -SEAT_BYTES), SEAT).load("index", "monotonic")
+        seat = Record(e, offset(e, block, -SEAT_BYTES), SEAT)
+        with e.when(compare(e, "ne", "i32", chain_of(e, seat).load("kill", "monotonic"), 0)):
+            Record(e, block, HEADER).store("error", Failure.KILLED)
+            _drop(e, sm, block, at, busy)
+            e.jump(again)
+        kept = seat.load("index", "monotonic")
         e.branch(compare(e, "eq", "i32", kept, NONE), late, step)
         e.place(late)
         e.branch(e.value(f"call i1 @may_be_late(ptr %sm, ptr {block})"), step, again)
@@ -268,20 +277,32 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
     e.do(f"store i1 true, ptr {busy}")
     _look_for_progress(e, seat, becomes, was)
     e.jump(again)
-    for label in (failed, done):
-        e.place(label)
-        e.do(f"store i1 true, ptr {busy}")
-        with e.when(was(Begun.RUNS)):
-            add(e, seat.load("mark"), -1)
-        becomes(Begun.NO)
-        Record(e, block, HEADER).store("fresh", Fresh.BLOCK)
-        if label == done:
-            _after(e, e.value(f"call i32 @advance(ptr {block}, i1 true)"), block, at, again)
-            continue
-        chain_of(e, seat).store("stop", 1, "seq_cst")
-        seat.store("reason", Reason.FAILED)
-        e.do(f"call void @leave(ptr %sm, ptr {block}, ptr {at})")
-        e.jump(again)
+    e.place(failed)
+    _drop(e, sm, block, at, busy)
+    e.jump(again)
+    e.place(done)
+    _take_away(e, seat, block, busy)
+    _after(e, e.value(f"call i32 @advance(ptr {block}, i1 true)"), block, at, again)
+
+
+def _take_away(e: Emitter, seat: Record, block: str, busy: str) -> None:
+    """The seat has no block any more."""
+    e.do(f"store i1 true, ptr {busy}")
+    with e.when(compare(e, "eq", "i32", seat.load("begun"), Begun.RUNS)):
+        add(e, seat.load("mark"), -1)
+    seat.store("begun", Begun.NO)
+    Record(e, block, HEADER).store("fresh", Fresh.BLOCK)
+
+
+def _drop(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None:
+    """A block was ended in its middle: its seat leaves, and so do all others of the gang."""
+    seat = Record(e, offset(e, block, -SEAT_BYTES), SEAT)
+    _take_away(e, seat, block, busy)
+    chain = chain_of(e, seat)
+    chain.store("stop", 1, "seq_cst")
+    chain.store("kill", 1, "monotonic")
+    seat.store("reason", Reason.FAILED)
+    e.do(f"call void @leave(ptr {sm.pointer}, ptr {block}, ptr {at})")
 
 
 def _look_for_progress(

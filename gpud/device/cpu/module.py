@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpud.compiler.names import ARENA, HEAP
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
@@ -26,6 +27,8 @@ from gpud.device.cpu.codegen.kernel import (
 )
 from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.data import ModuleData
+from gpud.device.cpu.heap import Heap
+from gpud.device.cpu.heap import install as install_heap
 from gpud.device.interface import Parameter, parameters_of
 from gpud.errors import KernelNotFound
 
@@ -78,7 +81,9 @@ class CPUKernel:
 
     def generate(self, shape: Shape) -> GeneratedKernel:
         """LLVM assembly for a block shape, not compiled: for dumps and tests."""
-        return generate_kernel(self.module.program, self.name, shape, self.module.layout)
+        module = self.module
+        heap = None if module.heap is None else module.heap.range
+        return generate_kernel(module.program, self.name, shape, module.layout, module.fenced, heap)
 
     def static_shared(self, block: tuple[int, int, int]) -> int:
         """Bytes of static shared memory of a block."""
@@ -90,16 +95,26 @@ class CPUModule:
 
     Args:
         text: PTX, rewritten or not.
+        arena: address and size of its session's memory, None if it may reach everything.
 
     Raises:
         CompileError: it is not PTX that can be read.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, arena: tuple[int, int] | None = None) -> None:
         program = flatten_module(parse(text))
+        self.arena = arena
         self.program = program
         self.layout = layout_module(program)
-        self.data = ModuleData(program, self.layout)
+        fenced = ARENA in self.layout.data.offsets
+        self.fenced = arena if fenced else None
+        """What its accesses are checked against: None if they are not, or have no fences."""
+        self.heap: Heap | None = None
+        if self.fenced is not None and HEAP in self.layout.data.offsets:
+            install_heap()
+            self.heap = Heap()
+        ranges = {ARENA: arena, HEAP: None if self.heap is None else self.heap.range}
+        self.data = ModuleData(program, self.layout, ranges)
         self._kernels: dict[str, CPUKernel] = {}
 
     def kernel(self, name: str) -> CPUKernel:

@@ -122,11 +122,13 @@ CHAIN, CHAIN_BYTES = _fields(
     ("fixed", "i32"),
     ("stop", "i32"),
     ("stages_at", "i32"),
+    ("kill", "i32"),
 )
 """``first_ns``: when the first block began, on the monotonic clock. ``current``: the stage whose
 task blocks may run, of ``stages``. ``occupancy`` is M of the chain, ``most`` the largest M of a
 stage. ``fixed``: seats that no resize takes away, the most that a stage in form whole needs.
-``stop``: no seat begins another block. ``stages_at``: bytes to the first stage's record."""
+``stop``: no seat begins another block. ``stages_at``: bytes to the first stage's record. ``kill``:
+blocks have no further turn, and those that poll for it end at their next poll."""
 
 MARK_BYTES: Final = 64
 """One for each SM, each on a cache line of its own: how many seats of the gang there run a block

@@ -138,7 +138,7 @@ class Room:
                     return False
                 sm = found
             index = _index(free, sm, homes, wanted) if uneven else free.popleft()
-            seat = self._pool.take(gang.chain.seat_bytes)
+            seat = self._pool.take(gang.chain.seat_bytes, gang.chain.owner)
             sm.used += cost
             sm.seats += 1
             self._used += cost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,12 +11,16 @@ from gpud.compiler import control_words as cw
 from gpud.device.cpu import output
 from gpud.device.cpu.codegen.layout import HEADER, align_up
 from gpud.device.cpu.records import CONTROL, SEAT, SEAT_BYTES
+from gpud.device.reach import Reach
 
 if TYPE_CHECKING:
     from gpud.device.cpu.gang import Gang
     from gpud.device.cpu.sm import VirtualSM
 
 __all__ = ["LIMIT", "Seat", "SeatPool", "word_of"]
+
+_LARGE_BYTES = 4 << 20  # few kernels need so much, by their local memory
+_MOST_KEPT_BYTES = 256 << 20
 
 
 def word_of(name: str) -> int:
@@ -24,6 +29,9 @@ def word_of(name: str) -> int:
         return SEAT[name][0] // 4
     return (SEAT_BYTES + HEADER[name][0]) // 4
 
+
+_IDLE_BYTES = 32 << 20
+"""Of idle seats, from which on those of other owners are used before new ones are made."""
 
 LIMIT = (CONTROL + cw.LIMIT) // 4
 """The index in `Seat.words` of the limit that the kernel reads."""
@@ -38,9 +46,10 @@ class Seat:
         gang: whose it is now.
         sm: where it is now.
         index: its number in the gang, `NONE` once it is released.
+        owner: whose data is in its memory, see `gpud.device.cpu.chain.Chain.owner`.
     """
 
-    __slots__ = ("_memory", "block", "gang", "index", "size", "sm", "words")
+    __slots__ = ("_memory", "block", "gang", "index", "owner", "size", "sm", "words")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -53,37 +62,79 @@ class Seat:
         self.gang: Gang | None = None
         self.sm: VirtualSM | None = None
         self.index = 0
-        output.register(self.block, self._print, self._assert)
+        self.owner: object = None
+        output.register(self.block, self)
 
-    def _print(self, text: bytes) -> None:
+    def clear(self) -> None:
+        """Zero all of its memory; nothing runs in it."""
+        self._memory[:] = 0
+
+    # -- what its block says, on the SM's thread
+
+    @property
+    def hears(self) -> bool:
+        """Whether what its block prints now is kept."""
+        return self.gang is not None and self.gang.hears
+
+    def print(self, text: bytes) -> None:
+        """Its block has printed this."""
         if self.gang is not None:
             self.gang.print(text)
 
-    def _assert(self, thread: int, message: str) -> None:
-        if self.gang is not None:
-            self.gang.assertion = f"thread {thread}: {message}"
+    def reach(self) -> Reach:
+        """What its block's pointers may mean: see `gpud.device.reach`."""
+        if self.gang is None:
+            return Reach(())
+        return Reach(self.gang.chain.reach(self.words[word_of("stage")], self.block))
 
 
 class SeatPool:
-    """Seats that nobody uses, by size. The caller has a lock."""
+    """Seats that nobody uses, by size and by whose data is in them. The caller has a lock.
+
+    What one owner's blocks leave behind must not be seen by another's. Zeroing seats at each change
+    would delay jobs of sessions that take turns, so each owner gets its own seats back; only when
+    many lie idle are others' zeroed and used.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[Seat]] = {}
+        # By size, then by owner, the one that has used its seats last at the end.
+        self._free: dict[int, OrderedDict[int, list[Seat]]] = {}
+        self._free_bytes = 0
         self.by_block: dict[int, Seat] = {}
 
-    def take(self, size: int) -> Seat:
-        """A seat with at least ``size`` bytes from its block's address on."""
+    def take(self, size: int, owner: object) -> Seat:
+        """A seat with at least ``size`` bytes from its block's address on.
+
+        It reads as zero, but for what blocks of the same owner may have left.
+        """
         # Few sizes, so that jobs can use each other's: at most a fifth is wasted.
         step = 1 << max(10, size.bit_length() - 3)
         rounded = align_up(size, step)
-        free = self._free.get(rounded)
-        if free:
-            return free.pop()
-        seat = Seat(rounded)
-        self.by_block[seat.block] = seat
+        owners = self._free.get(rounded)
+        if owners and id(owner) in owners:
+            return self._pop(owners, id(owner))
+        if owners and self._free_bytes >= _IDLE_BYTES:
+            seat = self._pop(owners, next(iter(owners)))
+            seat.clear()
+        else:
+            seat = Seat(rounded)
+            self.by_block[seat.block] = seat
+        seat.owner = owner
         return seat
 
     def give(self, seat: Seat) -> None:
         """Take back a seat that has left its SM."""
         seat.gang = seat.sm = None
-        self._free.setdefault(seat.size, []).append(seat)
+        # The seat keeps its owner alive, so nobody else has its id.
+        owners = self._free.setdefault(seat.size, OrderedDict())
+        owners.setdefault(id(seat.owner), []).append(seat)
+        owners.move_to_end(id(seat.owner))
+        self._free_bytes += seat.size
+
+    def _pop(self, owners: OrderedDict[int, list[Seat]], key: int) -> Seat:
+        seats = owners[key]
+        seat = seats.pop()
+        if not seats:
+            del owners[key]
+        self._free_bytes -= seat.size
+        return seat

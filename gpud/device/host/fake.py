@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
+from gpud.compiler.names import is_killable, killable_of
 from gpud.device.host import messages as m
 from gpud.device.host.virtual import Behaviour, FakeJob, FakeLaunch, VirtualSMs
 from gpud.wire.codec import FrameDecoder
@@ -205,15 +206,19 @@ class FakeHost(VirtualSMs):
         self._send(m.Replied(command.ticket))
 
     def _unload(self, command: m.Unload) -> None:
-        del self.modules[command.module]
+        self.modules.pop(command.module, None)  # its Load may not have come
 
     def _measure(self, command: m.Measure) -> None:
-        behaviour = self.kernels.get(command.entry, self.behaviour)
+        behaviour = self._behaviour(command.entry)
         assert command.module in self.modules, f"no module {command.module}"
         if behaviour.refusal is not None:
             self._send(m.Refused(command.ticket, behaviour.refusal.to_wire()))
         else:
             self._send(m.Replied(command.ticket, behaviour.occupancy))
+
+    def _behaviour(self, entry: str) -> Behaviour:
+        """What a kernel does; its twin with kill polls does the same."""
+        return self.kernels.get(entry.removesuffix(killable_of("")), self.behaviour)
 
     def _start_job(self, command: m.StartJob) -> None:
         assert command.job not in self.jobs, f"job {command.job} is there already"
@@ -224,8 +229,9 @@ class FakeHost(VirtualSMs):
     def _launches(self, rows: Iterable[m.Launch]) -> Iterator[FakeLaunch]:
         for row in rows:
             assert row.module in self.modules, f"no module {row.module}"
-            behaviour = self.kernels.get(row.entry, self.behaviour)
-            yield FakeLaunch(row.entry, prod(row.grid), row.occupancy, behaviour)
+            behaviour = self._behaviour(row.entry)
+            killable = is_killable(row.entry)
+            yield FakeLaunch(row.entry, prod(row.grid), row.occupancy, behaviour, killable)
 
     def _resize_job(self, command: m.ResizeJob) -> None:
         job = self.jobs.get(command.job)
@@ -238,6 +244,11 @@ class FakeHost(VirtualSMs):
         job = self.jobs.get(command.job)
         if job is not None:
             self.end(job)
+
+    def _kill_job(self, command: m.KillJob) -> None:
+        job = self.jobs.get(command.job)
+        if job is not None:
+            self.kill(job)
 
     def _read_progress(self, command: m.ReadProgress) -> None:
         there = [self.jobs[number] for number in command.jobs if number in self.jobs]
@@ -270,6 +281,7 @@ _HANDLERS: dict[type, Callable[[FakeHost, Any], None]] = {
     m.StartJob: FakeHost._start_job,
     m.ResizeJob: FakeHost._resize_job,
     m.EndJob: FakeHost._end_job,
+    m.KillJob: FakeHost._kill_job,
     m.ReadProgress: FakeHost._read_progress,
     m.ReadSymbol: FakeHost._read_symbol,
     m.WriteSymbol: FakeHost._write_symbol,

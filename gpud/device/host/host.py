@@ -9,6 +9,8 @@ that happens on the device is told from the thread on which it happens (`gpud.de
 
 Properties:
 * a command that fails changes nothing, is answered by its error, and never ends the host;
+* a device that says `gpud.errors.DeviceLost`, from any call, ends the host: nothing on it can be
+  relied on any more. So does what fails where nobody can be told of it;
 * commands about memory are carried out in their order, and so are those about modules;
 * a command on a job that has ended meanwhile is ignored: `JobEnded` is its answer.
 """
@@ -21,14 +23,17 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from gpud.compiler.names import RESERVED
 from gpud.device.host import messages as m
 from gpud.device.host.chains import Chains
 from gpud.device.host.link import Link
 from gpud.device.host.running import RunningJob, ended_at_once
 from gpud.device.job import Job
 from gpud.errors import (
+    DeviceLost,
     FrameError,
     GpudError,
     InternalError,
@@ -37,14 +42,27 @@ from gpud.errors import (
     UnknownName,
 )
 
-__all__ = ["Host"]
+__all__ = ["Host", "end_process"]
+
+_LOST_STATUS = 3
 
 Handler = Callable[[Any], None]
+
+
+_NOWHERE = (2**64 - 2**20, 2**20)
+"""The arena of a session that has none: no memory lies there, so nothing can be reached."""
 
 
 class _Module(NamedTuple):
     session: int
     program: Any
+
+
+class _Arena(NamedTuple):
+    """A session's memory; all its modules are loaded with the same ``range``, the very object."""
+
+    arena: Any
+    range: tuple[int, int]
 
 
 class Host:
@@ -54,13 +72,17 @@ class Host:
         device: see `gpud.device.interface.Device`; with ``map_arena``, ``capability`` and
             ``memory_bytes``.
         link: to the front.
+        on_lost: stands in for `end_process`, in tests.
     """
 
-    def __init__(self, device: Any, link: Link) -> None:
+    def __init__(
+        self, device: Any, link: Link, on_lost: Callable[[str], None] | None = None
+    ) -> None:
         self._device = device
+        self._on_lost = on_lost or end_process
         self._link = link
         self._send = link.send
-        self._arenas: dict[int, Any] = {}
+        self._arenas: dict[int, _Arena] = {}
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
         self._chains = Chains(device, self._kernel)
@@ -70,6 +92,7 @@ class Host:
             m.StartJob: self._start_job,
             m.ResizeJob: self._resize_job,
             m.EndJob: self._end_job,
+            m.KillJob: self._kill_job,
             m.ReadProgress: self._read_progress,
             m.ReadSymbol: self._read_symbol,
             m.WriteSymbol: self._write_symbol,
@@ -108,7 +131,15 @@ class Host:
 
     def _guarded(self, handler: Handler, command: Any) -> None:
         try:
+            self._answered(handler, command)
+        except Exception as error:  # noqa: BLE001 - nobody can be told, or all is lost
+            self._lost(error)
+
+    def _answered(self, handler: Handler, command: Any) -> None:
+        try:
             handler(command)
+        except DeviceLost:
+            raise
         except GpudError as error:
             self._failed(command, error)
         except Exception as error:  # noqa: BLE001 - a bug in one command must not end the others
@@ -117,6 +148,14 @@ class Host:
             self._failed(
                 command, InternalError(what, stage=f"device host, {type(command).__name__}")
             )
+
+    def _lost(self, error: BaseException) -> None:
+        """Nothing on this device can be relied on any more."""
+        if isinstance(error, DeviceLost):
+            self._on_lost(str(error))
+        else:
+            told = "".join(traceback.format_exception(error)).strip()
+            self._on_lost(told)
 
     def _failed(self, command: Any, error: GpudError) -> None:
         plain = error.to_wire()
@@ -147,7 +186,7 @@ class Host:
             self._log(logging.ERROR, f"job {command.job} is there already: StartJob is ignored")
             return
         chain = self._chains.prepared(command.launches, command.occupancy)
-        running = RunningJob(command, self._send, self._forget)
+        running = RunningJob(command, self._send, self._forget, self._lost)
         job = Job(
             self._device,
             chain,
@@ -171,6 +210,11 @@ class Host:
         if running is not None:
             running.end()
 
+    def _kill_job(self, command: m.KillJob) -> None:
+        running = self._jobs.get(command.job)
+        if running is not None:
+            running.kill()
+
     def _read_progress(self, command: m.ReadProgress) -> None:
         rows = []
         for number in command.jobs:
@@ -192,6 +236,8 @@ class Host:
         self._send(m.Replied(command.ticket))
 
     def _symbol(self, command: m.ReadSymbol | m.WriteSymbol, size: int) -> Any:
+        if command.name in RESERVED:  # where the fences stand is nobody's to read or move
+            raise UnknownName(f"there is no variable {command.name!r}: the name is gpud's own")
         try:
             held = self._module(command.module).program.symbol(command.name)
         except KeyError as error:
@@ -208,7 +254,8 @@ class Host:
     def _load(self, command: m.Load) -> None:
         if command.module in self._modules:
             raise InvalidArgument(f"there is a module {command.module} already")
-        program = self._device.load(command.ptx)
+        opened = self._arenas.get(command.session)
+        program = self._device.load(command.ptx, _NOWHERE if opened is None else opened.range)
         self._modules[command.module] = _Module(command.session, program)
         self._send(m.Replied(command.ticket))
 
@@ -250,7 +297,7 @@ class Host:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
-        self._arenas[command.session] = arena
+        self._arenas[command.session] = _Arena(arena, (arena.address, command.size))
         self._send(m.Replied(command.ticket, arena.address))
 
     def _close_session(self, command: m.CloseArena) -> None:
@@ -268,9 +315,24 @@ class Host:
             raise InvalidArgument(
                 f"session {command.session} has jobs: its arena stays mapped for good"
             )
-        arena = self._arenas.pop(command.session, None)
-        if arena is not None:
-            arena.close()
+        opened = self._arenas.pop(command.session, None)
+        if opened is None:
+            return
+        try:
+            opened.arena.close()
+        except Exception as error:
+            # Its place is about to be another session's.
+            raise DeviceLost(
+                f"the memory of session {command.session} cannot be unmapped: {error}"
+            ) from error
+
+
+def end_process(reason: str) -> None:
+    """End this process at once: the last line of its output tells the front why."""
+    # Not sys.exit: SM threads may be in kernels that never end, and nothing may wait for them.
+    with suppress(OSError):
+        os.write(2, f"{reason}\n".encode(errors="replace"))
+    os._exit(_LOST_STATUS)
 
 
 class _OpenFile(NamedTuple):

@@ -22,6 +22,7 @@ __all__ = [
     "EndJob",
     "HostReady",
     "JobEnded",
+    "KillJob",
     "Launch",
     "Load",
     "Log",
@@ -179,6 +180,16 @@ class WriteSymbol(NamedTuple):
     name: Annotated[str, text(4096), "the variable"]
     offset: Annotated[int, uint(63), "in bytes"]
     data: Annotated[bytes, blob(1 << 24), "what to write"]
+
+
+@_front(12)
+class KillJob(NamedTuple):
+    """End a job's blocks where they poll, in the middle of a task block; `JobEnded` follows.
+
+    Only the loops of entries that were compiled with kill polls do that: others go on.
+    """
+
+    job: Job
 
 
 # -- events ----------------------------------------------------------------------------------------

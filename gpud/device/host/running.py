@@ -21,12 +21,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gpud.device.host.messages import BlocksLeft, JobEnded, StartJob
-from gpud.errors import GpudError, InternalError
+from gpud.device.interface import OUTPUT_LIMIT_BYTES
+from gpud.errors import DeviceLost, GpudError, InternalError
 
 __all__ = ["RunningJob", "ended_at_once"]
-
-_OUTPUT_LIMIT_BYTES = 1 << 24
-"""As in `JobEnded`; what a kernel prints beyond is lost."""
 
 
 class RunningJob:
@@ -36,6 +34,7 @@ class RunningJob:
         command: what started it.
         send: sends an event to the front; called from any thread.
         forget: called with this when `JobEnded` is about to be sent.
+        lost: called when the device is found to be lost, or its state cannot be read.
     """
 
     def __init__(
@@ -43,6 +42,7 @@ class RunningJob:
         command: StartJob,
         send: Callable[[Any], None],
         forget: Callable[[RunningJob], None],
+        lost: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.number = command.job
         self.session = command.session
@@ -51,6 +51,7 @@ class RunningJob:
         self._slices = command.slices
         self._send = send
         self._forget = forget
+        self._lost = lost
         self._resizing = True
         self._over = False
         self._sent = False
@@ -89,16 +90,30 @@ class RunningJob:
         self._ending = True
         self.job.end()
 
+    def kill(self) -> None:
+        """Carry out a `KillJob`."""
+        self._ending = True
+        self.job.kill()
+
     def on_left(self, _: Any) -> None:
         """Persistent blocks of the job have left. On a thread of the device."""
         self._again = True
         if not self._resizing:  # else that thread reports, when it knows what it has done
-            self.report()
+            self._report_or_end()
 
     def on_done(self, _: Any) -> None:
         """Nothing more of the job will run. On a thread of the device."""
         self._over = True
-        self.report()
+        self._report_or_end()
+
+    def _report_or_end(self) -> None:
+        """`report` on a thread of the device, where nobody hears of what fails."""
+        try:
+            self.report()
+        except Exception as error:
+            if self._lost is None:
+                raise
+            self._lost(error)
 
     def report(self, *, wait: bool = False) -> None:
         """Tell the front how the job stands, or have the thread that does it now do it again."""
@@ -122,6 +137,8 @@ class RunningJob:
             self._forget(self)
             try:
                 self._send(self._ended())
+            except DeviceLost:
+                raise
             except Exception as error:  # noqa: BLE001 - the front must hear of the end in any case
                 what = InternalError(f"the job's end cannot be told: {error}", stage="device host")
                 self._send(ended_at_once(self.number, what.to_wire()))
@@ -138,12 +155,14 @@ class RunningJob:
     def _ended(self) -> JobEnded:
         job = self.job
         error: GpudError | None = job.error or self._error
+        if isinstance(error, DeviceLost):
+            raise error  # not of this job alone
         _, done, total = job.progress
         return JobEnded(
             self.number,
             None if error is None else error.to_wire(),
             job.complete,
-            job.output[:_OUTPUT_LIMIT_BYTES],
+            job.output[:OUTPUT_LIMIT_BYTES],
             done,
             total,
             job.first_block_ns or 0,

@@ -33,6 +33,7 @@ class Behaviour:
         trap_at: the number of a task block that traps at its end.
         output: what the kernel prints.
         refusal: what `Measure` refuses with.
+        poll_ns: how long after `KillJob` the blocks of a killable entry leave; None: never.
     """
 
     block_ns: int | None = 1_000_000
@@ -41,15 +42,20 @@ class Behaviour:
     trap_at: int | None = None
     output: bytes = b""
     refusal: GpudError | None = None
+    poll_ns: int | None = 0
 
 
 class FakeLaunch(NamedTuple):
-    """A launch of a `FakeJob`: a kernel, its task blocks, its M and what it does."""
+    """A launch of a `FakeJob`: a kernel, its task blocks, its M and what it does.
+
+    ``killable``: its blocks poll whether they were killed.
+    """
 
     entry: str
     total: int
     occupancy: int
     behaviour: Behaviour
+    killable: bool = False
 
 
 class FakeJob:
@@ -176,6 +182,14 @@ class VirtualSMs:
                 self._left[job.number] = job
             self.settle()
 
+    def kill(self, job: FakeJob) -> None:
+        """Have the blocks of a job leave where they poll, besides ending it."""
+        self.end(job)
+        poll_ns = job.now.behaviour.poll_ns
+        if self.jobs.get(job.number) is job and job.now.killable and poll_ns is not None:
+            self._after(poll_ns, job, self._killed)
+            self.advance(0)
+
     def clear(self) -> None:
         """Forget all jobs. Time goes on."""
         self.jobs.clear()
@@ -255,7 +269,15 @@ class VirtualSMs:
         else:
             job.idle += 1
 
+    def _killed(self, job: FakeJob, _: int) -> None:
+        job.release_ns = max(job.release_ns, self.now_ns - job.told_ns)
+        for _ in range(job.running):
+            self._leave(job)
+        job.running = job.releasing = 0
+
     def _task_ended(self, job: FakeJob, task_block: int) -> None:
+        if not job.running:
+            return  # it was killed at this very moment
         job.done += 1
         behaviour = job.now.behaviour
         if task_block == behaviour.trap_at and job.error is None:
@@ -273,6 +295,8 @@ class VirtualSMs:
             self._next_launch(job)
 
     def _released(self, job: FakeJob, _: int) -> None:
+        if not job.running:
+            return  # likewise
         job.running -= 1
         job.release_ns = max(job.release_ns, self.now_ns - job.told_ns)
         self._leave(job)

@@ -402,7 +402,7 @@ def test_a_failed_launch_ends_the_chain(device: CPUDevice, kernels: Kernels) -> 
         with pytest.raises(KernelTrap) as caught:
             job.result(TIMEOUT_S)
         assert caught.value.kernel == "fails"
-        assert caught.value.task_block == (None if form == "persistent" else (3, 0, 0))
+        assert (caught.value.launch, caught.value.task_block) == (1, (3, 0, 0))
         assert steps.runs[0].tolist() == [1] * 4
         assert not steps.runs[1].any()
         assert not job.complete

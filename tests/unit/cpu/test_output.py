@@ -8,10 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.output import format_printf
-from tests.unit.cpu.running import TIMEOUT_S, cuda, words
+from gpud.device.cpu.module import CPUKernel
+from gpud.device.cpu.output import MOST_BYTES, MOST_WIDTH, format_printf
+from gpud.device.interface import OUTPUT_LIMIT_BYTES
+from gpud.device.job import Job, LaunchSpec
+from gpud.device.reach import Reach
+from tests.unit.cpu.running import TIMEOUT_S, cuda, rewritten, words
 
 
 def formatted(text: str, *values: tuple[str, Any]) -> str:
@@ -22,10 +28,10 @@ def formatted(text: str, *values: tuple[str, Any]) -> str:
         values: ("i", 5), ("q", 5), ("d", 0.5): a code of `struct`; ("s", b"x"): a string.
     """
     data, strings = b"", []
-    for code, given in values:
-        kind, value = code, given
+    for code, passed in values:
+        kind, value = code, passed
         if code == "s":
-            strings.append(ctypes.create_string_buffer(given))
+            strings.append(ctypes.create_string_buffer(passed))
             kind, value = "Q", ctypes.addressof(strings[-1])
         size = struct.calcsize(kind)
         data += bytes(-len(data) % size) + struct.pack("<" + kind, value)
@@ -96,6 +102,89 @@ def test_each_argument_is_aligned_to_its_size() -> None:
     assert text == f"1 {2**40} 3 0.500000 5"
 
 
+# -- what a hostile kernel may pass ------------------------------------------------------------
+
+
+class Memory:
+    """Memory at `BASE` that notices every read outside of it."""
+
+    BASE = 0x1000
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.reach = Reach([(self.BASE, len(data))], self.read)
+
+    def read(self, address: int, size: int) -> bytes:
+        start = address - self.BASE
+        assert 0 <= start <= start + size <= len(self.data)
+        return self.data[start : start + size]
+
+
+def printed(text: bytes, packed: bytes = b"", strings: bytes = b"") -> bytes:
+    """What is printed for packed values, behind which the strings lie."""
+    memory = Memory(packed + strings)
+    return format_printf(text, Memory.BASE, memory.reach)
+
+
+def at(offset: int) -> bytes:
+    return struct.pack("<Q", Memory.BASE + offset)
+
+
+def test_pointers_outside_of_its_memory_are_not_followed() -> None:
+    for pointer in (1, Memory.BASE - 1, Memory.BASE + 100, 2**47, 2**64 - 1):
+        assert printed(b"<%s>", struct.pack("<Q", pointer)) == b"<(unreadable)>"
+    assert printed(b"<%s>", at(8), b"no end") == b"<(unreadable)>"
+    assert printed(b"<%.4s>", at(8), b"no end") == b"<no e>"
+    assert printed(b"<%.9s>", at(8), b"no end") == b"<(unreadable)>"
+    assert printed(b"<%10s>", at(8), b"end\0") == b"<       end>"
+    assert printed(b"<%s>", bytes(8)) == b"<(null)>"
+
+
+def test_values_that_are_not_there_are_not_read() -> None:
+    assert printed(b"%d %d", struct.pack("<i", 5)) == b"5 (unreadable)"
+    assert printed(b"%lld") == b"(unreadable)"
+    assert printed(b"%*d", struct.pack("<i", 5)) == b"(unreadable)"
+    assert format_printf(b"%f", 2**64 - 4, Reach([])) == b"(unreadable)"
+
+
+def test_fields_are_no_wider_than_the_limit() -> None:
+    four = struct.pack("<i", 4)
+    for text in (b"%999999999d", b"%0999999999999999999999d"):
+        assert len(printed(text, four)) == MOST_WIDTH
+    assert len(printed(b"%*d", struct.pack("<ii", 2**31 - 1, 4))) == MOST_WIDTH
+    assert printed(b"%*d|", struct.pack("<ii", -(2**31), 4)) == b"4".ljust(MOST_WIDTH) + b"|"
+    assert len(printed(b"%.999999999d", four)) == MOST_WIDTH
+    assert len(printed(b"%.99999999f", struct.pack("<d", 1))) == MOST_WIDTH + 2
+    assert printed(b"%.*d", struct.pack("<ii", -1, 4)) == b"4"
+
+
+def test_no_conversion_makes_the_c_library_follow_a_pointer_or_read_what_is_not_there() -> None:
+    wide = "wide".encode("utf-32-le") + bytes(4)
+    assert printed(b"%ls", at(8), wide) == b"w"
+    assert printed(b"%lc%hhc", struct.pack("<qi", 0x41, 0x42)) == b"AB"
+    assert printed(b"%Lf", struct.pack("<d", 1.5)) == b"1.500000"
+    assert printed(b"%n%hn", struct.pack("<Q", 16)) == b"%n%hn"
+
+
+def test_a_call_prints_no_more_than_the_limit() -> None:
+    text = b"%1024d" * 2000
+    assert len(printed(text, bytes(8000))) == MOST_BYTES
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from([b"%", b"s", b"*", b".", b"0", b"-", b"l", b"ll", b"d", b"f", b"c"]),
+            st.binary(max_size=3),
+        ),
+        max_size=20,
+    ).map(b"".join),
+    st.binary(max_size=64),
+)
+def test_any_format_with_any_values(text: bytes, packed: bytes) -> None:
+    assert len(printed(text, packed)) <= MOST_BYTES
+
+
 # -- from kernels ------------------------------------------------------------------------------
 
 SOURCE = r"""
@@ -136,3 +225,67 @@ def test_lines_of_different_threads_stay_whole(device: CPUDevice) -> None:
     launch.result(TIMEOUT_S)
     lines = launch.output.decode().splitlines()
     assert sorted(lines) == sorted(f"{b}.{t}" for b in range(20) for t in range(33))
+
+
+HOSTILE = r"""
+extern "C" __device__ int vprintf(const char*, const char*);
+extern "C" __global__ void format(const char* text) { vprintf(text, 0); }
+extern "C" __global__ void string(const char* text) { printf("<%s>\n", text); }
+extern "C" __global__ void values(const char* packed) { vprintf("%d\n", packed); }
+__device__ char own[] = "its own";
+__device__ __noinline__ void deep(char first) {
+    char local[8] = {first, 'e', 'e', 'p', 0};
+    printf("%s\n", local);
+}
+extern "C" __global__ void legal() {
+    char local[8] = {'l', 'o', 'c', 'a', 'l', 0};
+    __shared__ char shared[8];
+    shared[0] = 's'; shared[1] = 0;
+    printf("%s %s %s ", own, local, shared);
+    deep('d');
+}
+extern "C" __global__ void much() {
+    for (int i = 0; i < 1000; i++) printf("%1000d%1000d\n", threadIdx.x, i);
+}
+"""
+ARENA = 1 << 20
+
+
+def run(device: CPUDevice, kernel: CPUKernel, *values: bytes) -> Job:
+    """Run one thread of a rewritten kernel."""
+    job = Job(device, [LaunchSpec.of(kernel, "persistent", 1, 1, list(values))])
+    job.resize(1)
+    job.result(TIMEOUT_S)
+    return job
+
+
+@pytest.mark.parametrize("kernel", ["format", "string", "values"])
+def test_a_kernel_reads_nothing_outside_its_arena(device: CPUDevice, kernel: str) -> None:
+    memory = device.allocate(ARENA)
+    loaded = device.load(rewritten(HOSTILE).ptx, (memory.address, ARENA)).kernel(kernel)
+    unmapped = device.allocate(64).address
+    for pointer in (8, unmapped, 2**47 - 1, 2**64 - 8, memory.address + ARENA):
+        launch = run(device, loaded, pointer.to_bytes(8, "little"))
+        said = {"format": b"", "string": b"<(unreadable)>\n", "values": b"(unreadable)\n"}
+        assert launch.output == said[kernel]
+
+
+def test_a_kernel_prints_what_is_its_own(device: CPUDevice) -> None:
+    memory = device.allocate(ARENA)
+    module = device.load(rewritten(HOSTILE).ptx, (memory.address, ARENA))
+    launch = run(device, module.kernel("legal"))
+    assert launch.output == b"its own local s deep\n"
+    memory.view[8:16] = bytearray(b"arena\0\0\0")
+    pointer = (memory.address + 8).to_bytes(8, "little")
+    launch = run(device, module.kernel("string"), pointer)
+    assert launch.output == b"<arena>\n"
+
+
+def test_what_a_job_prints_is_bounded_and_says_so(device: CPUDevice) -> None:
+    kernel = device.load(cuda(HOSTILE)).kernel("much")
+    launch = device.launch(kernel, (1, 1, 1), (10, 1, 1), b"")
+    launch.result(TIMEOUT_S)
+    output = launch.output
+    assert len(output) == OUTPUT_LIMIT_BYTES
+    assert output.endswith(b"\n... output truncated\n")
+    assert output.count(b"truncated") == 1

@@ -264,3 +264,48 @@ async def test_a_front_that_goes_ends_it() -> None:
         while front.host.alive:  # noqa: ASYNC110
             await asyncio.sleep(0)
     front.close()
+
+
+def test_a_killable_kernel_leaves_when_it_is_killed() -> None:
+    host = made(Behaviour(block_ns=None), Behaviour(block_ns=None, poll_ns=3 * MS))
+    rows = [row(MODULE, f"k{index}__gpud_killable", 8, occupancy=1) for index in range(2)]
+    for job, one in enumerate(rows, 1):
+        packed = m.HOST_PROTOCOL.encode_records([one])
+        host.handle(m.StartJob(job, 1, packed, 1, 2, 0, online=False))
+    host.advance(MS)
+    host.handle(m.KillJob(1))
+    assert host.events == [m.JobEnded(1, None, False, b"", 0, 8, 0, 0)]
+    host.handle(m.KillJob(2))
+    host.handle(m.KillJob(3))  # it has ended, or never was
+    assert list(host.jobs) == [2]
+    host.advance(3 * MS)
+    assert host.events[-1] == m.JobEnded(2, None, False, b"", 0, 8, 0, 3 * MS)
+    assert host.jobs == {}
+
+
+@pytest.mark.parametrize(
+    ("entry", "behaviour"),
+    [("k0", Behaviour(block_ns=None)), ("k0__gpud_killable", Behaviour(None, poll_ns=None))],
+)
+def test_a_kernel_that_does_not_poll_stays_when_it_is_killed(
+    entry: str, behaviour: Behaviour
+) -> None:
+    host = made(behaviour)
+    packed = m.HOST_PROTOCOL.encode_records([row(MODULE, entry, 8, occupancy=1)])
+    host.handle(m.StartJob(1, 1, packed, 1, 2, 0, online=False))
+    host.handle(m.EndJob(1))
+    host.handle(m.KillJob(1))
+    host.run()
+    assert list(host.jobs) == [1]
+
+
+def test_blocks_that_end_when_they_are_killed_leave_once() -> None:
+    host = made(Behaviour(block_ns=MS, poll_ns=MS))
+    packed = m.HOST_PROTOCOL.encode_records([row(MODULE, "k0__gpud_killable", 8, occupancy=1)])
+    host.handle(m.StartJob(1, 1, packed, 1, 3, 0, online=False))
+    host.handle(m.KillJob(1))
+    host.run()
+    assert [type(event) for event in host.events].count(m.JobEnded) == 1
+    start(host, 2, ("k0", 4), slices=4)
+    host.run()
+    assert host.now_ns == 2 * MS  # all the room there is has come back

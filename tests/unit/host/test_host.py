@@ -30,8 +30,10 @@ class FakeDevice:
         self.error: Exception | None = None
         self.symbols = {"word": np.zeros(4, np.uint8)}
         self.arenas: list[str] = []
+        self.loaded: list[tuple[int, int] | None] = []
 
-    def load(self, _: str) -> FakeDevice:
+    def load(self, _: str, arena: tuple[int, int] | None = None) -> FakeDevice:
+        self.loaded.append(arena)
         return self
 
     def kernel(self, name: str) -> str:
@@ -172,3 +174,34 @@ def test_arenas_open_and_close_in_order_and_their_modules_go(case: Case) -> None
 def test_a_session_without_arena_may_be_closed(case: Case) -> None:
     case.host.carry_out(m.CloseArena(77))
     assert case.do(m.ReadProgress(2, ())) == m.Replied(2, [])
+
+
+def test_a_module_is_loaded_with_its_sessions_arena(case: Case) -> None:
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, 4096)
+    command = m.OpenArena(2, 9, 0, 4096)
+    socket.send_fds(case.front, [m.HOST_PROTOCOL.encode(command)], [descriptor])
+    os.close(descriptor)
+    assert case.do(next(case.link.receive())) == m.Replied(2, case.device.address)
+    case.device.loaded.clear()
+    for module in (6, 7):
+        assert case.do(m.Load(3, module, 9, "ptx")) == m.Replied(3)
+    ranges = case.device.loaded
+    assert ranges == [(case.device.address, 4096)] * 2
+    assert ranges[0] is ranges[1]  # what tells sessions apart, also when an address comes again
+
+
+def test_a_module_of_a_session_without_arena_reaches_nothing(case: Case) -> None:
+    assert case.do(m.Load(3, 6, 77, "ptx")) == m.Replied(3)
+    found = case.device.loaded[-1]
+    assert found is not None
+    base, size = found
+    assert base + size == 2**64
+    assert base > 2**63  # no memory of a process lies there
+
+
+@pytest.mark.parametrize("name", ["gpud_arena", "gpud_heap"])
+def test_nobody_reads_or_moves_the_fences(case: Case, name: str) -> None:
+    case.device.symbols[name] = np.zeros(16, np.uint8)
+    for command in (m.ReadSymbol(3, 5, name, 0, 16), m.WriteSymbol(3, 5, name, 0, bytes(16))):
+        assert isinstance(from_wire(case.do(command).error), UnknownName)

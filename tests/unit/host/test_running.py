@@ -27,7 +27,7 @@ class FakeJob:
         self.progress = (3, 2, 9)
         self.first_block_ns = 4
         self.release_ns = 5
-        self.ended = 0
+        self.ended = self.killed = 0
         self.sizes: list[int] = []
         self.during_resize: Callable[[], None] = lambda: None
 
@@ -38,6 +38,9 @@ class FakeJob:
 
     def end(self) -> None:
         self.ended += 1
+
+    def kill(self) -> None:
+        self.killed += 1
 
 
 class Case:
@@ -257,3 +260,11 @@ def test_a_resize_waits_for_the_report_that_is_being_sent() -> None:
     sender.join(TIMEOUT_S)
     assert {event.epoch for event in case.sent} == {0, 1}
     assert [event.epoch for event in case.sent] == sorted(event.epoch for event in case.sent)
+
+
+def test_a_job_that_was_killed_stays_at_nothing() -> None:
+    case = Case()
+    case.start()
+    case.running.kill()
+    case.running.resize(5, 1)
+    assert (case.job.killed, case.job.sizes) == (1, [3])

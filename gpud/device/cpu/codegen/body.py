@@ -6,13 +6,14 @@ calls, pseudo-instructions) itself and hands the rest to `gpud.device.cpu.lower`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.effects import callee
 from gpud.compiler.analysis.sizes import type_bytes
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
+from gpud.device.cpu.codegen.checks import check, end_if_failed, poll
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.nans import computes_with_floats
 from gpud.device.cpu.codegen.places import KernelPlaces, header_field
@@ -31,6 +32,8 @@ class Program:
     functions: Mapping[str, ptx.Function] = field(default_factory=dict)
     addressed: tuple[str, ...] = ()
     pointers: Mapping[str, int] = field(default_factory=dict)
+    failing: Collection[str] = frozenset()
+    """Functions that may end the block: they return at once, and so does their caller."""
 
 
 class ThreadCode(Thread):
@@ -50,6 +53,12 @@ class ThreadCode(Thread):
         self.program = program
         self.varying: frozenset[str] | set[str] = frozenset()
         """Registers that differ between the rounds of a loop that LLVM may vectorise."""
+        self.arena: tuple[int, int] | None = None
+        """(base, size) of the memory that global and generic accesses are checked against."""
+        self.fail: Callable[[], None] = _nowhere_to_go
+        """Ends the LLVM block at hand, whose thread has ended its block of threads."""
+        self.heap: int | None = None
+        """The address of the program's own heap; None: the C library's is used."""
 
     def run(self, ins: ptx.Instruction) -> None:
         """Emit ``ins`` (no terminator, no wait), under its guard if it has one."""
@@ -180,6 +189,10 @@ class ThreadCode(Thread):
             assert isinstance(target, ptx.Symbol)
             number = self.program.pointers[target.name]
             self.write(ins.operands[0], "pred", self.e.value(f"icmp eq i64 {pointer}, {number}"))
+        elif what == "fence":
+            check(self, ins)
+        elif what == "poll":
+            poll(self, ins)
         else:
             raise _rejected(ins, f"unknown pseudo-instruction {what}")
 
@@ -241,10 +254,15 @@ class ThreadCode(Thread):
                 passed.append(self._argument(parameter, result))
         returned = LLVM_TYPE[scalars[0].type] if scalars else "void"
         text = f'call {returned} @"f.{name}"({", ".join(passed)})'
+        returned_value = ""
         if scalars:
-            self.write(results[0], scalars[0].type, self.e.value(text))
+            returned_value = self.e.value(text)
         else:
             self.e.do(text)
+        if name in self.program.failing:
+            end_if_failed(self)
+        if scalars:
+            self.write(results[0], scalars[0].type, returned_value)
 
     def _argument(self, parameter: ptx.Parameter, operand: ptx.Operand) -> str:
         if parameter.dims:
@@ -257,7 +275,9 @@ class ThreadCode(Thread):
         self, name: str, results: tuple[ptx.Operand, ...], arguments: tuple[ptx.Operand, ...]
     ) -> None:
         e = self.e
-        if name == "malloc":
+        if name in ("malloc", "free") and self.heap is not None:
+            self._use_heap(name, self.heap, results, arguments)
+        elif name == "malloc":
             e.module.declare("malloc", "declare ptr @malloc(i64)")
             pointer = e.value(f"call ptr @malloc(i64 {self.read(arguments[0], 'u64')})")
             self.write(results[0], "u64", e.value(f"ptrtoint ptr {pointer} to i64"))
@@ -270,6 +290,28 @@ class ThreadCode(Thread):
             text, values = (self.read(a, "u64") for a in arguments)
             count = e.value(f"call i32 @gpud_print(ptr %b, i64 {text}, i64 {values})")
             self.write(results[0], "s32", count)
+
+    def _use_heap(
+        self,
+        name: str,
+        heap: int,
+        results: tuple[ptx.Operand, ...],
+        arguments: tuple[ptx.Operand, ...],
+    ) -> None:
+        """``malloc`` or ``free`` of `gpud.device.cpu.heap`."""
+        e = self.e
+        value = self.read(arguments[0], "u64")
+        if name == "malloc":
+            e.module.declare("heap_take", "declare i64 @gpud_heap_take(i64, i64)")
+            taken = e.value(f"call i64 @gpud_heap_take(i64 {heap}, i64 {value})")
+            self.write(results[0], "u64", taken)
+        else:
+            e.module.declare("heap_give", "declare void @gpud_heap_give(i64, i64)")
+            e.do(f"call void @gpud_heap_give(i64 {heap}, i64 {value})")
+
+
+def _nowhere_to_go() -> None:
+    raise AssertionError("no check was expected here")
 
 
 def _takes_bits(ins: ptx.Instruction) -> bool:

@@ -40,7 +40,6 @@ from gpud.compiler.analysis.effects import (
     MEMORY_WRITE,
     VOLATILE,
     barrier,
-    callee,
     flags,
     is_call,
     read,
@@ -49,6 +48,7 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.pseudo import is_check
 from gpud.device.cpu.codegen.regions import Regions, waits
 
 __all__ = ["Convergence"]
@@ -193,7 +193,7 @@ class Convergence:
             return heavy
         if heavy or not region.isdisjoint(self._headers):
             return True
-        size = sum(len(self.flow.blocks[b].places) for b in region)
+        size = sum(not is_check(p.instruction) for b in region for p in self.flow.blocks[b].places)
         if size < _WORTH_A_VOTE or last is None or last.guard is None:
             return False
         return self._is_edge(last.guard.register)
@@ -268,8 +268,6 @@ class Convergence:
             if flags(ins.opcode) & BARRIER and barrier(ins).action == "arrive":
                 return True
             if ins.opcode.base == "trap":
-                return True
-            if is_call(ins) and callee(ins) == ptx.Symbol("__assertfail"):
                 return True
         last = block.last
         return last is not None and last.opcode.base == "brx" and block.index in self.voted

@@ -1,29 +1,84 @@
 """Functions in which no thread waits: compiled once each, called by any thread.
 
 ``@"f.name"(ptr %b, i32 %thread, arguments...)``: scalars by value, arrays (structs by value) as
-``ptr`` to the caller's copy, array results as ``ptr`` to where they go. Local variables are on the
-stack of the OS thread.
+``ptr`` to the caller's copy, array results as ``ptr`` to where they go.
+
+Local variables are on the stack of the OS thread, but not where accesses are checked: there each
+call takes a frame behind the local memory of the block's threads, so that no address of a program's
+means anything on a stack. One such area is enough for a block, since nobody waits in a function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpud.compiler.analysis.cfg import Block, ControlFlow
+from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import ThreadCode
+from gpud.device.cpu.codegen.checks import frames_base
 from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.faults import report_fields
 from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES
+from gpud.device.cpu.codegen.layout import HEADER, DataLayout, Failure, Space, align_up
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.pieces import KernelCode
+from gpud.device.cpu.codegen.places import header_field
+from gpud.device.cpu.codegen.pseudo import is_check
 from gpud.device.cpu.codegen.storage import register_storage
-from gpud.device.cpu.codegen.thread import LLVM_TYPE, zero
+from gpud.device.cpu.codegen.thread import LLVM_TYPE, width, zero
 
-__all__ = ["define_function"]
+__all__ = ["FRAMES_BYTES", "define_function", "failing"]
 
 
 def define_function(kernel: KernelCode, function: ptx.Function) -> None:
     """Add ``function`` to the kernel's module."""
     _Writer(kernel, function).define()
+
+
+FRAMES_BYTES = 1 << 16
+"""Room for the local memory of functions that have called each other; a GPU has 1 KiB by default,
+so that recursion ends long before the OS thread's stack does."""
+_FRAME_ALIGNMENT = 64
+_REGISTERS_PART = 8
+"""A frame is at least so many times smaller than the function's registers, all of which may be on
+the OS thread's stack during a call: calls end before they take 8 * `FRAMES_BYTES` of it."""
+
+
+def failing(functions: Iterable[ptx.Function], *, framed: bool) -> frozenset[str]:
+    """Those of ``functions``, all that a kernel can call, in which a thread may end its block.
+
+    ``framed``: they have frames, and so may find no room for one.
+    """
+    if framed:
+        return frozenset(function.name for function in functions)
+    calls: dict[str, set[str] | None] = {}
+    found: set[str] = set()
+    for function in functions:
+        called: set[str] | None = set()
+        for ins in function.body or ():
+            if not isinstance(ins, ptx.Instruction):
+                continue
+            if is_check(ins):
+                found.add(function.name)
+            elif is_call(ins):
+                target = callee(ins)
+                if isinstance(target, ptx.Symbol) and called is not None:
+                    called.add(target.name)
+                elif not isinstance(target, ptx.Symbol):
+                    called = None  # any of them
+        calls[function.name] = called
+    changed = True
+    while changed:
+        more = {
+            name
+            for name, called in calls.items()
+            if name not in found and found and (called is None or called & found)
+        }
+        found |= more
+        changed = bool(more)
+    return frozenset(found)
 
 
 class _Writer:
@@ -45,6 +100,8 @@ class _Writer:
             header += f" {FLUSHING_ATTRIBUTES}"
         self.e = Emitter(kernel.ir, header)
         self.locals: dict[str, str] = {}
+        self._before = ""
+        """What the block's frames took before this one (i32); empty without a frame."""
 
     def define(self) -> None:
         e, function, kernel = self.e, self.function, self.kernel
@@ -53,6 +110,9 @@ class _Writer:
         places.local = self._local
         code = ThreadCode(e, storage, places, kernel.program)
         code.uncertain = uncertain_registers(function.body or (), storage)
+        code.arena = kernel.arena
+        code.heap = None if kernel.heap is None else kernel.heap[0]
+        code.fail = self._fail
         self.code = code
         self._place_variables()
         for name, type_ in storage.items():
@@ -71,11 +131,17 @@ class _Writer:
     def _place_variables(self) -> None:
         function, e = self.function, self.e
         pointers: dict[str, str] = {}
+        frame = DataLayout()
         for statement in function.body or ():
             if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
+                if self.kernel.frames:
+                    frame.add(statement)
+                    continue
                 size, alignment = size_and_align(statement)
                 slot = e.alloca(f"[{max(size, 1)} x i8], align {max(alignment, 8)}", "local")
                 pointers[statement.name] = slot
+        if self.kernel.frames:
+            pointers.update(self._take_frame(frame))
         for index, parameter in enumerate(function.parameters):
             if parameter.dims:
                 pointers[parameter.name] = f"%p{index}"
@@ -84,6 +150,49 @@ class _Writer:
                 pointers[parameter.name] = f"%r{index}"
         for name, pointer in pointers.items():
             self.locals[name] = e.value(f"ptrtoint ptr {pointer} to i64")
+
+    def _take_frame(self, frame: DataLayout) -> dict[str, str]:
+        """Reserve room for the local variables; pointers to them."""
+        e, kernel = self.e, self.kernel
+        registers = sum(max(8, width(type_) // 8) for type_ in self.code.storage.values())
+        least = max(_FRAME_ALIGNMENT, registers // _REGISTERS_PART)
+        size = align_up(max(frame.size, least), _FRAME_ALIGNMENT)
+        self._before = header_field(e, "frames", constant=False)
+        after = e.value(f"add i32 {self._before}, {size}")
+        first = frames_base(kernel, e)
+        mine = e.value(f"add i64 {first}, {e.value(f'zext i32 {self._before} to i64')}")
+        with e.when(e.value(f"icmp ugt i32 {after}, {kernel.frames}")):
+            fields = {
+                "error": str(Failure.ADDRESS),
+                "error_thread": "%thread",
+                "error_line": str(self.function.line),
+                "error_space": str(Space.LOCAL),
+                "error_address": mine,
+            }
+            report_fields(e, fields)
+            self._fail()
+        self._set_frames(after)
+        self.code.places.frame = (mine, str(size))
+        start = e.value(f"inttoptr i64 {mine} to ptr")
+        return {
+            name: e.value(f"getelementptr i8, ptr {start}, i64 {offset}")
+            for name, offset in frame.offsets.items()
+        }
+
+    def _set_frames(self, value: str) -> None:
+        offset, _ = HEADER["frames"]
+        pointer = self.e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+        self.e.do(f"store i32 {value}, ptr {pointer}")
+
+    def _fail(self) -> None:
+        """The thread has ended its block: its caller looks for that."""
+        if self._before:
+            self._set_frames(self._before)
+        if self.scalars:
+            type_ = LLVM_TYPE[self.scalars[0].type]
+            self.e.end(f"ret {type_} {zero(type_)}")
+        else:
+            self.e.end("ret void")
 
     def _local(self, name: str) -> str | None:
         return self.locals.get(name)
@@ -121,7 +230,10 @@ class _Writer:
     def _go(self, target: int) -> None:
         if target != self.flow.exit:
             self.e.jump(self.labels[target])
-        elif self.scalars:
+            return
+        if self._before:
+            self._set_frames(self._before)
+        if self.scalars:
             result = self.scalars[0]
             name = f"%P.{result.name}" if result.space == "param" else result.name
             value = self.code.read(ptx.Register(name), result.type)

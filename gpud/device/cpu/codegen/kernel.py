@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.analysis.sizes import offsets
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.body import Program, ThreadCode
+from gpud.device.cpu.codegen.body import Program
+from gpud.device.cpu.codegen.checks import define_judge
+from gpud.device.cpu.codegen.checks import metadata as checks_metadata
 from gpud.device.cpu.codegen.convergence import Convergence
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.flushing import (
@@ -21,7 +23,7 @@ from gpud.device.cpu.codegen.flushing import (
     define_with_flushing,
     wants_flushing,
 )
-from gpud.device.cpu.codegen.functions import define_function
+from gpud.device.cpu.codegen.functions import FRAMES_BYTES, define_function, failing
 from gpud.device.cpu.codegen.induction import split_inductions
 from gpud.device.cpu.codegen.layout import (
     BLOCK_ARGUMENT,
@@ -85,14 +87,28 @@ def layout_module(module: ptx.Module) -> ModuleLayout:
 
 
 def generate_kernel(
-    module: ptx.Module, name: str, shape: Shape, data: ModuleLayout
+    module: ptx.Module,
+    name: str,
+    shape: Shape,
+    data: ModuleLayout,
+    arena: tuple[int, int] | None = None,
+    heap: tuple[int, int] | None = None,
 ) -> GeneratedKernel:
     """Generate code for kernel ``name`` of a flattened module with blocks of ``shape``.
+
+    Args:
+        module: flattened.
+        name: of the kernel.
+        shape: of its blocks.
+        data: where the module's variables are.
+        arena: (base, size) of the memory that accesses are checked against; nothing is checked
+            without it.
+        heap: (address, size) of what ``malloc`` gives to a program whose accesses are checked.
 
     Raises:
         KernelRejected: the kernel uses something that the CPU device does not run.
     """
-    prepared = prepare(module, module.entries()[name])
+    prepared = prepare(module, module.entries()[name], fenced=arena is not None)
     functions = _reachable(prepared)
     layout = _shared_layout(module, prepared, functions, data)
     body = prepared.entry.body or []
@@ -119,11 +135,23 @@ def generate_kernel(
         register_storage(body),
         shape,
         layout,
-        Program(prepared.functions, prepared.addressed, data.functions),
+        Program(
+            prepared.functions,
+            prepared.addressed,
+            data.functions,
+            failing(functions, framed=arena is not None),
+        ),
         (dict(zip(names, starts, strict=True)), parameter_bytes),
         locals_.offsets,
         align_up(locals_.size, 16),
     )
+    kernel.arena, kernel.heap = arena, heap
+    if arena is not None:
+        # What gpud adds comes last, and is none of the program's business.
+        hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
+        kernel.parameter_window = min(hidden, default=parameter_bytes)
+    if arena is not None and functions:
+        kernel.frames = FRAMES_BYTES
     plan = StagePlan(convergence)
     kernel.pieces = tuple(sorted({*kernel.regions.cuts, *plan.parting}))
     define_together(kernel, plan)
@@ -133,13 +161,15 @@ def generate_kernel(
         define_function(kernel, function)
     _define_dispatch(kernel)
     _define_exchange(kernel)
+    if arena is not None:
+        define_judge(kernel)
     _metadata(ir)
     return GeneratedKernel(
         ir.text(),
         dict(kernel.parameters),
         kernel.parameter_size,
         kernel.layout.size,
-        kernel.local_size * kernel.layout.padded,
+        kernel.local_size * kernel.layout.padded + kernel.frames,
         layout.dynamic_shared,
         0 in plan.entries,
     )
@@ -156,10 +186,7 @@ def _define_piece(kernel: KernelCode, cut: int) -> None:
     # Threads on their own are the exception: not worth a vectorised, unrolled copy.
     with e.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
         places = kernel.places(e, thread)
-        code = ThreadCode(
-            e, kernel.storage, places, kernel.program, kernel.user_tags, kernel.ordered_tags
-        )
-        code.uncertain = kernel.uncertain
+        code = kernel.code(e, places, lambda: e.end("ret void"))
         after = e.label("next")
         PieceWriter(kernel, e, code, kernel.regions.region(cut), after).write()
         e.place(after)
@@ -212,6 +239,7 @@ def _metadata(ir: IRModule) -> None:
     ir.metadata("!9", '!9 = !{!"llvm.loop.unroll.disable"}')
     ir.metadata("!5", '!5 = distinct !{!5, !1, !"kept registers"}')
     ir.metadata("!6", '!6 = distinct !{!6, !1, !"program memory"}')
+    checks_metadata(ir)
 
 
 def _reachable(prepared: Prepared) -> list[ptx.Function]:

@@ -27,7 +27,9 @@ __all__ = [
     "WARP",
     "BlockLayout",
     "DataLayout",
+    "Failure",
     "Fresh",
+    "Space",
     "Status",
     "align_up",
     "base_array_offset",
@@ -58,6 +60,31 @@ class Status:
     TRAP = 5
 
 
+class Failure:
+    """Why a block was ended: the header's ``error``."""
+
+    NONE = 0
+    TRAP = 1
+    DEADLOCK = 2
+    """No thread of the block can ever go on."""
+    ASSERT = 3
+    ADDRESS = 4
+    MISALIGNED = 5
+    BREAKPOINT = 6
+    KILLED = 7
+
+
+class Space:
+    """Which memory an access that failed was for: the header's ``error_space``."""
+
+    GLOBAL = 0
+    """Generic addresses too."""
+    SHARED = 1
+    LOCAL = 2
+    CONST = 3
+    PARAM = 4
+
+
 _FIELDS: tuple[tuple[str, str], ...] = (
     ("params", "ptr"),
     ("shared", "ptr"),
@@ -86,9 +113,16 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("falls", "i32"),
     ("fresh", "i32"),
     ("together", "i32"),
+    ("frames", "i32"),
     ("error", "i32"),
     ("error_thread", "i32"),
     ("error_line", "i32"),
+    ("error_site", "i32"),
+    ("error_claim", "i32"),
+    ("error_space", "i32"),
+    ("error_address", "i64"),
+    ("error_file", "i64"),
+    ("error_function", "i64"),
 )
 """Header fields in order; those before ``ctaid_x`` are the same for all blocks of a launch.
 
@@ -96,8 +130,14 @@ The functions and the table ``common`` are the kernel's own (see `gpud.device.cp
 ``threads`` is the block's size, ``padded`` the same in whole warps. ``fresh`` is a `Fresh`.
 ``together`` is the block number at which all threads stand, -1 if each has its own;
 ``start`` is what it is at first. A block whose threads part says how in ``votes`` (whether each
-thread's ``key`` tells its way), ``taken`` and ``falls`` (the state words). ``error`` is 0, or why
-the block was ended.
+thread's ``key`` tells its way), ``taken`` and ``falls`` (the state words). ``frames`` is how many
+bytes of the functions' local memory are in use.
+
+``error`` is a `Failure`. What goes with it is written once, by the first thread that fails:
+``error_thread`` (x fastest), ``error_line`` (of the text that was loaded; of the source file for
+ASSERT), ``error_site`` (-1: none is known), ``error_claim`` (the task block, `NOTHING` if unknown),
+``error_space`` (a `Space`), ``error_address`` (what was accessed; the message's for ASSERT),
+``error_file`` and ``error_function`` (addresses of strings, for ASSERT).
 """
 
 

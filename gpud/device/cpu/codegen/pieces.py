@@ -7,15 +7,16 @@ where it stands and why. Ranges, because neighbours mostly stand at the same pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpud.compiler.analysis.cfg import Block
-from gpud.compiler.analysis.effects import BARRIER, barrier, callee, flags, is_call, read, written
+from gpud.compiler.analysis.effects import BARRIER, barrier, flags, read, written
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program, ThreadCode
 from gpud.device.cpu.codegen.collectives import Collectives
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.exchange import array_slot
+from gpud.device.cpu.codegen.faults import report
 from gpud.device.cpu.codegen.layout import (
     HEADER,
     STATE_STATUS_SHIFT,
@@ -27,7 +28,7 @@ from gpud.device.cpu.codegen.places import KernelPlaces, ModuleLayout, Shape
 from gpud.device.cpu.codegen.regions import Region, Regions, waits
 from gpud.device.cpu.codegen.thread import zero
 
-__all__ = ["KernelCode", "PieceWriter", "report_assertion", "report_trap", "state_word"]
+__all__ = ["KernelCode", "PieceWriter", "state_word"]
 
 
 def state_word(status: int, block: int) -> int:
@@ -58,6 +59,8 @@ class KernelCode:
         self.module = module
         self.program = program
         self.parameters, self.parameter_size = parameters
+        self.parameter_window = self.parameter_size
+        """How many bytes of the parameters the program may read by computed addresses."""
         self.locals = locals_
         self.local_size = local_size
         self.layout = BlockLayout(shape.threads)
@@ -67,6 +70,12 @@ class KernelCode:
         self.collectives = Collectives(self.layout, self.keep_tags)
         self.pieces: tuple[int, ...] = regions.cuts
         """Blocks at which a thread on its own can be taken up."""
+        self.arena: tuple[int, int] | None = None
+        """Base and size of what accesses are checked against; None: nothing is checked."""
+        self.heap: tuple[int, int] | None = None
+        """Address and size of the program's own heap."""
+        self.frames = 0
+        """Bytes for the local memory of functions; 0: it is on the stack of the OS thread."""
         self._loops = 0
 
     def parallel_loop(self) -> str:
@@ -102,11 +111,21 @@ class KernelCode:
             thread,
             tid,
             self.parameters,
-            self.parameter_size,
+            self.parameter_window,
             local,
         )
         places.local_size = str(self.local_size * self.layout.padded)
+        places.own_local_size = self.local_size
         return places
+
+    def code(self, e: Emitter, places: KernelPlaces, fail: Callable[[], None]) -> ThreadCode:
+        """A thread of the kernel's own body; ``fail`` as in `ThreadCode`."""
+        code = ThreadCode(e, self.storage, places, self.program, self.user_tags, self.ordered_tags)
+        code.uncertain = self.uncertain
+        code.arena = self.arena
+        code.heap = None if self.heap is None else self.heap[0]
+        code.fail = fail
+        return code
 
 
 class PieceWriter:
@@ -207,8 +226,6 @@ class PieceWriter:
             self._indexed(block, ins)
         elif base == "trap":
             self._trap(ins)
-        elif is_call(ins) and callee(ins) == ptx.Symbol("__assertfail"):
-            self._assert(ins)
         else:
             self._instruction(ins)
             self._go(block, block.successors[0])
@@ -264,12 +281,7 @@ class PieceWriter:
         self.e.do(f"store i32 {word}, ptr {slot}{self.kernel.keep_tags}")
 
     def _trap(self, ins: ptx.Instruction) -> None:
-        report_trap(self.e, self.code, ins)
-        self._state(state_word(Status.TRAP, 0))
-        self.e.jump(self.after)
-
-    def _assert(self, ins: ptx.Instruction) -> None:
-        report_assertion(self.e, self.code, ins)
+        report(self.e, self.code, self.code.places.thread, ins)
         self._state(state_word(Status.TRAP, 0))
         self.e.jump(self.after)
 
@@ -286,34 +298,3 @@ class PieceWriter:
         weight = e.value(f"select i1 {final}, i32 {1 + missing}, i32 1")
         sofar = e.value(f"load i32, ptr {slot}")
         e.do(f"store i32 {e.value(f'add i32 {sofar}, {weight}')}, ptr {slot}")
-
-
-def report_trap(e: Emitter, code: ThreadCode, ins: ptx.Instruction) -> None:
-    """Note in the block's header that the current thread trapped at ``ins``."""
-    for name, value in (
-        ("error", "1"),
-        ("error_thread", code.places.thread),
-        ("error_line", str(ins.line)),
-    ):
-        offset, type_ = HEADER[name]
-        pointer = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
-        e.do(f"store {type_} {value}, ptr {pointer}")
-
-
-def report_assertion(e: Emitter, code: ThreadCode, ins: ptx.Instruction) -> None:
-    """Pass on what a failed ``assert`` (a call of ``__assertfail``) says, and note the trap."""
-    arguments = ins.operands[-1]
-    assert isinstance(arguments, ptx.Tuple)
-    message, file, line, function, _ = arguments.items
-    e.module.declare("assert", "declare void @gpud_assert(ptr, i32, i64, i64, i32, i64)")
-    values = ", ".join(
-        (
-            f"i32 {code.places.thread}",
-            f"i64 {code.read(message, 'u64')}",
-            f"i64 {code.read(file, 'u64')}",
-            f"i32 {code.read(line, 'u32')}",
-            f"i64 {code.read(function, 'u64')}",
-        )
-    )
-    e.do(f"call void @gpud_assert(ptr %b, {values})")
-    report_trap(e, code, ins)

@@ -22,12 +22,10 @@ from gpud.compiler.analysis.effects import (
     ATOMIC,
     MEMORY_READ,
     MEMORY_WRITE,
-    callee,
     flags,
     is_call,
     state_space,
 )
-from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.convergence import Convergence
 from gpud.device.cpu.codegen.regions import waits
 
@@ -216,6 +214,4 @@ class StagePlan:
 def ends_the_block(block: Block) -> bool:
     """Whether a thread that comes to the end of ``block`` ends its whole thread block."""
     last = block.last
-    return last is not None and (
-        last.opcode.base == "trap" or (is_call(last) and callee(last) == ptx.Symbol("__assertfail"))
-    )
+    return last is not None and last.opcode.base == "trap"

@@ -12,7 +12,8 @@ calls, which PTX keeps in ``.param`` variables, become registers where they are 
 Terms: a function *suspends* if a thread can wait or end inside it: it has a barrier, a collective,
 a trap, an ``exit``, a polling loop, or calls a function that suspends. The pseudo-instructions
 made here are ``gpud.move`` (register copy of any type), ``gpud.resume`` (write the results of the
-collective or reduction before it) and ``gpud.callee`` (does a function pointer equal this one?).
+collective or reduction before it) and ``gpud.callee`` (does a function pointer equal this one?);
+`gpud.device.cpu.codegen.pseudo` makes others before.
 
 Properties:
 * after `prepare` the kernel's body holds no call of a suspending function;
@@ -39,14 +40,14 @@ from gpud.compiler.analysis.effects import (
 )
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
+from gpud.device.cpu.codegen.bounds import with_bounds
 from gpud.device.cpu.codegen.inline import Inliner, around
+from gpud.device.cpu.codegen.pseudo import ENDINGS, simplify
 from gpud.device.cpu.codegen.waiting import waiting_headers
 from gpud.device.cpu.codegen.webs import split_webs
 from gpud.errors import KernelRejected
 
 __all__ = ["Prepared", "addressed_functions", "prepare"]
-
-_SUSPENDING_EXTERNALS = frozenset(("__assertfail",))
 
 
 @dataclass(slots=True)
@@ -65,18 +66,25 @@ class Prepared:
     addressed: tuple[str, ...]
 
 
-def prepare(module: ptx.Module, entry: ptx.Function) -> Prepared:
+def prepare(module: ptx.Module, entry: ptx.Function, *, fenced: bool = False) -> Prepared:
     """Inline what suspends, turn call parameters into registers, and isolate every wait.
 
     Args:
         module: flattened (no `Scope` in any body).
         entry: the kernel of ``module`` to prepare.
+        fenced: whether accesses to memory are checked.
 
     Raises:
         KernelRejected: a suspending function is recursive, or a called function is not defined.
     """
-    defined = {f.name: f for f in module.functions() if f.body is not None}
-    functions = {name: _parameters_to_registers(f) for name, f in defined.items()}
+    defined = {
+        f.name: f for f in module.functions() if f.body is not None and f.name not in ENDINGS
+    }
+    functions = {
+        name: simplify(_parameters_to_registers(f), fenced=fenced) for name, f in defined.items()
+    }
+    if fenced:
+        functions = {name: with_bounds(module, f) for name, f in functions.items()}
     addressed = tuple(n for n in addressed_functions(module) if n in defined)
     suspending = _suspending(functions, addressed)
     body = Inliner(functions, addressed, suspending).expand(functions[entry.name])
@@ -123,15 +131,13 @@ def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) ->
         for ins in _instructions(function):
             if flags(ins.opcode) & (BARRIER | COLLECTIVE | TRAP | EXIT):
                 found.add(name)
-            elif ins.opcode.base == "brkpt":
-                found.add(name)
             elif is_call(ins):
                 target = callee(ins)
                 if isinstance(target, ptx.Symbol):
                     calls[name].add(target.name)
                 else:
                     calls[name].update(addressed)
-        if calls[name] & _SUSPENDING_EXTERNALS or waiting_headers(ControlFlow(function)):
+        if waiting_headers(ControlFlow(function)):
             found.add(name)
     changed = True
     while changed:
@@ -238,9 +244,7 @@ def _isolate(body: list[ptx.Statement]) -> list[ptx.Statement]:
             continue
         bits = flags(statement.opcode)
         waits = bits & COLLECTIVE or (bits & BARRIER and not statement.opcode.has("arrive"))
-        ends = bits & TRAP or statement.opcode.base == "brkpt"
-        asserts = is_call(statement) and callee(statement) == ptx.Symbol("__assertfail")
-        if not (waits or ends or asserts or bits & BARRIER):
+        if not (waits or bits & (BARRIER | TRAP)):
             result.append(statement)
             continue
         bare = ptx.Instruction(statement.opcode, statement.operands, None, statement.line)
@@ -253,8 +257,6 @@ def _isolate(body: list[ptx.Statement]) -> list[ptx.Statement]:
                 operands = ()
             resume = ptx.opcode(f"gpud.resume.{statement.opcode.text}")
             unit.append(ptx.Instruction(resume, operands, None, statement.line))
-        elif ends:
-            unit[0] = ptx.Instruction(ptx.opcode("trap"), statement.operands, None, statement.line)
         if statement.guard is not None:
             unit = around(statement, unit, f"$skip.{number}")
         result.extend(unit)

@@ -18,7 +18,8 @@ whose recipe mentions what was defined (Aho, Lam, Sethi and Ullman, "Compilers",
 
 Properties:
 * wherever a register is available, running its recipe gives the value that it holds;
-* recipes read no memory but parameters, and are at most `_LONGEST` instructions long.
+* recipes read no memory but the kernel's own parameters, and are at most `_LONGEST` instructions
+  long.
 """
 
 from __future__ import annotations
@@ -99,17 +100,30 @@ class Recomputable:
             name: ins for name, ins in made_by.items() if ins is not None and name in self._varying
         }
 
-    @staticmethod
-    def _is_cheap(ins: ptx.Instruction) -> bool:
+    def _is_cheap(self, ins: ptx.Instruction) -> bool:
         if ins.guard is not None or ins.opcode.base not in _CHEAP or ins.opcode.has("cc"):
             return False
         if not isinstance(ins.operands[0], ptx.Register):
             return False
-        if flags(ins.opcode) & MEMORY_READ and state_space(ins.opcode) != "param":
+        if flags(ins.opcode) & MEMORY_READ and not self._reads_parameter(ins):
             return False
         if any(m in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2") for m in ins.opcode.modifiers):
             return ins.opcode.base == "ld"
         return not any(name.startswith(_UNSTABLE) for name in special_registers(ins))
+
+    def _reads_parameter(self, ins: ptx.Instruction) -> bool:
+        """Whether ``ins`` reads a parameter of the kernel by its name.
+
+        Any other ``ld.param`` may read a struct of a call, or whatever a register points to: what
+        changes between a fence and the access behind it must never be read twice.
+        """
+        address = ins.operands[1]
+        return (
+            state_space(ins.opcode) == "param"
+            and isinstance(address, ptx.Address)
+            and isinstance(address.base, ptx.Symbol)
+            and any(p.name == address.base.name for p in self._flow.function.parameters)
+        )
 
     def _recipe(self, name: str, path: tuple[str, ...]) -> bool:
         """Work out the recipe of ``name``; whether it has one."""

@@ -6,7 +6,7 @@ inner blocks and their branches included; then all threads go where the last blo
 
 Properties:
 * an instruction of the loop that stands before a uniform one sees the registers from before it
-  (`StageWriter._as_of`);
+  (`StageWriter.as_of`);
 * registers that can be recomputed are, before anything else in a thread's round.
 """
 
@@ -20,18 +20,21 @@ from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import (
     BARRIER,
     barrier,
-    callee,
     flags,
-    is_call,
     read,
     written,
 )
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.checks import UNLIKELY
 from gpud.device.cpu.codegen.driver import FAILED
+from gpud.device.cpu.codegen.early import EarlyChecks
 from gpud.device.cpu.codegen.exchange import array_slot
+from gpud.device.cpu.codegen.faults import report
+from gpud.device.cpu.codegen.fences import check_of, without_claim
 from gpud.device.cpu.codegen.layout import HEADER, Status
-from gpud.device.cpu.codegen.pieces import report_assertion, report_trap, state_word
+from gpud.device.cpu.codegen.pieces import state_word
 from gpud.device.cpu.codegen.plan import Segment, Stage, ends_the_block
+from gpud.device.cpu.codegen.pseudo import is_check, is_fence
 from gpud.device.cpu.codegen.regions import waits
 from gpud.device.cpu.codegen.thread import zero
 
@@ -56,6 +59,10 @@ class StageWriter:
         self.to_keep: list[str] = []
         self.ordinal: dict[int, int] = {}
         """Order of each instruction (by identity) in the stage."""
+        self.live_in: set[str] = set()
+        """Varying registers that threads keep in arrays at the stage's start."""
+        self._inline: set[int] = set()
+        """Identities of the checks that the loop at hand makes."""
 
     def write(self) -> None:
         """Emit the stage; the block that is open becomes its first."""
@@ -67,7 +74,7 @@ class StageWriter:
             id(p.instruction)
             for s in self.stage.segments
             for p in self.w.flow.blocks[s.blocks[0]].places
-            if self.convergence.is_uniform(p.instruction, s.blocks[0])
+            if self._is_uniform(p.instruction, s.blocks[0])
         }
         varying_readers: dict[str, list[int]] = {}
         for ins in everything:
@@ -92,17 +99,66 @@ class StageWriter:
                 self.kernel.collectives.resume(self.code, ins)
                 continue
             self._save_old(ins, varying_readers)
-            self.code.run(ins)
+            self.code.run(self._claimless(ins) if is_fence(ins) else ins)
         votes = self.stage.last in self.convergence.voted
         loop = [i for i in everything if id(i) not in uniform and self._does_something(i, last)]
         agree = None
         if loop or votes or self.to_keep:  # otherwise there is nothing that differs between threads
-            agree = self._loop(blocks, uniform, votes)
+            agree = self._checked_loop(blocks, uniform, votes)
         self._finish(last, agree)
+
+    def _is_uniform(self, ins: ptx.Instruction, block: int) -> bool:
+        """Whether ``ins`` runs once for all threads, before the loop over them."""
+        if not is_check(ins):
+            return self.convergence.is_uniform(ins, block)
+        if block in self.convergence.inner:
+            return False
+        if not is_fence(ins):
+            return True
+        # A load that runs once for all threads must find its fence in front of it: they depend on
+        # the same register and guard.
+        found = check_of(ins)
+        decisive = [found.base, None if ins.guard is None else ins.guard.register]
+        return found.space != "local" and not any(
+            isinstance(one, ptx.Register) and one.name in self.w.varying for one in decisive
+        )
+
+    def _claimless(self, ins: ptx.Instruction) -> ptx.Instruction:
+        """A fence that runs once for all threads; it can only report what is the same for all."""
+        if not any(r.name in self.w.varying for r in read(ins)):
+            return ins
+        return without_claim(ins)
+
+    def _checked_loop(self, blocks: list[Block], uniform: set[int], votes: bool) -> str | None:
+        """The loop over threads, with what its fences need: see `EarlyChecks`."""
+        e = self.e
+        self.live_in = set(self.kernel.regions.kept_at(self.stage.first))
+        agree = e.alloca("i32", "agree") if votes else None
+        places = [(p.instruction, b.index) for b in blocks for p in b.places]
+        checks = [i for i, _ in places if is_check(i) and id(i) not in uniform]
+        early = EarlyChecks(self, [(i, b) for i, b in places if id(i) not in uniform])
+        early.plan(checks, self.recipe)
+        self._inline = early.inline
+        if early.any:
+            quick, exact, done = e.label("quick"), e.label("exact"), e.label("checked")
+            e.end(f"br i1 {early.emit()}, label %{exact}, label %{quick}, !prof {UNLIKELY}")
+            e.place(exact)
+            self._inline = {id(ins) for ins in checks}
+            self._loop(blocks, uniform, agree, quick=False)
+            e.jump(done)
+            e.place(quick)
+            self._inline = early.inline
+            self._loop(blocks, uniform, agree)
+            e.place(done)
+        else:
+            self._loop(blocks, uniform, agree)
+        return None if agree is None else e.value(f"load i32, ptr {agree}")
 
     def _does_something(self, ins: ptx.Instruction, last: ptx.Instruction | None) -> bool:
         if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
             return bool(ins.operands)
+        if is_check(ins):
+            return False
         if ins is last:
             if flags(ins.opcode) & BARRIER:
                 return _offers(ins)
@@ -127,12 +183,12 @@ class StageWriter:
 
     # -- the loop over threads
 
-    def _loop(self, blocks: list[Block], uniform: set[int], votes: bool) -> str | None:
-        """Emit the loop; with ``votes`` returns how many threads take the branch (i32)."""
+    def _loop(
+        self, blocks: list[Block], uniform: set[int], agree: str | None, *, quick: bool = True
+    ) -> None:
+        """Emit the loop; ``agree`` is where to count how many threads take the branch."""
         e = self.e
-        agree = None
-        if votes:
-            agree = e.alloca("i32", "agree")
+        if agree is not None:
             e.do(f"store i32 0, ptr {agree}")
         numbers = [b.index for b in blocks]
         local = {n: e.label(f"b{n}") for n in numbers}
@@ -148,7 +204,6 @@ class StageWriter:
                     used[register.name] = None
                     stored.add(register.name)
         regions = self.kernel.regions
-        live_in = set(regions.kept_at(self.stage.first))
         live_out: set[str] = set()
         for target in self.w.plan.exits(self.stage):
             if target != self.w.flow.exit:
@@ -156,17 +211,17 @@ class StageWriter:
         stored.update(self.to_keep)
         for ins in self.recipe:
             used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
-        with self.w.threads():
+        with self.w.threads(quick=quick):
             for name in used:
                 if name not in self.w.varying:
                     continue
                 type_ = self.kernel.storage[name]
                 value = zero(type_)
-                if name in live_in:
-                    value = e.value(f"load {type_}, ptr {self._kept(name)}{self.kernel.keep_tags}")
+                if name in self.live_in:
+                    value = e.value(f"load {type_}, ptr {self.kept(name)}{self.kernel.keep_tags}")
                 e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
             for ins in self.recipe:
-                with self._as_of(ins, -1):
+                with self.as_of(ins, -1):
                     self.code.run(ins)
             after = e.label("kept")
             for index, segment in enumerate(self.stage.segments):
@@ -182,12 +237,10 @@ class StageWriter:
             for name in sorted(stored & live_out & self.w.varying):
                 type_ = self.kernel.storage[name]
                 value = e.value(f"load {type_}, ptr {self.code.slot(name)}")
-                e.do(f"store {type_} {value}, ptr {self._kept(name)}{self.kernel.keep_tags}")
-        if agree is None:
-            return None
-        return e.value(f"load i32, ptr {agree}")
+                e.do(f"store {type_} {value}, ptr {self.kept(name)}{self.kernel.keep_tags}")
 
-    def _kept(self, name: str) -> str:
+    def kept(self, name: str) -> str:
+        """``ptr`` to where the thread at hand keeps a register between stages."""
         thread = self.code.places.thread
         type_ = self.kernel.storage[name]
         return array_slot(self.e, self.kernel.layout, f"reg {name}", thread, type_)
@@ -221,14 +274,16 @@ class StageWriter:
             self._branch(block, last, targets, uniform, after)
 
     def _run(self, ins: ptx.Instruction) -> None:
-        with self._as_of(ins):
+        if is_check(ins) and id(ins) not in self._inline:
+            return
+        with self.as_of(ins):
             if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
                 self.kernel.collectives.resume(self.code, ins)
             elif not waits(ins):
                 self.code.run(ins)
 
     @contextmanager
-    def _as_of(self, ins: ptx.Instruction, now: int | None = None) -> Iterator[None]:
+    def as_of(self, ins: ptx.Instruction, now: int | None = None) -> Iterator[None]:
         """Uniform registers as they were before later instructions of the stage changed them.
 
         ``now`` is -1 for instructions that run before the stage's own.
@@ -270,13 +325,11 @@ class StageWriter:
         e = self.e
         base = "" if last is None else last.opcode.base
         if last is not None and base == "trap":
-            report_trap(e, self.code, last)
-            e.jump(after)
-        elif last is not None and is_call(last) and callee(last) == ptx.Symbol("__assertfail"):
-            report_assertion(e, self.code, last)
+            with self.as_of(last):
+                report(e, self.code, self.code.places.thread, last)
             e.jump(after)
         elif last is not None and base in ("bra", "ret", "exit") and last.guard is not None:
-            with self._as_of(last):
+            with self.as_of(last):
                 held = self.code.guard(last.guard)
             e.branch(held, targets[block.successors[0]], targets[block.successors[-1]])
         elif last is not None and base == "brx":
@@ -287,7 +340,7 @@ class StageWriter:
             e.jump(targets[block.successors[0]])
 
     def _indexed(self, last: ptx.Instruction, targets: dict[int, str]) -> None:
-        with self._as_of(last):
+        with self.as_of(last):
             index = self.code.read(last.operands[0], "u32")
         labels = [targets[number] for number in self.w.flow.table(last)]
         cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))

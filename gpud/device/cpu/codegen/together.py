@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpud.compiler.analysis.effects import BARRIER, flags, read, written
-from gpud.device.cpu.codegen.body import ThreadCode
-from gpud.device.cpu.codegen.driver import APART, DONE, TURN
+from gpud.device.cpu.codegen.driver import APART, DONE, FAILED, TURN
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES, define_with_flushing
 from gpud.device.cpu.codegen.layout import BLOCK_ARGUMENT, HEADER, Status
@@ -60,16 +59,8 @@ class TogetherWriter:
         self.e = Emitter(kernel.ir, header)
         self.labels = {n: self.e.label(f"stage{n}") for n in plan.stages}
         places = kernel.places(self.e, "0", ("0", "0", "0"))
-        self.code = ThreadCode(
-            self.e,
-            kernel.storage,
-            places,
-            kernel.program,
-            kernel.user_tags,
-            kernel.ordered_tags,
-        )
+        self.code = kernel.code(self.e, places, lambda: self.e.end(f"ret i32 {FAILED}"))
         self.code.varying = self.varying
-        self.code.uncertain = kernel.uncertain
         self.scalar_places = places
         self.began = self.e.alloca("i64", "began")
         self.shared_at: set[int] = set(plan.entries)
@@ -171,10 +162,13 @@ class TogetherWriter:
         e.end(f"ret i32 {TURN}")
 
     @contextmanager
-    def threads(self) -> Iterator[str]:
-        """A loop over all threads of the block that LLVM may vectorise; yields the index."""
+    def threads(self, *, quick: bool = True) -> Iterator[str]:
+        """A loop over all threads of the block that LLVM may vectorise; yields the index.
+
+        ``quick``: it is worth optimising.
+        """
         e, shape = self.e, self.kernel.shape
-        tags = self.kernel.parallel_loop()
+        tags = self.kernel.parallel_loop() if quick else ", !llvm.loop !7"
         if shape.y == 1 and shape.z == 1:
             with e.count("0", str(shape.x), metadata=tags) as thread:
                 self.code.places = self.code.addresses = self.kernel.places(

@@ -1,0 +1,260 @@
+"""Checks of accesses to shared, local, constant and parameter memory.
+
+Problem: an address in one of these spaces that lies outside of it is the address of something else
+in this process. A GPU's hardware catches that; here the code generator must.
+
+Approach: a ``gpud.fence`` of the access's own space before each access, except where a symbol and a
+constant say that it stays inside. Accesses through one register in one basic block share a fence,
+which stands before the first of them.
+
+Terms: a *group* is the accesses that share a fence.
+
+Properties:
+* an access that is not provably inside is checked;
+* accesses of one group all run if the first does, or the block has ended for another reason;
+* what writes to ``.param`` writes to a struct in local memory that a call passes, never to the
+  kernel's own parameters, the last of which is the control word that the loop follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpud.compiler.analysis.effects import (
+    BARRIER,
+    CALL,
+    COLLECTIVE,
+    TERMINATOR,
+    flags,
+    state_space,
+    written,
+)
+from gpud.compiler.analysis.sizes import size_and_align, type_bytes
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.fences import NO_CLAIM, Member, fence
+
+__all__ = ["Access", "accesses", "with_bounds"]
+
+_OWN = ("shared", "local", "const", "param")
+_WIDEST_HULL = 4096
+_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_MBARRIER_BYTES = 8
+_MOST_DEFINITIONS = 8
+_Key = tuple[ptx.Register | ptx.Symbol | None, ptx.Guard | None, str]
+
+
+class Access(NamedTuple):
+    """What one operand of an instruction accesses: ``span`` bytes, aligned to ``align``."""
+
+    space: str
+    address: ptx.Address
+    span: int
+    align: int
+
+
+def accesses(ins: ptx.Instruction) -> list[Access]:
+    """The accesses to memory of an instruction, in all spaces."""
+    base, modifiers = ins.opcode.base, ins.opcode.modifiers
+    addresses = [o for o in ins.operands if isinstance(o, ptx.Address)]
+    if not addresses:
+        return []
+    if base in ("ld", "ldu", "st", "atom", "red"):
+        size = _type_bytes(modifiers)
+        count = next((_VECTORS[m] for m in modifiers if m in _VECTORS), 1)
+        return [Access(state_space(ins.opcode), addresses[0], size * count, size * count)]
+    if base == "mbarrier":
+        if modifiers[0] == "pending_count":
+            return []
+        return [Access(state_space(ins.opcode), addresses[0], _MBARRIER_BYTES, _MBARRIER_BYTES)]
+    if base == "cp" and modifiers[:1] == ("async",):
+        if "mbarrier" in modifiers:
+            space = state_space(ins.opcode)
+            return [Access(space, addresses[0], _MBARRIER_BYTES, _MBARRIER_BYTES)]
+        size = next((o.value for o in ins.operands if isinstance(o, ptx.Immediate)), 0)
+        if len(addresses) == 2 and size:
+            target, source = addresses
+            return [Access("shared", target, size, size), Access("global", source, size, size)]
+    return []
+
+
+def _type_bytes(modifiers: tuple[str, ...]) -> int:
+    for name in reversed(modifiers):
+        if name[:1] in "bsuf" and name.lstrip("bsuf").partition("x")[0].isdigit():
+            return type_bytes(name)
+    return 1
+
+
+@dataclass
+class _Group:
+    """Accesses that share a fence, which will stand at ``place`` of the new body."""
+
+    place: int
+    space: str
+    base: ptx.Register | ptx.Symbol | None
+    guard: ptx.Guard | None
+    line: int
+    members: list[Member] = field(default_factory=list)
+
+    def takes(self, member: Member) -> bool:
+        """Whether one fence can be for ``member`` too."""
+        others = [*self.members, member]
+        low = min(m.low for m in others)
+        end = max(m.low + m.span for m in others)
+        return end - low <= _WIDEST_HULL and all((m.low - low) % m.align == 0 for m in others)
+
+
+def with_bounds(module: ptx.Module, function: ptx.Function) -> ptx.Function:
+    """``function``, whose body is flat, with fences before accesses to these spaces."""
+    inside = _Inside(module, function)
+    body: list[ptx.Statement] = []
+    groups: list[_Group] = []
+    open_: dict[_Key, _Group] = {}
+    for statement in function.body or ():
+        if isinstance(statement, ptx.Label):
+            open_.clear()
+        elif isinstance(statement, ptx.Instruction):
+            for access in accesses(statement):
+                if access.space not in _OWN or inside.holds(statement, access):
+                    continue
+                base, guard = access.address.base, statement.guard
+                member = Member(access.address.offset, access.span, access.align, -1)
+                space = "local" if _writes_param(statement, access) else access.space
+                key: _Key = (base, guard, space)
+                group = open_.get(key)
+                if group is None or not group.takes(member):
+                    group = _Group(len(body), space, base, guard, statement.line)
+                    open_[key] = group
+                    groups.append(group)
+                group.members.append(member)
+            if flags(statement.opcode) & (TERMINATOR | CALL | BARRIER | COLLECTIVE):
+                open_.clear()
+            for register in written(statement):
+                for key in [k for k in open_ if _mentions(k, register)]:
+                    del open_[key]
+        body.append(statement)
+    if not groups:
+        return function
+    claim = _claim(function)
+    for group in reversed(groups):
+        made = fence(group.space, group.base, group.members, claim, group.guard, group.line)
+        body.insert(group.place, made)
+    return ptx.Function(
+        function.kind,
+        function.name,
+        function.parameters,
+        function.returns,
+        function.attributes,
+        body,
+        function.linkage,
+        function.line,
+    )
+
+
+def _writes_param(ins: ptx.Instruction, access: Access) -> bool:
+    return access.space == "param" and ins.opcode.base not in ("ld", "ldu")
+
+
+def _mentions(key: _Key, register: ptx.Register) -> bool:
+    base, guard, _ = key
+    return base == register or (guard is not None and guard.register == register)
+
+
+def _claim(function: ptx.Function) -> ptx.Operand:
+    """The task block that the function's own fences report, if they know it."""
+    for statement in function.body or ():
+        if isinstance(statement, ptx.Instruction) and statement.opcode.base == "gpud":
+            if statement.opcode.modifiers[0] == "fence":
+                return statement.operands[3]
+    return NO_CLAIM
+
+
+class _Inside:
+    """Which accesses stay inside one variable or parameter, whatever the program computes."""
+
+    def __init__(self, module: ptx.Module, function: ptx.Function) -> None:
+        self._sizes: dict[str, tuple[int, int]] = {}
+        for item in module.items:
+            if isinstance(item, ptx.Variable):
+                self._add(item)
+        for statement in function.body or ():
+            if isinstance(statement, ptx.Variable):
+                self._add(statement)
+        for parameter in (*function.parameters, *function.returns):
+            self._sizes[parameter.name] = size_and_align(parameter)
+        self._constant = {p.name for p in function.parameters} if function.kind == "entry" else ()
+        self._made: dict[str, list[ptx.Instruction]] = {}
+        for statement in function.body or ():
+            if isinstance(statement, ptx.Instruction):
+                for register in written(statement):
+                    self._made.setdefault(register.name, []).append(statement)
+
+    def _add(self, variable: ptx.Variable) -> None:
+        if variable.linkage == "extern" or None in variable.dims:
+            return
+        self._sizes[variable.name] = size_and_align(variable)
+
+    def holds(self, ins: ptx.Instruction, access: Access) -> bool:
+        """Whether the access is inside and aligned for certain."""
+        base, offset = access.address.base, access.address.offset
+        if base is None:
+            return False
+        places = self._places(base, 8) if isinstance(base, ptx.Register) else {(base.name, 0)}
+        if _writes_param(ins, access) and any(name in self._constant for name, _ in places):
+            return False
+        return bool(places) and all(
+            self._within(name, start + offset, access) for name, start in places
+        )
+
+    def _within(self, name: str, first: int, access: Access) -> bool:
+        found = self._sizes.get(name)
+        if found is None:
+            return access.space == "param"  # a scalar of a call: it is a register by now
+        size, align = found
+        aligned = first % access.align == 0 and align % access.align == 0
+        return aligned and first >= 0 and first + access.span <= size
+
+    def _places(self, register: ptx.Register, depth: int) -> set[tuple[str, int]]:
+        """All (variable, offset) whose address the register can hold; empty if it is not known."""
+        made = self._made.get(register.name, ())
+        if not made or not depth or len(made) > _MOST_DEFINITIONS:
+            return set()
+        found: set[tuple[str, int]] = set()
+        toggles: list[int] = []
+        for ins in made:
+            base, sources = ins.opcode.base, ins.operands[1:]
+            if ins.guard is not None:
+                return set()
+            if base == "xor" and sources[0] == register and isinstance(sources[1], ptx.Immediate):
+                toggles.append(sources[1].value)
+                continue
+            more = self._made_at(base, sources, depth)
+            if not more:
+                return set()
+            found |= more
+        return self._toggled(found, toggles)
+
+    def _made_at(
+        self, base: str, sources: tuple[ptx.Operand, ...], depth: int
+    ) -> set[tuple[str, int]]:
+        match base, sources:
+            case "mov", (ptx.Symbol(name),):
+                return {(name, 0)}
+            case "mov", (ptx.Conjunction(ptx.Symbol(name), offset),):
+                return {(name, offset)}
+            case "mov", (ptx.Register() as source,):
+                return self._places(source, depth - 1)
+            case "add", (ptx.Register() as source, ptx.Immediate(value=value)):
+                return {(name, at + value) for name, at in self._places(source, depth - 1)}
+        return set()
+
+    def _toggled(self, found: set[tuple[str, int]], toggles: list[int]) -> set[tuple[str, int]]:
+        """``found`` and what flipping bits of the addresses leads to, again and again."""
+        for toggle in toggles:
+            for name, at in list(found):
+                _, align = self._sizes.get(name, (0, 1))
+                # Below the variable's alignment the address has the bits of the offset.
+                if not (0 <= toggle < align and 0 <= at < align):
+                    return set()
+                found.add((name, at ^ toggle))
+        return found

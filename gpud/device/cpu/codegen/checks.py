@@ -1,0 +1,275 @@
+"""Fences and polls in generated code: the quick test where they stand, and the exact one.
+
+Problem: a fence must cost next to nothing if the access is legal, and must otherwise find out
+exactly what the address means. Approach: the quick test compares the hull with the one range that
+accesses of its space are in nearly always; its bounds are constants of the code, or the same for
+the whole block. If it fails, a function of its own judges each member: `_define_judge`.
+
+Properties:
+* a member is reported if and only if it is illegal, before any access of the fence happens;
+* whoever emits a fence says where control goes after a report (`ThreadCode.fail`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.faults import report_fields
+from gpud.device.cpu.codegen.fences import SPACES, Check, check_of
+from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
+from gpud.device.cpu.codegen.places import header_field
+from gpud.device.cpu.records import CHAIN, SEAT, SEAT_BYTES
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.body import ThreadCode
+    from gpud.device.cpu.codegen.pieces import KernelCode
+
+__all__ = [
+    "UNLIKELY",
+    "Bounds",
+    "address_of",
+    "bounds_of",
+    "check",
+    "define_judge",
+    "end_if_failed",
+    "frames_base",
+    "hull_misses",
+    "metadata",
+    "poll",
+    "starts",
+]
+
+_JUDGE = "gpud.judge"
+UNLIKELY = "!20"
+
+
+class Bounds(NamedTuple):
+    """A range of addresses: LLVM text of its first address and its size in bytes, both i64."""
+
+    first: str
+    size: str
+
+
+def bounds_of(code: ThreadCode, space: str) -> Bounds:
+    """The range that accesses of a space are in nearly always."""
+    places = code.places
+    if space in ("global", "generic"):
+        base, size = code.arena or (0, 0)
+        return Bounds(str(_signed(base)), str(_signed(size)))
+    if space == "shared":
+        return Bounds("0", places.shared_size())
+    if space == "local":
+        return Bounds(*places.own_local_range())
+    return Bounds(*(places.const_range() if space == "const" else places.param_range()))
+
+
+def address_of(code: ThreadCode, found: Check) -> str:
+    """The first address of the hull, as i64, in the numbers of its space."""
+    if found.base is None:
+        return str(found.low)
+    value = code.read(found.base, "u64")
+    return code.e.value(f"add i64 {value}, {found.low}") if found.low else value
+
+
+def hull_misses(code: ThreadCode, found: Check, address: str, bounds: Bounds) -> str:
+    """An i1: whether the hull at ``address`` is not within ``bounds`` or not aligned.
+
+    Both in one comparison where the range's first address is a multiple of the alignment: rotated
+    by the alignment's bits, an offset that is not aligned is larger than any size.
+    """
+    e = code.e
+    off = address if bounds.first == "0" else e.value(f"sub i64 {address}, {bounds.first}")
+    limit = starts(e, bounds, found.span)
+    if found.align == 1:
+        return e.value(f"icmp uge i64 {off}, {limit}")
+    first, bits = bounds.first.lstrip("-"), found.align.bit_length() - 1
+    if first.isdigit() and int(first) % found.align == 0:
+        e.module.declare("fshr.i64", "declare i64 @llvm.fshr.i64(i64, i64, i64)")
+        turned = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
+        if limit.isdigit():
+            return e.value(f"icmp uge i64 {turned}, {-(-int(limit) >> bits)}")
+        up = e.value(f"add i64 {limit}, {found.align - 1}")
+        return e.value(f"icmp uge i64 {turned}, {e.value(f'lshr i64 {up}, {bits}')}")
+    out = e.value(f"icmp uge i64 {off}, {limit}")
+    low = e.value(f"and i64 {address}, {found.align - 1}")
+    return e.value(f"or i1 {out}, {e.value(f'icmp ne i64 {low}, 0')}")
+
+
+def starts(e: Emitter, bounds: Bounds, span: int) -> str:
+    """How many offsets ``span`` bytes within ``bounds`` can begin at (i64)."""
+    if bounds.size.lstrip("-").isdigit():
+        return str(max(0, int(bounds.size) + 1 - span))
+    e.module.declare("usub.sat", "declare i64 @llvm.usub.sat.i64(i64, i64)")
+    return e.value(f"call i64 @llvm.usub.sat.i64(i64 {bounds.size}, i64 {span - 1})")
+
+
+def check(code: ThreadCode, ins: ptx.Instruction) -> None:
+    """Emit a ``gpud.fence`` for the thread at hand; its guard is tested already."""
+    e, found = code.e, check_of(ins)
+    address = address_of(code, found)
+    out = hull_misses(code, found, address, bounds_of(code, found.space))
+    cold, warm, end = e.label("cold"), e.label("warm"), e.label("end")
+    e.end(f"br i1 {out}, label %{cold}, label %{warm}, !prof {UNLIKELY}")
+    e.place(cold)
+    claim = code.read(found.claim, "u32")
+    for member in found.members:
+        mine = e.value(f"add i64 {address}, {member.low - found.low}")
+        arguments = (
+            f"i32 {code.places.thread}",
+            f"i64 {mine}",
+            f"i64 {member.span}",
+            f"i64 {member.align}",
+            f"i32 {member.site}",
+            f"i32 {SPACES[found.space]}",
+            f"i32 {int(found.space == 'generic')}",
+            f"i32 {claim}",
+            f"i32 {ins.line}",
+        )
+        bad = e.value(f"call i1 @{_JUDGE}(ptr %b, {', '.join(arguments)})")
+        fine = e.label("fine")
+        e.branch(bad, end, fine)
+        e.place(fine)
+    e.jump(warm)
+    e.place(end)
+    code.fail()
+    e.place(warm)
+
+
+def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
+    """Emit a ``gpud.poll``: end the block if its gang is to be killed."""
+    e = code.e
+    seat = e.value(f"getelementptr i8, ptr %b, i64 {SEAT['chain'][0] - SEAT_BYTES}")
+    chain = e.value(f"load ptr, ptr {seat}, !invariant.load !0")
+    flag = e.value(f"getelementptr i8, ptr {chain}, i64 {CHAIN['kill'][0]}")
+    killed = e.value(f"icmp ne i32 {e.value(f'load atomic i32, ptr {flag} monotonic, align 4')}, 0")
+    end, go_on = e.label("killed"), e.label("alive")
+    e.end(f"br i1 {killed}, label %{end}, label %{go_on}, !prof {UNLIKELY}")
+    e.place(end)
+    fields = {
+        "error": str(Failure.KILLED),
+        "error_thread": code.places.thread,
+        "error_line": str(ins.line),
+    }
+    report_fields(e, fields)
+    code.fail()
+    e.place(go_on)
+
+
+# -- the exact test ----------------------------------------------------------------------------
+
+
+def define_judge(kernel: KernelCode) -> None:
+    """``i1 @gpud.judge(ptr %b, i32 %thread, i64 %address, ...)``: whether an access was illegal.
+
+    If so it has been reported.
+    """
+    ir = kernel.ir
+    header = (
+        f"define internal i1 @{_JUDGE}(ptr %b, i32 %thread, i64 %address, i64 %span, i64 %align, "
+        "i32 %site, i32 %space, i32 %generic, i32 %claim, i32 %line) nounwind cold noinline minsize"
+    )
+    e = Emitter(ir, header)
+    places = kernel.places(e, "%thread")
+    inside, outside = e.label("inside"), e.label("outside")
+
+    def accept(bounds: Bounds, condition: str = "true") -> None:
+        within = _within(e, bounds)
+        no = e.label("no")
+        e.branch(e.value(f"and i1 {within}, {condition}"), inside, no)
+        e.place(no)
+
+    def space_is(*spaces: int) -> str:
+        result = "false"
+        for space in spaces:
+            same = e.value(f"icmp eq i32 %space, {space}")
+            result = e.value(f"or i1 {result}, {same}")
+        return result
+
+    def or_generic(space: int) -> str:
+        generic = e.value("icmp ne i32 %generic, 0")
+        return e.value(f"or i1 {space_is(space)}, {generic}")
+
+    base, size = kernel.arena or (0, 0)
+    accept(Bounds(str(_signed(base)), str(_signed(size))), space_is(Space.GLOBAL))
+    data = e.value(f"ptrtoint ptr {header_field(e, 'data')} to i64")
+    accept(Bounds(data, str(kernel.module.data.size)), space_is(Space.GLOBAL))
+    if kernel.heap is not None:
+        heap, heap_size = kernel.heap
+        accept(Bounds(str(_signed(heap)), str(heap_size)), space_is(Space.GLOBAL))
+    accept(Bounds(*places.const_range()), space_is(Space.CONST))
+    window = e.value(f"ptrtoint ptr {places.shared_base()} to i64")
+    accept(Bounds(window, places.shared_size()), e.value("icmp ne i32 %generic, 0"))
+    accept(Bounds("0", places.shared_size()), space_is(Space.SHARED))
+    # A struct that is passed by value lies in its caller's local memory.
+    mine = e.value(f"or i1 {or_generic(Space.LOCAL)}, {space_is(Space.PARAM)}")
+    accept(Bounds(*places.own_local_range()), mine)
+    accept(Bounds(*places.param_range()), or_generic(Space.PARAM))
+    if kernel.frames:
+        used = e.value(f"zext i32 {header_field(e, 'frames', constant=False)} to i64")
+        accept(Bounds(frames_base(kernel, e), used), mine)
+    e.jump(outside)
+    e.place(outside)
+    # In spaces of their own addresses are numbers of this process: people are told the offset.
+    start = "0"
+    for space, first in (
+        (Space.LOCAL, places.own_local_range()[0]),
+        (Space.CONST, places.const_range()[0]),
+        (Space.PARAM, places.param_range()[0]),
+    ):
+        start = e.value(f"select i1 {space_is(space)}, i64 {first}, i64 {start}")
+    shown = e.value(f"sub i64 %address, {start}")
+    _report(e, Failure.ADDRESS, shown)
+    e.end("ret i1 true")
+    e.place(inside)
+    low = e.value(f"and i64 %address, {e.value('sub i64 %align, 1')}")
+    with e.when(e.value(f"icmp ne i64 {low}, 0")):
+        _report(e, Failure.MISALIGNED, "%address")
+        e.end("ret i1 true")
+    e.end("ret i1 false")
+    e.finish()
+
+
+def _within(e: Emitter, bounds: Bounds) -> str:
+    off = e.value(f"sub i64 %address, {bounds.first}")
+    fits = e.value(f"icmp ule i64 %span, {bounds.size}")
+    last = e.value(f"sub i64 {bounds.size}, %span")
+    return e.value(f"and i1 {fits}, {e.value(f'icmp ule i64 {off}, {last}')}")
+
+
+def _report(e: Emitter, failure: int, address: str) -> None:
+    fields = {
+        "error": str(failure),
+        "error_thread": "%thread",
+        "error_line": "%line",
+        "error_site": "%site",
+        "error_claim": "%claim",
+        "error_space": "%space",
+        "error_address": address,
+    }
+    report_fields(e, fields)
+
+
+def frames_base(kernel: KernelCode, e: Emitter) -> str:
+    """The i64 address at which the local memory of functions begins, behind that of the threads."""
+    base = e.value(f"ptrtoint ptr {header_field(e, 'locals')} to i64")
+    return e.value(f"add i64 {base}, {kernel.local_size * kernel.layout.padded}")
+
+
+def end_if_failed(code: ThreadCode) -> None:
+    """After a call: leave too if the function has ended the block."""
+    e = code.e
+    error = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['error'][0]}")
+    failed = e.value(f"icmp ne i32 {e.value(f'load i32, ptr {error}')}, {Failure.NONE}")
+    with e.when(failed):
+        code.fail()
+
+
+def metadata(ir: IRModule) -> None:
+    """What the numbers in tags mean."""
+    ir.metadata(UNLIKELY, f'{UNLIKELY} = !{{!"branch_weights", i32 1, i32 100000}}')
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,113 @@
+"""Which threads of a block an inner block is for: a box of thread numbers, where it is one.
+
+Problem: in ``if (tid < 64) s[tid] += s[tid + 64]`` the addresses of the threads that do not take
+part lie beyond the array. A test for all threads would find them, and be of no use.
+
+Approach: a condition that compares a value which grows by one from thread to thread along one axis
+with something that is the same for all of them holds for a range of that axis. `Box` is what the
+conditions in front of an access leave of the block; its ends may be known only when code runs.
+
+Properties: every thread that meets the conditions is in the box.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.slopes import Slope, Slopes
+
+__all__ = ["Box", "compared", "narrowed", "span_of"]
+
+Ends = tuple[Slope, Slope]
+"""The first of a range and the one after its last: numbers, or LLVM i64."""
+
+_FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "lo": "hs", "ls": "hi", "hi": "ls",
+            "hs": "lo"}  # fmt: skip
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "lo": "hi", "ls": "hs", "hi": "lo",
+             "hs": "ls", "eq": "eq"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Box:
+    """Ranges of x, y and z; ``some`` is an i1, whether there are threads in it, "" if always."""
+
+    ends: tuple[Ends, Ends, Ends]
+    some: str = ""
+
+
+def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
+    """The comparison that holds, None if it is none of a range.
+
+    Args:
+        how: as ``setp`` names it.
+        negated: it does not hold.
+        mirrored: what differs between threads is on the right.
+    """
+    if negated:
+        if how == "ne":
+            how = "eq"
+        elif how in _FLIPPED:
+            how = _FLIPPED[how]
+        else:
+            return None
+    return _MIRRORED.get(how) if mirrored else (how if how in _MIRRORED else None)
+
+
+def narrowed(e: Emitter, box: Box, axis: int, extent: int, how: str, border: str) -> Box:
+    """``box`` without the threads of which ``number`` <how> ``border`` (i64) does not hold.
+
+    ``number`` is that of a thread along ``axis``, of ``extent`` threads.
+    """
+    for name in ("smin", "smax"):
+        e.module.declare(f"{name}.i64", f"declare i64 @llvm.{name}.i64(i64, i64)")
+    first, stop = box.ends[axis]
+    if how in ("lt", "lo", "le", "ls", "eq"):
+        after = border if how in ("lt", "lo") else e.value(f"add i64 {border}, 1")
+        stop = e.value(f"call i64 @llvm.smin.i64(i64 {stop}, i64 {after})")
+    if how in ("gt", "hi", "ge", "hs", "eq"):
+        begin = border if how in ("ge", "hs", "eq") else e.value(f"add i64 {border}, 1")
+        first = e.value(f"call i64 @llvm.smax.i64(i64 {first}, i64 {begin})")
+    some = e.value(f"icmp slt i64 {first}, {stop}")
+    if box.some:
+        some = e.value(f"and i1 {box.some}, {some}")
+    ends = list(box.ends)
+    ends[axis] = (first, stop)
+    return replace(box, ends=(ends[0], ends[1], ends[2]), some=some)
+
+
+def span_of(e: Emitter, slopes: Slopes, box: Box) -> tuple[Slope, Slope]:
+    """By how much the lowest and the highest value in a box differ from the first thread's."""
+    lowest: Slope = 0
+    highest: Slope = 0
+    for slope, (first, stop) in zip(slopes, box.ends, strict=True):
+        if slope == 0:
+            continue
+        low = _times(e, slope, first)
+        high = _times(e, slope, _plus(e, stop, -1))
+        if isinstance(slope, int):
+            if slope < 0:
+                low, high = high, low
+        else:
+            for name in ("smin", "smax"):
+                e.module.declare(f"{name}.i64", f"declare i64 @llvm.{name}.i64(i64, i64)")
+            low, high = (
+                e.value(f"call i64 @llvm.{name}.i64(i64 {low}, i64 {high})")
+                for name in ("smin", "smax")
+            )
+        lowest, highest = _plus(e, lowest, low), _plus(e, highest, high)
+    return lowest, highest
+
+
+def _times(e: Emitter, first: Slope, second: Slope) -> Slope:
+    if isinstance(first, int) and isinstance(second, int):
+        return first * second
+    return e.value(f"mul i64 {first}, {second}")
+
+
+def _plus(e: Emitter, first: Slope, second: Slope) -> Slope:
+    if isinstance(first, int) and isinstance(second, int):
+        return first + second
+    if first == 0:
+        return second
+    return e.value(f"add i64 {first}, {second}")

@@ -1,0 +1,90 @@
+"""From what a device wrote down about a fault to the error that its job fails with.
+
+Problem: a block that is ended leaves numbers: a kind, a site, an address, pointers to strings. They
+come from a kernel, so none of them can be trusted, and they are the same on every device.
+
+Approach: `error_of` makes the error of a `gpud.compiler.control_words.FaultRecord`. What only the
+front knows (which instruction the site is, which array is nearest) is added there:
+`gpud.server.faults`.
+
+Properties:
+* strings of assertions are read through a `gpud.device.reach.Reach` only, and are made printable;
+* an error is made of any numbers whatever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpud.compiler import control_words as cw
+from gpud.compiler.control_words import FaultKind, FaultRecord
+from gpud.device.reach import UNREADABLE, Reach
+from gpud.errors import IllegalAddress, KernelTrap
+
+__all__ = ["error_of", "printable"]
+
+_TEXT_BYTES = 4096
+"""The longest string of an assertion that is read."""
+
+_CAUSES = {FaultKind.TRAP: "trap", FaultKind.BREAKPOINT: "brkpt"}
+
+Dim3 = tuple[int, int, int]
+
+
+def error_of(
+    record: FaultRecord,
+    reach: Reach,
+    *,
+    kernel: str,
+    grid: Dim3,
+    launch: int | None = None,
+    space: str = "global",
+    line: int | None = None,
+) -> IllegalAddress | KernelTrap:
+    """The error for a fault.
+
+    Args:
+        record: what was written down; a negative ``site`` is none.
+        reach: how to read an assertion's strings.
+        kernel: its name for people.
+        grid: the user's.
+        launch: its index in the job, None if the job has no other.
+        space: the state space of ``record.address``.
+        line: of the PTX that was loaded, if no site is known.
+    """
+    place: dict[str, Any] = {
+        "kernel": kernel,
+        "launch": launch,
+        "task_block": _task_block(record.claim, grid),
+        "thread": record.thread,
+        "site": None if record.site < 0 else record.site,
+        "line": line,
+    }
+    if record.kind in (FaultKind.ADDRESS, FaultKind.MISALIGNED):
+        misaligned = record.kind == FaultKind.MISALIGNED
+        return IllegalAddress(record.address, space=space, misaligned=misaligned, **place)
+    if record.kind != FaultKind.ASSERT:
+        return KernelTrap(_CAUSES.get(record.kind, "trap"), **place)
+    message, file, function = (
+        printable(reach.text_at(address, _TEXT_BYTES))
+        for address in (record.address, record.file, record.function)
+    )
+    return KernelTrap(
+        f"assertion `{message}' failed",
+        function=function,
+        file=file,
+        file_line=record.line,
+        **place,
+    )
+
+
+def printable(text: bytes | None) -> str:
+    """Text of a kernel for people: on one line, with a "?" for what a terminal might act on."""
+    line = " ".join((UNREADABLE if text is None else text).decode(errors="replace").split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _task_block(claim: int | None, grid: Dim3) -> Dim3 | None:
+    """The coordinates of a claim; None if it is none of this grid."""
+    x, y, z = grid
+    return cw.coordinates(claim, grid) if claim is not None and claim < x * y * z else None

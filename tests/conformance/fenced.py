@@ -1,0 +1,79 @@
+"""A device whose programs are fenced: all of its arrays lie in one arena, as a session's do.
+
+Tests and measurements use it in place of the device that it wraps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Fenced"]
+
+_ARENA_BYTES = 1 << 28
+_ALIGNMENT = 256
+
+
+class _Array:
+    """Zeroed memory in the arena; ``view`` is its bytes."""
+
+    def __init__(self, address: int, view: npt.NDArray[np.uint8]) -> None:
+        self.address = address
+        self.view = view
+        view[:] = 0
+
+
+class Unfenced:
+    """A `Fenced` device whose programs may reach everything all the same."""
+
+    def __init__(self, fenced: Fenced) -> None:
+        self._fenced = fenced
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fenced, name)
+
+    def load(self, text: str) -> Any:
+        """Load a program that may reach everything."""
+        return self._fenced.device.load(text)
+
+
+class Fenced:
+    """``device``, but `allocate` gives memory of one arena, which `load` tells every program.
+
+    Memory is taken from the arena's start again when nothing is left of what was there.
+    """
+
+    def __init__(self, device: Any, size: int = _ARENA_BYTES) -> None:
+        self.device = device
+        self._memory = device.allocate(size)
+        self._end = 0
+        self._taken: list[weakref.ref[_Array]] = []
+        self.arena = (self._memory.address, size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.device, name)
+
+    def allocate(self, size: int) -> _Array:
+        """Zeroed memory, aligned to 256 bytes."""
+        base, most = self.arena
+        self._taken = [one for one in self._taken if one() is not None]
+        if not self._taken:
+            self._end = 0
+        start, self._end = self._end, -(-(self._end + size) // _ALIGNMENT) * _ALIGNMENT
+        if self._end > most:
+            raise MemoryError(f"the tests' arena of {most} bytes is full")
+        array = _Array(base + start, self._memory.view[start : start + size])
+        self._taken.append(weakref.ref(array))
+        return array
+
+    @property
+    def unfenced(self) -> Unfenced:
+        """The same device and memory for programs that may reach everything."""
+        return Unfenced(self)
+
+    def load(self, text: str) -> Any:
+        """Load a program that may reach the arena and its own variables."""
+        return self.device.load(text, self.arena)

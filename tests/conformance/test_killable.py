@@ -1,0 +1,52 @@
+"""Twins with kill polls compute what the kernels without compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpud.compiler.names import killable_of
+from gpud.device.cpu.device import CPUDevice
+from tests.conformance.runner import LoadedCase, problems_of, rewritten, source_of, straight
+from tests.conformance.suite import CASES, Case
+
+FORMS = ("persistent", "sliced")
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CPUDevice]:
+    with CPUDevice(2) as one:
+        yield one
+
+
+def check(device: CPUDevice, case: Case) -> int:
+    """Runs the twins of a case; returns how many there are."""
+    entry = source_of(case.name).entry
+    count = 0
+    for form in FORMS:
+        if form not in case.forms or not rewritten(case.name, form).kernels[entry].killable:
+            continue
+        loaded = LoadedCase(device, case, form)
+        loaded.kernel = loaded.module.kernel(killable_of(entry))
+        run = loaded.start()
+        while run.launches_left:
+            job = run.launch()
+            straight(5)(job)
+            run.ended(job)
+        assert problems_of(run) == [], form
+        count += 1
+    return count
+
+
+LOOPING = [case for case in CASES if case.forms and not case.headers][::9]
+
+
+@pytest.mark.parametrize("case", LOOPING, ids=lambda case: case.name)
+def test_killable_twins_agree_with_numpy(case: Case, device: CPUDevice) -> None:
+    check(device, case)
+
+
+def test_the_choice_has_twins() -> None:
+    kernels = [rewritten(case.name).kernels[source_of(case.name).entry] for case in LOOPING]
+    assert sum(kernel.killable for kernel in kernels) > len(LOOPING) // 4
