@@ -31,7 +31,7 @@ transitions there are: anything else is a bug in gpud, which is reported with th
 
 _JOB_STATES: Mapping[StrEnum, str] = {
     JobState.BLOCKED: "waits for jobs that it must follow: in its stream, or by `after=`",
-    JobState.WAITING: "waits for capacity, or for its device to come up; it has never run",
+    JobState.WAITING: "waits for capacity, or for its device to come up; nothing of it has run",
     JobState.RUNNING: "has an allocation",
     JobState.PAUSED: "has run, and its allocation is 0 now; it keeps its progress",
     JobState.ENDING: "was cancelled or timed out, and blocks of it have not left yet",
@@ -45,6 +45,7 @@ _JOB_INPUTS: Mapping[StrEnum, str] = {
     JobInput.START: "it is given an allocation for the first time",
     JobInput.PAUSE: "all of its allocation was needed for online jobs",
     JobInput.RESUME: "it is given an allocation again",
+    JobInput.REQUEUE: "its device was lost before it had been told of the job",
     JobInput.END: "it was started, and is told to end: cancelled, or out of time",
     JobInput.COMPLETE: "its device says that every task block has run",
     JobInput.FAIL: "it is refused, fails on its device, loses it, or has ended after its timeout",

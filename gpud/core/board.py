@@ -146,6 +146,13 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         job.told_to_end()
         self.update(job)
 
+    def requeue(self, job: JobRecord) -> None:
+        """Lets a started job wait again, at its place: its device never heard of it."""
+        self.resized.pop(job.id, None)
+        job.step(JobInput.REQUEUE, self.now_ns)
+        job.wait_again()
+        self.update(job)
+
     def update(self, job: JobRecord) -> None:
         """Works out sums and places anew after a job has changed."""
         self.dirty = True

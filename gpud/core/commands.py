@@ -18,6 +18,7 @@ __all__ = [
     "Drained",
     "EndJob",
     "FinishJob",
+    "KillJob",
     "Refuse",
     "ReplaceDevice",
     "ResizeJob",
@@ -58,6 +59,16 @@ class ResizeJob(NamedTuple):
 
 class EndJob(NamedTuple):
     """Release everything of a job that was started; `gpud.core.events.JobEnded` follows."""
+
+    job: JobId
+    device: int
+
+
+class KillJob(NamedTuple):
+    """End the task blocks of a job where they are: it was told to end and has not.
+
+    Only of jobs that were submitted as killable. `gpud.core.events.JobEnded` follows, if it works.
+    """
 
     job: JobId
     device: int
@@ -122,6 +133,7 @@ Command = (
     StartJob
     | ResizeJob
     | EndJob
+    | KillJob
     | FinishJob
     | CloseSession
     | ReplaceDevice

@@ -63,12 +63,17 @@ class DeviceFailed(NamedTuple):
     Attributes:
         reason: for people.
         final: no other host will be started, so jobs that wait for the device cannot run.
+        culprit: the job that is known to have ended the host, or the only one that it ran; None
+            where neither is known.
+        unstarted: started jobs of which the host had not been told: they wait again.
     """
 
     now_ns: int
     device: int
     reason: str
     final: bool = False
+    culprit: JobId | None = None
+    unstarted: tuple[JobId, ...] = ()
 
 
 class SessionOpened(NamedTuple):
@@ -96,6 +101,8 @@ class JobSubmitted(NamedTuple):
         deadline_ns: absolute, as ``now_ns``; orders waiting online jobs.
         timeout_ns: of running, from its start.
         weight: an offline job's part when capacity is shared among offline jobs.
+        killable: its kernels look now and then whether they are to end, so that
+            `gpud.core.commands.KillJob` ends them wherever they are.
     """
 
     now_ns: int
@@ -110,6 +117,7 @@ class JobSubmitted(NamedTuple):
     deadline_ns: int | None = None
     timeout_ns: int | None = None
     weight: int = 1
+    killable: bool = False
 
 
 class ResizeRequested(NamedTuple):

@@ -39,6 +39,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         quota_slices: what an offline job's quota allows.
         submitted_ns, ready_ns, started_ns: when; None for what has not happened.
         resizes: how many changes of its slices were commanded while it ran.
+        starts: how often it was started: again only if its device was lost before it was told.
+        killed: its task blocks were told to end where they are.
         cause: why it was told to end.
     """
 
@@ -61,6 +63,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "growths",
         "held",
         "id",
+        "killed",
         "least",
         "most",
         "occupancy",
@@ -77,6 +80,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "slices",
         "start_order",
         "started_ns",
+        "starts",
         "stream_next",
         "stream_prev",
         "submission",
@@ -133,6 +137,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.ready_ns: int | None = None
         self.started_ns: int | None = None
         self.resizes = 0
+        self.starts = 0
+        self.killed = False
         self.capsm_scaled_ns = 0
         self.counted_to_ns = now_ns
         self.cause: GpudError | None = None
@@ -193,8 +199,17 @@ class JobRecord(Lifecycle[JobState, JobInput]):
 
     def begin(self, slices: int) -> None:
         """Gives a job that starts its first slices."""
+        self.starts += 1
         self.slices = self.told = self.reported = self.held = slices
         self.grants.append((0, slices))
+
+    def wait_again(self) -> None:
+        """Takes in that its device was lost before it was told of the job."""
+        self.slices = self.told = self.reported = self.held = self.epoch = 0
+        self.exhausted = False
+        self.growths.clear()
+        self.grants.clear()
+        self.started_ns = None
 
     def set_slices(self, slices: int) -> None:
         """Changes what a started job has; the device is to be told in the next epoch.

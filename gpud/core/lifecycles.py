@@ -50,6 +50,7 @@ class JobInput(StrEnum):
     START = "start"
     PAUSE = "pause"
     RESUME = "resume"
+    REQUEUE = "requeue"
     END = "end"
     COMPLETE = "complete"
     FAIL = "fail"
@@ -99,7 +100,7 @@ JOBS: Table[JobState, JobInput] = {
     (JobState.BLOCKED, JobInput.READY): JobState.WAITING,
     (JobState.BLOCKED, JobInput.CANCEL): JobState.CANCELLED,
     (JobState.BLOCKED, JobInput.FAIL): JobState.FAILED,
-    # It waits for capacity and has never run.
+    # It waits for capacity; nothing of it has run.
     (JobState.WAITING, JobInput.START): JobState.RUNNING,
     (JobState.WAITING, JobInput.CANCEL): JobState.CANCELLED,
     (JobState.WAITING, JobInput.FAIL): JobState.FAILED,
@@ -108,6 +109,9 @@ JOBS: Table[JobState, JobInput] = {
     (JobState.RUNNING, JobInput.END): JobState.ENDING,
     (JobState.RUNNING, JobInput.COMPLETE): JobState.DONE,
     (JobState.RUNNING, JobInput.FAIL): JobState.FAILED,
+    # Its device was lost before it was told of the job.
+    (JobState.RUNNING, JobInput.REQUEUE): JobState.WAITING,
+    (JobState.PAUSED, JobInput.REQUEUE): JobState.WAITING,
     # It has run; its allocation is 0 now. Its last blocks may still complete it.
     (JobState.PAUSED, JobInput.RESUME): JobState.RUNNING,
     (JobState.PAUSED, JobInput.END): JobState.ENDING,

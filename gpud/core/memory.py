@@ -15,14 +15,18 @@ to be freed after jobs waits in a queue, in the order of the jobs.
 This is bookkeeping; the memory itself is the server's. A range that comes back must read as zero
 again before the next `Ledger.allocate` in that arena: see `Range`.
 
+Module variables lie elsewhere on the device, and are counted: see `Ledger.reserve`.
+
 Terms (units in brackets):
     slot: a range of addresses for one arena, `Ledger.slot_bytes` [bytes].
-    used [bytes]: in arrays and in arrays that wait to be freed; whole pages.
+    reserved [bytes]: counted without an address; whole pages.
+    used [bytes]: in arrays, in arrays that wait to be freed, and reserved; whole pages.
     limit [bytes]: what may be used: of a device, of a user there, of a session there.
 
 Properties:
     disjoint: no two arrays overlap, waiting ones included, and each lies in its session's arena;
-    conserved: used bytes are those of the arrays and of nothing else, for devices, users, sessions;
+    conserved: used bytes are those of the arrays and what is reserved, and of nothing else, for
+        devices, users, sessions;
     limited: no limit is exceeded at any time;
     merged: no two holes touch, so freeing everything leaves one hole;
     deferred: a range that waits for jobs comes back only when the last of them has ended;
@@ -94,6 +98,7 @@ class Ledger:
         device_bytes: for arrays, of each device.
         session_bytes: the most for one session, on each device; None: no limit of its own.
         user_bytes: the most for all sessions of a user, likewise.
+        least_arena_bytes: no arena is smaller.
     """
 
     def __init__(
@@ -102,16 +107,18 @@ class Ledger:
         *,
         session_bytes: Sequence[int] | None = None,
         user_bytes: Sequence[int] | None = None,
+        least_arena_bytes: int = PAGE_BYTES,
     ) -> None:
         self._device_bytes = tuple(device_bytes)
         self._session_bytes = tuple(session_bytes or device_bytes)
         self._user_bytes = tuple(user_bytes or device_bytes)
-        self._arena_bytes = [_power_of_two(max(size, PAGE_BYTES)) for size in device_bytes]
+        self._arena_bytes = [_power_of_two(max(size, least_arena_bytes)) for size in device_bytes]
         self.slot_bytes = max(self._arena_bytes, default=PAGE_BYTES)
         self._users: dict[SessionId, int] = {}
         self._arenas: dict[tuple[SessionId, int], _Space] = {}
         self._used = [0] * len(self._device_bytes)
         self._used_by_user: dict[tuple[int, int], int] = {}  # (user, device); absent is 0
+        self._reserved: dict[tuple[SessionId, int], int] = {}  # absent is 0
         self._free_slots: list[int] = []  # that were used before
         self._next_slot = 0
 
@@ -131,6 +138,8 @@ class Ledger:
         """
         user = self._user(session)
         closed = []
+        for device in range(len(self._used)):
+            self._count(user, device, -self._reserved.pop((session, device), 0))
         for (owner, device), space in list(self._arenas.items()):
             if owner == session:
                 self._count(user, device, -space.used)
@@ -145,6 +154,32 @@ class Ledger:
         space = self._arenas.get((session, device))
         return None if space is None else space.arena
 
+    def open_arena(self, session: SessionId, device: int) -> Arena:
+        """Returns the session's arena there, a new one if it has none.
+
+        Raises:
+            UnknownName: there is no such session or device.
+            LimitExceeded: there is no room for another arena.
+        """
+        self._user(session)
+        self._check_device(device)
+        return self._space(session, device).arena
+
+    def holes(self, session: SessionId, device: int) -> list[Range]:
+        """Returns what of an arena is in no array, nor waits to be freed."""
+        space = self._arenas.get((session, device))
+        if space is None:
+            return []
+        return [
+            Range(session, device, Address(start), end - start)
+            for start, end in zip(space.starts, space.ends, strict=True)
+        ]
+
+    def in_arrays(self, session: SessionId, device: int) -> int:
+        """Returns the bytes of the session's arrays there, waiting ones included."""
+        space = self._arenas.get((session, device))
+        return 0 if space is None else space.used
+
     # -- arrays
 
     def allocate(self, session: SessionId, device: int, size: int) -> Address:
@@ -157,23 +192,51 @@ class Ledger:
             LimitExceeded: there is no room for another arena.
         """
         user = self._user(session)
-        if not 0 <= device < len(self._device_bytes):
-            raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
+        self._check_device(device)
         if size < 1:
             raise InvalidArgument(f"an array has 1 byte or more, not {size}")
-        whole = -(-size // PAGE_BYTES) * PAGE_BYTES
+        whole = _whole_pages(size)
         left, limit = self._left(session, user, device)
         if whole > left:
             raise OutOfMemory(size, self.available_bytes(session, device), limit=limit)
-        space = self._arenas.get((session, device))
-        if space is None:
-            space = _Space(self._new_arena(session, device))
-            self._arenas[session, device] = space
+        space = self._space(session, device)
         address = space.take(whole)
         if address is None:
             raise OutOfMemory(size, space.largest_hole(), limit="arena")
         self._count(user, device, whole)
         return address
+
+    def reserve(self, session: SessionId, device: int, size: int) -> None:
+        """Count ``size`` bytes for what is no array; may be 0.
+
+        Raises:
+            OutOfMemory: a limit would be exceeded.
+            UnknownName: there is no such session or device.
+        """
+        user = self._user(session)
+        self._check_device(device)
+        whole = _whole_pages(size)
+        left, limit = self._left(session, user, device)
+        if whole > left:
+            raise OutOfMemory(size, left // PAGE_BYTES * PAGE_BYTES, limit=limit)
+        key = (session, device)
+        self._reserved[key] = self._reserved.get(key, 0) + whole
+        self._count(user, device, whole)
+
+    def release(self, session: SessionId, device: int, size: int) -> None:
+        """Count out what was reserved with the same ``size``.
+
+        Raises:
+            InternalError: so much is not reserved.
+        """
+        whole = _whole_pages(size)
+        key = (session, device)
+        if whole > self._reserved.get(key, 0):
+            raise InternalError(
+                f"{size} bytes of session {session} are not reserved", stage="memory"
+            )
+        self._reserved[key] -= whole
+        self._count(self._user(session), device, -whole)
 
     def free(self, session: SessionId, device: int, address: int) -> Range:
         """Forget an array at once.
@@ -227,6 +290,22 @@ class Ledger:
 
     # -- looking
 
+    def nearest(self, session: SessionId, device: int, address: int) -> tuple[Address, int] | None:
+        """Returns the address and size of the array nearest to ``address``.
+
+        Arrays that wait to be freed count: jobs may still use them. None: there is none at all.
+        """
+        space = self._arenas.get((session, device))
+        if space is None:
+            return None
+        arrays = [*space.arrays.items(), *((start, size) for _, start, size in space.waiting)]
+
+        def distance(array: tuple[Address, int]) -> tuple[int, int]:
+            start, size = array
+            return max(0, start - address, address - (start + size - 1)), start
+
+        return min(arrays, key=distance, default=None)
+
     def used_bytes(self, device: int) -> int:
         """Returns what is used of a device."""
         return self._used[device]
@@ -266,13 +345,19 @@ class Ledger:
         by_device = [0] * len(self._used)
         by_user: dict[tuple[int, int], int] = {}
         slots = []
+        for (session, device), size in self._reserved.items():
+            key = (self._users[session], device)
+            by_device[device] += size
+            by_user[key] = by_user.get(key, 0) + size
+            _demand(size >= 0, "less than nothing is reserved")
         for (session, device), space in self._arenas.items():
             space.validate()
             slots.append((space.arena.base - FIRST_ADDRESS) // self.slot_bytes)
             key = (self._users[session], device)
             by_device[device] += space.used
             by_user[key] = by_user.get(key, 0) + space.used
-            _demand(space.used <= self._session_bytes[device], "a session is over its limit")
+            own = space.used + self._reserved.get((session, device), 0)
+            _demand(own <= self._session_bytes[device], "a session is over its limit")
         _demand(by_device == self._used, "bytes of devices are lost or counted twice")
         counted = {key: used for key, used in self._used_by_user.items() if used}
         _demand(counted == {key: used for key, used in by_user.items() if used}, "users' bytes")
@@ -283,6 +368,17 @@ class Ledger:
         _demand(every == list(range(self._next_slot)), "slots are lost or used twice")
 
     # -- helpers
+
+    def _check_device(self, device: int) -> None:
+        if not 0 <= device < len(self._device_bytes):
+            raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
+
+    def _space(self, session: SessionId, device: int) -> _Space:
+        """The session's arena there, made if it is not."""
+        space = self._arenas.get((session, device))
+        if space is None:
+            space = self._arenas[session, device] = _Space(self._new_arena(session, device))
+        return space
 
     def _user(self, session: SessionId) -> int:
         user = self._users.get(session)
@@ -301,7 +397,7 @@ class Ledger:
     def _left(self, session: SessionId, user: int, device: int) -> tuple[int, str]:
         """How many bytes the session can have more, and the limit that says so."""
         space = self._arenas.get((session, device))
-        own = 0 if space is None else space.used
+        own = self._reserved.get((session, device), 0) + (0 if space is None else space.used)
         users = self._used_by_user.get((user, device), 0)
         return min(
             (self._session_bytes[device] - own, "session"),
@@ -411,6 +507,10 @@ class _Space:
         order = [job for job, *_ in self.waiting]
         _demand(order == sorted(order), "waiting ranges are out of order")
         _demand(all(size % PAGE_BYTES == 0 < size for _, size in taken), "an array of part pages")
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def _power_of_two(size: int) -> int:

@@ -143,5 +143,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "reservation": Fraction,
     "quota": Fraction,
     "after": tuple,
+    "unstarted": tuple,
 }
 """How fields that JSON has no type for are read."""

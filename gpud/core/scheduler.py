@@ -16,7 +16,9 @@ Properties (each holds after every event, and has a test of its name):
     quota: no offline job has, or holds, more than its quota;
     reservation: no online job that was started has less than its reservation, until every task
         block of it is claimed;
-    once: a job that is finished as done has run every task block, and none is started twice;
+    once: a job that is finished as done has run every task block, and none is started again once
+        its device may have begun it;
+    gives_up: a job whose device is lost again and again while it is being started fails then;
     awake: a job that can run does run, as soon as the device has answered;
     equal_logs: equal events give equal commands.
 """
@@ -386,14 +388,33 @@ class Scheduler:
         reason = event.reason
         if culprit is not None:
             reason = f"was replaced because job {job_name(culprit)} did not end when it was told to"
+        elif event.culprit is not None:
+            culprit = event.culprit
+            reason = f"{reason}; job {job_name(culprit)} was the only one that ran on it"
         for job in list(board.jobs.values()):
-            if job.started:
-                self._finish(job, job.cause or _lost(board, f"{reason}; submit the job again"))
+            if not job.started:
+                continue
+            if job.id in event.unstarted and job.cause is None and not event.final:
+                self._start_again(job, board, reason)
+            else:
+                lost = _lost(board, f"{reason}; submit the job again", culprit)
+                self._finish(job, job.cause or lost)
         board.lost()
         if event.final:
             for job in list(self.jobs.values()):
                 if job.device == event.device and job.id in self.jobs:
                     self._finish(job, _lost(board, f"{reason}, and is not started again"))
+
+    def _start_again(self, job: JobRecord, board: Board, reason: str) -> None:
+        """A device was lost before it was told of a job: the job waits for the next host.
+
+        Something in making it ready may be what ends the host, so not for ever.
+        """
+        if job.starts < self.settings.max_starts:
+            board.requeue(job)
+            return
+        times = f"{job.starts} times while job {job.name} was being made ready on it"
+        self._finish(job, _lost(board, f"was lost {times}, the last time because it {reason}"))
 
     def _replace(self, board: Board, culprit: JobRecord) -> None:
         board.step(DeviceInput.REPLACE, self.now_ns)
@@ -463,11 +484,16 @@ class Scheduler:
             self._end(job, JobTimeout(job.submission.timeout_ns))
         else:
             job = self.jobs[JobId(subject)]
-            self._replace(self.devices[job.device], job)
+            if job.submission.killable and not job.killed:
+                job.killed = True
+                self._out.append(out.KillJob(job.id, job.device))
+                self._timers.add(self.now_ns + self.settings.grace_ns, Timer.GRACE, job.id)
+            else:
+                self._replace(self.devices[job.device], job)
 
     def _matters(self, due: Due) -> bool:
         """Whether a time still means anything."""
-        _, what, subject = due
+        at_ns, what, subject = due
         if what is Timer.DRAIN:
             return bool(self.jobs)
         if what is Timer.KEEP:
@@ -476,7 +502,8 @@ class Scheduler:
         if job is None:
             return False
         if what is Timer.TIMEOUT:
-            return job.live
+            # Of its present start: it may have been started before, on a host that was lost.
+            return job.live and at_ns == (job.started_ns or 0) + (job.submission.timeout_ns or 0)
         return job.state is JobState.ENDING and self.devices[job.device].state is DeviceState.READY
 
     # -- drain
@@ -497,5 +524,6 @@ class Scheduler:
         self._timers.tidy(2 * len(self.jobs) + len(self.devices), self._matters)
 
 
-def _lost(board: Board, what: str) -> DeviceLost:
-    return DeviceLost(f"device {board.name} {what}", device=board.name)
+def _lost(board: Board, what: str, culprit: JobId | None = None) -> DeviceLost:
+    name = None if culprit is None else job_name(culprit)
+    return DeviceLost(f"device {board.name} {what}", device=board.name, culprit=name)

@@ -70,6 +70,7 @@ def step(world: World, draw: random.Random) -> None:
     elif chance < 0.96 and works:
         work = works[draw.choice(list(works))]
         work.stuck = work.stuck or draw.random() < 0.2
+        work.deaf = draw.random() < 0.3
 
 
 def device_step(world: World, draw: random.Random, device: int) -> None:
@@ -93,7 +94,7 @@ def revive(world: World, draw: random.Random, device: int) -> None:
     """A host dies, or one that is down comes up, perhaps with another number of SMs."""
     state = str(world.scheduler.devices[device].state)
     if world.sms[device] is not None or state == "replacing":
-        world.host_dies(device)
+        world.host_dies(device, most=draw.choice((0, 0, 1, 3)))
     else:
         world.device_up(device, draw.choice((1, 2, 4, 8)))
 
@@ -127,6 +128,7 @@ def submit(world: World, draw: random.Random, device: int) -> JobId | None:
         stream=draw.randint(0, 6),
         after=tuple(draw.sample(known, min(len(known), draw.choice((0, 0, 0, 1, 2))))),
         timeout_ns=draw.choice((None, None, None, 300)),
+        killable=draw.random() < 0.3,
         weight=draw.choice((1, 1, 1, 2, 5, 1000)),
         **more,
     )

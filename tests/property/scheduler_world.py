@@ -2,7 +2,8 @@
 
 The devices are modelled from the contract of `gpud.core.commands` and `gpud.core.events` alone.
 Each job has an inbox of its own, so that commands of different jobs overtake each other; blocks
-that were told to leave do so one after another; hosts die; jobs fail, and some never leave.
+that were told to leave do so one after another; hosts die, some before they have been told of all
+jobs; jobs fail, some never leave, and of those that can be killed some do not obey.
 
 After every event the world checks, from what the *devices* know, each property that the scheduler
 promises (`CHECKS`), and that the scheduler's books are never more hopeful than the devices.
@@ -36,13 +37,16 @@ class Broken(AssertionError):
         self.name = name
 
 
+Told = out.StartJob | out.ResizeJob | out.EndJob | out.KillJob
+
+
 @dataclass
 class Work:
     """A job on its device. Slices stand for the persistent blocks in them."""
 
     submission: ev.JobSubmitted
     occupancy: int
-    inbox: deque[out.StartJob | out.ResizeJob | out.EndJob] = field(default_factory=deque)
+    inbox: deque[Told] = field(default_factory=deque)
     epoch: int = 0
     wanted: int = 0  # slices, as the last command that was carried out says
     active: int = 0  # slices with blocks that run
@@ -52,6 +56,8 @@ class Work:
     ran: int = 0  # task blocks of all launches
     ending: bool = False
     stuck: bool = False  # blocks never leave
+    deaf: bool = False  # even if they are killed
+    killed: bool = False
     over: bool = False  # it has ended, and the scheduler may not know yet
     commanded: int = 0  # slices, as the scheduler last said
     commanded_epoch: int = 0
@@ -96,7 +102,7 @@ class Work:
             return self.held
         wanted, growth, most = self.wanted, 0, self.wanted
         for command in self.inbox:
-            if isinstance(command, out.EndJob):
+            if isinstance(command, out.EndJob | out.KillJob):
                 break
             growth += max(0, command.slices - wanted)
             wanted = command.slices
@@ -122,6 +128,7 @@ class World:
         self.sms: dict[int, int | None] = {}  # None: its host is down
         self.work: dict[int, dict[JobId, Work]] = {}  # started, by device
         self.outbox: dict[int, deque[ev.BlocksLeft | ev.JobEnded]] = {}
+        self.untold: dict[int, tuple[JobId, ...]] = {}  # of hosts that are being replaced
         self.live: dict[JobId, ev.JobSubmitted] = {}
         self.quota: dict[JobId, Fraction | None] = {}
         self.reservation: dict[JobId, Fraction | None] = {}
@@ -200,11 +207,29 @@ class World:
 
     # -- what devices do
 
-    def host_dies(self, device: int, *, final: bool = False) -> None:
+    def host_dies(self, device: int, *, final: bool = False, most: int = 0) -> None:
+        """Of the jobs that it has not begun, it was not told of the ``most`` latest."""
+        unstarted = self.untold.pop(device, ()) + self._unbegun(device)
+        unstarted = unstarted[max(0, len(unstarted) - most) :]
+        self._host_ends(device)
+        for job in unstarted:
+            if not final and job in self.live:
+                del self.started[job]
+        event = ev.DeviceFailed(self.now_ns, device, "crashed", final, unstarted=unstarted)
+        self.send(event)
+
+    def _unbegun(self, device: int) -> tuple[JobId, ...]:
+        """Jobs of which a device has not carried out the first command."""
+        works = self.work[device].items()
+        return tuple(
+            job for job, work in works
+            if work.inbox and isinstance(work.inbox[0], out.StartJob) and not work.told_to_end
+        )  # fmt: skip
+
+    def _host_ends(self, device: int) -> None:
         self.work[device].clear()
         self.outbox[device].clear()
         self.sms[device] = None
-        self.send(ev.DeviceFailed(self.now_ns, device, "crashed", final))
 
     def deliver(self, device: int) -> bool:
         """The scheduler hears of the first thing that a device has said; whether there was one."""
@@ -227,6 +252,12 @@ class World:
         if not work.inbox:
             return
         command = work.inbox.popleft()
+        if isinstance(command, out.KillJob):
+            work.stuck = work.stuck and work.deaf
+            if not work.stuck:
+                work.leaving = work.active = 0
+                self._check_ended(device, job)
+            return
         if work.over or (work.ending and not isinstance(command, out.EndJob)):
             return
         if isinstance(command, out.EndJob):
@@ -358,12 +389,20 @@ class World:
                     raise Broken("once", f"{command} is the second")
                 work.told_to_end = True
                 work.inbox.append(command)
+            case out.KillJob():
+                work = self.work[command.device][command.job]
+                if work.killed or not work.told_to_end or not work.submission.killable:
+                    raise Broken("once", f"{command} is the second, or was not asked for")
+                work.killed = True
+                work.inbox.append(command)
             case out.FinishJob():
                 self._finish(command, ending)
             case out.ReplaceDevice():
-                self.work[command.device].clear()
-                self.outbox[command.device].clear()
-                self.sms[command.device] = None
+                culprit = self.work[command.device].get(command.culprit or JobId(0))
+                if culprit is None or culprit.submission.killable is not culprit.killed:
+                    raise Broken("once", f"{command}, which could have been killed alone")
+                self.untold[command.device] = self._unbegun(command.device)
+                self._host_ends(command.device)
             case out.SetTimer():
                 self.timer_ns = command.at_ns
             case out.Confirm():

@@ -30,6 +30,7 @@ from gpud.core.job import JobRecord
 from gpud.core.policies.reservations import Reservations
 from gpud.core.replay import replay
 from gpud.core.scheduler import Scheduler, Settings
+from gpud.core.timers import Timer
 from gpud.units import JobId
 from tests.property.scheduler_random import OCCUPANCIES, SHARES, history, random_settings
 from tests.property.scheduler_world import CHECKS, Broken, World
@@ -92,6 +93,7 @@ class Histories(RuleBasedStateMachine):
         deadline_ns=st.none() | st.integers(0, 500),
         timeout_ns=st.sampled_from((None, None, 300)),
         weight=st.sampled_from((1, 1, 3, 1000)),
+        killable=st.booleans(),
     )
     def submit(
         self, data: st.DataObject, launches: Any, share: Fraction, kind: str, **more: Any
@@ -142,20 +144,21 @@ class Histories(RuleBasedStateMachine):
         if (found := self.pick_work(data)) is not None:
             self.world.run(*found, blocks)
 
-    @rule(data=st.data(), stuck=st.sampled_from((False, True)))
-    def job_goes_wrong(self, data: st.DataObject, stuck: bool) -> None:
+    @rule(data=st.data(), stuck=st.sampled_from((False, True)), deaf=st.booleans())
+    def job_goes_wrong(self, data: st.DataObject, stuck: bool, deaf: bool) -> None:
         if (found := self.pick_work(data)) is not None:
             if stuck:
-                self.world.work[found[0]][found[1]].stuck = True
+                work = self.world.work[found[0]][found[1]]
+                work.stuck, work.deaf = True, deaf
             else:
                 self.world.fail(*found)
 
-    @rule(data=st.data(), sms=st.sampled_from((1, 2, 4, 8)))
-    def host_dies_or_comes_up(self, data: st.DataObject, sms: int) -> None:
+    @rule(data=st.data(), sms=st.sampled_from((1, 2, 4, 8)), most=st.integers(0, 3))
+    def host_dies_or_comes_up(self, data: st.DataObject, sms: int, most: int) -> None:
         device = self.pick(data, self.world.sms)
         state = str(self.world.scheduler.devices[device].state)
         if self.world.sms[device] is not None or state == "replacing":
-            self.world.host_dies(device)
+            self.world.host_dies(device, most=most)
         else:
             self.world.device_up(device, sms)
 
@@ -299,7 +302,7 @@ class TakesFromOnline(Reservations):
         if super().make_room(board, amount):
             return True
         for job in list(board.jobs.values()):
-            if job.online and job.live and job.slices > 1:
+            if job.online and job.live and job.slices > 1 and job not in board.starting:
                 board.give(job, job.slices - 1)
                 return False
         return False
@@ -377,6 +380,25 @@ class ForgetsFollowers(Scheduler):
         super()._forget(job, error)
 
 
+class StartsAgain(Scheduler):
+    """A job that ran on a host that was lost is started on the next one."""
+
+    def _device_failed(self, event: ev.DeviceFailed) -> None:
+        begun = [job.id for job in self.devices[event.device].jobs.values() if job.live]
+        super()._device_failed(event._replace(unstarted=tuple(begun)))
+
+
+class Murders(Scheduler):
+    """A job that could be killed alone costs the device its host."""
+
+    def _run(self, due: Any) -> None:
+        job = self.jobs.get(due[2])
+        if due[1] is Timer.GRACE and job is not None:
+            self._replace(self.devices[job.device], job)
+        else:
+            super()._run(due)
+
+
 class TooHopeful(Scheduler):
     """A release counts as done when it is commanded."""
 
@@ -411,9 +433,11 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (under(Moody), {"equal_logs"}),
     (lambda: Faulty("twice"), {"once"}),
     (lambda: Faulty("early"), {"once"}),
-    (lambda: Faulty("mute"), {"once"}),
+    (lambda: Faulty("mute"), {"once", "order"}),
     (lambda: Faulty("lost"), {"capacity"}),
-    (lambda: ForgetsStreams(Settings(grace_ns=200)), {"order"}),
+    (lambda: StartsAgain(Settings(grace_ns=200)), {"once"}),
+    (lambda: Murders(Settings(grace_ns=200)), {"once"}),
+    (lambda: ForgetsStreams(Settings(grace_ns=200)), {"order", "awake"}),
     (lambda: ForgetsFollowers(Settings(grace_ns=200)), {"awake"}),
     (lambda: TooHopeful(Settings(grace_ns=200)), {"books"}),
 ]

@@ -106,9 +106,17 @@ class Play:
         return self.send(ev.DeviceReady(self.now_ns, device, sms, f"cpu:{sms}"))
 
     def fail(
-        self, device: int = 0, reason: str = "crashed", *, final: bool = False
+        self,
+        device: int = 0,
+        reason: str = "crashed",
+        *,
+        final: bool = False,
+        culprit: int | None = None,
+        unstarted: tuple[int, ...] = (),
     ) -> list[out.Command]:
-        return self.send(ev.DeviceFailed(self.now_ns, device, reason, final))
+        one = None if culprit is None else JobId(culprit)
+        others = tuple(map(JobId, unstarted))
+        return self.send(ev.DeviceFailed(self.now_ns, device, reason, final, one, others))
 
     def send_drain(self, until_ns: int) -> list[out.Command]:
         return self.send(ev.DrainRequested(self.now_ns, until_ns))

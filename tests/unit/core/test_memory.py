@@ -241,3 +241,75 @@ def test_usage_is_told_by_session_and_device(ledger: Ledger) -> None:
 def test_a_session_is_opened_once(ledger: Ledger) -> None:
     with pytest.raises(InternalError):
         ledger.open(ONE, 0)
+
+
+def test_the_nearest_array(ledger: Ledger) -> None:
+    assert ledger.nearest(ONE, 0, FIRST_ADDRESS) is None
+    small, large, last = (ledger.allocate(ONE, 0, pages * PAGE) for pages in (1, 3, 1))
+    ledger.free(ONE, 0, small)
+    assert ledger.nearest(ONE, 0, 0) == (large, 3 * PAGE)
+    assert ledger.nearest(ONE, 0, large + 5) == (large, 3 * PAGE)
+    assert ledger.nearest(ONE, 0, last) == (last, PAGE)
+    assert ledger.nearest(ONE, 0, 2**64 - 1) == (last, PAGE)
+    ledger.free_after(ONE, 0, last, last_job=1)
+    assert ledger.nearest(ONE, 0, 2**64 - 1) == (last, PAGE)  # a job may still use it
+    ledger.settle(ONE, None)
+    assert ledger.nearest(ONE, 0, 2**64 - 1) == (large, 3 * PAGE)
+    assert ledger.nearest(ONE, 1, 0) is None
+    assert ledger.nearest(SessionId(77), 0, 0) is None
+
+
+# -- what is counted without an address ------------------------------------------------------------
+
+
+def test_reserved_bytes_count_for_everybody() -> None:
+    ledger = Ledger([8 * PAGE], session_bytes=[4 * PAGE], user_bytes=[6 * PAGE])
+    ledger.open(ONE, 7)
+    ledger.open(TWO, 7)
+    ledger.reserve(ONE, 0, 2 * PAGE + 1)  # three pages
+    ledger.validate()
+    assert ledger.used_bytes(0) == 3 * PAGE
+    with pytest.raises(OutOfMemory) as caught:
+        ledger.allocate(ONE, 0, 2 * PAGE)
+    assert (caught.value.limit, caught.value.available_bytes) == ("session", PAGE)
+    with pytest.raises(OutOfMemory) as caught:
+        ledger.reserve(TWO, 0, 4 * PAGE)
+    assert (caught.value.limit, caught.value.available_bytes) == ("user", 3 * PAGE)
+    ledger.release(ONE, 0, 2 * PAGE + 1)
+    ledger.allocate(ONE, 0, 4 * PAGE)
+    ledger.validate()
+
+
+def test_what_is_reserved_goes_with_its_session() -> None:
+    ledger = Ledger([8 * PAGE])
+    ledger.open(ONE, 0)
+    ledger.reserve(ONE, 0, PAGE)
+    with pytest.raises(InternalError, match="not reserved"):
+        ledger.release(ONE, 0, 2 * PAGE)
+    ledger.close(ONE)
+    assert ledger.used_bytes(0) == 0
+    ledger.validate()
+    with pytest.raises(UnknownName):
+        ledger.reserve(ONE, 0, PAGE)
+    ledger.open(TWO, 0)
+    with pytest.raises(UnknownName):
+        ledger.reserve(TWO, 1, PAGE)
+
+
+def test_holes_are_what_no_array_has() -> None:
+    ledger = Ledger([8 * PAGE])
+    ledger.open(ONE, 0)
+    assert ledger.holes(ONE, 0) == []
+    arena = ledger.open_arena(ONE, 0)
+    (hole,) = ledger.holes(ONE, 0)
+    assert (hole.address, hole.size) == (arena.base, arena.size)
+    first = ledger.allocate(ONE, 0, PAGE)
+    ledger.allocate(ONE, 0, PAGE)
+    ledger.free_after(ONE, 0, first, 3)
+    assert ledger.in_arrays(ONE, 0) == 2 * PAGE, "one of them waits"
+    ledger.settle(ONE, None)
+    assert [(hole.address, hole.size) for hole in ledger.holes(ONE, 0)] == [
+        (first, PAGE),
+        (first + 2 * PAGE, arena.size - 2 * PAGE),
+    ]
+    assert ledger.arena(ONE, 0) == ledger.open_arena(ONE, 0) == arena

@@ -16,6 +16,7 @@ from gpud.errors import (
     JobCancelled,
     JobTimeout,
 )
+from gpud.units import JobId
 from tests.unit.core.play import Play, error, finished, names, slices
 
 STATES = ("blocked", "waiting", "running", "paused", "ending")
@@ -206,6 +207,88 @@ def test_a_culprit_that_timed_out_is_told_so() -> None:
     assert isinstance(error(play.fail()), JobTimeout)
 
 
+def test_a_killable_job_that_outlives_its_grace_is_killed_alone() -> None:
+    play = Play(4, grace_ns=100)
+    play.offline(1, "1", killable=True)
+    play.offline(2, "1")
+    play.cancel(1)
+    assert out.KillJob(JobId(1), 0) in play.at(100)
+    assert play.state(1) == "ending"
+    assert finished(play.ended(1)) == [(1, "cancelled")]
+    assert not [c for c in play.at(1000) if isinstance(c, out.ReplaceDevice)]
+    assert play.state(2) == "running"
+
+
+def test_a_killable_job_that_does_not_even_then_end_costs_the_device_host() -> None:
+    play = Play(4, grace_ns=100)
+    play.offline(1, "1", killable=True, timeout_ns=50)
+    play.offline(2, "1")
+    play.at(50)
+    assert names(play.at(150)) == ["KillJob"]
+    assert names(play.at(200)) == []
+    [replace] = [c for c in play.at(250) if isinstance(c, out.ReplaceDevice)]
+    assert replace.culprit == 1
+    lost = {int(c.job): c.error for c in play.fail() if isinstance(c, out.FinishJob)}
+    assert isinstance(lost[1], JobTimeout)
+    assert isinstance(lost[2], DeviceLost)
+    assert lost[2].culprit == "0.1"
+
+
+def test_the_only_job_that_ran_is_named_and_nobody_else() -> None:
+    play = Play(4)
+    play.offline(1)
+    lost = error(play.fail(culprit=1))
+    assert lost.culprit == "0.1"
+    assert "job 0.1 was the only one that ran on it" in str(lost)
+    play.up(0, 4)
+    play.offline(2, "1")
+    play.offline(3, "1")
+    found = [c.error for c in play.fail() if isinstance(c, out.FinishJob)]
+    assert [one.culprit for one in found if isinstance(one, DeviceLost)] == [None, None]
+
+
+@pytest.mark.parametrize("state", ["running", "paused"])
+def test_a_job_that_its_device_was_not_told_of_waits_at_its_place(state: str) -> None:
+    play = Play(4)
+    play.offline(1, "2", timeout_ns=100)
+    play.offline(2)
+    play.offline(3)
+    if state == "paused":
+        play.online(4, "4")
+    assert play.state(1) == state
+    play.now_ns = 60
+    found = play.fail(unstarted=(1,))
+    assert sorted(job for job, _ in finished(found)) == ([2, 4] if state == "paused" else [2])
+    assert play.state(1) == "waiting"
+    assert play.allocation(1) == "0"
+    assert play.scheduler.devices[0].allocated == play.scheduler.devices[0].charged == 0
+    assert slices(play.up(0, 4)) == [(1, 2), (3, 2)]
+    assert not [c for c in play.at(100) if isinstance(c, out.EndJob)], "the time of its first start"
+    assert [c.job for c in play.at(160) if isinstance(c, out.EndJob)] == [1]
+    play.ended(1)
+
+
+def test_a_job_that_was_told_to_end_meanwhile_does_not_wait_again() -> None:
+    play = Play(4)
+    play.offline(1)
+    play.cancel(1)
+    assert finished(play.fail(unstarted=(1,))) == [(1, "cancelled")]
+
+
+def test_a_job_is_not_made_ready_for_ever() -> None:
+    play = Play(4)
+    play.offline(1)
+    for _ in range(2):
+        assert finished(play.fail(unstarted=(1,))) == []
+        assert slices(play.up(0, 4)) == [(1, 4)]
+    found = play.fail(unstarted=(1,))
+    assert finished(found) == [(1, "failed")]
+    assert "lost 3 times while job 0.1 was being made ready" in str(error(found))
+    play.up(0, 4)
+    play.offline(2)
+    assert finished(play.fail(unstarted=(2,), final=True)) == [(2, "failed")]
+
+
 def test_a_device_with_fewer_sms_is_asked_again() -> None:
     play = Play(8)
     play.offline(1)
@@ -295,6 +378,7 @@ def test_time_does_not_go_back() -> None:
         ({"hold_ns": -1}, "hold_ns must be 0 or more, not -1"),
         ({"grace_ns": -1}, "grace_ns must be 0 or more"),
         ({"max_jobs_per_session": 0}, "max_jobs_per_session must be 1 or more"),
+        ({"max_starts": 0}, "max_starts must be 1 or more"),
         ({"offline_floor": "many"}, "offline_floor: a share is written as"),
         ({"offline_floor": -1}, "offline_floor: a share must be greater than 0"),
     ],
