@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST_ARGS ?=
 SOURCES := $(wildcard gpud client tests bench docs)
 
-.PHONY: help install test check format demo bench stress gpu-test gpu-bench docs clean
+.PHONY: help install test check format demo bench faults stress gpu-test gpu-bench docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -67,15 +67,25 @@ format: install ## rewrite the sources in the project's format
 demo: install ## the shortest way to see gpud work
 	@$(BIN)/gpud demo
 
+# What hostile and dying programs can do: `make faults`.
+FAULTS := $(foreach name,out_of_bounds clients host_failures fuzz soak,bench/bench_$(name).py)
+
 # The extra `bench` is PyOpenCL, for the comparison with PoCL; without it the rest still runs.
 bench: install ## measure, print, and keep the figures under bench/results/
 	@$(BIN)/python -c 'import pyopencl' 2>/dev/null \
 		|| $(PIP) --no-build-isolation --editable '.[bench]' \
 		|| echo "PyOpenCL cannot be installed here: there will be no comparison with PoCL" >&2
-	@if ls bench/bench_*.py >/dev/null 2>&1; then \
-		for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b"; done; \
-		$(BIN)/python bench/summary.py; \
-	else echo "there are no benchmarks yet (bench/bench_*.py)" >&2; exit 1; fi
+	@for b in $(filter-out $(FAULTS),$(wildcard bench/bench_*.py)); do \
+		echo "== $$b"; $(BIN)/python "$$b"; done
+	@$(BIN)/python bench/summary.py
+
+# The extra `fuzz` is atheris; where it cannot be installed the parser's own fuzzer takes its share.
+faults: install ## attack it, kill it, fuzz it, and use it for an hour: two hours in all
+	@$(BIN)/python -c 'import atheris' 2>/dev/null \
+		|| $(PIP) --no-build-isolation --editable '.[fuzz]' \
+		|| echo "atheris cannot be installed here: there will be no coverage-guided fuzzing" >&2
+	@for b in $(FAULTS); do echo "== $$b"; $(BIN)/python "$$b"; done
+	@$(BIN)/python bench/summary.py
 
 stress: install ## the long runs that `make test` leaves out: half an hour
 	$(BIN)/python bench/bench_stress.py --events 1000000

@@ -6,7 +6,8 @@ import os
 import socket
 import struct
 
-from gpud.errors import ConnectionLost
+from gpud.errors import ConnectionLost, InvalidArgument
+from gpud.wire.address import check_fallback_folder
 
 __all__ = ["connected"]
 
@@ -19,6 +20,10 @@ def connected(path: str | os.PathLike[str]) -> socket.socket:
     Raises:
         ConnectionLost: there is no daemon, or it may not be reached; says what to do.
     """
+    try:
+        check_fallback_folder(path)
+    except InvalidArgument as error:
+        raise ConnectionLost(str(error)) from error
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         # Not settimeout(): a connect that may not block fails at once where many connect together.

@@ -129,6 +129,17 @@ class KernelRecord:
         found = loaded.measured[index, block, shared] = int(answer.occupancy), str(answer.form)
         return found
 
+    def _make_killable(self, call: Call, device: Device) -> Operation[None]:
+        """Have what offline jobs with a timeout run made ready, before their time begins."""
+        if not self._what.get("killable"):
+            return
+        loaded = (yield from self._prepare(call, device)).loaded
+        index, block, shared = self._indices[device.index], call.block, call.shared
+        if (index, block, shared) not in loaded.killable:
+            number = loaded.number
+            yield Request(lambda request: Measure(request, number, index, block, shared, True))
+            loaded.killable.add((index, block, shared))
+
     def _occupancy(self, block: Dim, shared: int, device: Device) -> Operation[int]:
         dims, size = as_dim3("block", block), as_shared(shared)
         loaded: Loaded = yield from self._module._load(device)
@@ -186,7 +197,7 @@ class Kernel(KernelRecord):
         """Submit a launch as a job; returns at once.
 
         The first submission with a new block shape asks the daemon for the kernel's occupancy and
-        blocks for the answer; later ones only send.
+        blocks for the answer, the first offline one with a timeout as well; later ones only send.
 
         Args:
             grid: Task blocks, an int or up to three.

@@ -36,6 +36,7 @@ class Loaded:
         self.log: str = answer.log
         # (M, form) by (kernel, block, dynamic shared memory)
         self.measured: dict[tuple[int, tuple[int, int, int], int], tuple[int, str]] = {}
+        self.killable: set[tuple[int, tuple[int, int, int], int]] = set()  # made ready so
         self.users = Users()
 
     def index(self, name: str) -> int:

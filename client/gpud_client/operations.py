@@ -220,6 +220,9 @@ class SessionRecord:
         timeout_ns = None if timeout is None else _as_ns("timeout", timeout)
         if weight != 1 and (type(weight) is not int or not 1 <= weight <= _MOST_WEIGHT):
             raise ValueError(f"a weight is a whole number from 1 to {_MOST_WEIGHT}, not {weight!r}")
+        if timeout is not None and reservation is None:
+            for call in calls:
+                yield from call.kernel._make_killable(call, on)
         job = self._new_job(chain.what, on, line, chain.total)
         index, launches = on.index, chain.launches
 

@@ -28,6 +28,7 @@ __all__ = [
     "memory",
     "mode",
     "socket_location",
+    "switch",
     "word",
 ]
 
@@ -84,6 +85,23 @@ class _Choice(Kind):
 
     def describe(self) -> str:
         return f"one of {', '.join(self.words)}"
+
+
+@dataclass(frozen=True)
+class _Switch(Kind):
+    """Yes or no."""
+
+    def from_text(self, text: str) -> bool:
+        word = text.strip().lower()  # Python writes True, and TOML true
+        if word not in ("on", "off", "true", "false"):
+            raise ValueError(self.describe())
+        return word in ("on", "true")
+
+    def from_toml(self, value: Any) -> bool:
+        return value if type(value) is bool else super().from_toml(value)
+
+    def describe(self) -> str:
+        return "on or off"
 
 
 @dataclass(frozen=True)
@@ -276,6 +294,11 @@ def integer(least: int, most: int) -> Kind:
 def choice(*words: str) -> Kind:
     """One of some words."""
     return _Choice(words)
+
+
+def switch() -> Kind:
+    """Yes or no."""
+    return _Switch()
 
 
 def word(what: str) -> Kind:

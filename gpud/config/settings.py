@@ -98,6 +98,13 @@ class Config:
     offline_floor: str = _setting(
         kinds.amount(), "0", "what online jobs always leave to offline ones, on each device"
     )
+    fences: bool = _setting(
+        kinds.switch(),
+        "on",
+        "whether every access of a kernel to memory is checked, so that none can reach what is not "
+        "its session's; off, a wrong index can change another session's arrays or end the device's "
+        "host",
+    )
     hold_ns: int = _setting(
         kinds.duration("ms", most_s=60),
         "0 ms",
@@ -110,6 +117,11 @@ class Config:
         "how long the blocks of a job that was ended may take to leave, before its device's host "
         "is replaced",
     )
+    host_timeout_ns: int = _setting(
+        kinds.duration("s", most_s=3600, least_ns=10**8),
+        "30 s",
+        "how long a device host may not answer before it counts as hung and is replaced",
+    )
     drain_timeout_ns: int = _setting(
         kinds.duration("s", most_s=7 * 86400),
         "30 s",
@@ -119,6 +131,22 @@ class Config:
         kinds.duration("s", most_s=3600, least_ns=10**8),
         "60 s",
         "how long compiling one program may take",
+    )
+    compile_memory_bytes: int = _setting(
+        kinds.memory(1 << 29, 1 << 40),
+        "4 GiB",
+        "addresses that a compile worker may have; the compiler itself needs some 0.5 GiB",
+    )
+    compile_workers: int = _setting(
+        kinds.integer(1, 64),
+        "2",
+        "programs of different users that are compiled at once; each user has one at a time, so "
+        "that slow programs of one do not hold up another's",
+    )
+    max_program_bytes: int = _setting(
+        kinds.memory(1 << 16, 1 << 26),
+        "2 MiB",
+        "the largest program, as PTX after the rewriting: machine code is made of it on the device",
     )
     memory: int | Fraction = _setting(
         kinds.memory(of="the machine's memory"), "50%", "for arrays, on each device"
@@ -132,8 +160,23 @@ class Config:
     max_connections: int = _setting(
         kinds.integer(1, 100_000), "1024", "clients that may be connected at once"
     )
+    max_user_connections: int = _setting(
+        kinds.integer(1, 100_000), "768", "clients of one user that may be connected at once"
+    )
     max_jobs_per_session: int = _setting(
         kinds.integer(1, 1_000_000), "10000", "jobs of one session that have not ended"
+    )
+    max_jobs_per_user: int = _setting(
+        kinds.integer(1, 10_000_000), "40000", "jobs of one user that have not ended"
+    )
+    session_host_memory: int = _setting(
+        kinds.memory(1 << 20, 1 << 40),
+        "256 MiB",
+        "what the daemon keeps in its own memory for one session: queued launches, programs, "
+        "requests, messages that the client does not read or does not finish",
+    )
+    user_host_memory: int = _setting(
+        kinds.memory(1 << 20, 1 << 40), "1 GiB", "the same for all sessions of one user"
     )
     max_message_bytes: int = _setting(
         kinds.memory(1 << 16, 1 << 30), "64 MiB", "the largest message from a client"

@@ -107,6 +107,15 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
                 )
 
 
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # Python reads no integer of thousands of digits
+        raise tomllib.TOMLDecodeError(str(error)) from error
+
+
 def _from_file(path: Path | None, required: bool) -> Iterator[tuple[str, Any, str]]:
     if path is None:
         return
@@ -116,7 +125,7 @@ def _from_file(path: Path | None, required: bool) -> Iterator[tuple[str, Any, st
         if len(data) > _LARGEST_FILE:
             raise InvalidArgument(f"{path} is no file of settings: it is over 1 MiB")
         text = data.decode()
-        table = tomllib.loads(text)
+        table = _parsed(text)
     except OSError as error:
         hint = "; --config names the file" if required else ""
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}{hint}") from error

@@ -5,6 +5,15 @@ gives pages back. A file is as large as its arena and takes what was written to 
 
 Giving many pages back takes the kernel a while, so a large range is punched on a thread; arrays
 that the session asks for meanwhile wait, for the range must read as zero before it is used again.
+For the same reason a file that holds much is emptied on a thread when its session goes.
+
+A client maps its whole file, and can write where it has no array: that memory would be counted
+nowhere. So the files are looked at from time to time (`Arenas.look`). What lies outside of all
+arrays is given back; a session that goes on so is told to the server, which ends it.
+
+Properties:
+    counted: a session that holds `SLACK_BYTES` more than its arrays have, at `MOST_STRIKES` looks
+        in a row, is told; a session that does not write outside of its arrays never is.
 """
 
 from __future__ import annotations
@@ -12,35 +21,68 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from gpud.core.memory import Arena, Ledger, Range
-from gpud.errors import InternalError
-from gpud.server import memfd
+from gpud.errors import GpudError, InternalError, LimitExceeded
+from gpud.server import descriptors, memfd
 from gpud.server.settings import MemoryLimits
 from gpud.units import Address, SessionId
 
-__all__ = ["Arenas"]
+__all__ = ["MOST_STRIKES", "SLACK_BYTES", "Arenas", "Hoard"]
+
+SLACK_BYTES = 16 << 20
+"""What a file may hold beyond its arrays: pages that are just being given back, stray writes."""
+
+MOST_STRIKES = 3
+"""Looks in a row at which a session may hold too much before it is told."""
 
 _LARGE_BYTES = 64 << 20  # punching so much takes some 5 ms
+_LEAST_ARENA_BYTES = 1 << 20  # checks of accesses subtract up to some KiB from an arena's size
+
+
+class Hoard(NamedTuple):
+    """A session that keeps memory outside of its arrays."""
+
+    session: SessionId
+    device: int
+    held_bytes: int
+    arrays_bytes: int
 
 
 class Arenas:
-    """Every session's memory. Empty until `set_up`, when the devices have said what they have."""
+    """Every session's memory. Empty until `set_up`, when the devices have said what they have.
+
+    Attributes:
+        session_limit_bytes: the most that a session can have, on the device where that is most.
+        descriptors_left: how many descriptors clients can have more.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._ledger = Ledger([])
         self._files: dict[tuple[SessionId, int], int] = {}
         self._opened: set[SessionId] = set()
+        self._told: set[tuple[SessionId, int]] = set()
+        self._strikes: dict[tuple[SessionId, int], int] = {}
+        self._tidied: set[tuple[SessionId, int]] = set()
+        self._going_bytes: dict[SessionId, int] = {}
         self._punching: dict[SessionId, int] = {}
         self._waiting: dict[SessionId, list[Callable[[], None]]] = {}
         self._capacities: tuple[int, ...] = ()
+        self._closing = False
+        self.descriptors_left: Callable[[], int] = lambda: 1 << 30
         self.session_limit_bytes = 0
 
     def set_up(self, limits: MemoryLimits) -> None:
         """Say what there is, before the first session."""
-        self._ledger = Ledger(limits.device, session_bytes=limits.session, user_bytes=limits.user)
+        self._ledger = Ledger(
+            limits.device,
+            session_bytes=limits.session,
+            user_bytes=limits.user,
+            least_arena_bytes=_LEAST_ARENA_BYTES,
+        )
         self._capacities = tuple(limits.device)
         self.session_limit_bytes = max(limits.session, default=0)
 
@@ -55,25 +97,64 @@ class Arenas:
             OutOfMemory, InvalidArgument, UnknownName, LimitExceeded: as the ledger.
             InternalError: the kernel gives no file for a new arena, or no descriptor.
         """
+        self._open(session, user)
+        address = self._ledger.allocate(session, device, size)
+        try:
+            arena = self._with_file(session, device)
+        except GpudError:
+            self._ledger.free(session, device, address)
+            raise
+        if (session, device) in self._told:
+            return address, None
+        self._told.add((session, device))
+        return address, arena
+
+    def reserve(self, session: SessionId, user: int, device: int, size: int) -> None:
+        """Count ``size`` bytes for module variables, and see to it that the session has an arena.
+
+        Raises:
+            OutOfMemory, UnknownName, LimitExceeded: as the ledger.
+            InternalError: the kernel gives no file for a new arena.
+        """
+        self._open(session, user)
+        self._ledger.reserve(session, device, size)
+        try:
+            self._with_file(session, device)
+        except GpudError:
+            self._ledger.release(session, device, size)
+            raise
+
+    def release(self, session: SessionId, device: int, size: int) -> None:
+        """Count out what was reserved with the same ``size``."""
+        if session in self._opened:
+            self._ledger.release(session, device, size)
+
+    def _open(self, session: SessionId, user: int) -> None:
         if session not in self._opened:
             self._opened.add(session)
             self._ledger.open(session, user)
-        address = self._ledger.allocate(session, device, size)
+
+    def _with_file(self, session: SessionId, device: int) -> Arena:
+        """The session's arena with its file, made if it is not."""
+        arena = self._ledger.open_arena(session, device)
         key = (session, device)
-        if key in self._files:
-            return address, None
-        arena = self._ledger.arena(session, device)
-        assert arena is not None
-        try:
-            self._files[key] = memfd.create(f"gpud-{session}-{device}", arena.size)
-        except OSError as error:
-            self._ledger.free(session, device, address)
-            raise InternalError(
-                f"the kernel gives no memory file: {error.strerror}; raise the daemon's limit of "
-                "open files",
-                stage="server",
-            ) from error
-        return address, arena
+        if key not in self._files:
+            if self.descriptors_left() < descriptors.FOR_AN_ARENA:
+                raise LimitExceeded(
+                    f"the daemon has no descriptors for the memory of more than {self.files} "
+                    "sessions; end some, or raise the daemon's LimitNOFILE",
+                    limit="LimitNOFILE",
+                    value=self.files,
+                )
+            try:
+                self._files[key] = memfd.create(f"gpud-{session}-{device}", arena.size)
+            except OSError as error:
+                raise InternalError(
+                    f"the kernel gives no memory file: {error.strerror}; raise the daemon's limit "
+                    "of open files",
+                    stage="server",
+                ) from error
+        return arena
 
     def file(self, arena: Arena) -> int:
         """The descriptor of an arena's memory file."""
@@ -107,13 +188,32 @@ class Arenas:
         offset = piece.address - arena.base
         if piece.size < _LARGE_BYTES:
             memfd.punch(descriptor, offset, piece.size)
-            return
-        own = os.dup(descriptor)  # the session may go meanwhile
-        self._punching[piece.session] = self._punching.get(piece.session, 0) + 1
-        done = self._loop.run_in_executor(None, _punch_and_close, own, offset, piece.size)
-        done.add_done_callback(lambda _: self._punched(piece.session))
+        else:
+            going = self._going_bytes
+            going[piece.session] = going.get(piece.session, 0) + piece.size
 
-    def _punched(self, session: SessionId) -> None:
+            def gone() -> None:
+                going[piece.session] -= piece.size
+                if not going[piece.session]:
+                    del going[piece.session]
+
+            self._punch_later(piece.session, descriptor, [(offset, piece.size)], gone)
+
+    def _punch_later(
+        self,
+        session: SessionId,
+        descriptor: int,
+        pieces: list[tuple[int, int]],
+        gone: Callable[[], None],
+    ) -> None:
+        """Give (offset, size) back on a thread, then call ``gone``; see `when_zero`."""
+        own = os.dup(descriptor)  # the session may go meanwhile
+        self._punching[session] = self._punching.get(session, 0) + 1
+        done = self._loop.run_in_executor(None, _punch_and_close, own, pieces)
+        done.add_done_callback(lambda _: self._punched(session, gone))
+
+    def _punched(self, session: SessionId, gone: Callable[[], None]) -> None:
+        gone()
         self._punching[session] -= 1
         if self._punching[session]:
             return
@@ -130,22 +230,71 @@ class Arenas:
             return None
         return arena.base, arena.size, self.file(arena)
 
+    def nearest_array(self, session: int, device: int, address: int) -> tuple[int, int] | None:
+        """(address, size) of the session's array there that is nearest to an address."""
+        return self._ledger.nearest(SessionId(session), device, address)
+
     def close_session(self, session: SessionId) -> None:
         """Free all that a session has; no device uses it any more."""
         if session not in self._opened:
             return
         self._opened.discard(session)
         for arena in self._ledger.close(session):
-            descriptor = self._files.pop((session, arena.device), None)
-            if descriptor is not None:
+            key = (session, arena.device)
+            self._told.discard(key)
+            self._strikes.pop(key, None)
+            descriptor = self._files.pop(key, None)
+            if descriptor is None:
+                continue
+            if _held_bytes(descriptor) < _LARGE_BYTES or self._closing:
                 os.close(descriptor)
+            else:
+                self._loop.run_in_executor(None, _punch_and_close, descriptor, [(0, arena.size)])
 
     def close(self) -> None:
-        """Free everything."""
+        """Free everything. The event loop may end then."""
+        self._closing = True
         for session in sorted(self._opened):
             self.close_session(session)
 
+    # -- what is held
+
+    def look(self) -> list[Hoard]:
+        """Look at what the files hold; returns the sessions that go on to hold too much.
+
+        To be called from time to time, such as once in a second. It costs a system call a file.
+        """
+        found = []
+        for (session, device), descriptor in self._files.items():
+            held_bytes = _held_bytes(descriptor)
+            arrays_bytes = self._ledger.in_arrays(session, device)
+            going_bytes = self._going_bytes.get(session, 0)
+            if held_bytes <= arrays_bytes + going_bytes + SLACK_BYTES:
+                self._strikes.pop((session, device), None)
+                continue
+            if (session, device) in self._tidied:
+                continue  # what was found at the last look is still being given back
+            strikes = self._strikes.get((session, device), 0) + 1
+            self._strikes[session, device] = strikes
+            if strikes >= MOST_STRIKES:
+                found.append(Hoard(session, device, held_bytes, arrays_bytes))
+                continue
+            arena = self._ledger.arena(session, device)
+            assert arena is not None
+            holes = self._ledger.holes(session, device)
+            pieces = [(hole.address - arena.base, hole.size) for hole in holes]
+            self._tidied.add((session, device))
+            self._punch_later(
+                session, descriptor, pieces, partial(self._tidied.discard, (session, device))
+            )
+        return found
+
     # -- looking
+
+    @property
+    def files(self) -> int:
+        """How many there are."""
+        return len(self._files)
 
     def capacity_bytes(self, device: int) -> int:
         """What a device has for arrays; 0 before `set_up`."""
@@ -157,11 +306,18 @@ class Arenas:
 
     def usage(self) -> list[dict[str, Any]]:
         """What each session has on each device where it has any."""
-        return [use._asdict() for use in self._ledger.usage()]
+        # A session that has loaded a program has an arena for its fences, arrays or not.
+        return [use._asdict() for use in self._ledger.usage() if use.arrays or use.used_bytes]
 
 
-def _punch_and_close(descriptor: int, offset: int, size: int) -> None:
+def _held_bytes(descriptor: int) -> int:
+    """The memory that a file has, whoever has written it."""
+    return os.fstat(descriptor).st_blocks * 512
+
+
+def _punch_and_close(descriptor: int, pieces: list[tuple[int, int]]) -> None:
     try:
-        memfd.punch(descriptor, offset, size)
+        for offset, size in pieces:
+            memfd.punch(descriptor, offset, size)
     finally:
         os.close(descriptor)

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from gpud.errors import GpudError, ProtocolError, from_wire
@@ -29,6 +30,7 @@ __all__ = ["Child", "OnReply"]
 _LOG = logging.getLogger(__name__)
 _LINK = Limits(message=256 << 20, high=1 << 62, low=1 << 61, hard=None)
 _LAST_WORDS_S = 0.5
+_VMSTAT = Path("/proc/vmstat")
 _SOCKET_BUFFER_BYTES = 1 << 20
 
 OnReply = Callable[[Any, GpudError | None], None]
@@ -69,6 +71,7 @@ class Child:
         self._tasks: list[asyncio.Task[None]] = []
         self._over = False
         self._last_line = ""
+        self._oom_kills = oom_kills()
 
     @property
     def pid(self) -> int | None:
@@ -207,6 +210,8 @@ class Child:
         # Its own last words say more, and are there by now; its children may keep the pipe open.
         await asyncio.wait([self._tasks[0]], timeout=_LAST_WORDS_S)
         words = f": {self._last_line}" if code > 0 and self._last_line else ""
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            words = ", as the system ran out of memory"
         self._end(_described(code) + words)
 
     async def _log_output(self) -> None:
@@ -238,6 +243,15 @@ class Child:
         for on_reply in tickets.values():
             on_reply(None, GpudError(f"the {self.what} {reason}"))
         self._on_end(reason)
+
+
+def oom_kills() -> int:
+    """How often the system has ended a process for want of memory; 0 if it does not say."""
+    with suppress(OSError):
+        for line in _VMSTAT.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def _described(code: int) -> str:

@@ -1,46 +1,50 @@
-"""Compiling for the clients: one worker process, one program at a time, results kept.
+"""Compiling for the clients: a few worker processes, a queue that is fair, results kept.
 
-Problem: a source can make the compiler run for minutes, fill its memory, or crash it.
+Problem: a source can make the compiler run for minutes, fill its memory, or crash it. One user's
+such sources must not keep another's from being compiled.
 
-Approach: the worker process does one program at a time; the front knows at any moment which, ends
-the worker when the program's time is over or finds it dead, tells the program's client, starts
-another worker and goes on with the next program.
+Approach: a worker process does one program at a time; the front knows at any moment which, ends
+the worker when the program's time is over or finds it dead, tells the program's clients, and starts
+another worker. Users take turns, and each has one program under way at most, so that a second
+worker is there for the others; it is started when it is first needed.
 
-Terms: *request*: everything that a result depends on; requests that are alike and under way at the
-same time are compiled once.
+Terms:
+    request (`Source`): everything that a result depends on; requests that are alike and under way
+        at the same time are compiled once, at the turn of whoever comes first.
+    wish (`Wish`): somebody who waits for a request.
 
 Properties:
-    one_answer: every request is answered once, whatever becomes of the worker;
-    others_unharmed: a program that kills the worker costs those behind it a new worker's start;
-    in_order: programs are compiled in the order in which they were asked for.
+    one_answer: every wish is answered once, whatever becomes of the worker, or cancelled;
+    others_unharmed: a program that kills its worker costs those behind it a new worker's start;
+    not_blamed_at_once: a worker may have been killed by somebody else, even before it had read its
+        program, so a program is given to a second worker before it is blamed for the first one;
+    in_order: a user's programs are compiled in the order in which they were asked for;
+    fair: a user with one program waits for at most one program of each other user, divided by
+        the workers, however many those have asked for;
+    not_for_the_dead: what nobody waits for any more is not begun, and ended after `_PATIENCE_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpud.compiler.program import Program
-from gpud.compiler.worker_messages import (
-    COMPILE_PROTOCOL,
-    CompileDone,
-    CompileFailed,
-    CompileJob,
-)
+from gpud.compiler.worker_messages import CompileDone, CompileFailed
 from gpud.errors import CompileError, GpudError, InternalError, KernelNotFound, from_wire
-from gpud.server.child import Child
+from gpud.server.compile_worker import Worker
 from gpud.server.modules import CompiledProgram
 from gpud.server.stream import Outbox
 
-__all__ = ["Compiler", "Source"]
+__all__ = ["Compiler", "Source", "Wish"]
 
 _LOG = logging.getLogger(__name__)
 _KEPT_BYTES = 64 << 20
 _MOST_IDLE_ENDS = 3  # of workers, one after the other, that had nothing to do
-_START_S = 60.0  # a worker loads NVRTC, from a cold disk at worst
+_PATIENCE_S = 1.0  # a worker's start costs as much as some programs take
 
 OnCompiled = Callable[[CompiledProgram | None, GpudError | None], None]
 
@@ -55,153 +59,212 @@ class Source(NamedTuple):
     sm: int | None
 
 
+class Wish:
+    """Somebody who waits for a program.
+
+    Args:
+        user: whose turn it takes.
+        on_compiled: called once with the program or an error, unless it was cancelled.
+    """
+
+    __slots__ = ("cancelled", "on_cancelled", "on_compiled", "user")
+
+    def __init__(self, user: int, on_compiled: OnCompiled) -> None:
+        self.user = user
+        self.on_compiled = on_compiled
+        self.cancelled = False
+        self.on_cancelled: Callable[[], None] | None = None
+
+    def cancel(self) -> None:
+        """Wait no more."""
+        self.cancelled = True
+        if self.on_cancelled is not None:
+            self.on_cancelled()
+
+
 class Compiler:
-    """The compile worker and what it has made.
+    """The compile workers and what they have made.
 
     Args:
         outbox: of the event loop.
         timeout_s: how long one program may take.
         cache_dir: of the disk cache; None for the default one, "" for none.
+        workers: how many there may be.
+        arguments: further ones for each worker: see `gpud.compiler.worker`.
+        fences: whether programs get checks of their accesses to memory.
     """
 
-    def __init__(self, outbox: Outbox, *, timeout_s: float, cache_dir: str | None) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        timeout_s: float,
+        cache_dir: str | None,
+        workers: int = 1,
+        arguments: tuple[str, ...] = (),
+        fences: bool = True,
+    ) -> None:
         self._outbox = outbox
         self._timeout_s = timeout_s
         self._cache_dir = cache_dir
+        self._most_workers = workers
+        self._arguments = arguments
+        self._fences = fences
         self._kept: OrderedDict[Source, CompiledProgram] = OrderedDict()
         self._kept_bytes = 0
-        self._waiting: OrderedDict[Source, list[OnCompiled]] = OrderedDict()
-        self._current: Source | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._worker: Child | None = None
-        self._starting: asyncio.Task[None] | None = None
+        self._waiting: dict[Source, list[Wish]] = {}  # those under way too
+        self._queues: OrderedDict[int, deque[Source]] = OrderedDict()  # by user, in turns
+        self._workers: list[Worker] = []
         self._leaving: set[asyncio.Task[None]] = set()
+        self._suspects: set[Source] = set()  # those that were there when a worker ended
         self._closed = False
         self.compiled = 0
         self._idle_ends = 0
 
     def prestart(self) -> None:
-        """Start the worker before anybody asks for it."""
-        self._go_on()
+        """Start a worker before anybody asks for it."""
+        if not self._workers:
+            self._begin()
 
-    def compile(self, source: Source, on_compiled: OnCompiled) -> None:
-        """Have ``source`` compiled; ``on_compiled`` may be called before this returns."""
+    def compile(self, source: Source, wish: Wish) -> None:
+        """Have ``source`` compiled; the wish may be answered before this returns."""
         kept = self._kept.get(source)
         if kept is not None:
             self._kept.move_to_end(source)
-            on_compiled(kept, None)
+            wish.on_compiled(kept, None)
             return
         if self._closed:
-            on_compiled(None, CompileError("the daemon is ending; nothing more is compiled"))
+            wish.on_compiled(None, CompileError("the daemon is ending; nothing more is compiled"))
             return
-        self._waiting.setdefault(source, []).append(on_compiled)
+        wish.on_cancelled = lambda: self._cancelled(source)
+        self._waiting.setdefault(source, []).append(wish)
+        if not any(worker.source == source for worker in self._workers):
+            self._queues.setdefault(wish.user, deque()).append(source)
         self._go_on()
 
     def describe(self) -> str:
         """How it stands, for people."""
-        worker = "no worker" if self._worker is None else f"worker {self._worker.pid}"
-        return f"{worker}, {self.compiled} programs compiled, {len(self._waiting)} waiting"
+        pids = ", ".join(str(worker.pid) for worker in self._workers) or "none"
+        return f"workers: {pids}; {self.compiled} programs compiled, {len(self._waiting)} waiting"
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the worker processes."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def kill(self) -> None:
-        """End the worker at once; what waits gets an error."""
+        """End the workers at once; what waits gets an error."""
         self._closed = True
-        if self._worker is not None:
-            self._worker.kill("was ended with the daemon")
+        for worker in list(self._workers):
+            worker.kill("was ended with the daemon")
         for source in list(self._waiting):
             self._answer(source, None, CompileError("the daemon is ending"))
 
     async def close(self) -> None:
-        """`kill`, and wait until the process is gone."""
+        """`kill`, and wait until the processes are gone."""
         self.kill()
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
-        if self._leaving:
+        while self._leaving:
             await asyncio.wait(self._leaving)
 
-    # -- the worker
+    # -- who is next
 
     def _go_on(self) -> None:
-        """Give the worker the next program, or get a worker."""
-        if self._current is not None or self._closed:
-            return
-        if self._worker is None:
-            if self._starting is None:
-                self._starting = asyncio.ensure_future(self._start())
-            return
-        if not self._worker.alive or not self._waiting:
-            return
-        source = self._current = next(iter(self._waiting))
-        job = CompileJob(
-            1,
-            source.text,
-            source.names,
-            source.options,
-            None,
-            source.form,
-            source.sm,
-            self._cache_dir,
-        )
-        self._worker.send(job)
-        # The first program of a worker waits for its start as well.
-        limit_s = self._timeout_s + (0 if self.compiled else _START_S)
-        self._timer = self._outbox.loop.call_later(limit_s, self._too_long)
-
-    async def _start(self) -> None:
-        worker = Child(
-            "compile worker",
-            COMPILE_PROTOCOL,
-            self._outbox,
-            on_message=self._on_message,
-            on_end=lambda reason: self._on_end(worker, reason),
-        )
-        self._worker = worker
-        try:
-            await worker.start(["-m", "gpud.compiler.worker"])
-        except OSError as error:
-            self._worker = None
-            problem = CompileError(f"the compile worker cannot be started: {error}")
-            for source in list(self._waiting):
-                self._answer(source, None, problem)
-        finally:
-            self._starting = None
+        """Give each idle worker a program, or get one more worker."""
         if self._closed:
-            worker.kill("the daemon is ending")
-            await worker.closed()
-        self._go_on()
+            return
+        while self._queues:
+            busy = {worker.user for worker in self._workers if worker.source is not None}
+            user = next((user for user in self._queues if user not in busy), None)
+            if user is None:
+                return
+            source = self._next_of(user)
+            if source is None:
+                continue
+            worker = next((one for one in self._workers if one.idle), None)
+            if worker is None:
+                self._queues[user].appendleft(source)
+                if not any(one.starting for one in self._workers):
+                    self._begin()
+                return
+            self._queues.move_to_end(user)
+            worker.compile(source, user, self._cache_dir, self._timeout_s, fence=self._fences)
 
-    def _too_long(self) -> None:
-        source = self._current
-        assert source is not None
-        assert self._worker is not None
-        problem = CompileError(
-            f"compiling took longer than {self._timeout_s:g} s and was ended; make the program "
-            "smaller, or raise compile_timeout in the daemon's configuration"
+    def _next_of(self, user: int) -> Source | None:
+        """Takes out the user's next source that is wanted still and not under way."""
+        queue = self._queues[user]
+        while queue:
+            source = queue.popleft()
+            wanted = source in self._waiting
+            if wanted and not any(worker.source == source for worker in self._workers):
+                return source
+        del self._queues[user]
+        return None
+
+    def _cancelled(self, source: Source) -> None:
+        """Somebody waits no more."""
+        left = [wish for wish in self._waiting.get(source, ()) if not wish.cancelled]
+        if left:
+            self._waiting[source] = left
+            return
+        self._waiting.pop(source, None)
+        self._suspects.discard(source)
+        for worker in self._workers:
+            if worker.source == source:
+                self._outbox.loop.call_later(_PATIENCE_S, self._lose_patience, worker, source)
+
+    def _lose_patience(self, worker: Worker, source: Source) -> None:
+        """End what nobody waits for."""
+        if worker in self._workers and worker.source is source and source not in self._waiting:
+            worker.kill("worked for nobody")
+
+    # -- the workers
+
+    def _begin(self) -> None:
+        """Start one more worker, if there may be one."""
+        if len(self._workers) >= self._most_workers:
+            return
+        worker = Worker(
+            self._outbox,
+            [
+                *self._arguments,
+                *([] if self._cache_dir is None else ["--cache-dir", self._cache_dir]),
+            ],
+            on_ready=self._go_on,
+            on_answer=self._on_answer,
+            on_end=self._on_end,
         )
-        worker, self._worker, self._current = self._worker, None, None
-        worker.kill("a program took too long")
-        self._answer(source, None, problem)
-        self._go_on()
+        self._workers.append(worker)
+        worker.start()
 
-    def _on_end(self, worker: Child, reason: str) -> None:
+    def _on_end(self, worker: Worker, reason: str, too_long: bool) -> None:
+        """A worker is gone: it was killed, by us or somebody else, or has crashed."""
         leaving = asyncio.ensure_future(worker.closed())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
-        if worker is not self._worker:
-            return  # we ended it, and have said so to those concerned
-        if self._timer is not None:
-            self._timer.cancel()
-        source, self._current, self._worker = self._current, None, None
+        self._workers.remove(worker)
+        source = worker.source
         if self._closed:
             return
-        _LOG.warning("the compile worker %s", reason)
-        if source is not None:
-            problem = CompileError(f"the compiler crashed on this program: its process {reason}")
-            self._answer(source, None, problem)
+        if too_long:
+            problem = CompileError(
+                f"compiling took longer than {self._timeout_s:g} s and was ended; make the program "
+                "smaller, or raise compile_timeout in the daemon's configuration"
+            )
         else:
+            _LOG.warning("the compile worker %s", reason)
+            problem = CompileError(
+                f"the compiler crashed on this program: its process {reason}; it may have run out "
+                "of memory: compile_memory_bytes in the daemon's configuration"
+            )
+        if source is None:
             self._idle_ends += 1
+        elif too_long or source in self._suspects:
+            self._answer(source, None, problem)
+        elif source in self._waiting:
+            self._suspects.add(source)
+            self._queues.setdefault(worker.user, deque()).appendleft(source)
         if self._idle_ends < _MOST_IDLE_ENDS:
-            if self._waiting:
-                self._go_on()
+            self._go_on()
             return
         # There is no program to blame, so it is the worker that cannot run here.
         self._idle_ends = 0
@@ -209,15 +272,12 @@ class Compiler:
         for waiting in list(self._waiting):
             self._answer(waiting, None, problem)
 
-    def _on_message(self, message: Any) -> None:
-        source, self._current = self._current, None
-        if self._timer is not None:
-            self._timer.cancel()
-        if source is None:
-            return
+    def _on_answer(self, source: Source, message: CompileDone | CompileFailed) -> None:
         self.compiled += 1
         self._idle_ends = 0
-        if isinstance(message, CompileDone):
+        if isinstance(message, CompileFailed):
+            self._answer(source, None, from_wire(message.error))
+        else:
             try:
                 program = _program(message.program, source.names)
             except KernelNotFound as error:
@@ -228,8 +288,6 @@ class Compiler:
             else:
                 self._keep(source, program)
                 self._answer(source, program, None)
-        elif isinstance(message, CompileFailed):
-            self._answer(source, None, from_wire(message.error))
         self._go_on()
 
     # -- results
@@ -237,8 +295,15 @@ class Compiler:
     def _answer(
         self, source: Source, program: CompiledProgram | None, error: GpudError | None
     ) -> None:
-        for on_compiled in self._waiting.pop(source, ()):
-            on_compiled(program, error)
+        self._suspects.discard(source)
+        for wish in self._waiting.pop(source, ()):
+            if wish.cancelled:
+                continue
+            wish.on_cancelled = None
+            try:
+                wish.on_compiled(program, error)
+            except Exception:  # noqa: BLE001 - one client's answer must not cost the others theirs
+                _LOG.exception("what was compiled for user %d was not handled", wish.user)
 
     def _keep(self, source: Source, program: CompiledProgram) -> None:
         self._kept[source] = program

@@ -61,6 +61,8 @@ class Connection:
         self._front = front
         self.peer = peer
         self.session: Session | None = None
+        self.user = front.users.user(peer.uid)
+        self._noted_bytes = 0
         self._decode = wm.CLIENT_PROTOCOL.decode
         self._stream = Stream(
             sock,
@@ -69,6 +71,7 @@ class Connection:
             on_body=self._on_body,
             on_end=self._on_end,
             on_broken=self._on_broken,
+            on_kept=self._on_kept,
         )
         self._silence: asyncio.TimerHandle | None = front.outbox.loop.call_later(
             _HELLO_S, self._said_nothing
@@ -130,6 +133,8 @@ class Connection:
         self._heard()
         session = self._front.open_session(self.peer, message.program, self._stream)
         self.session = session
+        self.user.kept.give(self._noted_bytes)
+        session.kept.note(self._noted_bytes)
         session.send(self._front.welcome(session, message))
 
     # -- the end
@@ -137,6 +142,15 @@ class Connection:
     def _on_broken(self, error: FrameError) -> None:
         _LOG.info("client %s is disconnected: %s", self._who, error)
         self.goodbye(error)
+
+    def _on_kept(self, change: int) -> None:
+        """What the client leaves unread, or does not finish to send, counts as its memory."""
+        self._noted_bytes += change
+        quota = self.user.kept if self.session is None else self.session.kept
+        error = quota.note(change)
+        if error is not None and change > 0:
+            _LOG.info("client %s is disconnected: %s", self._who, error)
+            self.goodbye(error)
 
     def _said_nothing(self) -> None:
         self._silence = None

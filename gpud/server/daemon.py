@@ -21,15 +21,16 @@ from contextlib import suppress
 from gpud.config import Config
 from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
-from gpud.errors import DeviceLost, Draining, GpudError
-from gpud.server import logs, settings, systemd
+from gpud.errors import DeviceLost, Draining, GpudError, InternalError
+from gpud.server import descriptors, logs, settings, systemd
 from gpud.server.access import Peer, peer_of
 from gpud.server.arenas import Arenas
 from gpud.server.compiling import Compiler
-from gpud.server.devices import Connect, Device
+from gpud.server.devices import Device
 from gpud.server.eventlog import EventLog
 from gpud.server.front import Front
 from gpud.server.listener import Listener, adopt, listen
+from gpud.server.owner import HOST_COMMAND, Connect
 from gpud.server.runner import Runner
 from gpud.server.stream import Outbox
 from gpud.telemetry.records import Records
@@ -40,6 +41,8 @@ _LOG = logging.getLogger(__name__)
 _ACCEPTS_PER_TURN = 16
 _ACCEPT_PAUSE_S = 0.5  # when descriptors have run out
 _GOODBYE_S = 3.0
+_LOOK_S = 1.0
+_BROKEN = 3
 
 
 class Daemon:
@@ -50,6 +53,7 @@ class Daemon:
         connect: for tests: for each device, in place of starting its host process, a function that
             returns the front's end of a link to something that speaks as one.
         credentials: for tests: who is at the other end of a connection.
+        host_command: for tests: what Python is given to start a device host.
         validate: check every invariant of the scheduler after every event; slow.
     """
 
@@ -59,15 +63,19 @@ class Daemon:
         *,
         connect: Sequence[Connect] | None = None,
         credentials: Callable[[socket.socket], Peer] = peer_of,
+        host_command: Sequence[str] = HOST_COMMAND,
         validate: bool = False,
     ) -> None:
         self.config = config
         self._connect = connect
         self._credentials = credentials
+        self._host_command = host_command
         self._validate = validate
         self._stopped = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
         self._forced = False
+        self._failed = False
+        self._looking: asyncio.TimerHandle | None = None
         self._listeners: list[Listener] = []
         self._event_log: EventLog | None = None
         self.front: Front
@@ -87,6 +95,11 @@ class Daemon:
     def forced(self) -> bool:
         """Whether it was ended without waiting for its jobs."""
         return self._forced
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was ended by a bug of its own in the scheduler."""
+        return self._failed
 
     @property
     def ending(self) -> bool:
@@ -124,14 +137,15 @@ class Daemon:
         for listener in self._listeners:
             loop.add_reader(listener.socket.fileno(), self._accept, listener)
         self.front.compiler.prestart()
+        self._look()
         names = ", ".join(d.info.name for d in self.devices if d.info is not None)
         _LOG.info("serving %s on %s", names, self.address)
         systemd.notify(f"READY=1\nSTATUS=serving {names}\nMAINPID={os.getpid()}")
 
     def _listen(self) -> list[Listener]:
-        descriptors = systemd.activated()
-        if descriptors:
-            return [adopt(descriptor) for descriptor in descriptors]
+        found = systemd.activated()
+        if found:
+            return [adopt(descriptor) for descriptor in found]
         return [listen(self.config.socket, self.config.socket_mode)]
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -142,6 +156,8 @@ class Daemon:
         if config.event_log is not None:
             self._event_log = EventLog(config.event_log, rules, loop)
         self.runner = Runner(Scheduler(rules), loop, records, self._event_log)
+        self.runner.on_bug = self._fail
+        limits = settings.host_limits(config)
         specs = settings.device_specs(config)
         self.runner.devices.extend(
             Device(
@@ -150,11 +166,20 @@ class Daemon:
                 self.runner,
                 outbox,
                 connect=None if self._connect is None else self._connect[index],
+                command=self._host_command,
+                limits=limits,
             )
             for index, spec in enumerate(specs)
         )
         cache_dir = None if config.cache_dir is None else str(config.cache_dir)
-        compiler = Compiler(outbox, timeout_s=config.compile_timeout_ns / 1e9, cache_dir=cache_dir)
+        compiler = Compiler(
+            outbox,
+            timeout_s=config.compile_timeout_ns / 1e9,
+            cache_dir=cache_dir,
+            workers=config.compile_workers,
+            arguments=settings.compile_arguments(config),
+            fences=config.fences,
+        )
         arenas = Arenas(loop)
         self.front = Front(config, outbox, self.runner, records, compiler, arenas, rules.floor)
 
@@ -173,6 +198,11 @@ class Daemon:
                 loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listener)
                 return
             self.front.connected(sock, self._credentials(sock))
+
+    def _look(self) -> None:
+        """From time to time: what is nobody's event."""
+        self.front.look()
+        self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _accept_again(self, listener: Listener) -> None:
         if listener.socket.fileno() >= 0:
@@ -209,6 +239,23 @@ class Daemon:
         for connection in list(self.front.connections):
             connection.abort()
 
+    def _fail(self) -> None:
+        """The scheduler has failed: to go on with wrong sums could break every promise.
+
+        Clients are told, the hosts are ended, and the exit status has systemd start a new daemon.
+        """
+        self._failed = True
+        self.front.draining = True
+        if self._ending is None:
+            error = InternalError(
+                "the daemon has ended because of a bug in its scheduler: connect again, and submit "
+                "again what had not ended",
+                stage="scheduler",
+            )
+            self._ending = asyncio.ensure_future(self._close(error))
+        else:
+            self.runner.drained.set()
+
     async def stop(self) -> None:
         """`force`, unless it is ending already, and `wait`: for tests and error paths."""
         if self._ending is None:
@@ -235,12 +282,14 @@ class Daemon:
                 loop.remove_reader(listener.socket.fileno())
             listener.stop()
 
-    async def _close(self) -> None:
-        """Everything that is left, whatever state it is in."""
+    async def _close(self, error: GpudError | None = None) -> None:
+        """Everything that is left, whatever state it is in; clients are told ``error``."""
         self._stop_listening()
+        if self._looking is not None:
+            self._looking.cancel()
         if hasattr(self, "front"):
             for connection in list(self.front.connections):
-                connection.goodbye(Draining("the daemon has ended"))
+                connection.goodbye(error or Draining("the daemon has ended"))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.front.nobody.wait(), _GOODBYE_S)
             for connection in list(self.front.connections):
@@ -259,9 +308,10 @@ class Daemon:
 def run(config: Config) -> int:
     """Serves until SIGTERM or SIGINT; a second signal forces. Returns the exit status.
 
-    0: drained; 1: it could not start, or was forced. Blocks.
+    0: drained; 1: it could not start, or was forced; 3: a bug in the scheduler. Blocks.
     """
     logs.set_up(config.log_level, config.log_format)
+    descriptors.raise_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(config))
 
@@ -296,7 +346,7 @@ async def _serve(config: Config) -> int:
     gc.collect()
     gc.freeze()
     await daemon.wait()
-    return 1 if daemon.forced else 0
+    return _BROKEN if daemon.failed else 1 if daemon.forced else 0
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

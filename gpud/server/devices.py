@@ -5,8 +5,9 @@ code are lost with it; sessions, arrays and queued jobs are not, and the jobs th
 the host that comes next.
 
 Approach: everything that a host knows it was told by the front, which keeps what it takes to tell
-it again: the rewritten PTX and the arenas' memory files. Nothing is told in advance: a new host
-learns of an arena or a module when the first job or request needs it.
+it again: the rewritten PTX, what was written to variables, and the arenas' memory files. Nothing is
+told in advance: a new host learns of an arena or a module when the first job or request needs it.
+A host that is silent for too long (`gpud.server.health`), or at one compilation, is replaced.
 
 Terms:
     stock: what the present host has been told (`gpud.server.stock`).
@@ -16,59 +17,43 @@ Terms:
 Properties:
     one_failure: for each host that had become ready, the runner is told once that it has failed;
     fresh: nothing of an earlier host is believed of a later one;
-    gives_up: a host that ends `_MOST_EARLY_ENDS` times before it is ready stays down, and says why.
+    nothing_begun: the runner is told which jobs the lost host had not been told of;
+    asked_again: a request that is lost with its host is put to the next one, a few times;
+    no_false_blame: a job is named for the loss only if nothing else can be the reason;
+    gives_up: after `_MOST_EARLY_ENDS` hosts in a row that end before they are ready there is no
+        other, and it is said why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from gpud.device.host import messages as hm
-from gpud.errors import DeviceLost, GpudError
+from gpud.errors import DeviceLost, GpudError, UnknownName
 from gpud.server.child import Child, OnReply
+from gpud.server.health import BEATS, Watch
 from gpud.server.jobs import Chain
+from gpud.server.loader import Loader, write_message
 from gpud.server.modules import Module, Shape
+from gpud.server.owner import HOST_COMMAND, Connect, Limits, Owner
 from gpud.server.stock import Stock
 from gpud.server.stream import Outbox
+from gpud.server.suspects import Suspects
 from gpud.units import JobId
 
-__all__ = ["Device", "Owner"]
+__all__ = ["Device"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_EARLY_ENDS = 5
 _ENDS_WITHIN_S = 30.0
 _BACK_OFF_S = (0.0, 0.1, 0.5, 1.0, 2.0)
 _END_S = 2.0
-
-Connect = Callable[[], socket.socket]
-"""Stands in for starting a process, in tests: returns the front's end of a new host's link."""
-
-
-class Owner(Protocol):
-    """What a device tells: `gpud.server.runner.Runner`."""
-
-    def device_ready(self, device: Device) -> None:
-        """A host is up."""
-
-    def device_failed(self, device: Device, reason: str) -> None:
-        """A host that was up is gone."""
-
-    def device_given_up(self, device: Device, reason: str) -> None:
-        """There will be no other host."""
-
-    def blocks_left(self, message: hm.BlocksLeft) -> None:
-        """See `gpud.device.host.messages.BlocksLeft`."""
-
-    def job_ended(self, message: hm.JobEnded) -> None:
-        """See `gpud.device.host.messages.JobEnded`."""
-
-    def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
-        """(base, size, descriptor) of a session's memory on a device, if it has any there."""
+_MOST_ASKS = 3
 
 
 class Device:
@@ -88,6 +73,8 @@ class Device:
         outbox: Outbox,
         *,
         connect: Connect | None = None,
+        command: Sequence[str] = HOST_COMMAND,
+        limits: Limits = Limits(),  # noqa: B008 - a constant
     ) -> None:
         self.index = index
         self.spec = spec
@@ -98,10 +85,25 @@ class Device:
         self._owner = owner
         self._outbox = outbox
         self._connect = connect
+        self._command = [*command, "--device", spec]
+        self._limits = limits
         self._host: Child | None = None
+        self._watch: Watch | None = None
+        self._beats = 0  # since the host was started, or has been at one compilation
+        self._at: int | None = None  # that compilation
+        self._told: dict[int, None] = {}  # jobs that the host was told to start
+        self._useful = False  # a job has ended on this host
+        self._replacing = False
+        self._suspects = Suspects(
+            outbox,
+            f"device {index} ({spec})",
+            None if connect is not None else lambda child: child.start(self._command),
+            limits.compile,
+        )
+        self._loader = Loader(self._request, lambda: self._host, self._suspects, self.lost)
         self._starting: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._early_ends: list[float] = []
+        self._early_ends = 0  # since a host was ready
         self._late_ends: list[float] = []
         self._settled = asyncio.Event()
         self._when_ready: list[tuple[Callable[[], None], OnReply]] = []
@@ -109,7 +111,7 @@ class Device:
         self._pending: dict[int, list[Any]] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             hm.BlocksLeft: owner.blocks_left,
-            hm.JobEnded: owner.job_ended,
+            hm.JobEnded: self._on_job_ended,
             hm.Replied: self._on_replied,
             hm.Refused: self._on_refused,
             hm.HostReady: self._on_ready,
@@ -134,11 +136,13 @@ class Device:
     def replace(self, reason: str) -> None:
         """End the host now and start another."""
         if self._host is not None:
+            self._replacing = True
             self._host.kill(reason)
 
     def kill(self) -> None:
         """End the host at once and start no other."""
         self.state = "stopped"
+        self._suspects.kill()
         if self._host is not None:
             self._host.kill("was ended with the daemon")
         self._refuse_waiting("was ended with the daemon")
@@ -151,6 +155,7 @@ class Device:
             await asyncio.wait([self._starting])
         if self._host is not None:
             await self._host.close(_END_S)
+        await self._suspects.close()
         if self._closing:
             await asyncio.wait(self._closing)
         self._refuse_waiting("was ended with the daemon")
@@ -170,17 +175,22 @@ class Device:
         )
         self._host = host
         self._stock = self._new_stock()
+        self._beats = 0
+        self._watch = Watch(
+            self._outbox.loop, self._limits.silent, self._ask, self._silent, self._beat
+        )
         try:
             if self._connect is not None:
                 host.attach(self._connect())
             else:
-                await host.start(["-m", "gpud.device.host", "--device", self.spec])
+                await host.start(self._command)
         except OSError as error:
             self._on_end(host, f"cannot be started: {error}")
 
     def _on_ready(self, info: hm.HostReady) -> None:
         self.info = info
         self.state = "ready"
+        self._beats = self._early_ends = 0
         _LOG.info("device %d is ready: %s (pid %s)", self.index, info.name, self.pid)
         self._owner.device_ready(self)
         self._settled.set()
@@ -196,8 +206,8 @@ class Device:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         was_ready = self.state == "ready"
-        self._stock = self._new_stock()
-        self._pending.clear()
+        culprit, unstarted = self._examine()
+        useful = self._forget_host(reason)
         if self.state == "stopped":
             self._settled.set()
             return
@@ -206,18 +216,23 @@ class Device:
         self.restarts += 1
         _LOG.error("device host %d (%s) %s", self.index, self.spec, reason)
         now = time.monotonic()
-        # A job that ends its host each time it runs costs the others a pause, not the device.
-        ends = self._late_ends if was_ready else self._early_ends
-        ends[:] = [at for at in ends if at > now - _ENDS_WITHIN_S] + [now]
+        # A job that ends its host each time it runs costs the others a pause, not the device; and
+        # no pause where others get on meanwhile.
         if was_ready:
-            self._owner.device_failed(self, reason)
-        if len(self._early_ends) >= _MOST_EARLY_ENDS and not was_ready:
+            late = [at for at in self._late_ends if at > now - _ENDS_WITHIN_S and not useful]
+            self._late_ends = [*late, now]
+            ends = len(self._late_ends)
+            self._owner.device_failed(self, reason, culprit, unstarted)
+        else:
+            self._early_ends += 1
+            ends = self._early_ends
+        if self._early_ends >= _MOST_EARLY_ENDS:
             self.state = "failed"
             self._settled.set()
             self._refuse_waiting(reason)
             self._owner.device_given_up(self, reason)
             return
-        self._begin(_BACK_OFF_S[min(len(ends), len(_BACK_OFF_S)) - 1])
+        self._begin(_BACK_OFF_S[min(ends, len(_BACK_OFF_S)) - 1])
 
     def lost(self, reason: str) -> DeviceLost:
         """The error for what cannot be done on this device now."""
@@ -228,12 +243,64 @@ class Device:
         for _, on_reply in waiting:
             on_reply(None, self.lost(reason))
 
+    def _examine(self) -> tuple[JobId | None, tuple[JobId, ...]]:
+        """Who may have ended the host, as far as that is certain, and whom it never heard of."""
+        alone = len(self._told) == 1 and not self._loader.compiling
+        culprit = JobId(next(iter(self._told))) if alone else None
+        return culprit, tuple(map(JobId, self._pending))
+
+    def _forget_host(self, reason: str) -> bool:
+        """Whatever was known of the host that is gone; whether it was of use."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        self._stock = self._new_stock()
+        self._pending.clear()
+        self._told.clear()
+        suspect = not self._replacing and self.state != "stopped"
+        for module in self._loader.host_lost(reason, suspect=suspect):
+            self._owner.variables_lost(module)
+        self._replacing = False
+        useful, self._useful = self._useful, False
+        return useful
+
+    def _ask(self, on_reply: OnReply) -> None:
+        """Something that the host's reading thread answers at once; nothing while it starts."""
+        if self.state == "ready" and self._host is not None:
+            self._host.request(lambda ticket: hm.ReadProgress(ticket, ()), on_reply)
+        else:
+            on_reply(None, None)
+
+    def _silent(self) -> None:
+        self._kill(f"hung: it has not answered for {self._limits.silent:g} s")
+
+    def _beat(self) -> None:
+        at = next(iter(self._loader.compiling), None)
+        self._beats = self._beats + 1 if at == self._at else 1
+        self._at = at
+        spent_s = (self._beats - 1) * self._limits.silent / BEATS
+        if self.state == "starting" and spent_s > self._limits.start:
+            self._kill(f"hung: it has not started within {self._limits.start:g} s")
+        elif self.state == "ready" and at is not None and spent_s > self._limits.compile:
+            case = self._loader.compiling[at]
+            self._kill(f"hung: it was {case} for more than {self._limits.compile:g} s")
+
+    def _kill(self, reason: str) -> None:
+        if self._host is not None:
+            self._host.kill(reason)
+
     # -- jobs
 
     def start_job(self, chain: Chain, message: hm.StartJob) -> None:
         """Start a job as soon as its chain and its session's memory are ready."""
         stock, session = self._stock, message.session
+        if self._host is None or not self._host.alive:
+            self._pending[message.job] = [message]  # its end is about to be known
+            return
+        if chain.ready is not stock:
+            self._loader.ran(chain)
         if stock.is_ready(chain, session):
+            self._told[message.job] = None
             self._send(message)
             return
         pending = self._pending[message.job] = [message]
@@ -241,10 +308,13 @@ class Device:
         def on_ready(error: GpudError | None) -> None:
             if stock is not self._stock or self._pending.get(message.job) is not pending:
                 return  # the host is gone, or the job was ended
+            if error is not None and (self._host is None or not self._host.alive):
+                return  # the host is gone, and the runner is about to hear that this was pending
             del self._pending[message.job]
             if error is not None:
                 self._owner.job_ended(_not_run(message.job, error, chain))
                 return
+            self._told[message.job] = None
             for one in pending:
                 self._send(one)
 
@@ -265,6 +335,15 @@ class Device:
         else:
             self._owner.job_ended(_not_run(job, None, chain))
 
+    def kill_job(self, job: JobId) -> None:
+        """End the task blocks of a job where they are: it was told to end and has not."""
+        self._send(hm.KillJob(job))
+
+    def _on_job_ended(self, message: hm.JobEnded) -> None:
+        self._told.pop(message.job, None)
+        self._useful = True
+        self._owner.job_ended(message)
+
     # -- requests
 
     def open_arena(self, session: int) -> None:
@@ -277,9 +356,9 @@ class Device:
 
     def when_ready(self, action: Callable[[], None], on_reply: OnReply) -> None:
         """Do ``action`` when there is a host, or tell ``on_reply`` why there is none."""
-        if self.state == "ready":
+        if self.state == "ready" and self._host is not None and self._host.alive:
             action()
-        elif self.state == "starting":
+        elif self.state in ("ready", "starting"):
             self._when_ready.append((action, on_reply))
         else:
             on_reply(
@@ -288,27 +367,44 @@ class Device:
 
     def measure(self, module: Module, shape: Shape, on_reply: OnReply) -> None:
         """Make a kernel ready for a block shape; replies M."""
-        self.when_ready(lambda: self._stock.measure(module, shape, on_reply), on_reply)
+        self._ask_on(module, lambda reply: self._stock.measure(module, shape, reply), on_reply)
 
     def unload(self, module: Module) -> None:
         """Forget a module; no job of it is left."""
+        module.forgotten = True
         self._stock.unload(module.number)
+        self._loader.unload(module.number)
 
     def read_symbol(
         self, module: Module, name: str, offset: int, size: int, on_reply: OnReply
     ) -> None:
-        """Replies bytes of a module variable."""
-        self._with_module(
-            module, lambda t: hm.ReadSymbol(t, module.number, name, offset, size), on_reply
-        )
+        """Replies bytes of a module variable.
+
+        Once after a loss of what kernels may have written there it is an error that says so.
+        """
+
+        def ask(reply: OnReply) -> None:
+            problem = self._loader.read_problem(module, name)
+            if problem is not None:
+                on_reply(None, problem)
+            else:
+                make = partial(_read, module.number, name, offset, size)
+                self._stock.with_module(module, make, reply)
+
+        self._ask_on(module, ask, on_reply)
 
     def write_symbol(
         self, module: Module, name: str, offset: int, data: bytes, on_reply: OnReply
     ) -> None:
         """Writes bytes of a module variable; replies None."""
-        self._with_module(
-            module, lambda t: hm.WriteSymbol(t, module.number, name, offset, data), on_reply
-        )
+
+        def written(value: Any, error: GpudError | None) -> None:
+            if error is None:
+                self._loader.wrote(module, name, offset, data)
+            on_reply(value, error)
+
+        make = partial(write_message, module.number, name, offset, data)
+        self._ask_on(module, lambda reply: self._stock.with_module(module, make, reply), written)
 
     def read_progress(self, jobs: tuple[JobId, ...], on_reply: OnReply) -> None:
         """Replies [job, task blocks done, in all] of those that the host has."""
@@ -318,14 +414,36 @@ class Device:
         """Forget a session's memory; no job of it is left."""
         self._stock.close_session(session)
 
-    def _with_module(self, module: Module, make: Callable[[int], Any], on_reply: OnReply) -> None:
-        self.when_ready(lambda: self._stock.with_module(module, make, on_reply), on_reply)
+    def _ask_on(self, module: Module, ask: Callable[[OnReply], None], on_reply: OnReply) -> None:
+        """Ask a host, and if that is lost meanwhile, the next ones, `_MOST_ASKS` in all.
+
+        Asking must do no harm if it is done twice.
+        """
+        asked = 0
+
+        def again() -> None:
+            nonlocal asked
+            if module.forgotten:
+                on_reply(None, UnknownName(f"module {module.number} was unloaded meanwhile"))
+                return
+            asked += 1
+            ask(replied)
+
+        def replied(value: Any, error: GpudError | None) -> None:
+            if isinstance(error, DeviceLost) and asked < _MOST_ASKS:
+                self.when_ready(again, on_reply)
+            else:
+                on_reply(value, error)
+
+        self.when_ready(again, on_reply)
 
     # -- the link
 
     def _new_stock(self) -> Stock:
         return Stock(
-            self._request, self._send, lambda session: self._owner.arena_of(session, self.index)
+            self._loader.request,
+            self._send,
+            lambda session: self._owner.arena_of(session, self.index),
         )
 
     def _send(self, message: Any) -> None:
@@ -359,6 +477,10 @@ class Device:
 
     def _on_log(self, message: hm.Log) -> None:
         _LOG.log(message.level, "device host %d: %s", self.index, message.text)
+
+
+def _read(module: int, name: str, offset: int, size: int, ticket: int) -> hm.ReadSymbol:
+    return hm.ReadSymbol(ticket, module, name, offset, size)
 
 
 def _not_run(job: int, error: GpudError | None, chain: Chain) -> hm.JobEnded:

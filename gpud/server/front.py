@@ -6,23 +6,28 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import gpud
 from gpud.config import Config
 from gpud.core import events as ev
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, UnknownName
+from gpud.server import descriptors
 from gpud.server.access import Peer, may_manage, user_name
 from gpud.server.arenas import Arenas
 from gpud.server.compiling import Compiler
 from gpud.server.connection import Connection
 from gpud.server.devices import Device
 from gpud.server.jobs import Job
+from gpud.server.modules import Module
+from gpud.server.quota import Users
 from gpud.server.runner import Runner
 from gpud.server.session import Session
 from gpud.server.stream import Outbox, Stream
+from gpud.server.turns import Turns
 from gpud.telemetry.records import Happening, Records
 from gpud.units import JobId, SessionId, job_name
 from gpud.wire import messages as wm
@@ -31,6 +36,8 @@ __all__ = ["Front"]
 
 _LOG = logging.getLogger(__name__)
 _PROGRESS_S = 0.5  # how long a host may take to say how far its jobs are
+_A_TURN = 128  # jobs of a session that has gone that are ended at once; some 10 ms
+_LAST_NUMBER = (1 << 32) - 1  # of sessions and modules, on the wire
 
 
 class Front:
@@ -39,6 +46,9 @@ class Front:
     Attributes:
         config: the settings.
         draining: no more jobs are taken.
+        modules: all that hosts may know, by number.
+        measuring: whose kernels are made ready, by device and user.
+        users: what each of them has.
         sessions: by number; those whose client has gone stay until their jobs have ended.
     """
 
@@ -66,6 +76,9 @@ class Front:
         self.connections: dict[Connection, None] = {}
         self.nobody = asyncio.Event()
         self.nobody.set()
+        self.modules: dict[int, Module] = {}
+        self.measuring = Turns()
+        self.users = Users(config)
         self._next_session = 1
         self._next_module = 1
         self._ended: dict[JobId, Job] = {}
@@ -73,6 +86,9 @@ class Front:
         self.counts = {"done": 0, "failed": 0, "cancelled": 0}
         runner.on_close_session = self._close_session
         runner.arena_of = arenas.arena_of
+        arenas.descriptors_left = self._descriptors_left
+        runner.nearest_array = arenas.nearest_array
+        runner.user_of = self._user_of
 
     # -- connections and sessions
 
@@ -80,23 +96,46 @@ class Front:
         """A client has connected."""
         connection = Connection(self, sock, peer)
         self.connections[connection] = None
+        connection.user.connections += 1
         self.nobody.clear()
-        most = self.config.max_connections
-        if len(self.connections) > most:
-            connection.goodbye(
-                LimitExceeded(
-                    f"the daemon serves {most} connections and has no room for another; close "
-                    "some, or raise max_connections in its configuration",
-                    limit="max_connections",
-                    value=most,
-                )
+        try:
+            self._check_connections()
+            connection.user.check_connections()
+        except LimitExceeded as error:
+            connection.goodbye(error)
+
+    def _check_connections(self) -> None:
+        """Look whether the latest connection is one too many.
+
+        Raises:
+            LimitExceeded: it is.
+        """
+        count, most = len(self.connections), self.config.max_connections
+        if count > most:
+            raise LimitExceeded(
+                f"the daemon serves {most} connections and has no room for another; close some, "
+                "or raise max_connections in its configuration",
+                limit="max_connections",
+                value=most,
             )
+        if self._descriptors_left() < 0:
+            raise LimitExceeded(
+                f"the daemon has no descriptors for more than {count - 1} connections; close some, "
+                "or raise the daemon's LimitNOFILE",
+                limit="LimitNOFILE",
+                value=count - 1,
+            )
+
+    def _descriptors_left(self) -> int:
+        return descriptors.left(len(self.connections), self.arenas.files)
 
     def open_session(self, peer: Peer, program: str, stream: Stream) -> Session:
         """A client has said hello."""
         number = self._next_session
-        self._next_session += 1
-        session = Session(self, number, peer, program, stream)
+        self._next_session = _number_after(number, self.sessions)
+        user = self.users.user(peer.uid)
+        session = Session(self, number, peer, user, program, stream)
+        user.sessions += 1
         self.sessions[number] = session
         self.runner.feed(ev.SessionOpened(session.opened_ns, SessionId(number)))
         self.records.happened(
@@ -118,10 +157,14 @@ class Front:
         self.connections.pop(connection, None)
         if not self.connections:
             self.nobody.set()
+        connection.user.connections -= 1
         session = connection.session
         if session is None:
+            self.users.forget_unused(connection.user)
             return
         session.gone = True
+        for wish in list(session.wishes):
+            wish.cancel()
         self.follow(session, False)
         now_ns = time.monotonic_ns()
         _LOG.info(
@@ -134,7 +177,26 @@ class Front:
             ("session", session.number),
             ("reason", reason),
         )
-        self.runner.feed(ev.SessionClosed(now_ns, SessionId(session.number)))
+        jobs = session.jobs.values() if len(session.jobs) > _A_TURN else ()
+        # The latest first, and what runs at the end, so that none becomes ready meanwhile.
+        waiting = [job for job in jobs if job.started_ns is None]
+        self._end_jobs(session, iter(waiting[::-1]))
+
+    def _end_jobs(self, session: Session, jobs: Iterator[Job]) -> None:
+        """End a session, its jobs in portions: nobody else is to wait for thousands of them."""
+        portion = list(islice(jobs, _A_TURN))
+        if not portion:
+            now_ns = time.monotonic_ns()
+            self.runner.feed(ev.SessionClosed(now_ns, SessionId(session.number)))
+            return
+        for job in portion:
+            if job.number in session.jobs:
+                self.runner.cancel(job)
+        self.outbox.loop.call_soon(self._end_jobs, session, jobs)
+
+    def _user_of(self, number: int) -> int | None:
+        session = self.sessions.get(number)
+        return None if session is None else session.peer.uid
 
     def _close_session(self, number: SessionId) -> None:
         """Nothing of a session is left on any device."""
@@ -142,9 +204,14 @@ class Front:
         if session is not None:
             for module in session.modules.values():
                 self.devices[module.device].unload(module)
+                self.modules.pop(module.number, None)
         for device in self.devices:
             device.close_session(number)
         self.arenas.close_session(number)
+        if session is not None:
+            session.kept.close()
+            session.user.sessions -= 1
+            self.users.forget_unused(session.user)
 
     def welcome(self, session: Session, hello: wm.Hello) -> wm.Welcome:
         """The answer to `hello`."""
@@ -160,6 +227,26 @@ class Front:
             },
             {"version": gpud.__version__, "pid": os.getpid(), "policy": self.config.policy},
         )
+
+    def look(self) -> None:
+        """End the sessions that keep memory outside of their arrays; called once in a second."""
+        hoards = {hoard.session: hoard for hoard in self.arenas.look()}
+        if not hoards:
+            return
+        for connection in list(self.connections):
+            session = connection.session
+            hoard = None if session is None else hoards.get(SessionId(session.number))
+            if hoard is None:
+                continue
+            error = LimitExceeded(
+                f"the session keeps {hoard.held_bytes} bytes of memory on device {hoard.device}, "
+                f"where its arrays have {hoard.arrays_bytes}; write to what you have allocated "
+                "only, or allocate more",
+                limit="session_memory",
+                value=hoard.arrays_bytes,
+            )
+            _LOG.warning("session %d is ended: %s", hoard.session, error)
+            connection.goodbye(error)
 
     # -- devices
 
@@ -203,7 +290,7 @@ class Front:
     def next_module(self) -> int:
         """A number for a module, unique among all sessions."""
         number = self._next_module
-        self._next_module += 1
+        self._next_module = _number_after(number, self.modules)
         return number
 
     # -- jobs
@@ -286,3 +373,11 @@ class Front:
         for session in self._followers.values():
             if may_manage(session.peer, happening.uid):
                 session.send(told)
+
+
+def _number_after(number: int, taken: Container[int]) -> int:
+    """The next number that is not taken; after the last comes 1."""
+    while True:
+        number = number + 1 if number < _LAST_NUMBER else 1
+        if number not in taken:
+            return number

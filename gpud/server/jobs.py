@@ -25,14 +25,20 @@ class Chain:
         launches: as `gpud.device.host.messages.StartJob` has them.
         shapes: as the scheduler has them.
         needs: (module, shape) of every launch: what a host must have made ready.
+        modules: of each launch.
+        killable: its launches are of entries that end at kill polls where they have loops.
         kernels: their names, each once, in the order of the launches.
         ready: the stock of the host that has; None for none.
         total: task blocks of all launches.
+        jobs: of these launches that have not ended.
     """
 
     __slots__ = (
+        "jobs",
         "kernels",
+        "killable",
         "launches",
+        "modules",
         "needs",
         "occupancy",
         "ready",
@@ -48,15 +54,21 @@ class Chain:
         needs: Iterable[tuple[Module, Shape]],
         kernels: Iterable[str],
         size_bytes: int,
+        *,
+        killable: bool = False,
     ) -> None:
         self.launches = launches
         self.shapes = shapes
+        needs = tuple(needs)
         self.needs = tuple(dict.fromkeys(needs))
+        self.modules = tuple(module for module, _ in needs)
+        self.killable = killable
         self.kernels = tuple(dict.fromkeys(kernels))
         self.occupancy = min(shape.occupancy for shape in shapes)
         self.total = sum(shape.task_blocks for shape in shapes)
         self.size_bytes = size_bytes
         self.ready: object = None
+        self.jobs = 0
 
 
 class Job:

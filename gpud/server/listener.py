@@ -11,6 +11,7 @@ Properties:
     one_daemon: a second daemon on the same path is refused while the first lives, with its pid;
     stale_replaced: a socket file whose daemon has died is replaced;
     never_steals: a file at that path that is no socket is left alone, with an error;
+    own_folder: a folder that others could replace is not used, nor a link to one;
     private_from_the_start: there is no moment at which others could connect to a 0600 socket.
 """
 
@@ -25,11 +26,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpud.errors import InvalidArgument
-from gpud.wire.address import checked_socket_path
+from gpud.wire.address import check_fallback_folder, checked_socket_path
 
 __all__ = ["Listener", "adopt", "listen"]
 
-_BACKLOG = 128
+_BACKLOG = 1024
 
 
 class Listener:
@@ -130,6 +131,13 @@ def _lock_path(path: Path) -> Path:
 
 def _check_folder(folder: Path) -> None:
     """Refuses a folder in which somebody else could put another socket in place of ours."""
+    check_fallback_folder(folder / "socket")
+    link = folder.lstat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+        raise InvalidArgument(
+            f"the folder {folder} is a link that another user can turn elsewhere; choose another "
+            "path with --socket"
+        )
     found = folder.stat()
     if found.st_uid not in (0, os.geteuid()):
         raise InvalidArgument(

@@ -13,8 +13,9 @@ from gpud.compiler.program import KernelInfo, Program, rejection
 
 __all__ = ["CompiledProgram", "Kernel", "Module"]
 
-Shape = tuple[int, tuple[int, int, int], int]
-"""(index of the kernel, block, dynamic shared memory in bytes): what is measured."""
+Shape = tuple[int, tuple[int, int, int], int, bool]
+"""(index of the kernel, block, dynamic shared memory in bytes, whether it is the kernel's twin with
+kill polls): what is measured."""
 
 
 class Kernel:
@@ -42,6 +43,7 @@ class Kernel:
             "parameters": [[p.name, p.kind, p.size, p.align, p.offset] for p in info.parameters],
             "shared_bytes": info.shared_bytes,
             "max_threads": info.max_threads,
+            "killable": info.killable,
             "rejected": rejection(info).to_wire() if self.rejected else None,
         }
 
@@ -49,22 +51,27 @@ class Kernel:
 class CompiledProgram:
     """A program as the front keeps it: what clients are told, and what device hosts load."""
 
-    __slots__ = ("descriptions", "kernels", "log", "names", "ptx", "symbols")
+    __slots__ = ("descriptions", "kernels", "log", "names", "ptx", "sites", "symbols", "variables")
 
     def __init__(self, program: Program, names: tuple[str, ...]) -> None:
         self.ptx = program.ptx
         self.log = program.log
+        self.sites = program.sites
         self.kernels = tuple(map(Kernel, program.kernels.values()))
         self.descriptions = [kernel.describe() for kernel in self.kernels]
         index = {kernel.entry: at for at, kernel in enumerate(self.kernels)}
         lowered = program.lowered_names
         self.names = {name: index[lowered.get(name, name)] for name in names}
         self.symbols = {symbol.name: symbol.size for symbol in program.symbols.values()}
+        self.variables = frozenset(
+            symbol.name for symbol in program.symbols.values() if symbol.space != "const"
+        )  # those that kernels can write
 
     @property
     def size_bytes(self) -> int:
         """About what it takes to keep."""
-        return 2048 + len(self.ptx) + len(self.log) + 4096 * len(self.kernels)
+        texts = len(self.ptx) + len(self.log)
+        return 2048 + texts + 4096 * len(self.kernels) + 512 * len(self.sites)
 
 
 class Module:
@@ -74,9 +81,18 @@ class Module:
         number: unique among all sessions; hosts and clients know the module by it.
         measured: (M, form) of each shape that was measured.
         forgotten: the session has unloaded it; jobs submitted before may still run.
+        variable_bytes: what its variables take on the device.
     """
 
-    __slots__ = ("device", "forgotten", "measured", "number", "program", "session")
+    __slots__ = (
+        "device",
+        "forgotten",
+        "measured",
+        "number",
+        "program",
+        "session",
+        "variable_bytes",
+    )
 
     def __init__(self, number: int, session: int, device: int, program: CompiledProgram) -> None:
         self.number = number
@@ -85,11 +101,12 @@ class Module:
         self.program = program
         self.measured: dict[Shape, tuple[int, str]] = {}
         self.forgotten = False
+        self.variable_bytes = sum(program.symbols.values())
 
     def measured_of(self, index: int) -> dict[tuple[tuple[int, int, int], int], tuple[int, str]]:
         """`measured` of one kernel: (M, form) by block and dynamic shared memory."""
         return {
             (block, shared): found
-            for (at, block, shared), found in self.measured.items()
-            if at == index
+            for (at, block, shared, killable), found in self.measured.items()
+            if at == index and not killable
         }

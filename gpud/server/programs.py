@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument, LimitExceeded, UnknownName
-from gpud.server.compiling import Source
+from gpud.server.compiling import Source, Wish
 from gpud.server.modules import CompiledProgram, Module
+from gpud.units import SessionId
 from gpud.wire import messages as wm
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ __all__ = ["compile_program", "measure", "read_symbol", "unload", "write_symbol"
 # What one session can make the front and the hosts keep.
 _MOST_MODULES = 4096
 _MOST_SHAPES = 1024
-_MOST_COMPILING_BYTES = 64 << 20
+_REQUEST_BYTES = 1024  # of one that waits for its answer, beside what it carries
 
 
 def compile_program(session: Session, message: wm.Compile) -> None:
@@ -25,32 +27,30 @@ def compile_program(session: Session, message: wm.Compile) -> None:
     front = session.front
     device = front.usable_device(message.device)
     assert device.info is not None
-    size = len(message.source)
+    size = _REQUEST_BYTES + len(message.source) + sum(map(len, message.names + message.options))
     if len(session.modules) >= _MOST_MODULES:
         raise LimitExceeded(
             f"the session has {_MOST_MODULES} modules; unload some",
             limit="modules",
             value=_MOST_MODULES,
         )
-    if session.compiling_bytes and session.compiling_bytes + size > _MOST_COMPILING_BYTES:
-        raise LimitExceeded(
-            f"the session has programs of over {_MOST_COMPILING_BYTES >> 20} MiB waiting to be "
-            "compiled; wait for some of them",
-            limit="programs",
-            value=_MOST_COMPILING_BYTES,
-        )
-    session.compiling_bytes += size
+    session.kept.take(size, "this program")
 
     def on_compiled(program: CompiledProgram | None, error: GpudError | None) -> None:
-        session.compiling_bytes -= size
+        session.kept.give(size)
+        session.wishes.pop(wish, None)
         if session.gone:
             return
-        if program is None:
+        number = 0
+        if program is not None:
+            try:
+                number = _new_module(session, device.index, program)
+            except GpudError as refusal:
+                error = refusal
+        if program is None or error is not None:
             assert error is not None
             session.send(wm.Failed(message.request, error.to_wire()))
             return
-        number = front.next_module()
-        session.modules[number] = Module(number, session.number, device.index, program)
         session.send(
             wm.Compiled(
                 message.request,
@@ -65,7 +65,29 @@ def compile_program(session: Session, message: wm.Compile) -> None:
     source = Source(
         message.source, message.names, message.options, message.form, device.info.capability
     )
-    front.compiler.compile(source, on_compiled)
+    wish = Wish(session.user.uid, on_compiled)
+    session.wishes[wish] = None
+    front.compiler.compile(source, wish)
+
+
+def _new_module(session: Session, device: int, program: CompiledProgram) -> int:
+    """The number of a new module, counted against the session's limits.
+
+    Raises:
+        LimitExceeded, OutOfMemory: it is over one; nothing is counted then.
+    """
+    front = session.front
+    module = Module(front.next_module(), session.number, device, program)
+    session.kept.take(program.size_bytes, "this program")
+    try:
+        front.arenas.reserve(
+            SessionId(session.number), session.peer.uid, device, module.variable_bytes
+        )
+    except GpudError:
+        session.kept.give(program.size_bytes)
+        raise
+    front.modules[module.number] = session.modules[module.number] = module
+    return module.number
 
 
 def unload(session: Session, message: wm.Unload) -> None:
@@ -77,9 +99,15 @@ def measure(session: Session, message: wm.Measure) -> None:
     """`Measured` follows, or `Failed`."""
     module = session.module(message.module)
     kernel = session.kernel(module, message.kernel)
-    shape = (message.kernel, message.block, message.shared)
+    shape = (
+        message.kernel,
+        message.block,
+        message.shared,
+        message.killable and kernel.info.killable,
+    )
 
     def on_reply(value: Any, error: GpudError | None) -> None:
+        session.kept.give(_REQUEST_BYTES)
         if session.gone:
             return
         if error is not None:
@@ -99,15 +127,28 @@ def measure(session: Session, message: wm.Measure) -> None:
         )
     if known is not None:
         session.send(wm.Measured(message.request, *known))
-    else:
-        session.front.devices[module.device].measure(module, shape, on_reply)
+        return
+    session.kept.take(_REQUEST_BYTES, "this request")
+
+    def on_turn(done: Callable[[], None]) -> None:
+        def on_measured(value: Any, error: GpudError | None) -> None:
+            done()
+            on_reply(value, error)
+
+        if session.gone:  # its turn has come too late
+            done()
+        else:
+            session.front.devices[module.device].measure(module, shape, on_measured)
+
+    # Machine code is made in turns: one user's large kernels do not hold up another's.
+    session.front.measuring.ask((module.device, session.user.uid), on_turn)
 
 
 def read_symbol(session: Session, message: wm.ReadSymbol) -> None:
     """`Answer` with the bytes follows, or `Failed`."""
     module = _with_symbol(session, message, message.size)
     device = session.front.devices[module.device]
-    answer = _answer(session, message.request)
+    answer = _answer(session, message.request, message.size)
     device.read_symbol(module, message.name, message.offset, message.size, answer)
 
 
@@ -115,7 +156,7 @@ def write_symbol(session: Session, message: wm.WriteSymbol) -> None:
     """`Answer` follows, or `Failed`."""
     module = _with_symbol(session, message, len(message.data))
     device = session.front.devices[module.device]
-    answer = _answer(session, message.request)
+    answer = _answer(session, message.request, len(message.data))
     device.write_symbol(module, message.name, message.offset, message.data, answer)
 
 
@@ -137,8 +178,16 @@ def _with_symbol(session: Session, message: wm.ReadSymbol | wm.WriteSymbol, size
     return module
 
 
-def _answer(session: Session, request: int) -> Any:
+def _answer(session: Session, request: int, size: int) -> Any:
+    """What answers a request that carries, or asks for, ``size`` bytes.
+
+    Raises:
+        LimitExceeded: the session has too many that wait for their answers.
+    """
+    session.kept.take(_REQUEST_BYTES + size, "this request")
+
     def on_reply(value: Any, error: GpudError | None) -> None:
+        session.kept.give(_REQUEST_BYTES + size)
         if session.gone:
             return
         if error is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import gpud
+from gpud.server import descriptors
 from gpud.server.access import may_manage, user_name
 from gpud.telemetry.records import chrome_trace
 from gpud.wire import messages as wm
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["follow", "query"]
 
 _T = TypeVar("_T")
+_MOST_JOBS = 4096  # in one answer: a row takes some 10 us, and everybody waits
 
 
 def query(session: Session, message: wm.Query) -> None:
@@ -48,7 +50,7 @@ def follow(session: Session, message: wm.Follow) -> None:
 def _jobs(session: Session, message: wm.Query) -> None:
     front = session.front
     jobs = [job for job in front.runner.jobs.values() if may_manage(session.peer, job.uid)]
-    jobs = _latest(jobs, message.limit)
+    jobs = _latest(jobs, min(message.limit or _MOST_JOBS, _MOST_JOBS))
 
     def on_progress() -> None:
         now_ns = time.monotonic_ns()
@@ -71,6 +73,7 @@ def _status(session: Session, limit: int) -> dict[str, Any]:
         "pid": os.getpid(),
         "uptime_s": (now_ns - front.started_ns) / 1e9,
         "policy": front.config.policy,
+        "fences": front.config.fences,
         "draining": front.draining,
         "socket": str(front.config.socket),
         "devices": [_device(front, device) for device in front.devices],
@@ -83,7 +86,8 @@ def _status(session: Session, limit: int) -> dict[str, Any]:
 
 def _device(front: Front, device: Device) -> dict[str, Any]:
     jobs = [job for job in front.runner.jobs.values() if job.device == device.index]
-    allocated = sum((job.allocation for job in jobs), start=Fraction(0))
+    # Those that have something are few, however many wait.
+    allocated = sum((job.allocation for job in jobs if job.capsm), start=Fraction(0))
     down = device.state != "ready" and device.failures
     return {
         **front.describe_device(device),
@@ -168,7 +172,7 @@ def _doctor(session: Session, limit: int) -> dict[str, Any]:
     front = session.front
     usage = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = usage.ru_utime + usage.ru_stime
-    descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    opened = sum(1 for _ in Path("/proc/self/fd").iterdir())
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     loop = type(front.outbox.loop).__module__.partition(".")[0]
     checks = [
@@ -181,13 +185,17 @@ def _doctor(session: Session, limit: int) -> dict[str, Any]:
         _check("event loop", loop, "" if loop == "uvloop" else "install uvloop: it answers sooner"),
         _check(
             "open files",
-            f"{descriptors} of {most}",
-            # Each session takes one for its connection and one for its memory on each device.
-            "raise LimitNOFILE, or ulimit -n"
-            if most < (1 + len(front.devices)) * front.config.max_connections + 64
+            f"{opened} of {most}",
+            "raise LimitNOFILE, or ulimit -n: they do not suffice for max_connections"
+            if descriptors.left(front.config.max_connections, 0) < 0
             else "",
         ),
         _check("compiler", front.compiler.describe()),
+        _check(
+            "fences",
+            "on" if front.config.fences else f"off, by {front.config.origin('fences')}",
+            "" if front.config.fences else "kernels can reach other sessions' memory; turn them on",
+        ),
     ]
     for device in front.devices:
         row = _device(front, device)

@@ -7,6 +7,7 @@ Approach: one door, `Runner.feed`. Each event is handled to its end, commands in
 next one: what happens while commands are carried out waits in a queue.
 
 Properties:
+    fails_whole: after a bug in the scheduler nothing more is decided: `on_bug` is called;
     one_at_a_time: the scheduler sees events one after the other, in the order of their times;
     told_once: the owner of a job is told once that it has ended, if it is still there;
     logged: with an event log, every event and its commands are written, in the order of handling.
@@ -29,9 +30,11 @@ from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
 from gpud.server.devices import Device
 from gpud.server.eventlog import EventLog
+from gpud.server.faults import NearestArray, resolved
 from gpud.server.jobs import Job
+from gpud.server.modules import Module
 from gpud.telemetry.records import Change, Records
-from gpud.units import JobId, SessionId
+from gpud.units import JobId, SessionId, job_name
 
 __all__ = ["Runner"]
 
@@ -52,6 +55,9 @@ class Runner:
     Attributes:
         jobs: all that have not ended, by id.
         devices: by index.
+        broken: the scheduler has failed; no event is handled any more.
+        on_bug: called when that happens.
+        user_of: finds the user of a session, if it is still there.
     """
 
     def __init__(
@@ -68,10 +74,14 @@ class Runner:
         self.devices: list[Device] = []
         self.drained = asyncio.Event()
         self.on_close_session: Callable[[SessionId], None] = lambda session: None
+        self.on_bug: Callable[[], None] = lambda: None
+        self.user_of: Callable[[int], int | None] = lambda session: None
         self.arena_of: Callable[[int, int], tuple[int, int, int] | None] = lambda s, d: None
+        self.nearest_array: NearestArray = lambda session, device, address: None
         self._log = event_log
         self._events: deque[Any] = deque()
         self._handling = False
+        self.broken = False
         self._timer: asyncio.TimerHandle | None = None
         self._resizes: dict[int, OnResized] = {}
         self._next_resize = 1
@@ -79,6 +89,7 @@ class Runner:
             co.StartJob: self._start_job,
             co.ResizeJob: self._resize_job,
             co.EndJob: self._end_job,
+            co.KillJob: lambda command: self.devices[command.device].kill_job(command.job),
             co.FinishJob: self._finish_job,
             co.CloseSession: lambda command: self.on_close_session(command.session),
             co.ReplaceDevice: self._replace_device,
@@ -92,6 +103,8 @@ class Runner:
 
     def feed(self, event: Any) -> None:
         """Have the scheduler handle an event, and carry out what it decides."""
+        if self.broken:
+            return
         self._events.append(event)
         if self._handling:
             return
@@ -109,16 +122,22 @@ class Runner:
                 if self._log is not None:
                     self._log.write(event, commands)
                 for command in commands:
-                    self._carry_out[type(command)](command)
+                    try:
+                        self._carry_out[type(command)](command)
+                    except Exception:  # noqa: BLE001 - of one job: the others' commands must follow
+                        _LOG.exception("%r could not be carried out; report this", command)
         finally:
             self._handling = False
 
     def _bug(self, event: Any) -> None:
-        """The scheduler failed: what it decides from here on need not be right."""
-        _LOG.critical("the scheduler failed on %r; report this, and restart the daemon", event)
+        """The scheduler failed: what it would decide from here on need not be right."""
+        self.broken = True
+        self._events.clear()
+        _LOG.critical("the scheduler failed on %r; the daemon ends; report this", event)
         if self._log is not None:
             self._log.write(event, [])
             self._log.flush()
+        self.on_bug()
 
     def submit(
         self,
@@ -131,6 +150,7 @@ class Runner:
         deadline_ns: int | None,
         timeout_ns: int | None,
         weight: int,
+        killable: bool = False,
     ) -> None:
         """Have a checked job run. Its owner is told when it has ended, maybe at once."""
         self.jobs[job.id] = job
@@ -150,6 +170,7 @@ class Runner:
                 None if deadline_ns is None else now_ns + deadline_ns,
                 timeout_ns,
                 weight,
+                killable,
             )
         )
 
@@ -181,13 +202,34 @@ class Runner:
         )
         self.feed(ev.DeviceReady(now_ns, device.index, device.info.sms, device.spec))
 
-    def device_failed(self, device: Device, reason: str) -> None:
+    def device_failed(
+        self, device: Device, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
+    ) -> None:
         """A host that was up is gone."""
         now_ns = time.monotonic_ns()
         self.records.happened(
-            now_ns, "device-failed", None, ("device", device.index), ("reason", reason)
+            now_ns,
+            "device-failed",
+            None,
+            ("device", device.index),
+            ("reason", reason),
+            ("culprit", None if culprit is None else job_name(culprit)),
         )
-        self.feed(ev.DeviceFailed(now_ns, device.index, reason))
+        event = ev.DeviceFailed(now_ns, device.index, reason, culprit=culprit, unstarted=unstarted)
+        self.feed(event)
+        for one in unstarted:
+            job = self.jobs.get(one)
+            if job is not None:  # it waits again
+                job.started_ns = None
+                self._changed(job)
+
+    def variables_lost(self, module: Module) -> None:
+        """What kernels may have written to a module's variables is gone with its host."""
+        session = ("session", module.session), ("module", module.number)
+        device = ("device", module.device)
+        self.records.happened(
+            time.monotonic_ns(), "variables-lost", self.user_of(module.session), device, *session
+        )
 
     def device_given_up(self, device: Device, reason: str) -> None:
         """There will be no other host: what waits for this device fails."""
@@ -217,7 +259,7 @@ class Runner:
             return
         failed = message.error is not None
         if message.error is not None and job.error is None:
-            job.error = from_wire(message.error)
+            job.error = resolved(from_wire(message.error), job, self.nearest_array)
         job.output = message.output
         job.progress = (message.done, message.total)
         job.first_block_ns = message.first_block_ns

@@ -12,17 +12,18 @@ from gpud.errors import GpudError, LimitExceeded, UnknownName
 from gpud.server.access import Peer
 from gpud.server.jobs import Chain, Job
 from gpud.server.modules import Kernel, Module
+from gpud.server.quota import JOB_BYTES, LAUNCH_BYTES, User
 from gpud.server.stream import Stream
 from gpud.units import SessionId
 from gpud.wire.messages import CLIENT_PROTOCOL, Finished
 
 if TYPE_CHECKING:
+    from gpud.server.compiling import Wish
     from gpud.server.front import Front
 
 __all__ = ["Session"]
 
 _CHAINS_KEPT_BYTES = 4 << 20
-_MOST_QUEUED_BYTES = 256 << 20
 _encode = CLIENT_PROTOCOL.encode
 
 
@@ -34,22 +35,28 @@ class Session:
         program: what the client calls itself.
         jobs: those that have not ended, by number, oldest first.
         last_number: of the session's latest job.
+        user: whose it is, with all that the user's other sessions have.
+        kept: host memory of this session.
+        wishes: programs that are being compiled for it.
         gone: whether the client has gone; its jobs are being ended then.
     """
 
-    def __init__(self, front: Front, number: int, peer: Peer, program: str, stream: Stream) -> None:
+    def __init__(
+        self, front: Front, number: int, peer: Peer, user: User, program: str, stream: Stream
+    ) -> None:
         self.front = front
         self.number = number
         self.peer = peer
+        self.user = user
+        self.kept = user.session_quota()
+        self.wishes: dict[Wish, None] = {}
         self.program = program
         self.stream = stream
         self.opened_ns = time.monotonic_ns()
         self.modules: dict[int, Module] = {}
         self.jobs: dict[int, Job] = {}
         self.last_number = 0
-        self.compiling_bytes = 0
-        self._queued_bytes = 0
-        self.chains: OrderedDict[tuple[int, bytes], Chain] = OrderedDict()
+        self.chains: OrderedDict[tuple[int, bytes, bool], Chain] = OrderedDict()
         self._chain_bytes = 0
         self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
         self.gone = False
@@ -97,9 +104,15 @@ class Session:
             key for key, chain in self.chains.items() if any(m is module for m, _ in chain.needs)
         ]:
             self._chain_bytes -= self.chains.pop(key).size_bytes
-        self.when_idle(lambda: self.front.devices[module.device].unload(module))
+        self.when_idle(lambda: self._unload(module))
 
-    def keep_chain(self, key: tuple[int, bytes], chain: Chain) -> None:
+    def _unload(self, module: Module) -> None:
+        self.front.devices[module.device].unload(module)
+        self.front.modules.pop(module.number, None)
+        self.front.arenas.release(SessionId(self.number), module.device, module.variable_bytes)
+        self.kept.give(module.program.size_bytes)
+
+    def keep_chain(self, key: tuple[int, bytes, bool], chain: Chain) -> None:
         """Remember a checked chain, and forget the oldest when there are too many."""
         self.chains[key] = chain
         self._chain_bytes += chain.size_bytes
@@ -113,7 +126,8 @@ class Session:
         """Count a job that is about to be submitted.
 
         Raises:
-            LimitExceeded: the session has too many that have not ended, or too large ones.
+            LimitExceeded: the session or its user has too many that have not ended, or too large
+                ones.
         """
         most = self.front.config.max_jobs_per_session
         if len(self.jobs) >= most:
@@ -123,15 +137,11 @@ class Session:
                 limit="max_jobs_per_session",
                 value=most,
             )
-        size = job.chain.size_bytes
-        if self.jobs and self._queued_bytes + size > _MOST_QUEUED_BYTES:
-            raise LimitExceeded(
-                f"the jobs of the session that have not ended have launches of over "
-                f"{_MOST_QUEUED_BYTES >> 20} MiB; wait for some of them",
-                limit="launches",
-                value=_MOST_QUEUED_BYTES,
-            )
-        self._queued_bytes += size
+        self.user.check_jobs()
+        chain = job.chain
+        self.kept.take(JOB_BYTES if chain.jobs else JOB_BYTES + _size_of(chain), "this job")
+        chain.jobs += 1
+        self.user.jobs += 1
         self.jobs[job.number] = job
 
     @property
@@ -149,7 +159,7 @@ class Session:
     def job_finished(self, job: Job, state: str, error: GpudError | None) -> None:
         """A job of this session has ended."""
         del self.jobs[job.number]
-        self._queued_bytes -= job.chain.size_bytes
+        self._count_out(job.chain)
         now_ns = time.monotonic_ns()
         stats = job.final_stats(now_ns)
         wire = None if error is None else error.to_wire()
@@ -161,9 +171,19 @@ class Session:
             # It was the oldest, so there may be something that has waited for it.
             self._settle(oldest)
 
+    def _count_out(self, chain: Chain) -> None:
+        """A job of these launches has ended."""
+        self.user.jobs -= 1
+        chain.jobs -= 1
+        self.kept.give(JOB_BYTES if chain.jobs else JOB_BYTES + _size_of(chain))
+
     def _settle(self, oldest: int | None) -> None:
         """Do what has waited for the jobs up to ``oldest``, which have ended now."""
         self.front.arenas.settle(SessionId(self.number), oldest)
         deferred = self._deferred
         while deferred and (oldest is None or deferred[0][0] < oldest):
             deferred.popleft()[1]()
+
+
+def _size_of(chain: Chain) -> int:
+    return chain.size_bytes + LAUNCH_BYTES * len(chain.shapes)

@@ -10,8 +10,16 @@ from gpud.core.settings import Settings
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument
 from gpud.server.devices import Device
+from gpud.server.owner import Limits
 
-__all__ = ["MemoryLimits", "device_specs", "memory_limits", "scheduler_settings"]
+__all__ = [
+    "MemoryLimits",
+    "compile_arguments",
+    "device_specs",
+    "host_limits",
+    "memory_limits",
+    "scheduler_settings",
+]
 
 
 def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
@@ -41,6 +49,22 @@ def device_specs(config: Config) -> list[str]:
         return [str(parse_device(text)) for text in config.devices]
     except ValueError as error:
         raise InvalidArgument(f"--device: {error}") from None
+
+
+def host_limits(config: Config) -> Limits:
+    """How long device hosts may take for what."""
+    return Limits(config.host_timeout_ns / 1e9, config.compile_timeout_ns / 1e9)
+
+
+def compile_arguments(config: Config) -> tuple[str, ...]:
+    """The arguments of a compile worker."""
+    return (
+        "--confine",
+        "--memory-bytes",
+        str(config.compile_memory_bytes),
+        "--program-bytes",
+        str(config.max_program_bytes),
+    )
 
 
 class MemoryLimits(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpud.device.host import messages as hm
-from gpud.errors import GpudError
+from gpud.errors import GpudError, UnknownName
 from gpud.server.child import OnReply
 from gpud.server.jobs import Chain
 from gpud.server.modules import Module, Shape
@@ -103,16 +103,36 @@ class Stock:
         )
 
     def load(self, module: Module, on_reply: OnReply) -> None:
-        """Load a module."""
-        number, ptx = module.number, module.program.ptx
+        """Load a module, after its session's memory: its fences are set when it is loaded."""
+        number, session = module.number, module.session
+
+        def request(
+            make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
+        ) -> None:
+            def opened(_: Any, error: GpudError | None) -> None:
+                if error is None and number not in self._modules:
+                    error = UnknownName(f"module {number} was unloaded before it was loaded")
+                if error is not None:
+                    on_reply(None, error)
+                else:
+                    self._request(make, on_reply, descriptor)
+
+            self.open_arena(session, opened)
+
+        ptx = module.program.ptx
         self._once(
-            self._modules, number, lambda t: hm.Load(t, number, module.session, ptx), on_reply
+            self._modules,
+            number,
+            lambda ticket: hm.Load(ticket, number, session, ptx),
+            on_reply,
+            request=request,
         )
 
     def measure(self, module: Module, shape: Shape, on_reply: OnReply) -> None:
         """Make a kernel ready for a block shape; replies M."""
-        index, block, shared = shape
-        number, entry = module.number, module.program.kernels[index].info.entry_for(block)
+        number = module.number
+        index, block, shared, killable = shape
+        entry = module.program.kernels[index].info.entry_for(block, killable=killable)
 
         def measured(value: Any, error: GpudError | None) -> None:
             if error is None:
@@ -150,6 +170,7 @@ class Stock:
         make: Callable[[int], Any],
         on_reply: OnReply,
         descriptor: int | None = None,
+        request: Request | None = None,
     ) -> None:
         """Have a thing made if it is not there, and tell ``on_reply`` when it is."""
         if number in things:
@@ -170,4 +191,4 @@ class Stock:
             for one in asked:
                 one(None, error)
 
-        self._request(make, made, descriptor)
+        (request or self._request)(make, made, descriptor)

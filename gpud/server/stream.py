@@ -17,7 +17,9 @@ Properties:
     order: bytes and descriptors arrive in the order of the calls, a descriptor with its frame;
     back_pressure: over ``high`` unsent bytes the peer is not read from until ``low`` are left;
     bounded: over ``hard`` unsent bytes the peer is dropped;
-    fair: a peer that writes without end delays another by one turn's messages for each such peer;
+    counted: the owner hears of what is kept for the peer, unsent or not whole, to `_NOTED_BYTES`;
+    fair: a peer that writes without end delays another by one turn for each such peer: so many
+        messages, or so much time, or as many answers as back pressure allows, whatever is first;
     ended_once: ``on_end`` is called exactly once, and nothing of the stream is called after it.
 """
 
@@ -26,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -38,6 +41,8 @@ MESSAGES_PER_TURN = 64
 """Messages of one peer that are handled before the others get their turn; some 2 ms of work."""
 
 _READ_BYTES = 1 << 18
+_TURN_S = 0.005  # a turn begins no further message after that
+_NOTED_BYTES = 1 << 18
 _FINISH_S = 2.0  # how long a peer may take to read the last words that it is sent
 
 
@@ -91,6 +96,8 @@ class Stream:
             socket is closed then.
         on_broken: called when the peer has sent what is no frame. Nothing more is read; the owner
             may still `send` a last word and must call `finish`.
+        on_kept: called when what is kept for the peer has changed by much, with the change in
+            bytes; all calls add up to zero before ``on_end``. It may end the stream.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class Stream:
         on_body: Callable[[bytes], None],
         on_end: Callable[[str], None],
         on_broken: Callable[[FrameError], None] | None = None,
+        on_kept: Callable[[int], None] | None = None,
     ) -> None:
         sock.setblocking(False)
         self.sock = sock
@@ -113,6 +121,8 @@ class Stream:
         self._on_body = on_body
         self._on_end = on_end
         self._on_broken = on_broken
+        self._on_kept = on_kept
+        self._noted_bytes = 0
         self._frames: list[bytes] = []
         self._descriptors: list[tuple[int, int]] = []  # (index in _frames, descriptor)
         self._rest = memoryview(b"")
@@ -134,8 +144,11 @@ class Stream:
     # -- writing
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame; it is written at the end of the turn. Never blocks, never raises."""
-        if self.ended:
+        """Queue a frame; it is written at the end of the turn. Never blocks, never raises.
+
+        After `finish` it is dropped.
+        """
+        if self.ended or self._finishing is not None:
             return
         self._frames.append(frame)
         self.unsent_bytes += len(frame)
@@ -145,7 +158,7 @@ class Stream:
 
     def send_with(self, frame: bytes, descriptor: int) -> None:
         """`send` with a descriptor, which is duplicated now: the caller may close its own."""
-        if self.ended:
+        if self.ended or self._finishing is not None:
             return
         self.send(frame)
         self._descriptors.append((len(self._frames) - 1, os.dup(descriptor)))
@@ -217,6 +230,17 @@ class Stream:
         elif self._held and self.unsent_bytes <= limits.low:
             self._held = False
             self._update_reading()
+        if self._on_kept is not None:
+            self._note()
+
+    def _note(self) -> None:
+        """Tell the owner what is kept for the peer, if it is much more or less than before."""
+        kept_bytes = self.unsent_bytes + self._decoder.pending_bytes
+        change = kept_bytes - self._noted_bytes
+        if abs(change) >= _NOTED_BYTES or (change and not kept_bytes):
+            self._noted_bytes = kept_bytes
+            assert self._on_kept is not None
+            self._on_kept(change)
 
     # -- reading
 
@@ -258,13 +282,15 @@ class Stream:
         """Handle what has arrived, up to a turn's worth."""
         self._outbox.enter()
         budget = MESSAGES_PER_TURN
+        high = self._limits.high
+        until = time.monotonic() + _TURN_S
         try:
             for body in frames:
                 self._on_body(body)
                 if self.ended or self._deaf:
                     return
                 budget -= 1
-                if not budget:
+                if not budget or self.unsent_bytes > high or time.monotonic() > until:
                     # There may be no more, which the next turn finds out.
                     self._backlog = frames
                     break
@@ -276,8 +302,12 @@ class Stream:
                 self._on_broken(error)
         finally:
             self._outbox.flush()
-        if not self.ended and (self._backlog is not None or not self._reading):
+        if self.ended:
+            return
+        if self._backlog is not None or not self._reading:
             self._update_reading()
+        if self._on_kept is not None:
+            self._note()
 
     # -- the end
 
@@ -311,6 +341,10 @@ class Stream:
         self._descriptors.clear()
         self._rest = memoryview(b"")
         self._backlog = None
+        self._decoder = FrameDecoder(self._limits.message)  # what it kept is let go
         self.unsent_bytes = 0
         self.sock.close()
+        if self._on_kept is not None and self._noted_bytes:
+            self._on_kept(-self._noted_bytes)
+            self._noted_bytes = 0
         self._on_end(reason)

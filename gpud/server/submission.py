@@ -76,9 +76,11 @@ def _submit(session: Session, message: Submit) -> None:
     if front.draining:
         raise Draining("the daemon is ending and takes no more jobs; submit to the next one")
     device = front.usable_device(message.device)
-    chain = session.chains.get((message.device, message.launches))
+    # An online job keeps its share whatever it does; a poll in each of its loops is a cost for it.
+    killable = message.timeout_ns is not None and message.reservation is None
+    chain = session.chains.get((message.device, message.launches, killable))
     if chain is None:
-        chain = _chain(session, message.device, message.launches)
+        chain = _chain(session, message.device, message.launches, killable=killable)
     if message.reservation is not None and message.quota is not None:
         raise InvalidArgument("a job has a reservation or a quota, not both")
     after = _after(session, message) if message.after else ()
@@ -100,6 +102,7 @@ def _submit(session: Session, message: Submit) -> None:
         deadline_ns=message.deadline_ns,
         timeout_ns=message.timeout_ns,
         weight=message.weight,
+        killable=killable,
     )
 
 
@@ -123,7 +126,7 @@ def _after(session: Session, message: Submit) -> tuple[JobId, ...]:
 # -- chains ----------------------------------------------------------------------------------------
 
 
-def _chain(session: Session, device: int, data: bytes) -> Chain:
+def _chain(session: Session, device: int, data: bytes, *, killable: bool) -> Chain:
     """Checks the launches of a submission and keeps the result.
 
     Raises:
@@ -136,7 +139,7 @@ def _chain(session: Session, device: int, data: bytes) -> Chain:
     kernels: list[str] = []
     for index, launch in enumerate(found):
         try:
-            module, kernel, occupancy, form = _checked(session, device, launch)
+            module, kernel, occupancy, form = _checked(session, device, launch, killable=killable)
         except GpudError as error:
             if len(found) > 1:
                 told = error.to_wire()
@@ -147,7 +150,7 @@ def _chain(session: Session, device: int, data: bytes) -> Chain:
         wire.append(
             [
                 module.number,
-                kernel.info.entry_for(launch.block),
+                kernel.info.entry_for(launch.block, killable=killable),
                 form,
                 list(launch.grid),
                 list(launch.block),
@@ -157,15 +160,18 @@ def _chain(session: Session, device: int, data: bytes) -> Chain:
             ]
         )
         shapes.append(LaunchShape(occupancy, total, form != "whole"))
-        needs.append((module, (launch.kernel, launch.block, launch.shared)))
+        polls = killable and kernel.info.killable
+        needs.append((module, (launch.kernel, launch.block, launch.shared, polls)))
         kernels.append(kernel.name)
     packed = HOST_PROTOCOL.encode_records(wire)
-    chain = Chain(packed, tuple(shapes), needs, kernels, len(data))
-    session.keep_chain((device, data), chain)
+    chain = Chain(packed, tuple(shapes), needs, kernels, len(data), killable=killable)
+    session.keep_chain((device, data, killable), chain)
     return chain
 
 
-def _checked(session: Session, device: int, launch: Launch) -> tuple[Module, Kernel, int, str]:
+def _checked(
+    session: Session, device: int, launch: Launch, *, killable: bool
+) -> tuple[Module, Kernel, int, str]:
     """A launch's module, kernel, M and form, if it can be run."""
     module = session.module(launch.module)
     if module.device != device:
@@ -185,7 +191,10 @@ def _checked(session: Session, device: int, launch: Launch) -> tuple[Module, Ker
             f"{kernel.name} has {kernel.parameter_bytes} bytes of parameters, not "
             f"{len(launch.parameters)}"
         )
-    measured = module.measured.get((launch.kernel, launch.block, launch.shared))
+    shape = (launch.kernel, launch.block, launch.shared)
+    measured = module.measured.get((*shape, killable and kernel.info.killable))
+    if measured is None:  # the twin is made ready when the job starts
+        measured = module.measured.get((*shape, False))
     if measured is None:
         raise UnknownName(
             f"{kernel.name} was not measured for blocks of {launch.block} with {launch.shared} "

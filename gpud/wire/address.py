@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from gpud.errors import InvalidArgument
 
-__all__ = ["MAX_PATH_BYTES", "checked_socket_path", "default_socket_path", "socket_path"]
+__all__ = [
+    "MAX_PATH_BYTES",
+    "check_fallback_folder",
+    "checked_socket_path",
+    "default_socket_path",
+    "socket_path",
+]
 
 MAX_PATH_BYTES: Final = 107
 """What ``sockaddr_un`` holds on Linux, less the zero at its end."""
@@ -45,6 +52,37 @@ def default_socket_path(environ: Mapping[str, str] = os.environ) -> Path:
     user = os.getuid()
     # The daemon makes the folder with mode 0700 and refuses one that is not its own.
     return Path("/run/gpud/gpud.sock" if user == 0 else f"/tmp/gpud-{user}/gpud.sock")  # noqa: S108
+
+
+def check_fallback_folder(path: str | os.PathLike[str]) -> None:
+    """Refuses a socket in ``/tmp/gpud-UID`` if that folder is not the user's own.
+
+    In ``/tmp`` everybody can make a folder of that name first, and listen in it in place of the
+    user's daemon. Other paths are somebody's choice and not looked at.
+
+    Raises:
+        InvalidArgument: the folder is a link, another user's, or others can write to it.
+    """
+    user = os.getuid()
+    folder = Path(path).parent
+    if folder != Path(f"/tmp/gpud-{user}"):  # noqa: S108
+        return
+    try:
+        found = folder.lstat()
+    except OSError:
+        return  # whoever connects, or makes it, finds out
+    if not stat.S_ISDIR(found.st_mode):
+        problem = "is no folder"
+    elif found.st_uid != user:
+        problem = "belongs to another user"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem = "can be written to by others"
+    else:
+        return
+    raise InvalidArgument(
+        f"{folder} {problem}, so what listens there need not be a daemon of yours; remove it, or "
+        "name another socket with --socket or GPUD_SOCKET"
+    )
 
 
 def checked_socket_path(path: str | os.PathLike[str]) -> Path:

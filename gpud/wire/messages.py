@@ -141,7 +141,9 @@ class Unload(NamedTuple):
 class Measure(NamedTuple):
     """Make a kernel ready for a block shape and tell its occupancy; answered by `Measured`.
 
-    A launch is accepted only for a shape that was measured before in the same session.
+    A launch is accepted only for a shape that was measured before in the same session. Offline jobs
+    with a timeout run another entry of a kernel with loops, whose blocks can be ended in the middle
+    of a task block. It is made ready by `killable`, or else by the first such job, in its time.
     """
 
     request: Request
@@ -149,6 +151,7 @@ class Measure(NamedTuple):
     kernel: Annotated[int, uint(16), "index of the kernel in `Compiled`"]
     block: Dim3
     shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
+    killable: Annotated[bool, flag(), "as offline jobs with a timeout run it"] = False
 
 
 @_client(5)
@@ -252,7 +255,9 @@ class Query(NamedTuple):
 
     request: Request
     topic: Annotated[str, choice(*TOPICS), "what about"]
-    limit: Annotated[int, uint(32), "rows at most, the latest; 0 for all that are kept"] = 0
+    limit: Annotated[
+        int, uint(32), "rows at most, the latest; 0 for all that are kept (4096 jobs)"
+    ] = 0
 
 
 @_client(14)
@@ -306,7 +311,8 @@ class Compiled(NamedTuple):
         list[dict[str, Any]],
         plain(),
         'maps: "name", "entry", "form", "exit_aware", "why" (texts), "parameters" (lists: name, '
-        'kind, size, align, offset), "shared_bytes", "max_threads", "rejected" (an error, or nil)',
+        'kind, size, align, offset), "shared_bytes", "max_threads", "killable" (it has loops), '
+        '"rejected" (an error, or nil)',
     ]
     names: Annotated[dict[str, int], plain(), "index of the kernel that each asked-for name means"]
     symbols: Annotated[dict[str, int], plain(), "size in bytes of each module variable"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import bench_persistent_cost, bench_pocl
+from bench import bench_fences, bench_persistent_cost, bench_pocl
 from bench.arrays import Arrays
 from bench.cpu_side import CPUSide
 from bench.measure import interleave, ratios, spread
@@ -18,6 +18,7 @@ from bench.opencl_side import OpenCLSide, PoCL, missing_pocl
 from bench.pairs import PAIRS, Pair, Problem, wrong
 from bench.workloads import WORKLOADS, Workload
 from gpud.device.cpu.device import CPUDevice
+from tests.conformance.suite import find
 
 BY_NAME = {pair.name: pair for pair in PAIRS}
 needs_pocl = pytest.mark.skipif(bool(missing_pocl()), reason=missing_pocl() or "PoCL is there")
@@ -126,3 +127,20 @@ def test_ratios_are_taken_within_rounds() -> None:
     assert ratios([3 * value for value in drifting], drifting) == spread([3.0] * 5)
     found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
     assert (found.median, found.low, found.high, found.least) == (3.0, 2.0, 4.0, 1.0)
+
+
+def test_the_cost_of_fences_and_kill_polls_is_measured_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_fences, "RESULT", tmp_path / "fences.json")
+    cases = [find(name) for name in ("saxpy", "add_strided")]
+    rows, left_out = bench_fences.measure(cases, rounds=2, tiny=True)
+    assert [row.case for row in rows] == ["saxpy", "add_strided"]
+    assert left_out == {}
+    assert all(row.plain_us.least > 0 and row.fenced.least > 0 for row in rows)
+    assert [row.polled is not None for row in rows] == [False, True]  # only one has a loop
+    bench_fences.report(rows, left_out)
+    bench_fences.keep(rows, left_out, 2, {"load_1min": 0.0})
+    kept = json.loads((tmp_path / "fences.json").read_text())
+    assert kept["summary"]["fences"]["kernels"] == 2
+    assert kept["rows"][1]["polled"]["median"] > 0

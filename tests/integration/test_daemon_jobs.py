@@ -153,7 +153,7 @@ async def test_client_exit(scene: Scene, state: str) -> None:
         scene.world.host.advance(5 * MS)
         await other.query("status")
     assert (await other.query("memory"))["sessions"] == []
-    await until(lambda: not scene.world.host.arenas)
+    await until(lambda: list(scene.world.host.arenas) == [other.session])
     assert set(scene.world.host.modules) == {2}
     scene.client = other
     assert (await scene.go_on(1)).state == "done"

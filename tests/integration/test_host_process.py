@@ -10,9 +10,12 @@ import sys
 
 import pytest
 
+from gpud.compiler.pipeline import compile_program
 from gpud.device.host import messages as m
+from gpud.errors import IllegalAddress, from_wire
 from gpud.wire.codec import frame
-from tests.unit.host.peer import TIMEOUT_S, Peer, Session, row
+from tests.unit.cpu.running import rewritten
+from tests.unit.host.peer import SOURCE, TIMEOUT_S, Peer, Session, row
 
 
 def test_a_message_that_is_none_is_logged_and_the_host_goes_on() -> None:
@@ -42,14 +45,52 @@ def test_a_closed_socket_ends_a_host_whose_kernels_never_end() -> None:
     assert peer.process.wait(2) == 0
 
 
-def test_a_wild_address_ends_the_host_and_only_the_host() -> None:
+def test_a_wild_address_ends_its_job_and_only_its_job() -> None:
     peer = Peer("cpu:1")
     session = Session(peer, 1)
     peer.measure(session.module, "add")
     peer.start(1, 1, [row(session.module, "add", 1, 32, struct.pack("<QI", 8, 1))])
+    told = peer.ended(1).error
+    assert told is not None
+    error = from_wire(told)
+    assert isinstance(error, IllegalAddress)
+    assert (error.address, error.kernel, error.task_block) == (8, "add", (0, 0, 0))
+    peer.start(2, 1, [row(session.module, "add", 1, 32, session.pointer(64) + b"\1\0\0\0")])
+    assert peer.ended(2).complete
+    assert session.words[64] == 32
+    assert peer.close() == 0
+
+
+def test_without_fences_a_wild_address_ends_the_host_and_only_the_host() -> None:
+    peer = Peer("cpu:1")
+    session = Session(peer, 1)
+    ptx = compile_program(SOURCE, fence=False).ptx
+    peer.ask(lambda ticket: m.Load(ticket, 77, 1, ptx))
+    peer.measure(77, "add")
+    peer.start(1, 1, [row(77, "add", 1, 32, struct.pack("<QI", 8, 1))])
     with pytest.raises(ConnectionError):
         peer.ended(1)
+    assert session.number == 1
     assert peer.close() == -signal.SIGSEGV
+
+
+def test_an_endless_kernel_is_killed_alone() -> None:
+    peer = Peer("cpu:1")
+    one, two = Session(peer, 1), Session(peer, 2)
+    entry = rewritten(SOURCE).kernel("gated").entry_for((32, 1, 1), killable=True)
+    for session, name in ((one, entry), (two, "gated")):
+        peer.measure(session.module, name)
+    peer.start(1, 1, [one.gated()._replace(entry=entry)])
+    peer.start(2, 2, [two.gated()])
+    one.until_started(1)
+    two.until_started(1)
+    peer.send(m.KillJob(1))
+    ended = peer.ended(1)
+    assert (ended.error, ended.complete, ended.done) == (None, False, 0)
+    peer.send(m.KillJob(1))  # it has ended: ignored
+    two.open()
+    assert peer.ended(2).complete
+    assert peer.close() == 0
 
 
 def test_commands_are_read_at_the_priority_of_the_front() -> None:

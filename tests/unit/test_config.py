@@ -40,8 +40,7 @@ def test_every_setting_is_whole(setting: Any, file: Path) -> None:
     value = getattr(Config(), setting.name)
     text = setting.default
     file.write_text(f"{setting.key} = {[text] if setting.many else f'{text!r}'}\n")
-    if isinstance(value, int) and setting.key in ("history", "max_connections",
-                                                  "max_jobs_per_session"):  # fmt: skip
+    if setting.kind.describe().startswith("a whole number"):
         file.write_text(f"{setting.key} = {text}\n")
     for found, origin in [
         (load({}, NOWHERE, file), f"{file}:1"),
@@ -79,6 +78,8 @@ def test_precedence(file: Path) -> None:
         ("socket_mode", "0660", 0o660),
         ("socket_mode", "666", 0o666),
         ("devices", "cpu:4, cpu:2", ("cpu:4", "cpu:2")),
+        ("fences", "off", False),
+        ("fences", "True", True),
         ("hold", "5", 5_000_000),
         ("hold", "250us", 250_000),
         ("hold", "0.5 s", 500_000_000),
@@ -105,6 +106,8 @@ def test_text(key: str, text: str, value: Any) -> None:
     ("line", "name", "value"),
     [
         ('devices = ["cpu:4", "cuda:1"]', "devices", ("cpu:4", "cuda:1")),
+        ("fences = false", "fences", False),
+        ('fences = "on"', "fences", True),
         ("hold = 2.5", "hold_ns", 2_500_000),
         ('hold = "7 ms"', "hold_ns", 7_000_000),
         ("memory = 1073741824", "memory", 1 << 30),
@@ -140,6 +143,8 @@ def test_a_home_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("devices", "cpu,,cpu"),
         ("devices", "cpu 4"),
         ("policy", "a b"),
+        ("fences", "no"),
+        ("fences", "0"),
         ("hold", "-1"),
         ("hold", "1e3"),
         ("hold", "5 days"),
@@ -190,6 +195,7 @@ def test_values_that_are_refused(key: str, text: str) -> None:
         ('max_connections = "5"', "a whole number"),
         ("max_connections = 5.0", "a whole number"),
         ("max_connections = true", "a whole number"),
+        ("fences = 1", "on or off"),
         ("hold = inf", "a time"),
         ("hold = nan", "a time"),
         ("hold = true", "a time"),

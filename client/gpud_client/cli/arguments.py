@@ -29,6 +29,7 @@ TYPES = {
 }  # fmt: skip
 """Types of scalars and arrays and NumPy's name for each."""
 
+_MOST_DIGITS = 20
 _FILLS = ("zeros", "ones", "arange", "random")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
 
@@ -110,7 +111,7 @@ def parse_dim(written: str, name: str) -> tuple[int, ...]:
         typer.BadParameter: it is none.
     """
     parts = written.replace("x", ",").split(",")
-    if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() for part in parts):
+    if not 1 <= len(parts) <= 3 or not all(map(_is_count, parts)):
         raise typer.BadParameter(f"--{name} is one to three numbers such as 16,16, not {written!r}")
     found = tuple(map(int, parts))
     if 0 in found:
@@ -125,7 +126,7 @@ def parse_output(written: str, count: int) -> tuple[int, Path]:
         typer.BadParameter: it is written in another way, or there are not so many arguments.
     """
     number, equals, path = written.partition("=")
-    if not (equals and path and number.isascii() and number.isdigit()):
+    if not (equals and path and _is_count(number)):
         raise typer.BadParameter(f"--out is an argument's number and a file, 2=y.npy: {written!r}")
     if int(number) >= count:
         raise typer.BadParameter(f"--out {written}: there are {count} arguments, counted from 0")
@@ -133,6 +134,11 @@ def parse_output(written: str, count: int) -> tuple[int, Path]:
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+def _is_count(text: str) -> bool:
+    """Whether it is a whole number, and none of more digits than any that could be meant."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _number(written: str) -> int | float:
@@ -170,7 +176,7 @@ def _scalar(written: str, kind: str, value: str) -> Any:
 
 def _shape(written: str, text: str) -> tuple[int, ...]:
     parts = text.split("x")
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    if not all(_is_count(part) and int(part) > 0 for part in parts):
         raise typer.BadParameter(
             f"--arg {written}: how large? As in zeros:f32:1024 or ones:f32:8x8"
         )

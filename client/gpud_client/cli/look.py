@@ -179,6 +179,8 @@ def headline(found: Mapping[str, Any]) -> str:
         parts.append(f"up {words.seconds(found['uptime_s'])}")
     if "policy" in found:
         parts.append(f"policy {found['policy']}")
+    if not found.get("fences", True):
+        parts.append("FENCES OFF")
     if "clients" in found:
         parts.append(f"{found['clients']} connected")
     jobs = found.get("jobs")

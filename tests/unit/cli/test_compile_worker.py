@@ -23,6 +23,7 @@ from gpud.compiler.worker_messages import (
     CompileDone,
     CompileFailed,
     CompileJob,
+    CompileReady,
 )
 from gpud.errors import (
     CompileError,
@@ -70,7 +71,9 @@ class Front:
     def receive(self) -> Any:
         while True:
             for body in self.decoder.frames():
-                return COMPILE_PROTOCOL.decode(body, Sender.DAEMON)
+                message = COMPILE_PROTOCOL.decode(body, Sender.DAEMON)
+                if type(message) is not CompileReady:
+                    return message
             data = self.socket.recv(1 << 16)
             if not data:
                 return None

@@ -285,6 +285,13 @@ def test_a_path_that_no_socket_can_have(capsys: pytest.CaptureFixture[str]) -> N
     assert "107" in capsys.readouterr().err
 
 
+def test_fences_that_are_off_are_said(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    for fences in (True, False):
+        peer.answers["status"] = {**ANSWERS["status"], "fences": fences}
+        assert main(["status"]) == DONE
+        assert ("FENCES OFF" in capsys.readouterr().out) is not fences
+
+
 def test_what_the_daemon_refuses_is_one_line(
     peer: Peer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -275,3 +275,21 @@ def test_jobs_run_where_their_arrays_are() -> None:
             assert gpu.sequence([call]).device is gpu.devices[0]
     finally:
         daemon.close()
+
+
+def test_what_can_be_killed_is_made_ready_before_the_first_job_with_a_timeout(
+    daemon: Daemon,
+) -> None:
+    for one in daemon.kernels:
+        one["killable"] = one["name"] == "saxpy"
+    with gc.connect(daemon.path) as gpu:
+        module = gpu.module("text", names=("saxpy",))
+        saxpy = module.kernel("saxpy")
+        saxpy.submit(1, 32, ARGS)
+        saxpy.submit(1, 32, ARGS, timeout=1, reservation=1)
+        for _ in range(2):
+            saxpy.submit(1, 32, ARGS, timeout=1)
+            gpu.sequence([saxpy.call(1, 32, ARGS), saxpy.call(1, 64, ARGS)], timeout=1)
+        daemon.wait_for(wm.Submit, 6)
+    asked = [(message.block[0], message.killable) for message in daemon.of(wm.Measure)]
+    assert asked == [(32, False), (32, True), (64, False), (64, True)]

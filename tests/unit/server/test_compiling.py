@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from gpud.errors import CompileError, GpudError, KernelNotFound
 from gpud.server.child import Child
-from gpud.server.compiling import Compiler, Source
+from gpud.server.compiling import Compiler, Source, Wish
 from gpud.server.stream import Outbox
 
 pytestmark = pytest.mark.asyncio
@@ -53,38 +53,57 @@ async def compiler() -> AsyncIterator[Compiler]:
 async def test_compiled_once_for_all_that_ask_at_the_same_time(compiler: Compiler) -> None:
     answers = Answers()
     for _ in range(3):
-        compiler.compile(source("k"), answers)
+        compiler.compile(source("k"), Wish(7, answers))
     await until(lambda: len(answers) == 3)
     assert compiler.compiled == 1
     assert len({id(program) for program, _ in answers}) == 1
-    compiler.compile(source("k"), answers)
+    compiler.compile(source("k"), Wish(7, answers))
     assert len(answers) == 4  # it was kept
 
 
 async def test_a_name_that_is_no_kernel(compiler: Compiler) -> None:
     answers = Answers()
-    compiler.compile(source("k", "other"), answers)
+    compiler.compile(source("k", "other"), Wish(7, answers))
     await until(lambda: answers)
     error = answers[0][1]
     assert isinstance(error, KernelNotFound)
     assert error.available == ("k",)
 
 
-async def test_a_program_that_kills_the_worker_costs_the_others_nothing(
-    compiler: Compiler,
-) -> None:
+async def test_a_worker_that_somebody_kills_costs_nobody_a_program(compiler: Compiler) -> None:
     first, second = Answers(), Answers()
-    compiler.compile(source("first"), first)
+    compiler.compile(source("first"), Wish(7, first))
     await until(lambda: first)
-    assert compiler._worker is not None
-    assert compiler._worker.pid is not None
-    os.kill(compiler._worker.pid, signal.SIGSTOP)  # it is busy with the program, as it seems
-    compiler.compile(source("deadly"), first)
-    compiler.compile(source("second"), second)
-    os.kill(compiler._worker.pid, signal.SIGKILL)
+    (pid,) = compiler.pids
+    os.kill(pid, signal.SIGSTOP)  # it is busy with the program, as it seems
+    compiler.compile(source("unlucky"), Wish(7, first))
+    compiler.compile(source("second"), Wish(7, second))
+    os.kill(pid, signal.SIGKILL)
     await until(lambda: second)
-    assert isinstance(first[1][1], CompileError)
-    assert "SIGKILL" in str(first[1][1])
+    assert first[1][0].kernels[0].name == "unlucky"
+    assert second[0][0].kernels[0].name == "second"
+
+
+async def test_a_program_that_kills_the_worker_costs_the_others_nothing(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadly, killed, send = source("deadly"), [], Child.send
+
+    def sent(self: Child, message: Any) -> None:
+        send(self, message)
+        if getattr(message, "source", None) == deadly.text:
+            assert self.pid is not None
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Child, "send", sent)
+    first, second = Answers(), Answers()
+    compiler.compile(deadly, Wish(7, first))
+    compiler.compile(source("second"), Wish(7, second))
+    await until(lambda: second)
+    assert isinstance(first[0][1], CompileError)
+    assert "SIGKILL" in str(first[0][1])
+    assert len(set(killed)) == 2  # it was given to a second worker before it was blamed
     assert second[0][0].kernels[0].name == "second"
 
 
@@ -92,20 +111,18 @@ async def test_a_program_that_takes_too_long(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = Answers()
-    compiler.compile(source("first"), answers)
+    compiler.compile(source("first"), Wish(7, answers))
     await until(lambda: answers)
     compiler._timeout_s = 0.01
-    assert compiler._worker is not None
-    assert compiler._worker.pid is not None
-    os.kill(compiler._worker.pid, signal.SIGSTOP)
-    compiler.compile(source("endless"), answers)
-    compiler.compile(source("waits"), answers)
-    await until(lambda: len(answers) >= 2)
-    assert "longer than 0.01 s" in str(answers[1][1])
+    (pid,) = compiler.pids
+    os.kill(pid, signal.SIGSTOP)
+    compiler.compile(source("endless"), Wish(7, answers))
     compiler._timeout_s = 60
-    if compiler._timer is not None:
-        compiler._timer.cancel()
+    compiler.compile(source("waits"), Wish(7, answers))
     await until(lambda: len(answers) == 3)
+    assert isinstance(answers[1][1], CompileError)
+    assert "was ended" in str(answers[1][1])
+    assert answers[2][0].kernels[0].name == "waits"
 
 
 async def test_a_worker_that_cannot_run_here_is_not_started_without_end(
@@ -121,7 +138,7 @@ async def test_a_worker_that_cannot_run_here_is_not_started_without_end(
 
     monkeypatch.setattr(Child, "start", counted)
     answers = Answers()
-    compiler.compile(source("k"), answers)
+    compiler.compile(source("k"), Wish(7, answers))
     await until(lambda: answers)
     assert isinstance(answers[0][1], CompileError)
     assert len(started) <= 3
@@ -129,8 +146,90 @@ async def test_a_worker_that_cannot_run_here_is_not_started_without_end(
 
 async def test_the_end_of_the_daemon_answers_what_waits(compiler: Compiler) -> None:
     answers = Answers()
-    compiler.compile(source("k"), answers)
+    compiler.compile(source("k"), Wish(7, answers))
     await compiler.close()
     assert "ending" in str(answers[0][1])
-    compiler.compile(source("k"), answers)
+    compiler.compile(source("k"), Wish(7, answers))
     assert "ending" in str(answers[1][1])
+
+
+# -- several users --------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def pool() -> AsyncIterator[Compiler]:
+    one = Compiler(Outbox(asyncio.get_running_loop()), timeout_s=60, cache_dir="", workers=2)
+    yield one
+    await one.close()
+
+
+async def test_one_users_slow_programs_do_not_hold_up_another(pool: Compiler) -> None:
+    warm, slow, quick = Answers(), Answers(), Answers()
+    pool.compile(source("warm"), Wish(1, warm))
+    await until(lambda: warm)
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)  # its program takes very long
+    for number in range(20):
+        pool.compile(source(f"slow{number}"), Wish(1, slow))
+    pool.compile(source("quick"), Wish(2, quick))
+    await until(lambda: quick)
+    assert quick[0][0].kernels[0].name == "quick"
+    assert not slow
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: len(slow) == 20)
+    assert [program.kernels[0].name for program, _ in slow[1:]] == [
+        f"slow{number}" for number in range(1, 20)
+    ]
+
+
+async def test_users_take_turns() -> None:
+    one = Compiler(Outbox(asyncio.get_running_loop()), timeout_s=60, cache_dir="", workers=1)
+    order: list[str] = []
+
+    def wish(user: int) -> Wish:
+        return Wish(user, lambda program, error: order.append(program.kernels[0].name))  # type: ignore[union-attr]
+
+    try:
+        for number in range(5):
+            one.compile(source(f"many{number}"), wish(1))
+        one.compile(source("single"), wish(2))
+        await until(lambda: len(order) == 6)
+    finally:
+        await one.close()
+    assert order.index("single") <= 1
+    assert [name for name in order if name != "single"] == [f"many{at}" for at in range(5)]
+
+
+async def test_the_same_program_does_not_wait_for_anothers_queue(pool: Compiler) -> None:
+    """Who asks for what somebody else has far behind in the queue gets it at its own turn."""
+    warm, slow, quick = Answers(), Answers(), Answers()
+    pool.compile(source("warm"), Wish(1, warm))
+    await until(lambda: warm)
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)
+    pool.compile(source("endless"), Wish(1, slow))
+    pool.compile(source("common"), Wish(1, slow))
+    pool.compile(source("common"), Wish(2, quick))
+    await until(lambda: quick)
+    assert len(slow) == 1  # its wish for the same program is answered with it
+    assert slow[0][0].kernels[0].name == "common"
+    os.kill(pid, signal.SIGCONT)
+    await until(lambda: len(slow) == 2)
+
+
+async def test_what_nobody_waits_for_is_not_compiled(pool: Compiler) -> None:
+    answers = Answers()
+    pool.compile(source("warm"), Wish(1, answers))
+    await until(lambda: answers)
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGSTOP)
+    first, second = Wish(1, answers), Wish(1, answers)
+    pool.compile(source("begun"), first)
+    pool.compile(source("queued"), second)
+    second.cancel()
+    first.cancel()  # its worker is ended after a while
+    pool.compile(source("last"), Wish(1, answers))
+    await until(lambda: len(answers) == 2)
+    assert answers[1][0].kernels[0].name == "last"
+    assert pid not in pool.pids
+    assert pool.compiled == 2

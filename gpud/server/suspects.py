@@ -1,0 +1,217 @@
+"""Compilations during which a device host was lost: tried in a host of their own before the next.
+
+Problem: machine code is made in the device host, and a kernel on which that crashes takes everybody
+else's jobs with it, again each time that somebody asks for it. But when a host is lost while it
+compiles, the kernel need not be the reason: jobs ran there, and hosts are killed from outside.
+
+Approach: what was being compiled is suspected, not blamed. When it is asked for again, a host is
+started that does nothing but this one compilation: if that host survives, the kernel is cleared and
+goes to the real one; if it does not, twice, the kernel is refused from then on.
+
+Terms: a *case* is what decides how a compilation goes: the program's text, and for a kernel its
+block shape; a *trial* is the host that does nothing else.
+
+Properties:
+    no_blame_by_accident: only hosts that were lost with nothing else in them count;
+    bounded: a case costs the real host once, and `MOST_TRIALS` others;
+    one_answer: whoever asks about a case hears of it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from gpud.device.host import messages as hm
+from gpud.errors import CompileError, GpudError
+from gpud.errors.base import shorten
+from gpud.server.child import Child
+from gpud.server.stream import Outbox
+
+__all__ = ["MOST_TRIALS", "Case", "Suspects"]
+
+_LOG = logging.getLogger(__name__)
+_MOST_CASES = 256
+_START_S = 60.0
+_END_S = 2.0
+MOST_TRIALS = 2
+
+Verdict = Callable[[GpudError | None], None]
+
+
+class Case(NamedTuple):
+    """A compilation.
+
+    Attributes:
+        ptx: the program.
+        entry: the kernel; None for loading the program.
+        block, shared: its block shape.
+    """
+
+    ptx: str
+    entry: str | None = None
+    block: tuple[int, int, int] = (0, 0, 0)
+    shared: int = 0
+
+    def __str__(self) -> str:
+        if self.entry is None:
+            return "loading the program"
+        x, y, z = self.block
+        return f"compiling {shorten(self.entry)} for blocks of {x} x {y} x {z}"
+
+
+class Suspects:
+    """Of one device.
+
+    Args:
+        outbox: of the event loop.
+        what: the device, for messages.
+        start: starts a child as a host of the device; None: there can be no trials, so that nothing
+            is ever suspected.
+        limit_s: how long a trial may take, the host's start not counted.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        what: str,
+        start: Callable[[Child], Awaitable[None]] | None,
+        limit_s: float,
+    ) -> None:
+        self._outbox = outbox
+        self._what = what
+        self._start = start
+        self._limit_s = limit_s
+        self._guilty: OrderedDict[Case, CompileError] = OrderedDict()
+        self._suspected: OrderedDict[Case, list[Verdict]] = OrderedDict()
+        self._trials: set[asyncio.Task[None]] = set()
+        self._hosts: list[Child] = []
+
+    def suspect(self, case: Case, reason: str) -> None:
+        """The host was lost while it was at this case."""
+        if self._start is None or case in self._suspected or case in self._guilty:
+            return
+        _LOG.warning("%s: its host %s while it was %s", self._what, reason, case)
+        self._suspected[case] = []
+        if len(self._suspected) > _MOST_CASES:
+            oldest = next(iter(self._suspected))
+            if not self._suspected[oldest]:
+                del self._suspected[oldest]
+
+    def ask(self, case: Case, verdict: Verdict) -> None:
+        """Calls ``verdict`` with None when the case may be compiled, or with why it may not.
+
+        At once unless the case is suspected: it is tried then.
+        """
+        if not self._guilty and not self._suspected:
+            verdict(None)
+            return
+        guilty = self._guilty.get(case)
+        waiting = self._suspected.get(case)
+        if guilty is not None or waiting is None:
+            verdict(guilty)
+            return
+        waiting.append(verdict)
+        if len(waiting) == 1:
+            task = asyncio.ensure_future(self._judge(case))
+            self._trials.add(task)
+            task.add_done_callback(self._trials.discard)
+
+    def kill(self) -> None:
+        """End all trials at once."""
+        self._start = None
+        for host in list(self._hosts):
+            host.kill("was ended with the daemon")
+
+    async def close(self) -> None:
+        """`kill`, and wait until nothing is left."""
+        self.kill()
+        if self._trials:
+            await asyncio.wait(self._trials)
+
+    # -- trials
+
+    async def _judge(self, case: Case) -> None:
+        error: GpudError | None = None
+        reason: str | None = None
+        for trial in range(1, MOST_TRIALS + 1):
+            reason = await self._try(case)
+            if reason is None or self._start is None:
+                break
+            _LOG.warning("%s: trial %d of %s: the host %s", self._what, trial, case, reason)
+        else:
+            error = self._guilty[case] = CompileError(
+                f"{case} ends the device's host: tried {MOST_TRIALS} times in one of its own, it "
+                f"{reason}; the daemon does not try it again until it is restarted. Change the "
+                "kernel, and report this"
+            )
+            if len(self._guilty) > _MOST_CASES:
+                self._guilty.popitem(last=False)
+        for verdict in self._suspected.pop(case, ()):
+            verdict(error)
+
+    async def _try(self, case: Case) -> str | None:
+        """What became of a host that did nothing but this; None if it is well."""
+        over: asyncio.Future[str | None] = self._outbox.loop.create_future()
+
+        def decide(reason: str | None) -> None:
+            if not over.done():
+                over.set_result(reason)
+
+        start = self._start
+        if start is None:
+            return None
+        began = False
+        host = Child(
+            f"trial host of {self._what}",
+            hm.HOST_PROTOCOL,
+            self._outbox,
+            on_message=lambda message: on_message(message),  # noqa: PLW0108 - defined below
+            # What ends before it has begun says nothing about the case.
+            on_end=lambda reason: decide(reason if began else None),
+        )
+
+        def loaded(_: Any, error: GpudError | None) -> None:
+            if error is not None or case.entry is None:
+                measured(None, error)
+                return
+            entry, block, shared = case.entry, case.block, case.shared
+            host.request(lambda t: hm.Measure(t, 1, entry, block, shared), measured)
+
+        def measured(_: Any, error: GpudError | None) -> None:
+            # A host that is gone answers with a plain error, and says in on_end what it was.
+            if type(error) is not GpudError:
+                decide(None)
+
+        def limit(limit_s: float) -> asyncio.TimerHandle:
+            kill = partial(host.kill, f"took longer than {limit_s:g} s")
+            return self._outbox.loop.call_later(limit_s, kill)
+
+        timer = limit(_START_S)
+
+        def on_message(message: Any) -> None:
+            nonlocal began, timer
+            if isinstance(message, hm.HostReady):
+                began = True
+                timer.cancel()
+                timer = limit(self._limit_s)
+                host.request(lambda t: hm.Load(t, 1, 1, case.ptx), loaded)
+            elif isinstance(message, hm.Replied):
+                host.reply(message.ticket, message.value)
+            elif isinstance(message, hm.Refused):
+                host.reply(message.ticket, None, message.error)
+
+        self._hosts.append(host)
+        try:
+            await start(host)
+            return await over
+        except OSError:
+            return None  # there is no host to try it in: no blame
+        finally:
+            timer.cancel()
+            self._hosts.remove(host)
+            await host.close(_END_S)

@@ -1,0 +1,62 @@
+"""What is said of a child process that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpud.device.host.messages import HOST_PROTOCOL
+from gpud.server import child
+from gpud.server.child import Child
+from gpud.server.stream import Outbox
+
+pytestmark = pytest.mark.asyncio
+
+
+async def reason_of(code: str) -> str:
+    """Start Python with this program; what its end is said to be."""
+    over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    one = Child(
+        "child",
+        HOST_PROTOCOL,
+        Outbox(asyncio.get_running_loop()),
+        on_message=lambda message: None,
+        on_end=over.set_result,
+    )
+    await one.start(["-c", code])
+    try:
+        return await asyncio.wait_for(over, 60)
+    finally:
+        await one.close(60)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 11)", "was ended by SIGSEGV"),
+        (
+            "import os; print('it is\\nall over', flush=True); os._exit(3)",
+            "ended with exit status 3: all over",
+        ),
+        ("import os; print('well', flush=True); os._exit(0)", "ended with exit status 0"),
+    ],
+)
+async def test_how_it_ended(code: str, reason: str) -> None:
+    assert await reason_of(code) == reason
+
+
+async def test_an_end_for_want_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = tmp_path / "vmstat"
+    counts.write_text("nr_free_pages 7\noom_kill 3\n")
+    monkeypatch.setattr(child, "_VMSTAT", counts)
+    program = (
+        f"import os; open({str(counts)!r}, 'w').write('oom_kill 4\\n'); "
+        f"os.kill(os.getpid(), {int(signal.SIGKILL)})"
+    )
+    assert await reason_of(program) == "was ended by SIGKILL, as the system ran out of memory"
+    monkeypatch.setattr(child, "_VMSTAT", tmp_path / "none")
+    assert child.oom_kills() == 0
