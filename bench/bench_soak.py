@@ -1,0 +1,318 @@
+"""An hour of good and hostile clients at one daemon: does anything grow, slow down, or get lost?
+
+    python bench/bench_soak.py [--minutes M] [--seed S] [--out-of-bounds auto|on|off]
+                               [--endless auto|on|off]
+
+One daemon, two processes of clients. The good ones (`bench.soak_clients`) check every result and
+record latencies; the hostile ones (`bench.soak_acts`) are killed in the middle of a frame, send
+garbage, never read, trap, fail asserts, write out of bounds, never end, take all memory, stall the
+compiler, come and go by the thousand, cancel and resize by the hundred.
+
+Memory that is a process's own, its descriptors and threads are looked at every two seconds, for the
+front, the device host and the compile worker. A warm-up, the first fifth, does not count. Then
+
+* growth [MiB] is the median of the last quarter less that of the second quarter;
+* slope [MiB/h] is of the straight line with the least squares;
+* latency is of the first tenth after the warm-up and of the last tenth.
+
+*auto* tries an act in another daemon first and leaves it out if the daemon is not proof against it
+yet, which the results say. Without another user (that is, without root) all clients are one user's.
+
+Prints a summary; writes bench/results/soak.json if it ran for its full hour, or with --keep.
+Exit status 1 if a result was wrong, a request unanswered, or something grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.machine import describe
+from bench.measure import load
+from bench.soak_acts import ACTS, run_kernel
+from gpud.wire import messages as wm
+from tests.faults.fuzz_daemon import Daemon, Sample
+from tests.faults.fuzz_live import Talk, Unanswered
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "bench" / "results" / "soak.json"
+SETTINGS = {"memory": "1 GiB", "session_memory": "256 MiB", "compile_timeout": "5 s"}
+WARM_UP = 0.2  # of the time
+AIM_GROWTH = 0.05  # of what the process has, or
+# LLVM keeps some 4.5 KiB of each kernel that was ever compiled, which is half of this in an hour.
+AIM_GROWTH_MIB = 16.0
+_MIB = 1 << 20
+_AFTER_S = 120.0  # how long clients may take to end after their time
+
+
+def main() -> int:
+    """Soaks, prints, keeps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--device", default="cpu:2")
+    for name in ("out-of-bounds", "endless"):
+        parser.add_argument(f"--{name}", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--keep", action="store_true", help="keep a shorter run's figures, too")
+    options = parser.parse_args()
+    before = load()
+    acts = chosen_acts({"out of bounds": options.out_of_bounds, "endless": options.endless})
+    found = soak(60 * options.minutes, options.seed, options.device, acts)
+    report(found)
+    if options.minutes >= 60 or options.keep:
+        RESULT.parent.mkdir(exist_ok=True)
+        aims = {"growth": AIM_GROWTH, "growth_mib": AIM_GROWTH_MIB}
+        kept = {"machine": {**describe(), **before}, "aims": aims, **found}
+        RESULT.write_text(json.dumps(kept, indent=1) + "\n")
+        print(f"wrote {RESULT.relative_to(ROOT)}")
+    return 1 if found["problems"] else 0
+
+
+def chosen_acts(wishes: dict[str, str]) -> list[str]:
+    """The acts to do, after a try of those that are wished "auto"."""
+    return [name for name in ACTS if wishes.get(name, "on") == "on" or _proof(name, wishes)]
+
+
+def _proof(name: str, wishes: dict[str, str]) -> bool:
+    """Whether a daemon contains this act, its device host living on."""
+    if wishes[name] == "off":
+        return False
+    with Daemon("cpu:1", **SETTINGS) as daemon, closing(Talk(daemon.connect())) as talk:
+        hosts = [one.pid for one in daemon.samples() if one.role == "host"]
+        talk.ask(wm.Hello(1, 1, "try"))
+        try:
+            if name == "endless":
+                outcome = run_kernel(talk, "endless", timeout_ns=10**8)
+            else:
+                outcome = run_kernel(talk, "out-of-bounds", (4096).to_bytes(8, "little"))
+        except Unanswered:
+            return False
+        same = [one.pid for one in daemon.samples() if one.role == "host"] == hosts
+        return same and outcome in ("job-timeout", "illegal-address")
+
+
+def soak(seconds: float, seed: str, device: str, acts: Sequence[str]) -> dict[str, Any]:
+    """All figures; see `report`. ``problems`` is empty if all is well."""
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(device, **SETTINGS))
+        started = [one for one in daemon.samples() if one.role != "other"]
+        good = _client(stack, ["bench.soak_clients", str(daemon.path), str(seconds)])
+        bad = _client(stack, ["bench.soak_acts", str(daemon.path), seed, str(seconds), *acts])
+        rows = _watch(daemon, seconds, [good, bad])
+        reports = [_report_of(one) for one in (good, bad)]
+        left = _left(daemon)
+        after = [one for one in daemon.samples() if one.role != "other"]
+        bugs = daemon.bugs()
+        replaced = _status(daemon)["devices"][0]["restarts"]
+        log_bytes = daemon.log.stat().st_size
+        status = daemon.end()
+    clients, hostile = reports
+    found = {
+        "seconds": round(seconds, 1),
+        "seed": seed,
+        "acts_left_out": sorted(set(ACTS) - set(acts)),
+        "other_user": os.geteuid() == 0,
+        "good": clients,
+        "hostile": hostile,
+        "processes": {role: trend(rows, role) for role in ("front", "host", "worker")},
+        "at_start": _counts(started),
+        "at_end": _counts(after),
+        "left": left,
+        "device_hosts_replaced": replaced,
+        "log_bytes": log_bytes,
+        "exit_status": status,
+    }
+    return {**found, "problems": _problems(found, bugs)}
+
+
+def _client(stack: ExitStack, arguments: list[str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    return process
+
+
+def _report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    try:
+        text, _ = process.communicate(timeout=_AFTER_S)
+        report: dict[str, Any] = json.loads(text)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        process.kill()
+        return {"died": f"{type(error).__name__}, exit status {process.poll()}"}
+    return report
+
+
+Row = tuple[float, Sample]
+"""Seconds since the beginning, and how a process stood then."""
+
+
+def _watch(daemon: Daemon, seconds: float, clients: Sequence[subprocess.Popen[str]]) -> list[Row]:
+    """Looks at the daemon until the time is over, or a process has ended that should not have."""
+    rows: list[Row] = []
+    began = time.monotonic()
+    period = min(2.0, seconds / 100)
+    while (now := time.monotonic() - began) < seconds:
+        rows += [(now / seconds, one) for one in daemon.samples()]
+        if not daemon.alive or any(client.poll() is not None for client in clients):
+            break
+        time.sleep(period)
+    return rows
+
+
+def trend(rows: Sequence[Row], role: str) -> dict[str, Any]:
+    """How the processes of a role have changed after the warm-up; see the module.
+
+    Time is in parts of the whole; the slope is for the whole time.
+    """
+    mine = [(at, one) for at, one in rows if one.role == role]
+    counted = [(at, one) for at, one in mine if at >= WARM_UP]
+    if len(counted) < 8:
+        return {"samples": len(counted)}
+
+    def medians(least: float, most: float, field: str) -> float:
+        values = [float(getattr(one, field)) for at, one in counted if least <= at < most]
+        return median(values or [float(getattr(counted[-1][1], field))])
+
+    second, last = (WARM_UP + 0.25 * (1 - WARM_UP), WARM_UP + 0.5 * (1 - WARM_UP)), (0.8, 1.01)
+    private = [(at, one.private_bytes / _MIB) for at, one in counted]
+    grown = (medians(*last, "private_bytes") - medians(*second, "private_bytes")) / _MIB
+    return {
+        "samples": len(counted),
+        "pids": len({one.pid for _, one in mine}),
+        "private_mib": {
+            "first": round(mine[0][1].private_bytes / _MIB, 1),
+            "second_quarter": round(medians(*second, "private_bytes") / _MIB, 1),
+            "last_quarter": round(medians(*last, "private_bytes") / _MIB, 1),
+            "most": round(max(value for _, value in private), 1),
+        },
+        "growth_mib": round(grown, 2),
+        "slope_mib_in_all": round(_slope(private), 2),
+        "descriptors": [medians(*second, "descriptors"), medians(*last, "descriptors")],
+        "threads": [medians(*second, "threads"), medians(*last, "threads")],
+        "private_mib_by_tenths": [
+            round(median(values), 1)
+            for tenth in range(10)
+            if (values := [v.private_bytes / _MIB for at, v in mine if int(10 * at) == tenth])
+        ],
+    }
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the straight line with the least squares."""
+    n = len(points)
+    x, y = sum(at for at, _ in points) / n, sum(value for _, value in points) / n
+    below = sum((at - x) ** 2 for at, _ in points)
+    return sum((at - x) * (value - y) for at, value in points) / below if below else 0.0
+
+
+def _status(daemon: Daemon) -> dict[str, Any]:
+    with closing(Talk(daemon.connect(other_user=False))) as talk:
+        talk.ask(wm.Hello(1, 1, "soak"))
+        found: dict[str, Any] = talk.ask(wm.Query(2, "status")).value
+        return found
+
+
+def _left(daemon: Daemon) -> dict[str, int]:
+    """What is left once all clients have gone: sessions, jobs and memory, after a while."""
+    end = time.monotonic() + 30
+    while True:
+        status = _status(daemon)
+        used = sum(device["memory_used_bytes"] for device in status["devices"])
+        left = {
+            "sessions": status["sessions"] - 1,  # who asks
+            "clients": status["clients"] - 1,
+            "jobs": sum(status["jobs"].values()),
+            "memory_bytes": used,
+        }
+        if not any(left.values()) or time.monotonic() > end:
+            return left
+        time.sleep(0.2)
+
+
+def _counts(samples: Sequence[Sample]) -> dict[str, Any]:
+    return {
+        "processes": len(samples),
+        "descriptors": {one.role: one.descriptors for one in samples},
+        "private_mib": {one.role: round(one.private_bytes / _MIB, 1) for one in samples},
+    }
+
+
+def _problems(found: dict[str, Any], bugs: list[str]) -> list[str]:
+    """What must not be."""
+    clients, hostile = found["good"], found["hostile"]
+    problems = [f"the log tells of a bug: {line}" for line in bugs]
+    problems += [f"{who} {one['died']}" for who, one in _named(found) if "died" in one]
+    problems += [f"good clients: {line}" for line in clients.get("first_wrong", ())]
+    problems += [f"hostile clients: {line}" for line in hostile.get("problems", ())]
+    for role, one in found["processes"].items():
+        most = max(AIM_GROWTH_MIB, AIM_GROWTH * one.get("private_mib", {}).get("second_quarter", 0))
+        # Over minutes it is still finding out how much it needs.
+        if found["seconds"] >= 1200 and one.get("growth_mib", 0) > most:
+            problems.append(f"the {role} has grown by {one['growth_mib']} MiB")
+    problems += [f"{many} {what} are left" for what, many in found["left"].items() if many]
+    start, end = found["at_start"], found["at_end"]
+    if end["processes"] > start["processes"] + 1:
+        problems.append(f"{end['processes']} processes are left of {start['processes']}")
+    for role, before in start["descriptors"].items():
+        now = end["descriptors"].get(role, before)
+        if now > before + 8:
+            problems.append(f"the {role} has {now} descriptors, {before} at its start")
+    if found["exit_status"]:
+        problems.append(f"the daemon ended with status {found['exit_status']}")
+    return problems
+
+
+def _named(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [("the good clients' process:", found["good"]), ("the hostile's:", found["hostile"])]
+
+
+def report(found: dict[str, Any]) -> None:
+    """Prints the figures."""
+    clients, hostile = found["good"], found["hostile"]
+    print(f"{found['seconds']:g} s, seed {found['seed']}")
+    if found["acts_left_out"]:
+        print(f"left out, as the daemon is not proof: {', '.join(found['acts_left_out'])}")
+    if "jobs" in clients:
+        jobs = ", ".join(f"{count:,} {role}" for role, count in clients["jobs"].items())
+        print(f"good clients' jobs, each checked: {jobs}")
+        print(f"  lost or wrong: {clients['wrong']}; missed online requests: {clients['missed']}")
+        tenths = clients["online_ms"]
+        first = tenths[int(10 * WARM_UP)]
+        for name in ("p50", "p99", "most"):
+            print(
+                f"  online latency, {name:<4}: {first[name]} ms first, {tenths[-1][name]} ms last"
+            )
+    for name, count in hostile.get("outcomes", {}).items():
+        print(f"  {count:>7,}  {name}")
+    print(f"device hosts replaced: {found['device_hosts_replaced']}")
+    for role, one in found["processes"].items():
+        if "growth_mib" in one:
+            print(
+                f"{role}: {one['private_mib']['second_quarter']} MiB in the second quarter, growth "
+                f"{one['growth_mib']} MiB, slope {one['slope_mib_in_all']} MiB; descriptors "
+                f"{one['descriptors']}, threads {one['threads']}, {one['pids']} processes"
+            )
+    for line in found["problems"]:
+        print(f"PROBLEM: {line}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

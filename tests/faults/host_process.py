@@ -1,0 +1,58 @@
+"""A device host process whose device does terrible things with kernels of certain names.
+
+    python -m tests.faults.host_process --device cpu:2 --fd N
+
+The name of a kernel says what happens when it is compiled for a block shape: ``crashes`` ends the
+process by SIGSEGV, ``exhausts`` raises MemoryError, ``hangs`` never returns, ``waits`` returns when
+there is a file of that name in the folder that the environment gives, ``loses`` finds that the
+context is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpud.device.host import __main__ as host
+from gpud.errors import DeviceLost
+
+__all__ = ["COMMAND", "FOLDER"]
+
+COMMAND = ("-m", "tests.faults.host_process")
+FOLDER = "GPUD_TEST_FOLDER"
+
+
+class Terrible:
+    """A device as above."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def occupancy(self, kernel: Any, *arguments: Any) -> Any:
+        name = kernel.name
+        if "crashes" in name:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if "exhausts" in name:
+            raise MemoryError
+        if "loses" in name:
+            raise DeviceLost("the context is gone")
+        if "hangs" in name:
+            time.sleep(10**6)
+        if "waits" in name:
+            gate = Path(os.environ[FOLDER], "waits")
+            while not gate.exists():
+                time.sleep(0.01)
+        return self._inner.occupancy(kernel, *arguments)
+
+
+if __name__ == "__main__":
+    real = host.open_device
+    host.open_device = lambda spec: Terrible(real(spec))
+    sys.exit(host.main())

@@ -1,0 +1,35 @@
+"""`tests.faults.host_kills` for a few kills; 200 of them are in bench/bench_host_failures.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.host_kills import Kills
+from tests.integration.daemon_world import World
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
+SEED, KILLS = 20260, 6
+
+
+async def test_a_host_that_is_killed_at_random_moments_under_load() -> None:
+    world = World()
+    kills = None
+    try:
+        await world.start(devices=["cpu:2"], grace="10 s")
+        kills = Kills(world.daemon.address, SEED, clients=2)
+        found = await kills.run(KILLS)
+        print(f"seed {SEED}: {found}")
+        assert found.wrong == []
+        assert set(found.outcomes) <= {"done", "job-cancelled", "device-lost"}
+        assert found.outcomes["done"] > KILLS
+        assert len(found.service_s) == KILLS
+        assert found.after.descriptors <= found.before.descriptors
+        assert found.after.children <= found.before.children
+        world.daemon.runner.scheduler.validate()
+        device = world.daemon.devices[0]
+        assert device.restarts > KILLS
+        assert not device._suspects._guilty
+    finally:
+        if kills is not None:
+            kills.close()
+        await world.close()
