@@ -41,15 +41,18 @@ below 2^31: an addition, a high multiplication and a shift instead of a division
 
 
 def control_words_page() -> str:
-    """Returns the reference page of the two records."""
+    """Returns the reference page of the records."""
     tables = list(_layouts(words.__doc__ or ""))
-    assert len(tables) == 2, "control_words describes two records"
+    assert len(tables) == 3, "control_words describes three records"
     parts = [_WORDS_HEAD]
-    for name, size, fields, rows in (
-        ("Launch record", words.LAUNCH_BYTES, words.LAUNCH_RECORD, tables[0]),
-        ("Job record", words.JOB_BYTES, words.JOB_RECORD, tables[1]),
+    launch, job = _offsets(words.LAUNCH_RECORD), _offsets(words.JOB_RECORD)
+    fault = {key.removeprefix("fault_"): at for key, at in job.items()}
+    fault |= {f"thread_{letter}": fault["thread"] + 4 * n for n, letter in enumerate("xyz")}
+    for name, size, offsets, rows in (
+        ("Launch record", words.LAUNCH_BYTES, launch, tables[0]),
+        ("Job record", words.JOB_BYTES, {**job, "fault": words.FAULT}, tables[1]),
+        ("Fault record, a part of the job record", words.FAULT_BYTES, fault, tables[2]),
     ):
-        offsets = {key: found[1] for key, found in (np.dtype(fields).fields or {}).items()}
         for offset, _, field, _ in rows:
             assert not field or offsets[field] == int(offset), field
         lines = [
@@ -59,6 +62,11 @@ def control_words_page() -> str:
         parts.append(f"## {name}: {size} bytes\n\n{head}\n" + "\n".join(lines) + "\n")
     parts.append(_WORDS_FOOT.format(most=words.MAX_TASK_BLOCKS))
     return "\n".join(parts)
+
+
+def _offsets(fields: list[Any]) -> dict[str, int]:
+    """Bytes from the record's begin, by field of a `numpy.dtype`."""
+    return {key: found[1] for key, found in (np.dtype(fields).fields or {}).items()}
 
 
 def _layouts(text: str) -> Iterator[list[list[str]]]:
