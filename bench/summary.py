@@ -251,6 +251,76 @@ def _scheduler(found: Result) -> Iterator[Row]:
     )
 
 
+def _out_of_bounds(found: Result) -> Iterator[Row]:
+    kinds = f"{found['kinds_of_access']} kinds of access"
+    legal = f"{found['legal_twins']:,} legal ones"
+    yield (
+        f"out-of-bounds accesses, {kinds}, through the daemon: not contained or wrongly reported",
+        f"{found['wrong']} of {found['bad_accesses']:,}, and of {legal}",
+    )
+
+
+def _fences(found: Result) -> Iterator[Row]:
+    aims = {"fences": f" (aim {found['aim']:.2f})"}
+    for side, one in found["summary"].items():
+        name, worst = one["worst"][0]
+        mean = f"geometric mean {one['geometric_mean']:.3f}{aims.get(side, '')}"
+        yield (
+            f"{side} on the CPU device: time with / without, {one['kernels']} kernels",
+            f"{mean}; median {one['ratios']['median']:.3f}, worst {worst:.2f} ({name})",
+        )
+
+
+def _clients(found: Result) -> Iterator[Row]:
+    back, many, aim = found["back_ms"], found["connections"], found["aims"]["back_ms_p99"]
+    yield (
+        f"{found['kills']:,} clients killed at random moments: resources back",
+        f"p50 {back['p50']:.0f} ms, p99 {back['p99']:.0f} ms (aim {aim:g})",
+    )
+    wrong, leaks = len(found["wrong"]), len(found["leaks"])
+    yield "... survivors' jobs wrong, and resources leaked", f"{wrong}, {leaks}"
+    yield f"{many['connections']:,} connections, each", f"{many['kib_of_a_session']:.1f} KiB"
+
+
+def _host_failures(found: Result) -> Iterator[Row]:
+    kills = found["kills"]
+    service = kills["service_ms"]
+    yield (
+        f"{kills['kills']} device hosts killed at random moments under load: jobs again",
+        f"after p50 {service['p50'] / 1e3:.1f} s, p99 {service['p99'] / 1e3:.1f} s",
+    )
+    wrong = len(kills["wrong"])
+    yield "... task blocks lost or doubled in jobs that had not begun there", f"{wrong}"
+
+
+def _fuzz(found: Result) -> Iterator[Row]:
+    parts = [
+        f"{found[name]['messages']:,} {what}"
+        for name, what in (
+            ("parser", "to the parser"),
+            ("coverage", "guided by coverage"),
+            ("live", "to a live daemon"),
+        )
+        if found.get(name, {}).get("messages")
+    ]
+    yield (
+        f"{found['messages']:,} mutated messages ({', '.join(parts)}): crashes, hangs, growth",
+        f"{len(found['problems'])}",
+    )
+
+
+def _soak(found: Result) -> Iterator[Row]:
+    growth = ", ".join(
+        f"{role} {one['growth_mib']:+.1f} MiB"
+        for role, one in found["processes"].items()
+        if "growth_mib" in one
+    )
+    yield (
+        f"{found['seconds'] / 60:.0f} minutes with good and hostile clients: problems",
+        f"{len(found['problems'])}; last against second quarter: {growth}",
+    )
+
+
 _ROWS: dict[str, tuple[str, Callable[[Result], Iterator[Row]]]] = {
     "conformance": ("python bench/bench_conformance.py", _conformance),
     "colocation": ("python bench/bench_colocation.py", _colocation),
@@ -260,6 +330,12 @@ _ROWS: dict[str, tuple[str, Callable[[Result], Iterator[Row]]]] = {
     "persistent_cost": ("python bench/bench_persistent_cost.py", _persistent_cost),
     "pocl": ("python bench/bench_pocl.py", _pocl),
     "ptxas_table": ("python bench/bench_ptxas_table.py", _ptxas),
+    "fences": ("python bench/bench_fences.py", _fences),
+    "out_of_bounds": ("python bench/bench_out_of_bounds.py", _out_of_bounds),
+    "clients": ("python bench/bench_clients.py", _clients),
+    "host_failures": ("python bench/bench_host_failures.py", _host_failures),
+    "fuzz": ("python bench/bench_fuzz.py", _fuzz),
+    "soak": ("python bench/bench_soak.py", _soak),
     "launch": ("python bench/bench_launch.py", _launch),
     "giving_way": ("python bench/bench_giving_way.py", _giving_way),
     "scheduler": ("python bench/bench_scheduler.py", _scheduler),

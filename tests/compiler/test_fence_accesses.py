@@ -9,7 +9,7 @@ import pytest
 from gpud.compiler.analysis.accesses import ARITHMETIC, accesses
 from gpud.compiler.fences import Fence, Range, recognise
 from gpud.compiler.forms import classify
-from gpud.compiler.names import ARENA, HEAP
+from gpud.compiler.names import ARENA, HEAP, check_names
 from gpud.compiler.passes.fence import FenceCounts, count_fences, pass_fence
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.model import Address, Function, Guard, Instruction, Module, Register, Symbol
@@ -411,7 +411,7 @@ def test_a_body_that_falls_off_its_end_does_not_fall_into_the_cold_part() -> Non
 def test_reserved_names(text: str) -> None:
     module = program(text, BODY.format("ld.global.u32 %r1, [%d1];"))
     with pytest.raises(KernelRejected, match="a name that gpud uses") as caught:
-        fenced(module)
+        check_names(module)
     assert caught.value.reason == "reserved-name"
 
 

@@ -51,7 +51,6 @@ from gpud.compiler.ptx.model import (
     Module,
     Operand,
     Register,
-    RegisterDeclaration,
     Statement,
     Symbol,
     Tuple,
@@ -83,7 +82,6 @@ def pass_fence(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -
     reached = {uses.function.name for uses in survey.closure(*plan)}
     if not reached:
         return module
-    _refuse_reserved(module)
     around = _surroundings(survey)
     arena = [Variable("const", "b64", ARENA, (2,), align=16)]
     if _HEAP_RANGE in around.variables:
@@ -316,26 +314,3 @@ def _variables_first(
         return items
     moved = set(map(id, late))
     return [*items[:first], *late, *(item for item in items[first:] if id(item) not in moved)]
-
-
-def _refuse_reserved(module: Module) -> None:
-    """Names that gpud's own code uses are not the program's to define."""
-    for name, line in _declared(module):
-        if "gpud" not in name:
-            continue
-        plain = name.lstrip("%$")
-        if plain.startswith("gpud_fence_") or plain in (ARENA, HEAP):
-            message = f"the program defines {name}, a name that gpud uses; rename it"
-            raise KernelRejected("reserved-name", message, None, line or None)
-
-
-def _declared(module: Module) -> Iterator[tuple[str, int]]:
-    for item in module.items:
-        if isinstance(item, Function):
-            yield item.name, item.line
-            yield from ((p.name, item.line) for p in (*item.parameters, *item.returns))
-            for statement in item.body or ():
-                if isinstance(statement, RegisterDeclaration | Label | Variable):
-                    yield statement.name, statement.line
-        elif isinstance(item, Variable):
-            yield item.name, item.line
