@@ -89,7 +89,8 @@ faults: install ## attack it, kill it, fuzz it, and use it for an hour: two hour
 
 stress: install ## the long runs that `make test` leaves out: half an hour
 	$(BIN)/python bench/bench_stress.py --events 1000000
-	GPUD_STRUCTURED_KERNELS=1000 $(BIN)/python -m pytest tests/property --timeout=3600 $(PYTEST_ARGS)
+	GPUD_STRUCTURED_KERNELS=1000 $(BIN)/python -m pytest tests/property --timeout=3600 \
+		--hypothesis-profile=search $(PYTEST_ARGS)
 
 NO_GPU := gpud has no CUDA device yet: gpud/device/cuda is not written, so there is nothing to run on a GPU. \
 	The CPU device runs the same rewritten PTX: make test, make bench.
