@@ -153,7 +153,7 @@ def _line(text: str, key: str) -> str:
 def _unknown(key: str, known: list[str], where: str) -> NoReturn:
     close = difflib.get_close_matches(key, known, 1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-    raise InvalidArgument(f"the setting {key} {where} is unknown; {hint}")
+    raise InvalidArgument(f"the setting {shorten(key)} {where} is unknown; {hint}")
 
 
 def _refuse(name: str, given: Any, error: ValueError) -> NoReturn:

@@ -108,10 +108,11 @@ class Connection:
         except ProtocolError as error:
             if session is None:
                 self.goodbye(error)
-            elif error.job is not None:
-                submission.refuse(session, error.job, error)
-            else:
+            elif error.job is None or error.job in session.jobs:
+                # Of a job that is there `Finished` would say that it has ended.
                 self._failed(error.request or _request(message), error)
+            else:
+                submission.refuse(session, error.job, error)
         except GpudError as error:
             self._failed(_request(message), error)
         except Exception as error:  # noqa: BLE001 - one message must not stop the daemon

@@ -422,6 +422,19 @@ async def test_a_submission_with_bad_content_is_a_job_that_failed(world: World) 
     assert (await client.finished(2)).state == "done"
 
 
+async def test_bad_content_in_the_name_of_a_job_that_runs_does_not_end_it(world: World) -> None:
+    client = await world.client()
+    module = await client.kernel("forever")
+    client.submit(1, module)
+    bad = frame(msgpack.packb([CODE[wm.Submit], 1, 0, 5]))
+    client.raw(bad + wm.CLIENT_PROTOCOL.encode(wm.Query(7, "status")))
+    failed = await client.expect(wm.Failed)
+    assert (failed.request, failed.error["code"]) == (0, "protocol")
+    assert (await client.expect(wm.Answer)).request == 7  # what came behind it is read
+    client.send(wm.Cancel(8, (client.session, 1)))
+    assert (await client.finished(1)).state == "cancelled"
+
+
 @pytest.mark.parametrize(
     "data",
     [
