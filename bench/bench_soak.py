@@ -30,7 +30,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
@@ -54,6 +55,8 @@ AIM_GROWTH = 0.05  # of what the process has, or
 AIM_GROWTH_MIB = 16.0
 _MIB = 1 << 20
 _AFTER_S = 120.0  # how long clients may take to end after their time
+_GONE_S = 30.0  # how long what a client had may stay once it has gone
+_MOST_PROCESSES = {"front": 1, "host": 1, "worker": 2}  # one device, and what compile_workers says
 
 
 def main() -> int:
@@ -106,13 +109,13 @@ def soak(seconds: float, seed: str, device: str, acts: Sequence[str]) -> dict[st
     """All figures; see `report`. ``problems`` is empty if all is well."""
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(device, **SETTINGS))
-        started = [one for one in daemon.samples() if one.role != "other"]
+        started = _settled(daemon)
         good = _client(stack, ["bench.soak_clients", str(daemon.path), str(seconds)])
         bad = _client(stack, ["bench.soak_acts", str(daemon.path), seed, str(seconds), *acts])
         rows = _watch(daemon, seconds, [good, bad])
         reports = [_report_of(one) for one in (good, bad)]
         left = _left(daemon)
-        after = [one for one in daemon.samples() if one.role != "other"]
+        after = _settled(daemon)
         bugs = daemon.bugs()
         replaced = _status(daemon)["devices"][0]["restarts"]
         log_bytes = daemon.log.stat().st_size
@@ -232,7 +235,7 @@ def _status(daemon: Daemon) -> dict[str, Any]:
 
 def _left(daemon: Daemon) -> dict[str, int]:
     """What is left once all clients have gone: sessions, jobs and memory, after a while."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + _GONE_S
     while True:
         status = _status(daemon)
         used = sum(device["memory_used_bytes"] for device in status["devices"])
@@ -247,9 +250,29 @@ def _left(daemon: Daemon) -> dict[str, int]:
         time.sleep(0.2)
 
 
+def _settled(daemon: Daemon) -> list[Sample]:
+    """The processes, once none is coming or going any more."""
+    end = time.monotonic() + _GONE_S
+    while True:
+        found = daemon.samples()
+        roles = Counter(one.role for one in found)
+        steady = {"front", "host", "worker"} == set(roles) and not _too_many(roles)
+        if steady or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+
+
+def _too_many(roles: Mapping[str, int]) -> list[str]:
+    return [
+        f"{many} processes of the role {role} are there"
+        for role, many in roles.items()
+        if many > _MOST_PROCESSES.get(role, 0)
+    ]
+
+
 def _counts(samples: Sequence[Sample]) -> dict[str, Any]:
     return {
-        "processes": len(samples),
+        "processes": Counter(one.role for one in samples),
         "descriptors": {one.role: one.descriptors for one in samples},
         "private_mib": {one.role: round(one.private_bytes / _MIB, 1) for one in samples},
     }
@@ -269,8 +292,7 @@ def _problems(found: dict[str, Any], bugs: list[str]) -> list[str]:
             problems.append(f"the {role} has grown by {one['growth_mib']} MiB")
     problems += [f"{many} {what} are left" for what, many in found["left"].items() if many]
     start, end = found["at_start"], found["at_end"]
-    if end["processes"] > start["processes"] + 1:
-        problems.append(f"{end['processes']} processes are left of {start['processes']}")
+    problems += _too_many(end["processes"])
     for role, before in start["descriptors"].items():
         now = end["descriptors"].get(role, before)
         if now > before + 8:

@@ -46,7 +46,7 @@ def test_a_leak_shows_in_the_trend() -> None:
 
 def hour(**more: Any) -> dict[str, Any]:
     processes = {"front": bench_soak.trend(rows(0.0), "front")}
-    ends = {"processes": 3, "descriptors": {"front": 20}}
+    ends = {"processes": {"front": 1, "host": 1, "worker": 2}, "descriptors": {"front": 20}}
     return {
         "seconds": 3600.0,
         "good": {"first_wrong": []},
@@ -68,8 +68,9 @@ def hour(**more: Any) -> dict[str, Any]:
         ({"good": {"died": "exit status 1"}}, "exit status 1"),
         ({"hostile": {"problems": ["killed: Unanswered"]}}, "Unanswered"),
         ({"left": {"jobs": 2}}, "2 jobs are left"),
-        ({"at_end": {"processes": 9, "descriptors": {"front": 20}}}, "9 processes"),
-        ({"at_end": {"processes": 3, "descriptors": {"front": 90}}}, "90 descriptors"),
+        ({"at_end": {"processes": {"host": 2}, "descriptors": {}}}, "2 processes of the role host"),
+        ({"at_end": {"processes": {"other": 1}, "descriptors": {}}}, "of the role other"),
+        ({"at_end": {"processes": {}, "descriptors": {"front": 90}}}, "90 descriptors"),
         ({"exit_status": 1}, "status 1"),
     ],
 )

@@ -15,6 +15,8 @@ from gpud.device.host.host import Host
 from gpud.device.host.link import Link
 from gpud.device.host.running import RunningJob
 from gpud.errors import DeviceLost, GpudError, InvalidArgument
+from gpud.wire.codec import FrameDecoder
+from gpud.wire.table import Sender
 
 LOST = DeviceLost("the context is gone", device="cuda:0")
 
@@ -51,13 +53,14 @@ class Case:
         self.lost: list[str] = []
         self.device = BrokenDevice(error)
         self.host = Host(self.device, self.link, self.on_lost)
+        self.decoder = FrameDecoder(1 << 20)
 
     def on_lost(self, reason: str) -> None:
         self.lost.append(reason)
         self.front.shutdown(socket.SHUT_RDWR)
 
-    def do(self, *commands: Any, descriptor: int | None = None) -> bytes:
-        """Carry out commands and return what is sent until the host ends, or the first answer."""
+    def do(self, *commands: Any, descriptor: int | None = None) -> list[Any]:
+        """Carry out commands; the events that come until each has its answer, or the host ends."""
         data = b"".join(map(m.HOST_PROTOCOL.encode, commands))
         if descriptor is None:
             self.front.sendall(data)
@@ -66,7 +69,15 @@ class Case:
         received = self.link.receive()
         for _ in commands:
             self.host.carry_out(next(received))
-        return self.front.recv(1 << 16)
+        asked = sum(hasattr(command, "ticket") for command in commands)
+        events: list[Any] = []
+        while sum(isinstance(event, m.Replied | m.Refused) for event in events) < asked:
+            data = self.front.recv(1 << 16)
+            if not data:
+                break
+            self.decoder.feed(data)
+            events += [m.HOST_PROTOCOL.decode(b, Sender.DAEMON) for b in self.decoder.frames()]
+        return events
 
     def close(self) -> None:
         self.front.close()
@@ -75,7 +86,7 @@ class Case:
 
 def test_on_the_compiling_thread() -> None:
     case = Case(LOST)
-    assert case.do(m.Load(1, 5, 9, "ptx")) == b""
+    assert case.do(m.Load(1, 5, 9, "ptx")) == []
     assert case.lost == ["the context is gone"]
     case.close()
 
@@ -84,7 +95,7 @@ def test_on_the_mapping_thread() -> None:
     case = Case(LOST)
     descriptor = os.memfd_create("arena")
     os.ftruncate(descriptor, 4096)
-    assert case.do(m.OpenArena(2, 9, 0, 4096), descriptor=descriptor) == b""
+    assert case.do(m.OpenArena(2, 9, 0, 4096), descriptor=descriptor) == []
     assert case.lost == ["the context is gone"]
     os.close(descriptor)
     case.close()
@@ -98,7 +109,8 @@ def test_memory_that_cannot_be_unmapped_ends_the_host(error: Exception) -> None:
     os.ftruncate(descriptor, 4096)
     assert case.do(m.OpenArena(2, 9, 0, 4096), descriptor=descriptor)
     os.close(descriptor)
-    assert case.do(m.CloseArena(9)) == b""
+    case.host.carry_out(m.CloseArena(9))
+    assert case.front.recv(1 << 16) == b""
     assert f"the memory of session 9 cannot be unmapped: {error}" in case.lost[0]
     case.close()
 
@@ -106,7 +118,8 @@ def test_memory_that_cannot_be_unmapped_ends_the_host(error: Exception) -> None:
 @pytest.mark.parametrize("error", [ZeroDivisionError("oh"), MemoryError()])
 def test_what_is_not_lost_is_refused(error: Exception) -> None:
     case = Case(error)
-    assert case.do(m.Load(1, 5, 9, "ptx"))
+    events = case.do(m.Load(1, 5, 9, "ptx"))
+    assert isinstance(events[-1], m.Refused)
     assert not case.lost
     case.close()
 
