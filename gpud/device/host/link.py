@@ -82,15 +82,19 @@ class Link:
         """Send an event; events that a thread sends one after the other arrive in that order.
 
         Blocks while the front's buffer is full. An event for a front that has gone is dropped: the
-        receiving thread hears of that, and ends the host.
+        receiving thread hears of that, and ends the host. So is one that comes after `close`.
         """
         data = self._encode(event)
         with self._lock, suppress(ConnectionError):
-            self._socket.sendall(data)
+            if self._socket.fileno() >= 0:
+                self._socket.sendall(data)
 
     def close(self) -> None:
-        """Close the socket, and descriptors that nobody took."""
-        self._socket.close()
+        """Close the socket, and descriptors that nobody took; other threads may be sending."""
+        with suppress(OSError):  # the front may have gone
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever sends and waits for room gives up
+        with self._lock:
+            self._socket.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -101,3 +102,15 @@ def test_a_front_that_vanishes_with_commands_unread(ends: Ends) -> None:
     front.sendall(encoded(m.EndJob(1)))
     front.close()  # unread data: the kernel resets the connection
     assert list(link.receive()) in ([], [m.EndJob(1)])
+
+
+def test_closing_ends_a_send_that_waits_and_drops_what_comes_after(ends: Ends) -> None:
+    link, front = ends
+    large = m.Replied(1, bytes(16 << 20))  # more than a socket takes at once
+    sending = threading.Thread(target=link.send, args=(large,))
+    sending.start()
+    assert front.recv(1)  # it is at it, and nobody reads on
+    link.close()
+    sending.join(60)
+    assert not sending.is_alive()
+    link.send(large)
