@@ -348,7 +348,6 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_is_quiet(peer: Peer) -> None:
-    # It installs Python's handler even where the shell has told it to ignore the signal.
     command = process("top", "--json", "--interval", "0.05", path=peer.path,
                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     with command:
