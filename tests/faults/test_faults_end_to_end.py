@@ -71,7 +71,7 @@ extern "C" __global__ void waits(volatile int* gate, int* done) {
         atomicAdd(done, 1);
     }
 }
-extern "C" __global__ void endless(int* p) { while (true) p[threadIdx.x] += 1; }
+extern "C" __global__ void endless(volatile int* p) { while (true) p[threadIdx.x] += 1; }
 extern "C" __global__ void slow(int* done, int rounds) {
     volatile float x = 1;
     for (int i = 0; i < rounds; i++) x = x * 1.0001f;
@@ -330,8 +330,10 @@ def test_a_job_that_comes_to_an_end_within_its_timeout_is_right(
 def test_an_endless_kernel_without_polls_costs_its_host(gpu: gc.Session, module: gc.Module) -> None:
     before = device(gpu)["pid"]
     x = gpu.array(np.arange(32, dtype=np.int32))
-    job = module.kernel("endless").submit(1, 32, (gpu.zeros(32, np.int32),))
-    until(lambda: job.state == "running")
+    counts = gpu.zeros(32, np.int32)
+    seen = counts.numpy()
+    job = module.kernel("endless").submit(1, 32, (counts,))
+    until(lambda: seen[0])  # one that has not begun yet ends when told to
     job.cancel()
     until(lambda: device(gpu)["state"] == "ready" and device(gpu)["pid"] not in (None, before))
     with pytest.raises(gc.JobCancelled):
