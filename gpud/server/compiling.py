@@ -21,14 +21,15 @@ Properties:
     in_order: a user's programs are compiled in the order in which they were asked for;
     fair: a user with one program waits for at most one program of each other user, divided by
         the workers, however many those have asked for;
-    not_for_the_dead: what nobody waits for any more is not begun, and ended after `_PATIENCE_S`.
+    not_for_the_dead: what nobody waits for any more is not begun, and ended after `_PATIENCE_S`;
+        its text is let go at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -57,6 +58,11 @@ class Source(NamedTuple):
     options: tuple[str, ...]
     form: str | None
     sm: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes to keep."""
+        return len(self.text) + sum(64 + len(text) for text in (*self.names, *self.options))
 
 
 class Wish:
@@ -112,8 +118,8 @@ class Compiler:
         self._fences = fences
         self._kept: OrderedDict[Source, CompiledProgram] = OrderedDict()
         self._kept_bytes = 0
-        self._waiting: dict[Source, list[Wish]] = {}  # those under way too
-        self._queues: OrderedDict[int, deque[Source]] = OrderedDict()  # by user, in turns
+        self._waiting: dict[Source, dict[Wish, None]] = {}  # those under way too
+        self._queues: OrderedDict[int, OrderedDict[Source, None]] = OrderedDict()  # in turns
         self._workers: list[Worker] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._suspects: set[Source] = set()  # those that were there when a worker ended
@@ -136,11 +142,16 @@ class Compiler:
         if self._closed:
             wish.on_compiled(None, CompileError("the daemon is ending; nothing more is compiled"))
             return
-        wish.on_cancelled = lambda: self._cancelled(source)
-        self._waiting.setdefault(source, []).append(wish)
+        wish.on_cancelled = lambda: self._cancelled(source, wish)
+        self._waiting.setdefault(source, {})[wish] = None
         if not any(worker.source == source for worker in self._workers):
-            self._queues.setdefault(wish.user, deque()).append(source)
+            self._queue_of(wish.user)[source] = None
         self._go_on()
+
+    @property
+    def queued(self) -> int:
+        """How many sources wait for a worker."""
+        return sum(map(len, self._queues.values()))
 
     def describe(self) -> str:
         """How it stands, for people."""
@@ -182,7 +193,7 @@ class Compiler:
                 continue
             worker = next((one for one in self._workers if one.idle), None)
             if worker is None:
-                self._queues[user].appendleft(source)
+                self._put_first(user, source)
                 if not any(one.starting for one in self._workers):
                     self._begin()
                 return
@@ -193,21 +204,33 @@ class Compiler:
         """Takes out the user's next source that is wanted still and not under way."""
         queue = self._queues[user]
         while queue:
-            source = queue.popleft()
+            source, _ = queue.popitem(last=False)
             wanted = source in self._waiting
             if wanted and not any(worker.source == source for worker in self._workers):
                 return source
         del self._queues[user]
         return None
 
-    def _cancelled(self, source: Source) -> None:
+    def _queue_of(self, user: int) -> OrderedDict[Source, None]:
+        return self._queues.setdefault(user, OrderedDict())
+
+    def _put_first(self, user: int, source: Source) -> None:
+        queue = self._queue_of(user)
+        queue[source] = None
+        queue.move_to_end(source, last=False)
+
+    def _cancelled(self, source: Source, wish: Wish) -> None:
         """Somebody waits no more."""
-        left = [wish for wish in self._waiting.get(source, ()) if not wish.cancelled]
-        if left:
-            self._waiting[source] = left
+        wishes = self._waiting.get(source, {})
+        wishes.pop(wish, None)
+        if wishes:
             return
         self._waiting.pop(source, None)
         self._suspects.discard(source)
+        for user, queue in list(self._queues.items()):
+            queue.pop(source, None)
+            if not queue:
+                del self._queues[user]
         for worker in self._workers:
             if worker.source == source:
                 self._outbox.loop.call_later(_PATIENCE_S, self._lose_patience, worker, source)
@@ -262,7 +285,7 @@ class Compiler:
             self._answer(source, None, problem)
         elif source in self._waiting:
             self._suspects.add(source)
-            self._queues.setdefault(worker.user, deque()).appendleft(source)
+            self._put_first(worker.user, source)
         if self._idle_ends < _MOST_IDLE_ENDS:
             self._go_on()
             return
@@ -307,10 +330,10 @@ class Compiler:
 
     def _keep(self, source: Source, program: CompiledProgram) -> None:
         self._kept[source] = program
-        self._kept_bytes += program.size_bytes + len(source.text)
+        self._kept_bytes += program.size_bytes + source.size_bytes
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
             oldest, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= dropped.size_bytes + len(oldest.text)
+            self._kept_bytes -= dropped.size_bytes + oldest.size_bytes
 
 
 def _program(data: bytes, names: tuple[str, ...]) -> CompiledProgram:

@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 from gpud.core.capacity import SCALE
 from gpud.core.events import LaunchShape
 from gpud.errors import GpudError
+from gpud.errors.base import shorten
 from gpud.server.modules import Module, Shape
 from gpud.units import JobId, job_name
 
-__all__ = ["Chain", "Job", "exact"]
+__all__ = ["NAMES_KEPT", "Chain", "Job", "exact"]
+
+NAMES_KEPT = 16
+"""Kernels of a job that are named to people."""
+
+_NAME_LENGTH = 256
 
 
 class Chain:
@@ -27,7 +34,8 @@ class Chain:
         needs: (module, shape) of every launch: what a host must have made ready.
         modules: of each launch.
         killable: its launches are of entries that end at kill polls where they have loops.
-        kernels: their names, each once, in the order of the launches.
+        kernels: their names, each once, in the order of the launches; the first `NAMES_KEPT` of
+            them, shortened, for they are kept and shown long after the job has ended.
         ready: the stock of the host that has; None for none.
         total: task blocks of all launches.
         jobs: of these launches that have not ended.
@@ -63,7 +71,8 @@ class Chain:
         self.needs = tuple(dict.fromkeys(needs))
         self.modules = tuple(module for module, _ in needs)
         self.killable = killable
-        self.kernels = tuple(dict.fromkeys(kernels))
+        names = islice(dict.fromkeys(kernels), NAMES_KEPT)
+        self.kernels = tuple(shorten(name, _NAME_LENGTH) for name in names)
         self.occupancy = min(shape.occupancy for shape in shapes)
         self.total = sum(shape.task_blocks for shape in shapes)
         self.size_bytes = size_bytes

@@ -71,7 +71,8 @@ class CompiledProgram:
     def size_bytes(self) -> int:
         """About what it takes to keep."""
         texts = len(self.ptx) + len(self.log)
-        return 2048 + texts + 4096 * len(self.kernels) + 512 * len(self.sites)
+        parameters = sum(len(kernel.info.parameters) for kernel in self.kernels)
+        return 2048 + texts + 4096 * len(self.kernels) + 512 * (len(self.sites) + parameters)
 
 
 class Module:

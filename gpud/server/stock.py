@@ -5,6 +5,10 @@ still comes for the earlier one ends in its own stock, which nobody looks at any
 
 Each thing is asked for once: who wants it meanwhile waits for the same answer. What failed may be
 asked for again.
+
+Properties:
+    nothing_of_the_dead: of a module that was unloaded, or a session that was closed, nothing is
+        kept, whatever the host had been asked about it and answers later.
 """
 
 from __future__ import annotations
@@ -51,14 +55,15 @@ class Stock:
         self._arena_of = arena_of
         self._arenas: _Waiting = {}
         self._modules: _Waiting = {}
-        self._measured: set[tuple[int, Shape]] = set()
+        self._measured: dict[int, set[Shape]] = {}  # by module
 
     # -- jobs
 
     def is_ready(self, chain: Chain, session: int) -> bool:
         """Whether a job could start at once."""
         if chain.ready is not self:
-            if not all((module.number, shape) in self._measured for module, shape in chain.needs):
+            measured = self._measured
+            if not all(shape in measured.get(one.number, ()) for one, shape in chain.needs):
                 return False
             chain.ready = self
         return self._arenas.get(session, False) is None or self._arena_of(session) is None
@@ -135,8 +140,8 @@ class Stock:
         entry = module.program.kernels[index].info.entry_for(block, killable=killable)
 
         def measured(value: Any, error: GpudError | None) -> None:
-            if error is None:
-                self._measured.add((number, shape))
+            if error is None and number in self._modules:  # else it was unloaded meanwhile
+                self._measured.setdefault(number, set()).add(shape)
             on_reply(value, error)
 
         self.with_module(module, lambda t: hm.Measure(t, number, entry, block, shared), measured)
@@ -156,7 +161,13 @@ class Stock:
         """Forget a module; no job of it is left."""
         if self._modules.pop(number, False) is not False:
             self._send(hm.Unload(number))
-            self._measured = {one for one in self._measured if one[0] != number}
+            self._measured.pop(number, None)
+
+    @property
+    def size(self) -> int:
+        """How many things it knows of."""
+        shapes = sum(map(len, self._measured.values()))
+        return len(self._arenas) + len(self._modules) + shapes
 
     def close_session(self, session: int) -> None:
         """Forget a session's memory; no job of it is left."""

@@ -233,3 +233,25 @@ async def test_what_nobody_waits_for_is_not_compiled(pool: Compiler) -> None:
     assert answers[1][0].kernels[0].name == "last"
     assert pid not in pool.pids
     assert pool.compiled == 2
+
+
+async def test_nothing_is_kept_of_those_who_have_gone(compiler: Compiler) -> None:
+    """Their sources are let go before a worker has looked at them."""
+    answers = Answers()
+    for user in range(3):
+        for name in ("a", "b", "common", "common"):
+            wish = Wish(user, answers)
+            compiler.compile(source(name if name == "common" else f"{name}{user}"), wish)
+            wish.cancel()
+    assert compiler.queued == 0
+    assert ", 0 waiting" in compiler.describe()
+    last = Wish(1, answers)
+    compiler.compile(source("last"), last)
+    await until(lambda: answers)
+    assert answers[0][0].kernels[0].name == "last"
+    assert compiler.compiled == 1
+
+
+async def test_the_names_and_options_of_a_program_count_too() -> None:
+    many = Source("x" * 100, ("n" * 1000,) * 10, ("o" * 1000,) * 20, None, 90)
+    assert many.size_bytes >= 100 + 10_000 + 20_000
