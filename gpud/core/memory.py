@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gpud.errors import InternalError, InvalidArgument, LimitExceeded, OutOfMemory, UnknownName
@@ -321,20 +321,23 @@ class Ledger:
         most = self._arena_bytes[device] if space is None else space.largest_hole()
         return min(left, most) // PAGE_BYTES * PAGE_BYTES
 
-    def usage(self) -> list[Usage]:
-        """Returns what each session has on each device where it has an arena, oldest first."""
-        return [
-            Usage(
-                session,
-                self._users[session],
-                device,
-                len(space.arrays),
-                space.used,
-                space.waiting_bytes,
-                self._session_bytes[device],
-            )
-            for (session, device), space in self._arenas.items()
-        ]
+    def usage(self) -> Iterator[Usage]:
+        """Yields what each session has on each device where it has an arena, oldest first.
+
+        Arenas may come and go meanwhile: those are left out.
+        """
+        for key, space in list(self._arenas.items()):
+            session, device = key
+            if self._arenas.get(key) is space:
+                yield Usage(
+                    session,
+                    self._users[session],
+                    device,
+                    len(space.arrays),
+                    space.used,
+                    space.waiting_bytes,
+                    self._session_bytes[device],
+                )
 
     def validate(self) -> None:
         """Checks every property that a look at the state can check.

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gpud.core.memory import Arena, Ledger, Range
+from gpud.core.memory import Arena, Ledger, Range, Usage
 from gpud.errors import GpudError, InternalError, LimitExceeded
 from gpud.server import descriptors, memfd
 from gpud.server.settings import MemoryLimits
@@ -304,10 +304,10 @@ class Arenas:
         """What of it is used."""
         return self._ledger.used_bytes(device) if self._capacities else 0
 
-    def usage(self) -> list[dict[str, Any]]:
-        """What each session has on each device where it has any."""
+    def usage(self) -> Iterator[Usage]:
+        """What each session has on each device where it has any; see `Ledger.usage`."""
         # A session that has loaded a program has an arena for its fences, arrays or not.
-        return [use._asdict() for use in self._ledger.usage() if use.arrays or use.used_bytes]
+        return (use for use in self._ledger.usage() if use.arrays or use.used_bytes)
 
 
 def _held_bytes(descriptor: int) -> int:

@@ -17,8 +17,9 @@ from gpud.core import events as ev
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, UnknownName
 from gpud.server import descriptors
 from gpud.server.access import Peer, may_manage, user_name
+from gpud.server.answers import Answers
 from gpud.server.arenas import Arenas
-from gpud.server.compiling import Compiler
+from gpud.server.compiling import Compiler, Wish
 from gpud.server.connection import Connection
 from gpud.server.devices import Device
 from gpud.server.jobs import Job
@@ -36,7 +37,7 @@ __all__ = ["Front"]
 
 _LOG = logging.getLogger(__name__)
 _PROGRESS_S = 0.5  # how long a host may take to say how far its jobs are
-_A_TURN = 128  # jobs of a session that has gone that are ended at once; some 10 ms
+_A_TURN = 48  # jobs of a session that has gone that are ended at once; some 4 ms
 _LAST_NUMBER = (1 << 32) - 1  # of sessions and modules, on the wire
 
 
@@ -47,6 +48,7 @@ class Front:
         config: the settings.
         draining: no more jobs are taken.
         modules: all that hosts may know, by number.
+        answers: those that take long to make.
         measuring: whose kernels are made ready, by device and user.
         users: what each of them has.
         sessions: by number; those whose client has gone stay until their jobs have ended.
@@ -78,6 +80,7 @@ class Front:
         self.nobody.set()
         self.modules: dict[int, Module] = {}
         self.measuring = Turns()
+        self.answers = Answers(outbox.loop)
         self.users = Users(config)
         self._next_session = 1
         self._next_module = 1
@@ -163,8 +166,7 @@ class Front:
             self.users.forget_unused(connection.user)
             return
         session.gone = True
-        for wish in list(session.wishes):
-            wish.cancel()
+        self._cancel_wishes(iter(list(session.wishes)))
         self.follow(session, False)
         now_ns = time.monotonic_ns()
         _LOG.info(
@@ -181,6 +183,14 @@ class Front:
         # The latest first, and what runs at the end, so that none becomes ready meanwhile.
         waiting = [job for job in jobs if job.started_ns is None]
         self._end_jobs(session, iter(waiting[::-1]))
+
+    def _cancel_wishes(self, wishes: Iterator[Wish]) -> None:
+        """Have nothing more compiled for somebody, in portions as `_end_jobs`."""
+        portion = list(islice(wishes, _A_TURN))
+        for wish in portion:
+            wish.cancel()
+        if portion:
+            self.outbox.loop.call_soon(self._cancel_wishes, wishes)
 
     def _end_jobs(self, session: Session, jobs: Iterator[Job]) -> None:
         """End a session, its jobs in portions: nobody else is to wait for thousands of them."""

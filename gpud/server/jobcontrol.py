@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument, UnknownName
+from gpud.server import answers
 from gpud.server.jobs import Job
 from gpud.units import JobId, SessionId, job_id, job_name
 from gpud.wire import messages as wm
@@ -50,10 +51,11 @@ def describe(session: Session, message: wm.Describe) -> None:
     front = session.front
     jobs = [front.visible_job(session, _id(ref)) for ref in message.jobs]
 
+    def row(job: Job | None) -> Any:
+        return None if job is None else front.row(job, time.monotonic_ns())
+
     def on_progress() -> None:
-        now_ns = time.monotonic_ns()
-        rows = [None if job is None else front.row(job, now_ns) for job in jobs]
-        session.send(wm.Answer(message.request, rows))
+        front.answers.answer(session, message.request, answers.rows(jobs, row))
 
     front.with_progress([job for job in jobs if job is not None], on_progress)
 

@@ -1,6 +1,8 @@
 """What people ask: status, jobs, kernels, memory, history, events, trace, doctor.
 
-Everybody sees their own; the daemon's user and root see all.
+Everybody sees their own; the daemon's user and root see all. What is about many jobs, sessions or
+events is put together in slices (`gpud.server.answers`): a row says how things stand when it is
+made.
 """
 
 from __future__ import annotations
@@ -10,26 +12,31 @@ import platform
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import gpud
-from gpud.server import descriptors
+from gpud.server import answers, descriptors
 from gpud.server.access import may_manage, user_name
-from gpud.telemetry.records import chrome_trace
+from gpud.server.answers import Steps
+from gpud.server.modules import Module
+from gpud.telemetry.records import Change, trace_events, trace_header
 from gpud.wire import messages as wm
 
 if TYPE_CHECKING:
+    from gpud.core.memory import Usage
     from gpud.server.devices import Device
     from gpud.server.front import Front
+    from gpud.server.jobs import Job
     from gpud.server.session import Session
 
 __all__ = ["follow", "query"]
 
-_T = TypeVar("_T")
-_MOST_JOBS = 4096  # in one answer: a row takes some 10 us, and everybody waits
+_MOST_JOBS = 4096  # in one answer
+_LOOKS_AT_ONCE = 32  # jobs
 
 
 def query(session: Session, message: wm.Query) -> None:
@@ -37,8 +44,8 @@ def query(session: Session, message: wm.Query) -> None:
     if message.topic == "jobs":
         _jobs(session, message)
         return
-    value = _TOPICS[message.topic](session, message.limit)
-    session.send(wm.Answer(message.request, value))
+    steps = _TOPICS[message.topic](session, message.limit)
+    session.front.answers.answer(session, message.request, steps)
 
 
 def follow(session: Session, message: wm.Follow) -> None:
@@ -49,25 +56,56 @@ def follow(session: Session, message: wm.Follow) -> None:
 
 def _jobs(session: Session, message: wm.Query) -> None:
     front = session.front
-    jobs = [job for job in front.runner.jobs.values() if may_manage(session.peer, job.uid)]
-    jobs = _latest(jobs, min(message.limit or _MOST_JOBS, _MOST_JOBS))
+    limit = min(message.limit or _MOST_JOBS, _MOST_JOBS)
+    found = answers.latest(list(front.runner.jobs.values()), limit, _seen_by(session))
 
-    def on_progress() -> None:
-        now_ns = time.monotonic_ns()
-        rows = [front.row(job, now_ns) for job in jobs]
-        session.send(wm.Answer(message.request, {"jobs": rows}))
+    def on_found(jobs: list[Job]) -> None:
+        steps = _job_rows(front, jobs)
+        front.with_progress(jobs, lambda: front.answers.answer(session, message.request, steps))
 
-    front.with_progress(jobs, on_progress)
-
-
-def _latest(rows: Sequence[_T], limit: int) -> list[_T]:
-    return list(rows[-limit:] if limit else rows)
+    front.answers.make(session, message.request, found, on_found)
 
 
-def _status(session: Session, limit: int) -> dict[str, Any]:
+def _seen_by(session: Session) -> Callable[[Any], bool]:
+    peer = session.peer
+    return lambda one: may_manage(peer, one.uid)
+
+
+def _job_rows(front: Front, jobs: list[Job]) -> Steps[dict[str, Any]]:
+    rows = yield from answers.rows(jobs, lambda job: front.row(job, time.monotonic_ns()))
+    return {"jobs": rows}
+
+
+class _Load:
+    """The jobs of a device."""
+
+    def __init__(self) -> None:
+        self.jobs = self.online = 0
+        self.allocated = Fraction(0)
+
+
+def _loads(front: Front) -> Steps[tuple[Counter[str], dict[int, _Load]]]:
+    """The states of all jobs, and what each device has."""
+    states: Counter[str] = Counter()
+    loads = {device.index: _Load() for device in front.devices}
+    for index, job in enumerate(list(front.runner.jobs.values())):
+        if not index % _LOOKS_AT_ONCE:
+            yield
+        if job.state is not None:
+            continue  # it has ended meanwhile
+        states[job.present_state] += 1
+        load = loads[job.device]
+        load.jobs += 1
+        load.online += job.online
+        if job.capsm:  # those that have something are few, however many wait
+            load.allocated += job.allocation
+    return states, loads
+
+
+def _status(session: Session, limit: int) -> Steps[dict[str, Any]]:
     front = session.front
+    states, loads = yield from _loads(front)
     now_ns = time.monotonic_ns()
-    states = Counter(job.present_state for job in front.runner.jobs.values())
     return {
         "version": gpud.__version__,
         "pid": os.getpid(),
@@ -76,7 +114,7 @@ def _status(session: Session, limit: int) -> dict[str, Any]:
         "fences": front.config.fences,
         "draining": front.draining,
         "socket": str(front.config.socket),
-        "devices": [_device(front, device) for device in front.devices],
+        "devices": [_device(front, device, loads[device.index]) for device in front.devices],
         "clients": len(front.connections),
         "sessions": len(front.sessions),
         "jobs": dict(sorted(states.items())),
@@ -84,95 +122,116 @@ def _status(session: Session, limit: int) -> dict[str, Any]:
     }
 
 
-def _device(front: Front, device: Device) -> dict[str, Any]:
-    jobs = [job for job in front.runner.jobs.values() if job.device == device.index]
-    # Those that have something are few, however many wait.
-    allocated = sum((job.allocation for job in jobs if job.capsm), start=Fraction(0))
+def _device(front: Front, device: Device, load: _Load) -> dict[str, Any]:
     down = device.state != "ready" and device.failures
     return {
         **front.describe_device(device),
         "pid": device.pid,
         "restarts": device.restarts,
         "error": device.failures[-1] if down else None,
-        "allocated": str(allocated),
-        "allocated_sms": float(allocated),
-        "jobs": len(jobs),
-        "online_jobs": sum(job.online for job in jobs),
+        "allocated": str(load.allocated),
+        "allocated_sms": float(load.allocated),
+        "jobs": load.jobs,
+        "online_jobs": load.online,
         "memory_used_bytes": front.arenas.used_bytes(device.index),
     }
 
 
-def _kernels(session: Session, limit: int) -> dict[str, Any]:
-    rows = []
-    running = Counter(
-        kernel
-        for job in session.front.runner.jobs.values()
-        for kernel in {(module.number, shape[0]): None for module, shape in job.chain.needs}
-    )
-    for other in session.front.sessions.values():
+def _kernels(session: Session, limit: int) -> Steps[dict[str, Any]]:
+    front = session.front
+    jobs: Counter[tuple[int, int]] = Counter()
+    chains = Counter(job.chain for job in front.runner.jobs.values())
+    for chain, count in chains.items():
+        for key in {(module.number, shape[0]) for module, shape in chain.needs}:
+            jobs[key] += count
+        yield
+    found: list[tuple[Session, Module, int]] = []
+    for other in list(front.sessions.values()):
         if not may_manage(session.peer, other.peer.uid):
             continue
-        for module in other.modules.values():
-            for index, description in enumerate(module.program.descriptions):
-                shapes = [
-                    {"block": list(block), "shared": shared, "occupancy": m, "form": form}
-                    for (block, shared), (m, form) in module.measured_of(index).items()
-                ]
-                rows.append(
-                    {
-                        **description,
-                        "module": module.number,
-                        "session": other.number,
-                        "user": user_name(other.peer.uid),
-                        "device": module.device,
-                        "shapes": shapes,
-                        "occupancy": sorted({m for m, _ in module.measured_of(index).values()}),
-                        "jobs": running[module.number, index],
-                    }
-                )
-    return {"kernels": _latest(rows, limit)}
+        for module in list(other.modules.values()):
+            found += ((other, module, index) for index in range(len(module.program.kernels)))
+            yield
+
+    def row(one: tuple[Session, Module, int]) -> dict[str, Any]:
+        other, module, index = one
+        measured = module.measured_of(index)
+        return {
+            **module.program.descriptions[index],
+            "module": module.number,
+            "session": other.number,
+            "user": user_name(other.peer.uid),
+            "device": module.device,
+            "shapes": [
+                {"block": list(block), "shared": shared, "occupancy": m, "form": form}
+                for (block, shared), (m, form) in measured.items()
+            ],
+            "occupancy": sorted({m for m, _ in measured.values()}),
+            "jobs": jobs[module.number, index],
+        }
+
+    return {"kernels": (yield from answers.rows(found[-limit:] if limit else found, row))}
 
 
-def _memory(session: Session, limit: int) -> dict[str, Any]:
+def _memory(session: Session, limit: int) -> Steps[dict[str, Any]]:
     front = session.front
-    rows = []
+    _, loads = yield from _loads(front)
+    found: list[Usage] = []
     for use in front.arenas.usage():
-        if may_manage(session.peer, use["user"]):
-            other = front.sessions.get(use["session"])
-            program = "" if other is None else other.program
-            rows.append({**use, "uid": use["user"], "user": user_name(use["user"])})
-            rows[-1]["program"] = program
-    return {
-        "devices": [_device(front, device) for device in front.devices],
-        "sessions": _latest(rows, limit),
-    }
+        if may_manage(session.peer, use.user):
+            found.append(use)
+        yield
+
+    def row(use: Usage) -> dict[str, Any]:
+        other = front.sessions.get(use.session)
+        program = "" if other is None else other.program
+        return {
+            **use._asdict(),
+            "uid": use.user,
+            "user": user_name(use.user),
+            "program": program,
+        }
+
+    rows = yield from answers.rows(found[-limit:] if limit else found, row)
+    devices = [_device(front, device, loads[device.index]) for device in front.devices]
+    return {"devices": devices, "sessions": rows}
 
 
-def _history(session: Session, limit: int) -> dict[str, Any]:
+def _history(session: Session, limit: int) -> Steps[dict[str, Any]]:
     front = session.front
-    jobs = [job for job in front.records.ended if may_manage(session.peer, job.uid)]
-    now_ns = time.monotonic_ns()
-    return {"jobs": [front.row(job, now_ns) for job in _latest(jobs, limit)]}
+    jobs = yield from answers.latest(list(front.records.ended), limit, _seen_by(session))
+    return (yield from _job_rows(front, jobs))
 
 
-def _events(session: Session, limit: int) -> dict[str, Any]:
+def _events(session: Session, limit: int) -> Steps[dict[str, Any]]:
     records = session.front.records
-    seen = [one for one in records.events if may_manage(session.peer, one.uid)]
-    return {"events": [records.describe(one) for one in _latest(seen, limit)]}
+    seen = yield from answers.latest(list(records.events), limit, _seen_by(session))
+    return {"events": (yield from answers.rows(seen, records.describe))}
 
 
-def _trace(session: Session, limit: int) -> dict[str, Any]:
+def _trace(session: Session, limit: int) -> Steps[dict[str, Any]]:
     front = session.front
-    changes = [one for one in front.records.changes if may_manage(session.peer, one.uid)]
+    seen = _seen_by(session)
+    kept = list(front.records.changes)
+    found = yield from answers.latest(kept, limit, lambda one: seen(Change._make(one)))
     devices = [(d.index, f"device {d.index}: {d.spec}") for d in front.devices]
-    return chrome_trace(_latest(changes, limit), time.monotonic_ns(), devices)
+    now_ns = time.monotonic_ns()
+    start_ns = Change._make(found[0]).at_ns if found else now_ns
+    changes = map(Change._make, found)
+    events = yield from answers.items(trace_events(changes, start_ns, now_ns, devices))
+    return {"traceEvents": events, **trace_header(start_ns)}
 
 
-def _doctor(session: Session, limit: int) -> dict[str, Any]:
+def _doctor(session: Session, limit: int) -> Steps[dict[str, Any]]:
     front = session.front
+    _, loads = yield from _loads(front)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = usage.ru_utime + usage.ru_stime
-    opened = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    opened = 0
+    with os.scandir("/proc/self/fd") as descriptors_open:
+        while found := sum(1 for _ in islice(descriptors_open, _LOOKS_AT_ONCE)):
+            opened += found
+            yield
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     loop = type(front.outbox.loop).__module__.partition(".")[0]
     checks = [
@@ -198,7 +257,7 @@ def _doctor(session: Session, limit: int) -> dict[str, Any]:
         ),
     ]
     for device in front.devices:
-        row = _device(front, device)
+        row = _device(front, device, loads[device.index])
         detail = f"{row['name']}, {row['sms']} SMs, {device.state}"
         if device.restarts:
             detail += (
@@ -219,7 +278,7 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-_TOPICS: dict[str, Callable[[Session, int], dict[str, Any]]] = {
+_TOPICS: dict[str, Callable[[Session, int], Steps[dict[str, Any]]]] = {
     "status": _status,
     "kernels": _kernels,
     "memory": _memory,

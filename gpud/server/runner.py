@@ -326,7 +326,7 @@ class Runner:
 
     def _changed(self, job: Job, *, ended: bool = False) -> None:
         """Record what a job has now."""
-        self.records.changes.append(
+        self.records.changed(
             Change(
                 time.monotonic_ns(),
                 job.device,

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import time
 from array import array
@@ -132,6 +133,7 @@ class Stream:
         self._writing = False  # waits for the kernel to take more
         self._held = False  # not read from, until unsent output has drained
         self._backlog: Iterator[bytes] | None = None
+        self._paused = False  # not read from, as the owner wants it
         self._deaf = False  # nothing is read any more
         self._finishing: asyncio.TimerHandle | None = None
         self.ended = False
@@ -244,15 +246,34 @@ class Stream:
 
     # -- reading
 
+    def pause(self) -> None:
+        """Read no more messages until `resume`; none of those that have arrived is handled."""
+        self._paused = True
+        self._update_reading()
+
+    def resume(self) -> None:
+        """Go on to read after `pause`."""
+        self._paused = False
+        self._update_reading()
+
+    def hung_up(self) -> bool:
+        """Whether the peer has closed its end or died, as `pause` keeps one from noticing."""
+        if self.ended:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return bool(poll.poll(0))
+
     def _update_reading(self) -> None:
         """Read from the peer, or stop to, as the state wants it."""
-        want = not (self._held or self._deaf or self.ended or self._backlog is not None)
+        still = self._held or self._paused or self._deaf or self.ended
+        want = not still and self._backlog is None
         if want and not self._reading:
             self._loop.add_reader(self._fd, self._readable)
         elif not want and self._reading:
             self._loop.remove_reader(self._fd)
         self._reading = want
-        if self._backlog is not None and not (self._held or self._deaf or self.ended):
+        if self._backlog is not None and not still:
             self._loop.call_soon(self._next_turn)
 
     def _readable(self) -> None:
@@ -273,7 +294,7 @@ class Stream:
         frames, self._backlog = self._backlog, None
         if frames is None or self.ended or self._deaf:
             return
-        if self._held:
+        if self._held or self._paused:
             self._backlog = frames
             return
         self._turn(frames)
@@ -290,7 +311,8 @@ class Stream:
                 if self.ended or self._deaf:
                     return
                 budget -= 1
-                if not budget or self.unsent_bytes > high or time.monotonic() > until:
+                over = not budget or self.unsent_bytes > high or time.monotonic() > until
+                if over or self._paused:
                     # There may be no more, which the next turn finds out.
                     self._backlog = frames
                     break

@@ -117,6 +117,14 @@ class Table:
         except (TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
 
+    def encode_with(self, message: Any, parts: Iterable[bytes]) -> bytes:
+        """`encode` of a message whose last field, None in it, is packed already: in ``parts``."""
+        *fields, last = message
+        assert last is None
+        nil = msgpack.packb(None)
+        head = bytes(msgpack.packb((self.codes[type(message)], *fields, None))).removesuffix(nil)
+        return frame(b"".join((head, *parts)))
+
     def check(self, message: _T) -> _T:
         """Returns ``message`` as its receiver will have it.
 

@@ -163,7 +163,7 @@ class Memory(RuleBasedStateMachine):
             self.ledger.validate()
         if hasattr(self, "ledger"):
             assert [self.ledger.used_bytes(device) for device in (0, 1)] == [0, 0]
-            assert self.ledger.usage() == []
+            assert list(self.ledger.usage()) == []
 
 
 TestMemory = Memory.TestCase

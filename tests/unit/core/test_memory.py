@@ -230,7 +230,7 @@ def test_usage_is_told_by_session_and_device(ledger: Ledger) -> None:
     ledger.allocate(THREE, 1, 3 * PAGE)
     ledger.allocate(ONE, 0, 1)
     ledger.free_after(ONE, 0, ledger.allocate(ONE, 0, 2 * PAGE), 4)
-    assert ledger.usage() == [
+    assert list(ledger.usage()) == [
         (THREE, 1001, 1, 1, 3 * PAGE, 0, 10 * PAGE),
         (ONE, 1000, 0, 1, 3 * PAGE, 2 * PAGE, 50 * PAGE),
     ]

@@ -213,3 +213,31 @@ async def test_a_peer_that_resets_is_an_end(make: Callable[..., Peer]) -> None:
     peer.sock.close()
     await until(lambda: peer.ends)
     assert len(peer.ends) == 1
+
+
+async def test_a_paused_peer_is_not_read_from(make: Callable[..., Peer]) -> None:
+    peer = make()
+    peer.on_body = lambda body: peer.stream.pause()
+    peer.sock.send(frame(b"0") + frame(b"1"))
+    await until(lambda: peer.bodies)
+    peer.sock.send(frame(b"2"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert peer.bodies == [b"0"]  # neither what had arrived with it nor what came later
+    for count in (2, 3):
+        peer.stream.resume()
+        await until(lambda: len(peer.bodies) == count)  # noqa: B023
+    assert peer.bodies == [b"0", b"1", b"2"]
+
+
+async def test_that_a_paused_peer_has_gone_can_be_seen(make: Callable[..., Peer]) -> None:
+    peer = make()
+    peer.stream.pause()
+    peer.sock.send(frame(b"unread"))
+    assert not peer.stream.hung_up()
+    peer.sock.shutdown(socket.SHUT_WR)
+    assert not peer.stream.hung_up()  # it may be waiting for an answer
+    peer.sock.close()
+    assert peer.stream.hung_up()
+    peer.stream.abort()
+    assert peer.stream.hung_up()
