@@ -57,8 +57,8 @@ class ThreadCode(Thread):
         """(base, size) of the memory that global and generic accesses are checked against."""
         self.fail: Callable[[], None] = _nowhere_to_go
         """Ends the LLVM block at hand, whose thread has ended its block of threads."""
-        self.heap: int | None = None
-        """The address of the program's own heap; None: the C library's is used."""
+        self.heap: tuple[int, int] | None = None
+        """Address and size of the program's own heap; None: the C library's is used."""
 
     def run(self, ins: ptx.Instruction) -> None:
         """Emit ``ins`` (no terminator, no wait), under its guard if it has one."""
@@ -276,7 +276,7 @@ class ThreadCode(Thread):
     ) -> None:
         e = self.e
         if name in ("malloc", "free") and self.heap is not None:
-            self._use_heap(name, self.heap, results, arguments)
+            self._use_heap(name, self.heap[0], results, arguments)
         elif name == "malloc":
             e.module.declare("malloc", "declare ptr @malloc(i64)")
             pointer = e.value(f"call ptr @malloc(i64 {self.read(arguments[0], 'u64')})")

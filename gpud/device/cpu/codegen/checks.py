@@ -1,9 +1,10 @@
 """Fences and polls in generated code: the quick test where they stand, and the exact one.
 
 Problem: a fence must cost next to nothing if the access is legal, and must otherwise find out
-exactly what the address means. Approach: the quick test compares the hull with the one range that
-accesses of its space are in nearly always; its bounds are constants of the code, or the same for
-the whole block. If it fails, a function of its own judges each member: `_define_judge`.
+exactly what the address means. Approach: the quick test compares the hull with the range that it is
+most likely in (`gpud.device.cpu.codegen.homes`), and if that is not known for certain with one or
+two others; their bounds are constants of the code, or the same for the whole block. If all of them
+fail, a function of its own judges each member: `define_judge`.
 
 Properties:
 * a member is reported if and only if it is illegal, before any access of the fence happens;
@@ -18,6 +19,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.faults import report_fields
 from gpud.device.cpu.codegen.fences import SPACES, Check, check_of
+from gpud.device.cpu.codegen.homes import MOST_HOMES
 from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
 from gpud.device.cpu.codegen.places import header_field
 from gpud.device.cpu.records import CHAIN, SEAT, SEAT_BYTES
@@ -31,6 +33,7 @@ __all__ = [
     "Bounds",
     "address_of",
     "bounds_of",
+    "bounds_vary",
     "check",
     "define_judge",
     "end_if_failed",
@@ -39,30 +42,54 @@ __all__ = [
     "metadata",
     "poll",
     "starts",
+    "tried",
 ]
 
 _JUDGE = "gpud.judge"
 UNLIKELY = "!20"
+_BLOCK_ALIGN = 256
+"""What the addresses of a module's variables and of shared memory are multiples of."""
+_LOCAL_ALIGN = 16
+"""The same for a thread's local memory, frames and parameters."""
 
 
 class Bounds(NamedTuple):
-    """A range of addresses: LLVM text of its first address and its size in bytes, both i64."""
+    """A range of addresses: LLVM text of its first address and its size in bytes, both i64.
+
+    ``align`` divides the first address.
+    """
 
     first: str
     size: str
+    align: int
 
 
-def bounds_of(code: ThreadCode, space: str) -> Bounds:
-    """The range that accesses of a space are in nearly always."""
-    places = code.places
-    if space in ("global", "generic"):
-        base, size = code.arena or (0, 0)
-        return Bounds(str(_signed(base)), str(_signed(size)))
-    if space == "shared":
-        return Bounds("0", places.shared_size())
-    if space == "local":
-        return Bounds(*places.own_local_range())
-    return Bounds(*(places.const_range() if space == "const" else places.param_range()))
+def bounds_of(code: ThreadCode, found: Check, which: int = 0) -> Bounds:
+    """A range that the accesses of a fence may be in; 0 is the likeliest."""
+    places, space = code.places, found.space
+    home = found.homes[which] if found.homes else {"const": "data"}.get(space, space)
+    if home == "arena":
+        return _constant(code.arena or (0, 0))
+    if home == "heap":
+        return _constant(code.heap or (0, 0))
+    if home == "shared":
+        if space == "shared":
+            return Bounds("0", places.shared_size(), _BLOCK_ALIGN)
+        window = code.e.value(f"ptrtoint ptr {places.shared_base()} to i64")
+        return Bounds(window, places.shared_size(), _BLOCK_ALIGN)
+    if home == "local":
+        return Bounds(*places.own_local_range(), _LOCAL_ALIGN)
+    if home == "thread":
+        return Bounds(*places.thread_local_range(), _LOCAL_ALIGN)
+    if home == "param":
+        return Bounds(*places.param_range(), _LOCAL_ALIGN)
+    first, size = places.const_range()
+    return Bounds(first, size if space == "const" else str(places.module.data.size), _BLOCK_ALIGN)
+
+
+def _constant(range_: tuple[int, int]) -> Bounds:
+    base, size = range_
+    return Bounds(str(_signed(base)), str(_signed(size)), base & -base)
 
 
 def address_of(code: ThreadCode, found: Check) -> str:
@@ -71,6 +98,17 @@ def address_of(code: ThreadCode, found: Check) -> str:
         return str(found.low)
     value = code.read(found.base, "u64")
     return code.e.value(f"add i64 {value}, {found.low}") if found.low else value
+
+
+def bounds_vary(found: Check) -> bool:
+    """Whether the likeliest range is each thread's own."""
+    home = found.homes[0] if found.homes else found.space
+    return home in ("local", "thread")
+
+
+def tried(found: Check) -> int:
+    """How many ranges are tested before the members are judged."""
+    return max(1, min(MOST_HOMES, len(found.homes)))
 
 
 def hull_misses(code: ThreadCode, found: Check, address: str, bounds: Bounds) -> str:
@@ -84,8 +122,8 @@ def hull_misses(code: ThreadCode, found: Check, address: str, bounds: Bounds) ->
     limit = starts(e, bounds, found.span)
     if found.align == 1:
         return e.value(f"icmp uge i64 {off}, {limit}")
-    first, bits = bounds.first.lstrip("-"), found.align.bit_length() - 1
-    if first.isdigit() and int(first) % found.align == 0:
+    bits = found.align.bit_length() - 1
+    if bounds.align % found.align == 0:
         e.module.declare("fshr.i64", "declare i64 @llvm.fshr.i64(i64, i64, i64)")
         turned = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
         if limit.isdigit():
@@ -109,10 +147,12 @@ def check(code: ThreadCode, ins: ptx.Instruction) -> None:
     """Emit a ``gpud.fence`` for the thread at hand; its guard is tested already."""
     e, found = code.e, check_of(ins)
     address = address_of(code, found)
-    out = hull_misses(code, found, address, bounds_of(code, found.space))
-    cold, warm, end = e.label("cold"), e.label("warm"), e.label("end")
-    e.end(f"br i1 {out}, label %{cold}, label %{warm}, !prof {UNLIKELY}")
-    e.place(cold)
+    warm, end = e.label("warm"), e.label("end")
+    for which in range(tried(found)):
+        out = hull_misses(code, found, address, bounds_of(code, found, which))
+        cold = e.label("cold")
+        e.end(f"br i1 {out}, label %{cold}, label %{warm}, !prof {UNLIKELY}")
+        e.place(cold)
     claim = code.read(found.claim, "u32")
     for member in found.members:
         mine = e.value(f"add i64 {address}, {member.low - found.low}")
@@ -174,8 +214,8 @@ def define_judge(kernel: KernelCode) -> None:
     places = kernel.places(e, "%thread")
     inside, outside = e.label("inside"), e.label("outside")
 
-    def accept(bounds: Bounds, condition: str = "true") -> None:
-        within = _within(e, bounds)
+    def accept(first: str, size: str, condition: str = "true") -> None:
+        within = _within(e, first, size)
         no = e.label("no")
         e.branch(e.value(f"and i1 {within}, {condition}"), inside, no)
         e.place(no)
@@ -192,23 +232,23 @@ def define_judge(kernel: KernelCode) -> None:
         return e.value(f"or i1 {space_is(space)}, {generic}")
 
     base, size = kernel.arena or (0, 0)
-    accept(Bounds(str(_signed(base)), str(_signed(size))), space_is(Space.GLOBAL))
+    accept(str(_signed(base)), str(_signed(size)), space_is(Space.GLOBAL))
     data = e.value(f"ptrtoint ptr {header_field(e, 'data')} to i64")
-    accept(Bounds(data, str(kernel.module.data.size)), space_is(Space.GLOBAL))
+    accept(data, str(kernel.module.data.size), space_is(Space.GLOBAL))
     if kernel.heap is not None:
         heap, heap_size = kernel.heap
-        accept(Bounds(str(_signed(heap)), str(heap_size)), space_is(Space.GLOBAL))
-    accept(Bounds(*places.const_range()), space_is(Space.CONST))
+        accept(str(_signed(heap)), str(heap_size), space_is(Space.GLOBAL))
+    accept(*places.const_range(), space_is(Space.CONST))
     window = e.value(f"ptrtoint ptr {places.shared_base()} to i64")
-    accept(Bounds(window, places.shared_size()), e.value("icmp ne i32 %generic, 0"))
-    accept(Bounds("0", places.shared_size()), space_is(Space.SHARED))
+    accept(window, places.shared_size(), e.value("icmp ne i32 %generic, 0"))
+    accept("0", places.shared_size(), space_is(Space.SHARED))
     # A struct that is passed by value lies in its caller's local memory.
     mine = e.value(f"or i1 {or_generic(Space.LOCAL)}, {space_is(Space.PARAM)}")
-    accept(Bounds(*places.own_local_range()), mine)
-    accept(Bounds(*places.param_range()), or_generic(Space.PARAM))
+    accept(*places.own_local_range(), mine)
+    accept(*places.param_range(), or_generic(Space.PARAM))
     if kernel.frames:
         used = e.value(f"zext i32 {header_field(e, 'frames', constant=False)} to i64")
-        accept(Bounds(frames_base(kernel, e), used), mine)
+        accept(frames_base(kernel, e), used, mine)
     e.jump(outside)
     e.place(outside)
     # In spaces of their own addresses are numbers of this process: people are told the offset.
@@ -231,10 +271,10 @@ def define_judge(kernel: KernelCode) -> None:
     e.finish()
 
 
-def _within(e: Emitter, bounds: Bounds) -> str:
-    off = e.value(f"sub i64 %address, {bounds.first}")
-    fits = e.value(f"icmp ule i64 %span, {bounds.size}")
-    last = e.value(f"sub i64 {bounds.size}, %span")
+def _within(e: Emitter, first: str, size: str) -> str:
+    off = e.value(f"sub i64 %address, {first}")
+    fits = e.value(f"icmp ule i64 %span, {size}")
+    last = e.value(f"sub i64 {size}, %span")
     return e.value(f"and i1 {fits}, {e.value(f'icmp ule i64 {off}, {last}')}")
 
 

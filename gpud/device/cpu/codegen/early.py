@@ -36,7 +36,15 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.checks import Bounds, address_of, bounds_of, hull_misses, starts
+from gpud.device.cpu.codegen.checks import (
+    Bounds,
+    address_of,
+    bounds_of,
+    bounds_vary,
+    hull_misses,
+    starts,
+    tried,
+)
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.fences import Check, check_of
 from gpud.device.cpu.codegen.pseudo import is_fence
@@ -153,7 +161,7 @@ class EarlyChecks(Slices):
             if found.base.name in self.s.w.varying:
                 return None
         slopes: Slopes = (0, 0, 0) if last is None else self._slopes[id(last)] or (0, 0, 0)
-        if found.space == "local":
+        if bounds_vary(found):
             strides = self._strides(self.s.kernel.local_size)
             slopes = tuple(
                 _sub(e, slope, stride) for slope, stride in zip(slopes, strides, strict=True)
@@ -175,7 +183,7 @@ class EarlyChecks(Slices):
                 if found.align > 1:
                     low = e.value(f"and i64 {slope}, {found.align - 1}")
                     conditions.append(e.value(f"icmp ne i64 {low}, 0"))
-        bounds = bounds_of(self.code, found.space)
+        bounds = bounds_of(self.code, found)
         with self._address(ins, last, self._values) as (_, address):
             first = _plus(e, address, lowest)
             if found.low > 0 and lowest != 0 and self._is_narrow(found):
@@ -347,8 +355,11 @@ class EarlyChecks(Slices):
             for ins, steps, last in fences:
                 self.run(steps, values)
                 with self._address(ins, last, values) as (found, address):
-                    bounds = bounds_of(self.code, found.space)
-                    out = hull_misses(self.code, found, address, bounds)
+                    out = "true"
+                    for which in range(tried(found)):
+                        bounds = bounds_of(self.code, found, which)
+                        misses = hull_misses(self.code, found, address, bounds)
+                        out = misses if out == "true" else e.value(f"and i1 {out}, {misses}")
                 sofar = e.value(f"load i32, ptr {total}")
                 more = e.value(f"or i32 {sofar}, {e.value(f'zext i1 {out} to i32')}")
                 e.do(f"store i32 {more}, ptr {total}")

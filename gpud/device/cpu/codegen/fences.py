@@ -4,7 +4,8 @@
 *member*, ``span`` bytes at ``register + low``, lies in memory that a thread may access there, and
 begins at a multiple of ``align``; if not, the block ends here, and the first member that is illegal
 is reported, with its ``site`` and the task block ``claim``. The first operands are the *hull* of
-all members. A guard on a fence is the guard of its accesses.
+all members. A guard on a fence is the guard of its accesses. Behind the space stand the *homes* of
+fences of the program, see `gpud.device.cpu.codegen.homes`.
 
 Fences of global and generic accesses come from the program (`gpud.compiler.fences`); those of other
 spaces are the CPU device's own (`gpud.device.cpu.codegen.bounds`).
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from gpud.compiler import control_words as cw
 from gpud.compiler import fences
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.homes import allowed, homes_of, opcode
 from gpud.device.cpu.codegen.layout import Space
 
 __all__ = [
@@ -68,6 +70,7 @@ class Check(NamedTuple):
     align: int
     claim: ptx.Operand
     members: tuple[Member, ...]
+    homes: tuple[str, ...]
 
 
 def fence(
@@ -77,6 +80,7 @@ def fence(
     claim: ptx.Operand,
     guard: ptx.Guard | None = None,
     line: int = 0,
+    homes: Sequence[str] = (),
 ) -> ptx.Instruction:
     """The pseudo-instruction for accesses through one register."""
     low = min(member.low for member in members)
@@ -89,7 +93,7 @@ def fence(
     operands: list[ptx.Operand] = [ptx.Address(base, low), *map(_number, numbers), claim]
     for member in members:
         operands += map(_number, member)
-    return ptx.Instruction(ptx.opcode(f"gpud.fence.{space}"), tuple(operands), guard, line)
+    return ptx.Instruction(opcode(space, homes), tuple(operands), guard, line)
 
 
 def _number(value: int) -> ptx.Immediate:
@@ -98,14 +102,16 @@ def _number(value: int) -> ptx.Immediate:
 
 def check_of(ins: ptx.Instruction) -> Check:
     """The parts of a ``gpud.fence``."""
-    address, span, align, claim, *rest = ins.operands
+    address, long, even, claim, *rest = ins.operands
     assert isinstance(address, ptx.Address)
     numbers = [
-        operand.value for operand in (span, align, *rest) if isinstance(operand, ptx.Immediate)
+        operand.value for operand in (long, even, *rest) if isinstance(operand, ptx.Immediate)
     ]
     members = tuple(Member(*numbers[at : at + 4]) for at in range(2, len(numbers), 4))
     space = ins.opcode.modifiers[1]
-    return Check(space, address.base, address.offset, numbers[0], numbers[1], claim, members)
+    span, align = numbers[:2]
+    homes = homes_of(ins)
+    return Check(space, address.base, address.offset, span, align, claim, members, homes)
 
 
 def without_claim(ins: ptx.Instruction) -> ptx.Instruction:
@@ -117,4 +123,5 @@ def without_claim(ins: ptx.Instruction) -> ptx.Instruction:
 def from_program(found: fences.Fence, claim: ptx.Operand) -> ptx.Instruction:
     """The pseudo-instruction for a fence of the program."""
     members = [Member(m.low, m.span, m.align, m.site) for m in found.members]
-    return fence(found.space, found.register, members, claim, found.guard)
+    homes = allowed(found)
+    return fence(found.space, found.register, members, claim, found.guard, homes=homes)

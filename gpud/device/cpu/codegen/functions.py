@@ -111,7 +111,7 @@ class _Writer:
         code = ThreadCode(e, storage, places, kernel.program)
         code.uncertain = uncertain_registers(function.body or (), storage)
         code.arena = kernel.arena
-        code.heap = None if kernel.heap is None else kernel.heap[0]
+        code.heap = kernel.heap
         code.fail = self._fail
         self.code = code
         self._place_variables()

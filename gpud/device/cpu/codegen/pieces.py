@@ -123,7 +123,7 @@ class KernelCode:
         code = ThreadCode(e, self.storage, places, self.program, self.user_tags, self.ordered_tags)
         code.uncertain = self.uncertain
         code.arena = self.arena
-        code.heap = None if self.heap is None else self.heap[0]
+        code.heap = self.heap
         code.fail = fail
         return code
 

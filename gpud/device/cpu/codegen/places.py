@@ -221,14 +221,18 @@ class KernelPlaces:
         base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'locals')} to i64")
         return base, self.local_size
 
-    def own_local_range(self) -> tuple[str, str]:
-        """(i64 address, i64 bytes) of the thread's own local memory; of its frame in functions."""
-        if self.frame is not None:
-            return self.frame
+    def thread_local_range(self) -> tuple[str, str]:
+        """(i64 address, i64 bytes) of the thread's local memory of the kernel itself."""
         base, _ = self.local_range()
         index = self.e.value(f"zext i32 {self.thread} to i64")
         mine = self.e.value(f"mul i64 {index}, {self.own_local_size}")
         return self.e.value(f"add i64 {base}, {mine}"), str(self.own_local_size)
+
+    def own_local_range(self) -> tuple[str, str]:
+        """(i64 address, i64 bytes) of the thread's own local memory; of its frame in functions."""
+        if self.frame is not None:
+            return self.frame
+        return self.thread_local_range()
 
     def const_range(self) -> tuple[str, str]:
         """(i64 address, i64 bytes) of the module's constant memory."""

@@ -41,6 +41,7 @@ from gpud.compiler.analysis.effects import (
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.bounds import with_bounds
+from gpud.device.cpu.codegen.homes import with_homes
 from gpud.device.cpu.codegen.inline import Inliner, around
 from gpud.device.cpu.codegen.pseudo import ENDINGS, simplify
 from gpud.device.cpu.codegen.waiting import waiting_headers
@@ -93,6 +94,9 @@ def prepare(module: ptx.Module, entry: ptx.Function, *, fenced: bool = False) ->
     )
     prepared = split_webs(prepared)
     rest = {n: f for n, f in functions.items() if f.kind == "func" and n not in suspending}
+    if fenced:
+        prepared = with_homes(module, prepared)
+        rest = {name: with_homes(module, f) for name, f in rest.items()}
     return Prepared(prepared, rest, addressed)
 
 

@@ -1,0 +1,189 @@
+"""Which memory the address of a fence most likely means: what its quick test asks first.
+
+Problem: a legal address may lie in the arena, in the module's variables, in the program's heap, or,
+if it is generic, in the thread's own local or the block's shared memory. The quick test of a fence
+compares with one range; where that is the wrong one, every access takes the slow way.
+
+Approach: an address begins as something whose range is known: a parameter of the kernel (the
+arena), a symbol, a result of ``malloc``. Arithmetic keeps it there. So each register gets a *home*
+from all of its definitions; a fence whose register has one asks for that range alone, and for the
+memory that its program allows otherwise, first the likeliest.
+
+Terms: homes are ``arena``, ``data`` (the module's variables), ``heap``, ``shared``, ``local`` (of
+the function at hand), ``thread`` (local memory of the kernel itself) and ``param``. They stand
+behind the space in a fence's opcode, each with ``in_`` before it.
+
+Properties:
+* every home of a fence is a range in which its accesses are legal, so no wrong guess lets anything
+  through: what none of them holds is judged exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpud.compiler import fences
+from gpud.compiler.analysis.effects import callee, is_call, state_space, written
+from gpud.compiler.names import HEAP
+from gpud.compiler.ptx import model as ptx
+
+__all__ = ["MOST_HOMES", "allowed", "homes_of", "with_homes"]
+
+MOST_HOMES = 3
+"""So many ranges are tested where a fence stands; the rest is judged."""
+
+_MARK = "in_"
+_NONE, _UNKNOWN = "", "?"
+_WINDOWS = {"local": "thread", "shared": "shared", "shared::cluster": "shared", "param": "param"}
+_OF_SPACE = {"global": "data", "const": "data", "shared": "shared", "local": "local",
+             "param": "param"}  # fmt: skip
+_WEAK = ("", "arena")
+"""A number that a kernel is given looks like an address; the sum of both has the other's home."""
+
+
+def allowed(fence: fences.Fence) -> tuple[str, ...]:
+    """The homes that the accesses of a program's fence may have, the likeliest first."""
+    names = {variable.name for variable in fence.variables}
+    found = ["arena"]
+    if HEAP in names:
+        found.append("heap")
+    windows = [_WINDOWS[window] for window in fence.windows]
+    if "thread" in windows:
+        found.append("thread")
+    if names - {HEAP}:
+        found.append("data")
+    return (*found, *(home for home in windows if home != "thread"))
+
+
+def homes_of(ins: ptx.Instruction) -> tuple[str, ...]:
+    """The homes that stand in a fence's opcode."""
+    return tuple(
+        modifier.removeprefix(_MARK)
+        for modifier in ins.opcode.modifiers
+        if modifier.startswith(_MARK)
+    )
+
+
+def opcode(space: str, homes: Iterable[str]) -> ptx.Opcode:
+    """The opcode of a fence of accesses to ``space``."""
+    return ptx.opcode(".".join((f"gpud.fence.{space}", *(_MARK + home for home in homes))))
+
+
+def with_homes(module: ptx.Module, function: ptx.Function) -> ptx.Function:
+    """``function``, whose body is flat, with the homes of its fences that are known.
+
+    ``module`` is the program that it is of.
+    """
+    body = function.body or []
+    if not any(_is_open(statement) for statement in body):
+        return function
+    homes = _Homes(module, function)
+    changed = [homes.settled(s) if _is_open(s) else s for s in body]  # type: ignore[arg-type]
+    return ptx.Function(
+        function.kind,
+        function.name,
+        function.parameters,
+        function.returns,
+        function.attributes,
+        changed,
+        function.linkage,
+        function.line,
+    )
+
+
+def _is_open(statement: ptx.Statement) -> bool:
+    """Whether this is a fence of global or generic accesses."""
+    if not isinstance(statement, ptx.Instruction) or statement.opcode.base != "gpud":
+        return False
+    return bool(homes_of(statement))
+
+
+class _Homes:
+    """The homes of a function's registers: the least fixed point over their definitions."""
+
+    def __init__(self, module: ptx.Module, function: ptx.Function) -> None:
+        self._is_entry = function.kind == "entry"
+        self._symbols: dict[str, str] = {}
+        variables = [item for item in module.items if isinstance(item, ptx.Variable)]
+        variables += [s for s in function.body or () if isinstance(s, ptx.Variable)]
+        for variable in variables:
+            self._symbols[variable.name] = _OF_SPACE.get(variable.space, _UNKNOWN)
+            if variable.space == "param":
+                self._symbols[variable.name] = "local"  # a struct that a call passes
+        for parameter in (*function.parameters, *function.returns):
+            self._symbols[parameter.name] = "param" if self._is_entry else _UNKNOWN
+        made: dict[str, list[ptx.Instruction]] = {}
+        for statement in function.body or ():
+            if isinstance(statement, ptx.Instruction):
+                for register in written(statement):
+                    made.setdefault(register.name, []).append(statement)
+        self._homes: dict[str, str] = {}
+        changed = True
+        while changed:
+            changed = False
+            for name, definitions in made.items():
+                home = _joined(self._made_by(ins) for ins in definitions)
+                if home != self._homes.get(name, _NONE):
+                    self._homes[name] = home
+                    changed = True
+
+    def settled(self, ins: ptx.Instruction) -> ptx.Instruction:
+        """A fence with the home of its register alone, if that is known and may be."""
+        address, may = ins.operands[0], homes_of(ins)
+        assert isinstance(address, ptx.Address)
+        home = _UNKNOWN if address.base is None else self._of(address.base)
+        space = ins.opcode.modifiers[1]
+        if home == "local" and not self._is_entry and "thread" in may:
+            may = (*may, "local")
+        if home == "local" and self._is_entry:
+            home = "thread"
+        if home in may or (home == "data" and space in ("global", "generic")):
+            return ptx.Instruction(opcode(space, (home,)), ins.operands, ins.guard, ins.line)
+        return ins
+
+    def _of(self, operand: ptx.Operand) -> str:
+        match operand:
+            case ptx.Register(name):
+                return self._homes.get(name, _NONE)
+            case ptx.Symbol(name) | ptx.Conjunction(ptx.Symbol(name)):
+                return self._symbols.get(name, _UNKNOWN)
+        return _NONE
+
+    def _made_by(self, ins: ptx.Instruction) -> str:
+        """The home of what ``ins`` computes; `_NONE` for numbers."""
+        base, modifiers, operands = ins.opcode.base, ins.opcode.modifiers, ins.operands
+        if is_call(ins):
+            target = callee(ins)
+            return "heap" if target == ptx.Symbol("malloc") else _UNKNOWN
+        if base == "ld":
+            if modifiers[-1] not in ("u64", "s64", "b64"):
+                return _NONE
+            return "arena" if state_space(ins.opcode) == "param" and self._is_entry else _UNKNOWN
+        if base == "cvta" and modifiers[0] not in ("to", "global"):
+            return _OF_SPACE.get(modifiers[0].partition("::")[0], _UNKNOWN)
+        if base == "mov" and isinstance(operands[1], ptx.Vector):
+            return _UNKNOWN
+        if base in ("mov", "cvta") or (base == "gpud" and modifiers[0] == "move"):
+            return self._of(operands[1])
+        if base in ("add", "or"):
+            return _stronger(self._of(operands[1]), self._of(operands[2]))
+        if base in ("sub", "and"):
+            return self._of(operands[1])
+        if base == "mad":
+            return self._of(operands[3])
+        if base == "selp":
+            return _joined(self._of(operand) for operand in operands[1:3])
+        return _NONE
+
+
+def _stronger(first: str, second: str) -> str:
+    """The home of a sum: one side is an address, the other an offset."""
+    if first in _WEAK or second in _WEAK:
+        return max(first, second, key=lambda home: (home not in _WEAK, home != _NONE))
+    return first if first == second else _UNKNOWN
+
+
+def _joined(homes: Iterable[str]) -> str:
+    """The home of what may be any of several; null pointers have none."""
+    found = {home for home in homes if home != _NONE}
+    return found.pop() if len(found) == 1 else _UNKNOWN if found else _NONE
