@@ -6,7 +6,7 @@ calls, pseudo-instructions) itself and hands the rest to `gpud.device.cpu.lower`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.effects import callee
@@ -15,6 +15,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.checks import check, end_if_failed, poll
 from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.inline import call_parts
 from gpud.device.cpu.codegen.nans import computes_with_floats
 from gpud.device.cpu.codegen.places import KernelPlaces, header_field
 from gpud.device.cpu.codegen.storage import pointer_base
@@ -22,7 +23,7 @@ from gpud.device.cpu.codegen.thread import LLVM_TYPE, Thread
 from gpud.device.cpu.lower import lower
 from gpud.errors import KernelRejected
 
-__all__ = ["Program", "ThreadCode"]
+__all__ = ["Program", "ThreadCode", "possible_callees"]
 
 
 @dataclass(slots=True)
@@ -199,25 +200,14 @@ class ThreadCode(Thread):
     # -- calls
 
     def _call(self, ins: ptx.Instruction) -> None:
-        operands = list(ins.operands)
-        results: tuple[ptx.Operand, ...] = ()
-        if isinstance(operands[0], ptx.Tuple):
-            results = operands.pop(0).items  # type: ignore[union-attr]
-        arguments: tuple[ptx.Operand, ...] = ()
-        if len(operands) > 1 and isinstance(operands[1], ptx.Tuple):
-            arguments = operands[1].items
+        results, arguments = call_parts(ins)
         target = callee(ins)
         if isinstance(target, ptx.Symbol):
             self._call_by_name(ins, target.name, results, arguments)
             return
         pointer = self.read(target, "u64")
         done = self.e.label("called")
-        for name in self.program.addressed:
-            function = self.program.functions.get(name)
-            if function is None or len(function.parameters) != len(arguments):
-                continue
-            if len(function.returns) != len(results):
-                continue
+        for name in possible_callees(ins, self.program.functions, self.program.addressed):
             number = self.program.pointers[name]
             found, after = self.e.label("is"), self.e.label("not")
             self.e.branch(self.e.value(f"icmp eq i64 {pointer}, {number}"), found, after)
@@ -308,6 +298,20 @@ class ThreadCode(Thread):
         else:
             e.module.declare("heap_give", "declare void @gpud_heap_give(i64, i64)")
             e.do(f"call void @gpud_heap_give(i64 {heap}, i64 {value})")
+
+
+def possible_callees(
+    ins: ptx.Instruction, functions: Mapping[str, ptx.Function], addressed: Iterable[str]
+) -> list[str]:
+    """Those of the functions that pointers can mean that an indirect call can be of."""
+    results, arguments = call_parts(ins)
+    return [
+        name
+        for name in addressed
+        if name in functions
+        and len(functions[name].parameters) == len(arguments)
+        and len(functions[name].returns) == len(results)
+    ]
 
 
 def _nowhere_to_go() -> None:

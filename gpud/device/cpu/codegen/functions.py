@@ -3,20 +3,22 @@
 ``@"f.name"(ptr %b, i32 %thread, arguments...)``: scalars by value, arrays (structs by value) as
 ``ptr`` to the caller's copy, array results as ``ptr`` to where they go.
 
-Local variables are on the stack of the OS thread, but not where accesses are checked: there each
-call takes a frame behind the local memory of the block's threads, so that no address of a program's
+Local variables are on the stack of the OS thread, but not where accesses are checked: there a call
+takes a frame behind the local memory of the block's threads, so that no address of a program's
 means anything on a stack. One such area is enough for a block, since nobody waits in a function.
+Functions that have no local variables take a frame only if they may call themselves, directly or
+not: frames are what ends recursion before the OS thread's stack does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping, Sequence
 
 from gpud.compiler.analysis.cfg import Block, ControlFlow
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.body import ThreadCode
+from gpud.device.cpu.codegen.body import ThreadCode, possible_callees
 from gpud.device.cpu.codegen.checks import frames_base
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.faults import report_fields
@@ -29,7 +31,7 @@ from gpud.device.cpu.codegen.pseudo import is_check
 from gpud.device.cpu.codegen.storage import register_storage
 from gpud.device.cpu.codegen.thread import LLVM_TYPE, width, zero
 
-__all__ = ["FRAMES_BYTES", "define_function", "failing"]
+__all__ = ["FRAMES_BYTES", "define_function", "failing", "framed"]
 
 
 def define_function(kernel: KernelCode, function: ptx.Function) -> None:
@@ -46,39 +48,73 @@ _REGISTERS_PART = 8
 the OS thread's stack during a call: calls end before they take 8 * `FRAMES_BYTES` of it."""
 
 
-def failing(functions: Iterable[ptx.Function], *, framed: bool) -> frozenset[str]:
-    """Those of ``functions``, all that a kernel can call, in which a thread may end its block.
+def framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> frozenset[str]:
+    """Those of the functions that a kernel can call that take a frame if accesses are checked.
 
-    ``framed``: they have frames, and so may find no room for one.
+    No path of calls passes any other twice. ``addressed``: those that pointers can mean.
     """
-    if framed:
-        return frozenset(function.name for function in functions)
-    calls: dict[str, set[str] | None] = {}
-    found: set[str] = set()
-    for function in functions:
-        called: set[str] | None = set()
-        for ins in function.body or ():
-            if not isinstance(ins, ptx.Instruction):
-                continue
-            if is_check(ins):
-                found.add(function.name)
-            elif is_call(ins):
-                target = callee(ins)
-                if isinstance(target, ptx.Symbol) and called is not None:
-                    called.add(target.name)
-                elif not isinstance(target, ptx.Symbol):
-                    called = None  # any of them
-        calls[function.name] = called
+    total = sum(_registers_bytes(register_storage(f.body or ())) for f in functions.values())
+    if total > _REGISTERS_PART * FRAMES_BYTES:
+        return frozenset(functions)
+    calls = _calls(functions, addressed)
+    found = {
+        name
+        for name, function in functions.items()
+        if any(
+            isinstance(s, ptx.Variable) and s.space in ("local", "param")
+            for s in function.body or ()
+        )
+    }
+    for name in calls:
+        reached: set[str] = set()
+        work = [name]
+        while work:
+            more = calls[work.pop()] - reached
+            reached |= more
+            work += more
+        if name in reached:
+            found.add(name)
+    return frozenset(found)
+
+
+def failing(
+    functions: Mapping[str, ptx.Function], addressed: Sequence[str], framed: Collection[str]
+) -> frozenset[str]:
+    """Those of the functions that a kernel can call in which a thread may end its block.
+
+    ``framed`` have frames, and so may find no room for one.
+    """
+    calls = _calls(functions, addressed)
+    found = set(framed)
+    for name, function in functions.items():
+        if any(isinstance(s, ptx.Instruction) and is_check(s) for s in function.body or ()):
+            found.add(name)
     changed = True
     while changed:
-        more = {
-            name
-            for name, called in calls.items()
-            if name not in found and found and (called is None or called & found)
-        }
+        more = {name for name, called in calls.items() if name not in found and called & found}
         found |= more
         changed = bool(more)
     return frozenset(found)
+
+
+def _calls(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, set[str]]:
+    """Which of ``functions`` each may call."""
+    calls: dict[str, set[str]] = {}
+    for caller, function in functions.items():
+        called = calls[caller] = set()
+        for ins in function.body or ():
+            if isinstance(ins, ptx.Instruction) and is_call(ins):
+                target = callee(ins)
+                if isinstance(target, ptx.Symbol):
+                    called |= {target.name} & functions.keys()
+                else:
+                    called.update(possible_callees(ins, functions, addressed))
+    return calls
+
+
+def _registers_bytes(storage: Mapping[str, str]) -> int:
+    """Room that a function's registers may take on the OS thread's stack."""
+    return sum(max(8, width(type_) // 8) for type_ in storage.values())
 
 
 class _Writer:
@@ -134,13 +170,13 @@ class _Writer:
         frame = DataLayout()
         for statement in function.body or ():
             if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
-                if self.kernel.frames:
+                if function.name in self.kernel.framed:
                     frame.add(statement)
                     continue
                 size, alignment = size_and_align(statement)
                 slot = e.alloca(f"[{max(size, 1)} x i8], align {max(alignment, 8)}", "local")
                 pointers[statement.name] = slot
-        if self.kernel.frames:
+        if function.name in self.kernel.framed:
             pointers.update(self._take_frame(frame))
         for index, parameter in enumerate(function.parameters):
             if parameter.dims:
@@ -154,7 +190,7 @@ class _Writer:
     def _take_frame(self, frame: DataLayout) -> dict[str, str]:
         """Reserve room for the local variables; pointers to them."""
         e, kernel = self.e, self.kernel
-        registers = sum(max(8, width(type_) // 8) for type_ in self.code.storage.values())
+        registers = _registers_bytes(self.code.storage)
         least = max(_FRAME_ALIGNMENT, registers // _REGISTERS_PART)
         size = align_up(max(frame.size, least), _FRAME_ALIGNMENT)
         self._before = header_field(e, "frames", constant=False)

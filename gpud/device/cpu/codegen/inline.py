@@ -15,7 +15,7 @@ from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.substitute import rename
 from gpud.errors import KernelRejected
 
-__all__ = ["KNOWN_EXTERNALS", "Inliner", "around"]
+__all__ = ["KNOWN_EXTERNALS", "Inliner", "around", "call_parts"]
 
 KNOWN_EXTERNALS = frozenset(("vprintf", "malloc", "free", "__assertfail"))
 """Device functions that the CPU device provides."""
@@ -93,7 +93,7 @@ class Inliner:
         done = f"$called.{number}"
         matches = ptx.Register(f"%callee.{number}")
         body: list[ptx.Statement] = [ptx.RegisterDeclaration("pred", matches.name)]
-        results, arguments = _call_parts(ins)
+        results, arguments = call_parts(ins)
         for name in self.addressed:
             function = self.functions[name]
             if len(function.parameters) != len(arguments):
@@ -124,7 +124,7 @@ class Inliner:
         number = self._number()
         done = f"$return.{number}"
         expanded = self.expand(function, path)
-        results, arguments = _call_parts(ins)
+        results, arguments = call_parts(ins)
         names: dict[str, str] = {}
         for statement in expanded:
             if isinstance(statement, ptx.RegisterDeclaration):
@@ -181,7 +181,7 @@ class Inliner:
         moves.append(ptx.Instruction(opcode, pair, None, ins.line))
 
 
-def _call_parts(
+def call_parts(
     ins: ptx.Instruction,
 ) -> tuple[tuple[ptx.Operand, ...], tuple[ptx.Operand, ...]]:
     """(results, arguments) of a call."""

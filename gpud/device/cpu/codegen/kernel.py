@@ -23,7 +23,7 @@ from gpud.device.cpu.codegen.flushing import (
     define_with_flushing,
     wants_flushing,
 )
-from gpud.device.cpu.codegen.functions import FRAMES_BYTES, define_function, failing
+from gpud.device.cpu.codegen.functions import FRAMES_BYTES, define_function, failing, framed
 from gpud.device.cpu.codegen.induction import split_inductions
 from gpud.device.cpu.codegen.layout import (
     BLOCK_ARGUMENT,
@@ -127,6 +127,8 @@ def generate_kernel(
     regions.recomputable = Recomputable(regions.flow, convergence.varying, convergence.inner)
     starts, parameter_bytes = offsets(prepared.entry.parameters)
     names = [parameter.name for parameter in prepared.entry.parameters]
+    called = {function.name: function for function in functions}
+    in_frames = framed(called, prepared.addressed) if arena is not None else frozenset()
     ir = IRModule()
     ir.flushes = wants_flushing([body, *(f.body or [] for f in functions)])
     kernel = KernelCode(
@@ -139,7 +141,7 @@ def generate_kernel(
             prepared.functions,
             prepared.addressed,
             data.functions,
-            failing(functions, framed=arena is not None),
+            failing(called, prepared.addressed, in_frames),
         ),
         (dict(zip(names, starts, strict=True)), parameter_bytes),
         locals_.offsets,
@@ -150,7 +152,8 @@ def generate_kernel(
         # What gpud adds comes last, and is none of the program's business.
         hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
         kernel.parameter_window = min(hidden, default=parameter_bytes)
-    if arena is not None and functions:
+    kernel.framed = in_frames
+    if in_frames:
         kernel.frames = FRAMES_BYTES
     plan = StagePlan(convergence)
     kernel.pieces = tuple(sorted({*kernel.regions.cuts, *plan.parting}))
