@@ -266,7 +266,7 @@ class ThreadCode(Thread):
     ) -> None:
         e = self.e
         if name in ("malloc", "free") and self.heap is not None:
-            self._use_heap(name, self.heap[0], results, arguments)
+            self._use_heap(name, sum(self.heap), results, arguments)
         elif name == "malloc":
             e.module.declare("malloc", "declare ptr @malloc(i64)")
             pointer = e.value(f"call ptr @malloc(i64 {self.read(arguments[0], 'u64')})")
@@ -284,20 +284,20 @@ class ThreadCode(Thread):
     def _use_heap(
         self,
         name: str,
-        heap: int,
+        records: int,
         results: tuple[ptx.Operand, ...],
         arguments: tuple[ptx.Operand, ...],
     ) -> None:
-        """``malloc`` or ``free`` of `gpud.device.cpu.heap`."""
+        """``malloc`` or ``free`` of `gpud.device.cpu.heap`, whose records are at ``records``."""
         e = self.e
         value = self.read(arguments[0], "u64")
         if name == "malloc":
             e.module.declare("heap_take", "declare i64 @gpud_heap_take(i64, i64)")
-            taken = e.value(f"call i64 @gpud_heap_take(i64 {heap}, i64 {value})")
+            taken = e.value(f"call i64 @gpud_heap_take(i64 {records}, i64 {value})")
             self.write(results[0], "u64", taken)
         else:
             e.module.declare("heap_give", "declare void @gpud_heap_give(i64, i64)")
-            e.do(f"call void @gpud_heap_give(i64 {heap}, i64 {value})")
+            e.do(f"call void @gpud_heap_give(i64 {records}, i64 {value})")
 
 
 def possible_callees(
