@@ -6,7 +6,7 @@ calls, pseudo-instructions) itself and hands the rest to `gpud.device.cpu.lower`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.effects import callee
@@ -15,7 +15,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.checks import check, end_if_failed, poll
 from gpud.device.cpu.codegen.emitter import Emitter
-from gpud.device.cpu.codegen.inline import call_parts
+from gpud.device.cpu.codegen.inline import call_parts, possible_callees
 from gpud.device.cpu.codegen.nans import computes_with_floats
 from gpud.device.cpu.codegen.places import KernelPlaces, header_field
 from gpud.device.cpu.codegen.storage import pointer_base
@@ -23,7 +23,7 @@ from gpud.device.cpu.codegen.thread import LLVM_TYPE, Thread
 from gpud.device.cpu.lower import lower
 from gpud.errors import KernelRejected
 
-__all__ = ["Program", "ThreadCode", "possible_callees"]
+__all__ = ["Program", "ThreadCode"]
 
 
 @dataclass(slots=True)
@@ -298,20 +298,6 @@ class ThreadCode(Thread):
         else:
             e.module.declare("heap_give", "declare void @gpud_heap_give(i64, i64)")
             e.do(f"call void @gpud_heap_give(i64 {records}, i64 {value})")
-
-
-def possible_callees(
-    ins: ptx.Instruction, functions: Mapping[str, ptx.Function], addressed: Iterable[str]
-) -> list[str]:
-    """Those of the functions that pointers can mean that an indirect call can be of."""
-    results, arguments = call_parts(ins)
-    return [
-        name
-        for name in addressed
-        if name in functions
-        and len(functions[name].parameters) == len(arguments)
-        and len(functions[name].returns) == len(results)
-    ]
 
 
 def _nowhere_to_go() -> None:

@@ -244,6 +244,9 @@ class _Inside:
                 return {(name, offset)}
             case "mov", (ptx.Register() as source,):
                 return self._places(source, depth - 1)
+            case "selp", (ptx.Register() as one, ptx.Register() as other, _):
+                places = [self._places(source, depth - 1) for source in (one, other)]
+                return places[0] | places[1] if all(places) else set()
             case "add", (ptx.Register() as source, ptx.Immediate(value=value)):
                 return {(name, at + value) for name, at in self._places(source, depth - 1)}
         return set()

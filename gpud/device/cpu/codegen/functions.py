@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from gpud.compiler.analysis.cfg import Block, ControlFlow
-from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.effects import is_call
 from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.body import ThreadCode, possible_callees
+from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.checks import frames_base
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.faults import report_fields
 from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES
+from gpud.device.cpu.codegen.inline import possible_callees
 from gpud.device.cpu.codegen.layout import HEADER, DataLayout, Failure, Space, align_up
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.pieces import KernelCode
@@ -104,11 +105,7 @@ def _calls(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> d
         called = calls[caller] = set()
         for ins in function.body or ():
             if isinstance(ins, ptx.Instruction) and is_call(ins):
-                target = callee(ins)
-                if isinstance(target, ptx.Symbol):
-                    called |= {target.name} & functions.keys()
-                else:
-                    called.update(possible_callees(ins, functions, addressed))
+                called.update(possible_callees(ins, functions, addressed))
     return calls
 
 

@@ -6,8 +6,8 @@ compares with one range; where that is the wrong one, every access takes the slo
 
 Approach: an address begins as something whose range is known: a parameter of the kernel (the
 arena), a symbol, a result of ``malloc``. Arithmetic keeps it there. So each register gets a *home*
-from all of its definitions; a fence whose register has one asks for that range alone, and for the
-memory that its program allows otherwise, first the likeliest.
+from all of its definitions, a parameter of a function from all calls of it. A fence whose register
+has one asks for that range alone; others for what their program allows, first the likeliest.
 
 Terms: homes are ``arena``, ``data`` (the module's variables), ``heap``, ``shared``, ``local`` (of
 the function at hand), ``thread`` (local memory of the kernel itself) and ``param``. They stand
@@ -20,12 +20,13 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpud.compiler import fences
 from gpud.compiler.analysis.effects import callee, is_call, state_space, written
 from gpud.compiler.names import HEAP
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.inline import call_parts, possible_callees
 
 __all__ = ["MOST_HOMES", "allowed", "homes_of", "with_homes"]
 
@@ -69,16 +70,33 @@ def opcode(space: str, homes: Iterable[str]) -> ptx.Opcode:
     return ptx.opcode(".".join((f"gpud.fence.{space}", *(_MARK + home for home in homes))))
 
 
-def with_homes(module: ptx.Module, function: ptx.Function) -> ptx.Function:
-    """``function``, whose body is flat, with the homes of its fences that are known.
+def with_homes(
+    module: ptx.Module, functions: Sequence[ptx.Function], addressed: Sequence[str]
+) -> list[ptx.Function]:
+    """``functions``, whose bodies are flat, with the homes of their fences that are known.
 
-    ``module`` is the program that it is of.
+    Args:
+        module: the program.
+        functions: a kernel and all functions that it may call.
+        addressed: those that pointers can mean.
     """
-    body = function.body or []
-    if not any(_is_open(statement) for statement in body):
-        return function
-    homes = _Homes(module, function)
-    changed = [homes.settled(s) if _is_open(s) else s for s in body]  # type: ignore[arg-type]
+    if not any(_is_open(s) for function in functions for s in function.body or ()):
+        return list(functions)
+    named = {function.name: function for function in functions}
+    found = {name: _Homes(module, function) for name, function in named.items()}
+    work = dict.fromkeys(named)
+    while work:
+        name = next(iter(work))
+        del work[name]
+        found[name].solve()
+        for target, given in found[name].calls(named, addressed):
+            if found[target].join_parameters(given):
+                work[target] = None
+    return [_settled(function, found[function.name]) for function in functions]
+
+
+def _settled(function: ptx.Function, homes: _Homes) -> ptx.Function:
+    changed = [homes.settled(s) if _is_open(s) else s for s in function.body or []]  # type: ignore[arg-type]
     return ptx.Function(
         function.kind,
         function.name,
@@ -112,20 +130,51 @@ class _Homes:
                 self._symbols[variable.name] = "local"  # a struct that a call passes
         for parameter in (*function.parameters, *function.returns):
             self._symbols[parameter.name] = "param" if self._is_entry else _UNKNOWN
-        made: dict[str, list[ptx.Instruction]] = {}
+        self._made: dict[str, list[ptx.Instruction]] = {}
+        self._calls: list[ptx.Instruction] = []
         for statement in function.body or ():
             if isinstance(statement, ptx.Instruction):
                 for register in written(statement):
-                    made.setdefault(register.name, []).append(statement)
+                    self._made.setdefault(register.name, []).append(statement)
+                if is_call(statement):
+                    self._calls.append(statement)
         self._homes: dict[str, str] = {}
+        self._parameters = [
+            f"%P.{one.name}" if one.space == "param" else one.name for one in function.parameters
+        ]
+
+    def solve(self) -> None:
+        """Find the homes of all registers, given those of the parameters."""
         changed = True
         while changed:
             changed = False
-            for name, definitions in made.items():
+            for name, definitions in self._made.items():
                 home = _joined(self._made_by(ins) for ins in definitions)
+                if name in self._parameters:
+                    home = _joined((home, self._homes.get(name, _NONE)))
                 if home != self._homes.get(name, _NONE):
                     self._homes[name] = home
                     changed = True
+
+    def join_parameters(self, given: Sequence[str]) -> bool:
+        """Whether a call with arguments that have these homes tells anything new."""
+        changed = False
+        for name, home in zip(self._parameters, given, strict=False):
+            joined = _joined((home, self._homes.get(name, _NONE)))
+            changed = changed or joined != self._homes.get(name, _NONE)
+            self._homes[name] = joined
+        return changed
+
+    def calls(
+        self, functions: Mapping[str, ptx.Function], addressed: Sequence[str]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """(function, homes of the arguments) of every call of one of ``functions``."""
+        # The caller's own local memory is neither the kernel's nor the frame of who is called.
+        own = "thread" if self._is_entry else _UNKNOWN
+        for ins in self._calls:
+            homes = [self._of(operand) for operand in call_parts(ins)[1]]
+            for name in possible_callees(ins, functions, addressed):
+                yield name, [own if home == "local" else home for home in homes]
 
     def settled(self, ins: ptx.Instruction) -> ptx.Instruction:
         """A fence with the home of its register alone, if that is known and may be."""

@@ -9,13 +9,15 @@ Properties:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.substitute import rename
 from gpud.errors import KernelRejected
 
-__all__ = ["KNOWN_EXTERNALS", "Inliner", "around", "call_parts"]
+__all__ = ["KNOWN_EXTERNALS", "Inliner", "around", "call_parts", "possible_callees"]
 
 KNOWN_EXTERNALS = frozenset(("vprintf", "malloc", "free", "__assertfail"))
 """Device functions that the CPU device provides."""
@@ -193,6 +195,23 @@ def call_parts(
         operands[1].items if len(operands) > 1 and isinstance(operands[1], ptx.Tuple) else ()
     )
     return results, arguments
+
+
+def possible_callees(
+    ins: ptx.Instruction, functions: Mapping[str, ptx.Function], addressed: Iterable[str]
+) -> list[str]:
+    """Those of ``functions`` that a call can be of; pointers can mean those in ``addressed``."""
+    target = callee(ins)
+    if isinstance(target, ptx.Symbol):
+        return [target.name] if target.name in functions else []
+    results, arguments = call_parts(ins)
+    return [
+        name
+        for name in addressed
+        if name in functions
+        and len(functions[name].parameters) == len(arguments)
+        and len(functions[name].returns) == len(results)
+    ]
 
 
 def branch(label: str, guard: ptx.Guard | None = None, line: int = 0) -> ptx.Instruction:

@@ -95,8 +95,8 @@ def prepare(module: ptx.Module, entry: ptx.Function, *, fenced: bool = False) ->
     prepared = split_webs(prepared)
     rest = {n: f for n, f in functions.items() if f.kind == "func" and n not in suspending}
     if fenced:
-        prepared = with_homes(module, prepared)
-        rest = {name: with_homes(module, f) for name, f in rest.items()}
+        prepared, *others = with_homes(module, [prepared, *rest.values()], addressed)
+        rest = {function.name: function for function in others}
     return Prepared(prepared, rest, addressed)
 
 
