@@ -88,8 +88,9 @@ class Answers:
         """Send what ``steps`` return as `gpud.wire.messages.Answer`."""
 
         def send(value: Any) -> None:
-            answer = wm.Answer(request)
-            session.stream.send(wm.CLIENT_PROTOCOL.encode_with(answer, _packed(value)))
+            # Some MiB, perhaps: not copied into one piece.
+            for piece in wm.CLIENT_PROTOCOL.encode_with(wm.Answer(request), _packed(value)):
+                session.stream.send(piece)
 
         self.make(session, request, steps, send)
 

@@ -42,6 +42,7 @@ MESSAGES_PER_TURN = 64
 """Messages of one peer that are handled before the others get their turn; some 2 ms of work."""
 
 _READ_BYTES = 1 << 18
+_JOINED_BYTES = 1 << 18  # of small frames for one system call; a socket takes about as much
 _TURN_S = 0.005  # a turn begins no further message after that
 _NOTED_BYTES = 1 << 18
 _FINISH_S = 2.0  # how long a peer may take to read the last words that it is sent
@@ -190,17 +191,18 @@ class Stream:
         self._after_write()
 
     def _write_frames(self) -> bool:
-        """Move queued frames to ``_rest``, up to the next that carries a descriptor."""
-        if not self._descriptors:
-            frames, self._frames = self._frames, []
-            self._rest = memoryview(frames[0] if len(frames) == 1 else b"".join(frames))
+        """Move some queued frames to ``_rest``, up to the next that carries a descriptor."""
+        plain = self._descriptors[0][0] if self._descriptors else len(self._frames)
+        if plain:
+            count = size = 0
+            while count < plain and size < _JOINED_BYTES:
+                size += len(self._frames[count])
+                count += 1
+            frames, self._frames = self._frames[:count], self._frames[count:]
+            self._descriptors = [(at - count, fd) for at, fd in self._descriptors]
+            self._rest = memoryview(frames[0] if count == 1 else b"".join(frames))
             return True
-        index, descriptor = self._descriptors[0]
-        if index:
-            plain, self._frames = self._frames[:index], self._frames[index:]
-            self._descriptors = [(at - index, fd) for at, fd in self._descriptors]
-            self._rest = memoryview(b"".join(plain))
-            return True
+        _, descriptor = self._descriptors[0]
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
         sent = self.sock.sendmsg(
             [self._frames[0]], rights

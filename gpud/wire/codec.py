@@ -21,7 +21,7 @@ from typing import Final
 
 from gpud.errors import FrameError
 
-__all__ = ["HEADER_BYTES", "MAX_FRAME_BYTES", "FrameDecoder", "FrameError", "frame"]
+__all__ = ["HEADER_BYTES", "MAX_FRAME_BYTES", "FrameDecoder", "FrameError", "frame", "header"]
 
 HEADER_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
@@ -111,6 +111,15 @@ def frame(body: bytes) -> bytes:
     Raises:
         FrameError: the body is empty, or its length does not fit 4 bytes.
     """
-    if not 0 < len(body) < 1 << 32:
-        raise FrameError(f"a frame has 1 to 2^32 - 1 bytes, not {len(body)}")
-    return len(body).to_bytes(HEADER_BYTES, "little") + body
+    return header(len(body)) + body
+
+
+def header(size: int) -> bytes:
+    """Returns what stands in front of a body of ``size`` bytes.
+
+    Raises:
+        FrameError: there is no such frame.
+    """
+    if not 0 < size < 1 << 32:
+        raise FrameError(f"a frame has 1 to 2^32 - 1 bytes, not {size}")
+    return size.to_bytes(HEADER_BYTES, "little")

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 import msgpack
 
 from gpud.errors import FrameError, ProtocolError
-from gpud.wire.codec import frame
+from gpud.wire.codec import frame, header
 from gpud.wire.kinds import shown
 from gpud.wire.shape import SPARE_ITEMS, Field, Sender, Shape
 
@@ -117,13 +117,21 @@ class Table:
         except (TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
 
-    def encode_with(self, message: Any, parts: Iterable[bytes]) -> bytes:
-        """`encode` of a message whose last field, None in it, is packed already: in ``parts``."""
+    def encode_with(self, message: Any, parts: Sequence[bytes]) -> list[bytes]:
+        """`encode` of a message whose last field, None in it, is packed already.
+
+        Args:
+            message: to encode.
+            parts: the bytes of its last field, in pieces.
+
+        Returns:
+            The frame in pieces, of which ``parts`` are the last.
+        """
         *fields, last = message
         assert last is None
         nil = msgpack.packb(None)
         head = bytes(msgpack.packb((self.codes[type(message)], *fields, None))).removesuffix(nil)
-        return frame(b"".join((head, *parts)))
+        return [header(len(head) + sum(map(len, parts))) + head, *parts]
 
     def check(self, message: _T) -> _T:
         """Returns ``message`` as its receiver will have it.

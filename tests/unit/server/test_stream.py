@@ -241,3 +241,25 @@ async def test_that_a_paused_peer_has_gone_can_be_seen(make: Callable[..., Peer]
     assert peer.stream.hung_up()
     peer.stream.abort()
     assert peer.stream.hung_up()
+
+
+async def test_many_small_frames_with_descriptors_between_arrive_in_order(
+    make: Callable[..., Peer],
+) -> None:
+    """More than goes into one write, and more than the socket takes at once."""
+    peer = make()
+    sent = [frame(b"%d" % number + bytes(10_000)) for number in range(300)]
+    for number, data in enumerate(sent):
+        if number % 100 == 50:
+            peer.stream.send_with(data, peer.sock.fileno())
+        else:
+            peer.stream.send(data)
+    received = bytearray()
+
+    def all_read() -> bool:
+        received.extend(peer.read())
+        return len(received) == sum(map(len, sent))
+
+    await until(all_read)
+    assert received == b"".join(sent)
+    assert peer.stream.unsent_bytes == 0
