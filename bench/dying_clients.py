@@ -5,8 +5,8 @@
 A small process that forks clients and kills them: it loads neither NumPy nor the client library,
 so that a client costs a millisecond. It reads one line for each round: ``[SEED, COUNT, NAME...]``.
 It then forks COUNT clients at once, each with one of the `DEATHS` that are named, or of all, kills
-each with SIGKILL after a time of its own, waits for them, and prints the deaths and when the last
-of them was (monotonic).
+each with SIGKILL after a time of its own, waits for them, and prints the deaths, when the last of
+them was, and when the kernel had ended them all (monotonic).
 
 The clients speak the protocol in the raw: half a frame is no problem for them.
 """
@@ -296,6 +296,7 @@ def _round(path: str, chance: random.Random, count: int, names: list[str]) -> di
     return {
         "deaths": deaths,
         "killed_ns": killed_ns,
+        "reaped_ns": time.monotonic_ns(),
         "others": sum(status != signal.SIGKILL for status in ended),
     }
 
