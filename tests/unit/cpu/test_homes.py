@@ -26,6 +26,7 @@ def world() -> Iterator[Arena]:
 
 TOP = """.extern .func (.param .b64 r) malloc(.param .b64 n);
 .global .align 256 .b8 table[256];
+.extern .shared .align 16 .b8 given[];
 """
 PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;
     bar.warp.sync 0x55; ODD:"""
@@ -34,7 +35,8 @@ TAKE = """{ .param .b64 n; .param .b64 r; st.param.b64 [n], 256; call (r), mallo
 WHERE = {
     "arena": "mov.u64 %rd2, %rd6;",
     "data": "mov.u64 %rd2, table;",
-    "shared": "mov.u64 %rd2, box; cvta.shared.u64 %rd2, %rd2;",
+    "static": "mov.u64 %rd2, box; cvta.shared.u64 %rd2, %rd2;",
+    "shared": "mov.u64 %rd2, given; cvta.shared.u64 %rd2, %rd2;",
     "thread": "mov.u64 %rd2, mine; cvta.local.u64 %rd2, %rd2;",
     "heap": TAKE,
 }
@@ -83,7 +85,7 @@ def test_accesses_at_both_ends_of_a_home(world: Arena, home: str, parted: bool) 
     step, q = 32, world.end - 256
 
     def run(n: int, by: int = step) -> object:
-        return world.run(text, q, by, n)
+        return world.run(text, q, by, n, shared=256 if home == "shared" else 0)
 
     assert run(0) is None
     assert run(32 - 4) is None
@@ -93,7 +95,7 @@ def test_accesses_at_both_ends_of_a_home(world: Arena, home: str, parted: bool) 
         error = run(beyond)
         assert isinstance(error, IllegalAddress)
         assert (error.space, error.misaligned) == ("global", False)
-    if home in ("arena", "shared", "thread"):  # nothing else lies behind these that may be accessed
+    if home not in ("data", "heap"):  # nothing else lies behind these that may be accessed
         error = run(256 if home == "thread" else 32, 0 if home == "thread" else step)
         assert isinstance(error, IllegalAddress)
         if not parted:
@@ -121,12 +123,22 @@ def test_an_address_that_may_be_anywhere_is_looked_for_everywhere(world: Arena) 
     text = program(f"mov.u64 %rd8, 0; {choice} mov.u64 %rd2, %rd8;", "st.u32 [%rd1], 1;")
     ((first, *others),) = homes(text)
     assert first == "arena"
-    assert {first, *others} == set(WHERE)
+    assert {"static", first, *others} == set(WHERE)
     for at in range(len(WHERE)):
-        assert world.run(text, world.end - 256, 16, 8 * at) is None
+        assert world.run(text, world.end - 256, 16, 8 * at, shared=256) is None
     error = world.run(text, world.end - 256, 16, 8 * len(WHERE))
     assert isinstance(error, IllegalAddress)
     assert error.address == 8 * len(WHERE)
+
+
+def test_shared_memory_behind_the_variables_is_legal_too(world: Arena) -> None:
+    text = program("mov.u64 %rd2, box;", "mov.u64 %rd8, given; st.shared.u32 [%rd1], 1;")
+    assert homes(text) == [("static",)]
+    assert world.run(text, 0, 4, 256 - 4 * 8) is None
+    assert world.run(text, 0, 4, 256 - 4 * 7, shared=4) is None
+    error = world.run(text, 0, 4, 256 - 4 * 7)
+    assert isinstance(error, IllegalAddress)
+    assert (error.space, error.thread) == ("shared", (7, 0, 0))
 
 
 CALLS = f"""{HEAD}{TOP}

@@ -72,11 +72,13 @@ def bounds_of(code: ThreadCode, found: Check, which: int = 0) -> Bounds:
         return _constant(code.arena or (0, 0))
     if home == "heap":
         return _constant(code.heap or (0, 0))
-    if home == "shared":
-        if space == "shared":
-            return Bounds("0", places.shared_size(), _BLOCK_ALIGN)
-        window = code.e.value(f"ptrtoint ptr {places.shared_base()} to i64")
-        return Bounds(window, places.shared_size(), _BLOCK_ALIGN)
+    if home in ("shared", "static"):
+        first = "0"
+        if space != "shared":
+            first = code.e.value(f"ptrtoint ptr {places.shared_base()} to i64")
+        static = home == "static"
+        size = str(places.module.shared.size) if static else places.shared_size()
+        return Bounds(first, size, _BLOCK_ALIGN)
     if home == "local":
         return Bounds(*places.own_local_range(), _LOCAL_ALIGN)
     if home == "thread":

@@ -9,9 +9,10 @@ arena), a symbol, a result of ``malloc``. Arithmetic keeps it there. So each reg
 from all of its definitions, a parameter of a function from all calls of it. A fence whose register
 has one asks for that range alone; others for what their program allows, first the likeliest.
 
-Terms: homes are ``arena``, ``data`` (the module's variables), ``heap``, ``shared``, ``local`` (of
-the function at hand), ``thread`` (local memory of the kernel itself) and ``param``. They stand
-behind the space in a fence's opcode, each with ``in_`` before it.
+Terms: homes are ``arena``, ``data`` (the module's variables), ``heap``, ``shared``, ``static`` (the
+part of shared memory whose size is known when code is generated), ``local`` (of the function at
+hand), ``thread`` (local memory of the kernel itself) and ``param``. They stand behind the space in
+a fence's opcode, each with ``in_`` before it.
 
 Properties:
 * every home of a fence is a range in which its accesses are legal, so no wrong guess lets anything
@@ -28,7 +29,7 @@ from gpud.compiler.names import HEAP
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.inline import call_parts, possible_callees
 
-__all__ = ["MOST_HOMES", "allowed", "homes_of", "with_homes"]
+__all__ = ["MOST_HOMES", "allowed", "homes_of", "is_dynamic", "opcode", "with_homes"]
 
 MOST_HOMES = 3
 """So many ranges are tested where a fence stands; the rest is judged."""
@@ -36,6 +37,10 @@ MOST_HOMES = 3
 _MARK = "in_"
 _NONE, _UNKNOWN = "", "?"
 _WINDOWS = {"local": "thread", "shared": "shared", "shared::cluster": "shared", "param": "param"}
+_NARROW = ("shared", "static")
+"""Addresses there may have 32 bits."""
+_MOST_ROUNDS = 50
+_FENCED = ("global", "generic", "shared")
 _OF_SPACE = {"global": "data", "const": "data", "shared": "shared", "local": "local",
              "param": "param"}  # fmt: skip
 _WEAK = ("", "arena")
@@ -109,11 +114,17 @@ def _settled(function: ptx.Function, homes: _Homes) -> ptx.Function:
     )
 
 
+def is_dynamic(variable: ptx.Variable) -> bool:
+    """Whether the launch says how large a shared variable is."""
+    return variable.linkage == "extern" or None in variable.dims
+
+
 def _is_open(statement: ptx.Statement) -> bool:
-    """Whether this is a fence of global or generic accesses."""
+    """Whether this is a fence of accesses whose home may be found out."""
     if not isinstance(statement, ptx.Instruction) or statement.opcode.base != "gpud":
         return False
-    return bool(homes_of(statement))
+    what, *space = statement.opcode.modifiers
+    return what == "fence" and space[0] in _FENCED
 
 
 class _Homes:
@@ -128,6 +139,8 @@ class _Homes:
             self._symbols[variable.name] = _OF_SPACE.get(variable.space, _UNKNOWN)
             if variable.space == "param":
                 self._symbols[variable.name] = "local"  # a struct that a call passes
+            if variable.space == "shared" and not is_dynamic(variable):
+                self._symbols[variable.name] = "static"
         for parameter in (*function.parameters, *function.returns):
             self._symbols[parameter.name] = "param" if self._is_entry else _UNKNOWN
         self._made: dict[str, list[ptx.Instruction]] = {}
@@ -145,8 +158,7 @@ class _Homes:
 
     def solve(self) -> None:
         """Find the homes of all registers, given those of the parameters."""
-        changed = True
-        while changed:
+        for _ in range(_MOST_ROUNDS):  # a home that is not the right one yet does no harm
             changed = False
             for name, definitions in self._made.items():
                 home = _joined(self._made_by(ins) for ins in definitions)
@@ -155,6 +167,8 @@ class _Homes:
                 if home != self._homes.get(name, _NONE):
                     self._homes[name] = home
                     changed = True
+            if not changed:
+                return
 
     def join_parameters(self, given: Sequence[str]) -> bool:
         """Whether a call with arguments that have these homes tells anything new."""
@@ -184,6 +198,8 @@ class _Homes:
         space = ins.opcode.modifiers[1]
         if home == "local" and not self._is_entry and "thread" in may:
             may = (*may, "local")
+        if home == "static" and (space == "shared" or "shared" in may):
+            may = (*may, "static")
         if home == "local" and self._is_entry:
             home = "thread"
         if home in may or (home == "data" and space in ("global", "generic")):
@@ -209,14 +225,18 @@ class _Homes:
                 return _NONE
             return "arena" if state_space(ins.opcode) == "param" and self._is_entry else _UNKNOWN
         if base == "cvta" and modifiers[0] not in ("to", "global"):
-            return _OF_SPACE.get(modifiers[0].partition("::")[0], _UNKNOWN)
+            home = _OF_SPACE.get(modifiers[0].partition("::")[0], _UNKNOWN)
+            return "static" if home == "shared" and self._of(operands[1]) == "static" else home
+        if base == "cvt":
+            home = self._of(operands[1])
+            return home if home in _NARROW else _NONE
         if base == "mov" and isinstance(operands[1], ptx.Vector):
             return _UNKNOWN
         if base in ("mov", "cvta") or (base == "gpud" and modifiers[0] == "move"):
             return self._of(operands[1])
         if base in ("add", "or"):
             return _stronger(self._of(operands[1]), self._of(operands[2]))
-        if base in ("sub", "and"):
+        if base in ("sub", "and", "xor"):
             return self._of(operands[1])
         if base == "mad":
             return self._of(operands[3])

@@ -24,6 +24,7 @@ from gpud.device.cpu.codegen.flushing import (
     wants_flushing,
 )
 from gpud.device.cpu.codegen.functions import FRAMES_BYTES, define_function, failing, framed
+from gpud.device.cpu.codegen.homes import is_dynamic
 from gpud.device.cpu.codegen.induction import split_inductions
 from gpud.device.cpu.codegen.layout import (
     BLOCK_ARGUMENT,
@@ -282,7 +283,7 @@ def _shared_layout(
     for variable in variables:
         if variable.space != "shared" or variable.name not in used:
             continue
-        if variable.linkage == "extern" or None in variable.dims:
+        if is_dynamic(variable):
             dynamic.add(variable.name)
             alignment = max(alignment, variable.align or 1)
         else:
