@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpud.compiler.program import rejection
-from gpud.errors import GpudError, LimitExceeded, UnknownName
+from gpud.errors import GpudError, InvalidArgument, LimitExceeded, UnknownName
+from gpud.errors.base import shorten
 from gpud.server.access import Peer
 from gpud.server.jobs import Chain, Job
 from gpud.server.modules import Kernel, Module
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 _CHAINS_KEPT_BYTES = 4 << 20
+_MOST_NAME = 4000  # hosts read names of 4,096 characters, and those of twins are longer
 _encode = CLIENT_PROTOCOL.encode
 
 
@@ -88,6 +90,7 @@ class Session:
         Raises:
             UnknownName: the module has no such kernel.
             KernelRejected: gpud cannot run it.
+            InvalidArgument: no device host can be told its name.
         """
         kernels = module.program.kernels
         if index >= len(kernels):
@@ -95,6 +98,11 @@ class Session:
         kernel = kernels[index]
         if kernel.rejected:
             raise rejection(kernel.info)
+        if len(kernel.entry) > _MOST_NAME:
+            raise InvalidArgument(
+                f"the name of kernel {shorten(kernel.name)} has {len(kernel.entry)} characters, "
+                f"and kernels with up to {_MOST_NAME} can be run: give it a shorter one"
+            )
         return kernel
 
     def forget_module(self, module: Module) -> None:

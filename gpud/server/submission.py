@@ -34,6 +34,7 @@ __all__ = ["refuse", "submit"]
 
 _MOST_TASK_BLOCKS = 2**31 - 1
 _MOST_LAUNCHES = 4096
+_MOST_CHAIN_BYTES = 1 << 25  # that a device host reads, see `StartJob`
 
 
 def submit(session: Session, message: Submit) -> None:
@@ -164,6 +165,11 @@ def _chain(session: Session, device: int, data: bytes, *, killable: bool) -> Cha
         needs.append((module, (launch.kernel, launch.block, launch.shared, polls)))
         kernels.append(kernel.name)
     packed = HOST_PROTOCOL.encode_records(wire)
+    if len(packed) > _MOST_CHAIN_BYTES:
+        raise InvalidArgument(
+            f"the launches take {len(packed)} bytes, and those of one job may take "
+            f"{_MOST_CHAIN_BYTES}: split the job"
+        )
     chain = Chain(packed, tuple(shapes), needs, kernels, len(data), killable=killable)
     session.keep_chain((device, data, killable), chain)
     return chain

@@ -533,3 +533,27 @@ async def test_trace(world: World) -> None:
     runs = [event for event in events if event["ph"] == "X"]
     assert len(runs) == 1
     assert runs[0]["dur"] > 0
+
+
+async def test_a_kernel_whose_name_no_host_would_read_is_refused(world: World) -> None:
+    """A host that cannot read a command does nothing, and would be taken for hung."""
+    client = await world.client()
+    module = (await client.compile(PTX.format(name="k" * 4001))).module
+    refusal = await client.refused(lambda r: wm.Measure(r, module, 0, (32, 1, 1), 0))
+    assert refusal["code"] == "invalid-argument"
+    assert "4001 characters" in refusal["message"]
+    await client.kernel("k" * 4000)
+
+
+async def test_launches_that_no_host_would_read_are_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpud.server.submission._MOST_CHAIN_BYTES", 1000)
+    client = await world.client()
+    module = await client.kernel()
+    client.submit(1, module, launches=[launch(module)] * 50)
+    finished = await client.finished(1)
+    assert finished.error["code"] == "invalid-argument"
+    assert "split the job" in finished.error["message"]
+    client.submit(2, module)
+    assert (await client.finished(2)).state == "done"
