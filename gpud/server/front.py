@@ -22,7 +22,7 @@ from gpud.server.arenas import Arenas
 from gpud.server.compiling import Compiler, Wish
 from gpud.server.connection import Connection
 from gpud.server.devices import Device
-from gpud.server.jobs import Job
+from gpud.server.jobs import Job, brief
 from gpud.server.modules import Module
 from gpud.server.quota import Users
 from gpud.server.runner import Runner
@@ -317,6 +317,7 @@ class Front:
 
     def job_ended(self, job: Job, state: str, error: GpudError | None, now_ns: int) -> None:
         """A job has ended; its owner was told."""
+        error = None if error is None else brief(error)
         self.counts[state] += 1
         job.end(state, error, now_ns)
         ended = self.records.ended

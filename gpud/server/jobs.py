@@ -5,24 +5,25 @@ The scheduler knows a job's shape and its rights; this is the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import islice
 from typing import Any
 
 from gpud.core.capacity import SCALE
 from gpud.core.events import LaunchShape
-from gpud.errors import GpudError
+from gpud.errors import GpudError, from_wire
 from gpud.errors.base import shorten
 from gpud.server.modules import Module, Shape
 from gpud.units import JobId, job_name
 
-__all__ = ["NAMES_KEPT", "Chain", "Job", "exact"]
+__all__ = ["NAMES_KEPT", "Chain", "Job", "brief", "exact"]
 
 NAMES_KEPT = 16
 """Kernels of a job that are named to people."""
 
 _NAME_LENGTH = 256
+_TEXT_LENGTH = 2048  # of a text of an error that is kept
 
 
 class Chain:
@@ -235,3 +236,30 @@ class Job:
 def exact(amount: Fraction | None) -> str | None:
     """An amount as exact text, "7/2"; None for none."""
     return None if amount is None else str(amount)
+
+
+def brief(error: GpudError) -> GpudError:
+    """The error as it is kept when its owner was told: with no text longer than some KiB.
+
+    A kernel's name may have a MiB, and is in the message of each job of it that fails.
+    """
+    told = error.to_wire()
+    fields = told["fields"]
+    if all(len(text) <= _TEXT_LENGTH for text in _texts([error.message, *fields.values()])):
+        return error
+    short = {name: _short(value) for name, value in fields.items()}
+    return from_wire({**told, "message": _short(error.message), "fields": short})
+
+
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _texts(value)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return shorten(value, _TEXT_LENGTH)
+    return tuple(map(_short, value[:NAMES_KEPT])) if isinstance(value, tuple) else value

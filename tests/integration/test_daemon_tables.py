@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from gpud.device.host import messages as hm
-from gpud.device.host.fake import FakeHost
+from gpud.device.host.fake import Behaviour, FakeHost
+from gpud.errors import KernelTrap
 from gpud.server.daemon import Daemon
 from gpud.wire import messages as wm
 from tests.integration.daemon_world import PTX, Client, World, until
@@ -22,7 +23,7 @@ BOUNDED = ("records", "_ended", "_kept", "_heap", "counts")
 
 
 class SlowHost(FakeHost):
-    """Measures when the test says so."""
+    """Measures when the test says so, and names kernels in full when they fail."""
 
     def __init__(self) -> None:
         super().__init__(sms=4, auto=True)
@@ -34,6 +35,11 @@ class SlowHost(FakeHost):
             self.late.append(command)
         else:
             super().handle(command)
+
+    def _send(self, event: Any) -> None:
+        if isinstance(event, hm.JobEnded) and event.error is not None:
+            event = event._replace(error=KernelTrap("trap", kernel="k" * 4000).to_wire())
+        super()._send(event)
 
     def measure_now(self) -> None:
         """Answer what was asked, though the module may have been unloaded meanwhile."""
@@ -121,3 +127,14 @@ async def test_nothing_is_kept_of_clients_that_have_gone(world: World) -> None:
         return {name: n for name, n in sizes(world.daemon).items() if n > warm.get(name, 0)}
 
     await until(lambda: not grown())
+
+
+async def test_what_is_kept_of_a_job_is_small_however_long_its_kernels_name(world: World) -> None:
+    name = "k" * 4000
+    world.host.kernels[name] = Behaviour(trap_at=0)
+    client = await world.client()
+    client.submit(1, await client.kernel(name))
+    finished = await client.finished(1)
+    assert len(finished.error["message"]) > 4000  # its owner hears all
+    for topic in ("history", "events", "trace"):
+        assert len(str(await client.query(topic))) < 7000, topic  # an error of twice 2 KiB
