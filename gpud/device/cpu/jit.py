@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,8 +46,10 @@ class NativeCode:
         step: address of ``step``.
     """
 
-    def __init__(self, engine: Any, names: tuple[str, ...]) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, context: Any, names: tuple[str, ...]) -> None:
+        # Not left to the collector: it may end a context before the engine whose code is in it.
+        end = weakref.finalize(self, _end, engine, context)
+        end.atexit = False  # threads may be running the code
         self.addresses = {
             name: engine.get_function_address(name) or engine.get_global_value_address(name)
             for name in names
@@ -57,17 +60,24 @@ class NativeCode:
         return kind(self.addresses[name])
 
 
+def _end(engine: Any, context: Any) -> None:
+    engine.close()
+    context.close()
+
+
 def assemble(ir: str, names: tuple[str, ...]) -> NativeCode:
     """Optimise and compile LLVM assembly for this machine.
 
-    LLVM contexts are not thread-safe and llvmlite uses one for all: calls take turns.
+    Calls take turns: a device has one thread that compiles. Each program has an LLVM context of its
+    own: in one for all, types, names and constants of every program that there ever was would stay.
 
     Raises:
         RuntimeError: the IR is malformed, which is a bug in gpud.
     """
     with _lock:
         machine = _target_machine()
-        module = llvm.parse_assembly(ir)
+        context = llvm.create_context()
+        module = llvm.parse_assembly(ir, context=context)
         module.triple = llvm.get_default_triple()
         module.data_layout = str(machine.target_data)
         module.verify()
@@ -84,7 +94,7 @@ def assemble(ir: str, names: tuple[str, ...]) -> NativeCode:
             passes.detach()
         engine = llvm.create_mcjit_compiler(module, machine)
         engine.finalize_object()
-        return NativeCode(engine, names)
+        return NativeCode(engine, context, names)
 
 
 def callback_address(function: Any) -> int:
