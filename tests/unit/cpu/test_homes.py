@@ -74,8 +74,9 @@ def homes(text: str) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("home", WHERE)
 def test_an_address_has_the_home_that_it_comes_from(home: str) -> None:
-    assert homes(program(WHERE[home], "st.u32 [%rd1], 1;")) == [(home,)]
-    assert homes(program(WHERE[home], "st.u32 [%rd1], 1;", parted=True)) == [(home,)]
+    expected = ("static", "shared") if home == "static" else (home,)
+    assert homes(program(WHERE[home], "st.u32 [%rd1], 1;")) == [expected]
+    assert homes(program(WHERE[home], "st.u32 [%rd1], 1;", parted=True)) == [expected]
 
 
 @pytest.mark.parametrize("parted", [False, True], ids=["together", "apart"])
@@ -133,12 +134,44 @@ def test_an_address_that_may_be_anywhere_is_looked_for_everywhere(world: Arena) 
 
 def test_shared_memory_behind_the_variables_is_legal_too(world: Arena) -> None:
     text = program("mov.u64 %rd2, box;", "mov.u64 %rd8, given; st.shared.u32 [%rd1], 1;")
-    assert homes(text) == [("static",)]
+    assert homes(text) == [("static", "shared")]
     assert world.run(text, 0, 4, 256 - 4 * 8) is None
     assert world.run(text, 0, 4, 256 - 4 * 7, shared=4) is None
     error = world.run(text, 0, 4, 256 - 4 * 7)
     assert isinstance(error, IllegalAddress)
     assert (error.space, error.thread) == ("shared", (7, 0, 0))
+
+
+@pytest.mark.parametrize("low", [-64, 0, 64])
+def test_shared_addresses_of_32_bits_that_begin_below_0(world: Arena, low: int) -> None:
+    """Only threads from the fourth on make the access: the first one's address is negative."""
+    text = f"""{HEAD}.visible .entry k(.param .u64 q, .param .u32 by, .param .u32 n)
+    {{ .reg .b32 %r<10>; .reg .pred %p<3>; .shared .align 256 .b8 box[256];
+    mov.u32 %r3, %tid.x; setp.lt.u32 %p1, %r3, 4; @%p1 bra END;
+    ld.param.u32 %r4, [by]; ld.param.u32 %r5, [n]; mov.u32 %r1, box;
+    mad.lo.u32 %r2, %r3, %r4, %r1; add.u32 %r2, %r2, %r5; st.shared.u32 [%r2+{low}], 1;
+    END: ret; }}"""
+
+    def run(first: int, by: int) -> object:
+        n = np.int32(first - 4 * by - low)
+        return world.run(text, 0, np.int32(by), n, block=32)
+
+    least = max(low, 0)  # the register is widened before the offset is added
+    last = least + 26 * 4
+    assert run(least, 4) is None
+    assert run(256 - 28 * 4, 4) is None
+    assert run(252, -4) is None
+    assert run(last + 4, -4) is None
+    for first, by, thread in (
+        (least - 4, 4, 4), (256 - 27 * 4, 4, 31), (256, 0, 4), (last, -4, 31),
+    ):  # fmt: skip
+        error = run(first, by)
+        assert isinstance(error, IllegalAddress)
+        assert error.space == "shared"
+        assert error.thread == (thread, 0, 0)
+    error = run(least + 2, 4)
+    assert isinstance(error, IllegalAddress)
+    assert error.misaligned
 
 
 CALLS = f"""{HEAD}{TOP}

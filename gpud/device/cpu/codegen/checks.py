@@ -40,9 +40,9 @@ __all__ = [
     "frames_base",
     "hull_misses",
     "metadata",
+    "misses",
     "poll",
     "starts",
-    "tried",
 ]
 
 _JUDGE = "gpud.judge"
@@ -108,9 +108,13 @@ def bounds_vary(found: Check) -> bool:
     return home in ("local", "thread")
 
 
-def tried(found: Check) -> int:
-    """How many ranges are tested before the members are judged."""
-    return max(1, min(MOST_HOMES, len(found.homes)))
+def misses(code: ThreadCode, found: Check, address: str) -> str:
+    """An i1: whether the hull at ``address`` is in none of the ranges that it may be in."""
+    out = ""
+    for which in range(max(1, len(found.homes))):
+        one = hull_misses(code, found, address, bounds_of(code, found, which))
+        out = code.e.value(f"and i1 {out}, {one}") if out else one
+    return out
 
 
 def hull_misses(code: ThreadCode, found: Check, address: str, bounds: Bounds) -> str:
@@ -150,7 +154,9 @@ def check(code: ThreadCode, ins: ptx.Instruction) -> None:
     e, found = code.e, check_of(ins)
     address = address_of(code, found)
     warm, end = e.label("warm"), e.label("end")
-    for which in range(tried(found)):
+    # Behind the static part of shared memory no access of a variable there is expected.
+    known = not found.homes or found.homes[0] == "static"
+    for which in range(1 if known else min(MOST_HOMES, len(found.homes))):
         out = hull_misses(code, found, address, bounds_of(code, found, which))
         cold = e.label("cold")
         e.end(f"br i1 {out}, label %{cold}, label %{warm}, !prof {UNLIKELY}")

@@ -42,8 +42,8 @@ from gpud.device.cpu.codegen.checks import (
     bounds_of,
     bounds_vary,
     hull_misses,
+    misses,
     starts,
-    tried,
 )
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.fences import Check, check_of
@@ -183,16 +183,22 @@ class EarlyChecks(Slices):
                 if found.align > 1:
                     low = e.value(f"and i64 {slope}, {found.align - 1}")
                     conditions.append(e.value(f"icmp ne i64 {low}, 0"))
-        bounds = bounds_of(self.code, found)
         with self._address(ins, last, self._values) as (_, address):
-            first = _plus(e, address, lowest)
-            if found.low > 0 and lowest != 0 and self._is_narrow(found):
-                # A register of 32 bits is widened before the offset is added to it.
+            first, end = _plus(e, address, lowest), _plus(e, address, highest)
+            if lowest != 0 and self._is_narrow(found):
+                # A register of 32 bits: it is the first thread's that may not be negative.
                 below = e.value(f"sub i64 {first}, {found.low}")
-                conditions.append(e.value(f"icmp slt i64 {below}, 0"))
-            conditions.append(hull_misses(self.code, found, first, bounds))
-            if highest != lowest:
-                conditions.append(self._beyond(found, _plus(e, address, highest), bounds))
+                value = e.value(f"zext i32 {e.value(f'trunc i64 {below} to i32')} to i64")
+                first = e.value(f"add i64 {value}, {found.low}")
+                end = _plus(e, first, _sub(e, highest, lowest))
+            outside = ""
+            for which in range(2 if found.homes[:1] == ("static",) else 1):
+                bounds = bounds_of(self.code, found, which)
+                out = hull_misses(self.code, found, first, bounds)
+                if highest != lowest:
+                    out = e.value(f"or i1 {out}, {self._beyond(found, end, bounds)}")
+                outside = e.value(f"and i1 {outside}, {out}") if outside else out
+            conditions.append(outside)
         if box.some:
             conditions = [e.value(f"and i1 {box.some}, {one}") for one in conditions]
         return conditions
@@ -355,11 +361,7 @@ class EarlyChecks(Slices):
             for ins, steps, last in fences:
                 self.run(steps, values)
                 with self._address(ins, last, values) as (found, address):
-                    out = "true"
-                    for which in range(tried(found)):
-                        bounds = bounds_of(self.code, found, which)
-                        misses = hull_misses(self.code, found, address, bounds)
-                        out = misses if out == "true" else e.value(f"and i1 {out}, {misses}")
+                    out = misses(self.code, found, address)
                 sofar = e.value(f"load i32, ptr {total}")
                 more = e.value(f"or i32 {sofar}, {e.value(f'zext i1 {out} to i32')}")
                 e.do(f"store i32 {more}, ptr {total}")

@@ -198,13 +198,16 @@ class _Homes:
         space = ins.opcode.modifiers[1]
         if home == "local" and not self._is_entry and "thread" in may:
             may = (*may, "local")
-        if home == "static" and (space == "shared" or "shared" in may):
-            may = (*may, "static")
         if home == "local" and self._is_entry:
             home = "thread"
-        if home in may or (home == "data" and space in ("global", "generic")):
-            return ptx.Instruction(opcode(space, (home,)), ins.operands, ins.guard, ins.line)
-        return ins
+        found: tuple[str, ...] = ()
+        if home == "static" and (space == "shared" or "shared" in may):
+            found = ("static", "shared")
+        elif home in may or (home == "data" and space in ("global", "generic")):
+            found = (home,)
+        if not found:
+            return ins
+        return ptx.Instruction(opcode(space, found), ins.operands, ins.guard, ins.line)
 
     def _of(self, operand: ptx.Operand) -> str:
         match operand:
