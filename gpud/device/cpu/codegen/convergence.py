@@ -19,8 +19,10 @@ atomics, volatile reads, collectives, calls, local addresses) spread along defin
 branch whose influence holds no loop and no wait is folded, and all that inner blocks define varies.
 Other varying branches are voted, and so are those that ask whether a thread's place in the grid is
 within the data: nearly always all answer alike, and without masks their code is twice as fast. The
-loop that a thread's own data ends is folded, a loop that all
-threads run in step over an index (``i += uniform``) is voted: most of its rounds are common.
+loop that a thread's own data ends is folded, and so is one over the block's own elements: where
+their number is no multiple of the threads, all of them part in every block. A loop that strides by
+the whole grid (``i += blockDim.x * gridDim.x``) is voted: few blocks have a round that not all of
+their threads run.
 
 Properties:
 * no wait, no polling loop and no barrier is in an inner block;
@@ -31,6 +33,8 @@ Optimizations", PACT 2011), made optimistic by the possibility to part.
 """
 
 from __future__ import annotations
+
+import re
 
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import (
@@ -58,6 +62,9 @@ _WORTH_A_VOTE = 24
 """Instructions behind a guard: fewer are run sooner than the threads can be asked."""
 _INDEX_TYPES = ("s32", "u32", "s64", "u64")
 _CARRY = ("addc", "subc", "madc")
+_GRID_SIZE = re.compile(r"%gpud_[a-z]+_grid_[xyz]", re.ASCII)
+"""Where a kernel that runs task blocks one after another has ``%nctaid``."""
+_MOST_MAKERS = 32
 
 
 class Convergence:
@@ -236,7 +243,7 @@ class Convergence:
         return any(flags(p.instruction.opcode) & BARRIER for p in block.places)
 
     def _runs_in_step(self, block: Block, loop: frozenset[int]) -> bool:
-        """Whether the loop's end depends on an integer index that all threads advance alike."""
+        """Whether the loop counts rounds in common, or strides by the whole grid."""
         last = block.last
         if last is None or last.guard is None:
             return False
@@ -247,17 +254,44 @@ class Convergence:
             return False
         if tests[0].opcode.modifiers[-1][0] not in "sub":
             return False
-        for register in read(tests[0]):
-            if register.name not in self.varying:
-                continue
-            steps = [i for i in inside if register.name in (r.name for r in written(i))]
-            for step in steps:
-                others = [r for r in read(step) if r != register]
-                if step.opcode.base not in ("add", "sub") or register not in read(step):
-                    return False
-                if any(r.name in self.varying for r in others):
-                    return False
-        return True
+        tested = [r.name for r in read(tests[0]) if r.name in self.varying]
+        if not all(self._advances_alike(name, inside, frozenset()) for name in tested):
+            return False
+        own = [n for n in tested if any(n in (r.name for r in written(i)) for i in inside)]
+        # A body with ways of its own gains nothing from rounds in common.
+        return not own or (
+            any(self._strides(name, inside) for name in own) and self.inner.isdisjoint(loop)
+        )
+
+    def _advances_alike(
+        self, name: str, inside: list[ptx.Instruction], path: frozenset[str]
+    ) -> bool:
+        """Whether a register changes from round to round by the same amount in all threads."""
+        if name not in self.varying or name in path:
+            return True
+        return all(
+            step.opcode.base in ("add", "sub", "mov")
+            and step.guard is None
+            and all(self._advances_alike(r.name, inside, path | {name}) for r in read(step))
+            for step in inside
+            if name in (r.name for r in written(step))
+        )
+
+    def _strides(self, name: str, inside: list[ptx.Instruction]) -> bool:
+        """Whether what a register is advanced by is made from the size of the grid."""
+        found = {name}
+        work = [i for i in inside if name in (r.name for r in written(i))]
+        while work and len(found) < _MOST_MAKERS:
+            ins = work.pop()
+            if any(one.startswith("%nctaid") for one in special_registers(ins)):
+                return True
+            for register in read(ins):
+                if _GRID_SIZE.match(register.name):
+                    return True
+                if register.name not in found:
+                    found.add(register.name)
+                    work += self._makers.get(register.name, ())
+        return False
 
     def _must_part(self, block: Block) -> bool:
         """Blocks that only single threads can run: arrivals, traps, varying tables with waits."""
