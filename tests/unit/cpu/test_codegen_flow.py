@@ -173,10 +173,10 @@ def test_a_branch_without_a_wait_is_folded_and_one_with_a_wait_voted() -> None:
     assert named(regions, "%p2") in found.voted
 
 
-def test_a_loop_over_a_common_index_is_voted_and_one_over_own_data_folded() -> None:
+def test_a_loop_that_strides_by_the_grid_is_voted_and_one_over_own_data_folded() -> None:
     regions, found = analysed(f"""{REGISTERS}
-    mov.u32 %r1, %tid.x; mov.u32 %r2, %r1;
-    A: add.u32 %r2, %r2, 32; setp.lt.u32 %p1, %r2, 1000; @%p1 bra A;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, %r1; mov.u32 %r4, %nctaid.x;
+    A: add.u32 %r2, %r2, %r4; setp.lt.u32 %p1, %r2, 1000; @%p1 bra A;
     mov.u32 %r3, %r1;
     B: shr.u32 %r3, %r3, 1; setp.ne.u32 %p2, %r3, 0; @%p2 bra B; ret;""")
     assert named(regions, "%p1") in found.voted

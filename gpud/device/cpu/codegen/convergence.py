@@ -35,6 +35,7 @@ Optimizations", PACT 2011), made optimistic by the possibility to part.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import (
@@ -95,14 +96,18 @@ class Convergence:
             blocks = frozenset(loop.blocks)
             for number in loop.blocks:
                 self._loops_of.setdefault(number, []).append(blocks)
-        self._makers: dict[str, list[ptx.Instruction]] = {}
+        self._makers: dict[str, list[tuple[int, ptx.Instruction]]] = {}
         for number in self.flow.order:
             for place in self.flow.blocks[number].places:
                 for register in written(place.instruction):
-                    self._makers.setdefault(register.name, []).append(place.instruction)
+                    self._makers.setdefault(register.name, []).append((number, place.instruction))
         self._headers = {loop.header for loop in self.flow.loops}
         self._solve()
         self.solo = {b for b in self.flow.order if self._must_part(self.flow.blocks[b])}
+
+    def makers(self, name: str) -> Sequence[tuple[int, ptx.Instruction]]:
+        """The instructions that write a register, each with its block."""
+        return self._makers.get(name, ())
 
     # -- the fixed point
 
@@ -212,10 +217,10 @@ class Convergence:
         register and a thread number, such as ``blockIdx.x * blockDim.x + threadIdx.x``, or several
         of them joined. All threads of all but the last blocks answer alike.
         """
-        makers = self._makers.get(predicate.name, ())
+        makers = self.makers(predicate.name)
         if len(makers) != 1:
             return False
-        ins = makers[0]
+        ins = makers[0][1]
         sources = read(ins)
         if ins.opcode.base in ("or", "and", "not") and "pred" in ins.opcode.modifiers:
             return all(r.name not in self.varying or self._is_edge(r) for r in sources)
@@ -228,10 +233,10 @@ class Convergence:
 
     def _is_place(self, register: ptx.Register) -> bool:
         """Whether ``register`` is made of a uniform register and something of the thread's own."""
-        makers = self._makers.get(register.name, ())
+        makers = self.makers(register.name)
         if len(makers) != 1:
             return False
-        ins = makers[0]
+        ins = makers[0][1]
         if ins.opcode.base in ("cvt", "mov"):
             return any(self._is_place(r) for r in read(ins))
         if ins.opcode.base not in ("add", "mad", "or"):
@@ -290,7 +295,7 @@ class Convergence:
                     return True
                 if register.name not in found:
                     found.add(register.name)
-                    work += self._makers.get(register.name, ())
+                    work += [made for _, made in self.makers(register.name)]
         return False
 
     def _must_part(self, block: Block) -> bool:

@@ -12,7 +12,9 @@ How a fence is tested, by its address:
 
 * *affine*: start + x * a + y * b + z * c in 64 bits: only the lowest and the highest address;
 * *pure*: any other that needs no memory: in a loop over threads of its own, that LLVM vectorises;
-* all others, which depend on what the loop loads or on loops within it: where they stand, always.
+* *bounded*: any other between known bounds, such as the index of a loop within the stage or a byte
+  that it loads: only the bounds (`gpud.device.cpu.codegen.extents`);
+* all others: where they stand, always.
 
 Addresses are computed in 32 bits before they are widened, and could wrap around between the first
 and the last thread: so where an affine value of 32 bits is widened, its lowest and highest value
@@ -46,6 +48,7 @@ from gpud.device.cpu.codegen.checks import (
     starts,
 )
 from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.extents import Extents
 from gpud.device.cpu.codegen.fences import Check, check_of
 from gpud.device.cpu.codegen.pseudo import is_fence
 from gpud.device.cpu.codegen.ranges import Box, compared, narrowed, span_of
@@ -77,11 +80,12 @@ class EarlyChecks(Slices):
         self._wraps: list[str] = []
         self.inline: set[int] = set()
         self._early: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
+        self._bounded: list[ptx.Instruction] = []
 
     @property
     def any(self) -> bool:
         """Whether some fences are tested before the loop."""
-        return bool(self._early)
+        return bool(self._early or self._bounded)
 
     def plan(self, checks: list[ptx.Instruction], recipe: list[ptx.Instruction]) -> None:
         """Decide how each of the stage's fences is tested; polls stay where they stand."""
@@ -95,7 +99,7 @@ class EarlyChecks(Slices):
             try:
                 steps, last = self._slice(ins)
             except UnknownValue:
-                self.inline.add(id(ins))
+                self._bounded.append(ins)
             else:
                 self._early.append((ins, steps, last))
 
@@ -142,6 +146,7 @@ class EarlyChecks(Slices):
             else:
                 flags_ += condition
         flags_ += self._wraps
+        flags_ += self._by_extents()
         if pure:
             flags_.append(self._pure(pure))
         result = "false"
@@ -203,6 +208,17 @@ class EarlyChecks(Slices):
             conditions = [e.value(f"and i1 {box.some}, {one}") for one in conditions]
         return conditions
 
+    def _by_extents(self) -> list[str]:
+        """Conditions for the fences of which no more than bounds can be known."""
+        extents = Extents(self)
+        conditions: list[str] = []
+        for ins in self._bounded:
+            try:
+                conditions += extents.misses(ins)
+            except UnknownValue:
+                self.inline.add(id(ins))
+        return [*conditions, *extents.doubts]
+
     # -- which threads
 
     def _box(self, ins: ptx.Instruction, extents: tuple[int, int, int]) -> Box:
@@ -223,6 +239,10 @@ class EarlyChecks(Slices):
         number, block = self.where[id(ins)]
         if ins.guard is not None:
             yield ins.guard.register.name, ins.guard.negated, number, block
+        yield from self.conditions(block)
+
+    def conditions(self, block: int) -> Iterator[tuple[str, bool, int, int]]:
+        """(predicate, whether it is false, place of its reader) of what leads to ``block``."""
         flow = self.s.w.flow
         while block in self.s.convergence.inner:
             above = flow.dominators[block]

@@ -88,6 +88,10 @@ class Slices:
         """What makes a register anew at the stage's start, by name."""
         self._steps: dict[tuple[int, bool], Step] = {}
 
+    def definitions(self, name: str) -> list[tuple[int, int, ptx.Instruction]]:
+        """The stage's instructions that write a varying register: (place, block, instruction)."""
+        return self._definitions.get(name, [])
+
     def reaching(self, name: str, now: int, block: int) -> Step | None:
         """The instruction whose result ``name`` holds at a place; None: what it was at first."""
         if name not in self.s.w.varying:

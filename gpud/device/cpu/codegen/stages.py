@@ -138,10 +138,11 @@ class StageWriter:
         checks = [i for i, _ in places if is_check(i) and id(i) not in uniform]
         early = EarlyChecks(self, [(i, b) for i, b in places if id(i) not in uniform])
         early.plan(checks, self.recipe)
+        misses = early.emit() if early.any else "false"
         self._inline = early.inline
-        if early.any:
+        if misses != "false":
             quick, exact, done = e.label("quick"), e.label("exact"), e.label("checked")
-            e.end(f"br i1 {early.emit()}, label %{exact}, label %{quick}, !prof {UNLIKELY}")
+            e.end(f"br i1 {misses}, label %{exact}, label %{quick}, !prof {UNLIKELY}")
             e.place(exact)
             self._inline = {id(ins) for ins in checks}
             self._loop(blocks, uniform, agree, quick=False)
