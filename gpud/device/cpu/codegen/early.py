@@ -51,7 +51,7 @@ from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.extents import Extents
 from gpud.device.cpu.codegen.fences import Check, check_of
 from gpud.device.cpu.codegen.pseudo import is_fence
-from gpud.device.cpu.codegen.ranges import Box, compared, narrowed, span_of
+from gpud.device.cpu.codegen.ranges import AlignedRanges, Box, compared, narrowed, span_of
 from gpud.device.cpu.codegen.slices import Slices, Step, UnknownValue
 from gpud.device.cpu.codegen.slopes import Slope, Slopes, Widening, slopes_of
 
@@ -78,6 +78,7 @@ class EarlyChecks(Slices):
         self._values: dict[object, str] = {}
         self._slopes: dict[int, Slopes | None] = {}
         self._wraps: list[str] = []
+        self._ranges = AlignedRanges(self.e)
         self.inline: set[int] = set()
         self._early: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
         self._bounded: list[ptx.Instruction] = []
@@ -147,6 +148,8 @@ class EarlyChecks(Slices):
                 flags_ += condition
         flags_ += self._wraps
         flags_ += self._by_extents()
+        if self._ranges.any:
+            flags_.append(self._ranges.missed())
         if pure:
             flags_.append(self._pure(pure))
         result = "false"
@@ -190,6 +193,14 @@ class EarlyChecks(Slices):
                     conditions.append(e.value(f"icmp ne i64 {low}, 0"))
         with self._address(ins, last, self._values) as (_, address):
             first, end = _plus(e, address, lowest), _plus(e, address, highest)
+            choices = 2 if found.homes[:1] == ("static",) else 1
+            bounds = bounds_of(self.code, found)
+            if choices == 1 and not box.some and self._is_range(found, bounds, lowest, highest):
+                # All hulls together are one range of known length: one comparison is enough.
+                limit = starts(e, bounds, found.span + int(highest) - int(lowest))
+                off = e.value(f"sub i64 {first}, {bounds.first}")
+                self._ranges.add(off, found.align, limit)
+                return conditions
             if lowest != 0 and self._is_narrow(found):
                 # A register of 32 bits: it is the first thread's that may not be negative.
                 below = e.value(f"sub i64 {first}, {found.low}")
@@ -197,7 +208,7 @@ class EarlyChecks(Slices):
                 first = e.value(f"add i64 {value}, {found.low}")
                 end = _plus(e, first, _sub(e, highest, lowest))
             outside = ""
-            for which in range(2 if found.homes[:1] == ("static",) else 1):
+            for which in range(choices):
                 bounds = bounds_of(self.code, found, which)
                 out = hull_misses(self.code, found, first, bounds)
                 if highest != lowest:
@@ -218,6 +229,12 @@ class EarlyChecks(Slices):
             except UnknownValue:
                 self.inline.add(id(ins))
         return [*conditions, *extents.doubts]
+
+    def _is_range(self, found: Check, bounds: Bounds, lowest: Slope, highest: Slope) -> bool:
+        """Whether the hulls, which lie so far apart, are a range that `AlignedRanges` can test."""
+        if isinstance(lowest, str) or isinstance(highest, str) or bounds.align % found.align:
+            return False
+        return lowest == 0 or not self._is_narrow(found)
 
     # -- which threads
 

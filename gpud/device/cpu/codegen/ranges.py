@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.slopes import Slope, Slopes
 
-__all__ = ["Box", "compared", "narrowed", "span_of"]
+__all__ = ["AlignedRanges", "Box", "compared", "narrowed", "span_of"]
 
 Ends = tuple[Slope, Slope]
 """The first of a range and the one after its last: numbers, or LLVM i64."""
@@ -34,6 +34,53 @@ class Box:
 
     ends: tuple[Ends, Ends, Ends]
     some: str = ""
+
+
+class AlignedRanges:
+    """Whether any of some offsets is too large or not aligned, in few steps and without branches.
+
+    An offset is fine if it is not negative, and less than its limit, and a multiple of its
+    alignment: ``limit - 1 - offset`` is not negative either. So all that matters of each offset are
+    some bits of two numbers, and those of all offsets are joined before they are looked at.
+    """
+
+    def __init__(self, e: Emitter) -> None:
+        self.e = e
+        self._offsets: dict[int, list[str]] = {}
+        self._rooms: list[str] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether there are offsets."""
+        return bool(self._rooms)
+
+    def add(self, offset: str, align: int, limit: str) -> None:
+        """Test that ``offset`` (i64) is a multiple of ``align`` and less than ``limit``, unsigned.
+
+        ``limit`` (i64) is less than 2**63.
+        """
+        offsets = self._offsets.setdefault(align, [])
+        if offset in offsets:
+            return
+        offsets.append(offset)
+        last = str(int(limit) - 1) if limit.isdigit() else self.e.value(f"sub i64 {limit}, 1")
+        self._rooms.append(self.e.value(f"sub i64 {last}, {offset}"))
+
+    def missed(self) -> str:
+        """An i1: whether some offset does not pass."""
+        e = self.e
+        negative = -(1 << 63)
+        bad = e.value(f"and i64 {self._joined(self._rooms)}, {negative}")
+        for align, offsets in self._offsets.items():
+            bits = e.value(f"and i64 {self._joined(offsets)}, {negative + align - 1}")
+            bad = e.value(f"or i64 {bad}, {bits}")
+        return e.value(f"icmp ne i64 {bad}, 0")
+
+    def _joined(self, numbers: list[str]) -> str:
+        result = numbers[0]
+        for number in numbers[1:]:
+            result = self.e.value(f"or i64 {result}, {number}")
+        return result
 
 
 def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
