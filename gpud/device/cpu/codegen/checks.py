@@ -39,6 +39,7 @@ __all__ = [
     "end_if_failed",
     "frames_base",
     "hull_misses",
+    "judge",
     "metadata",
     "misses",
     "poll",
@@ -161,6 +162,16 @@ def check(code: ThreadCode, ins: ptx.Instruction) -> None:
         cold = e.label("cold")
         e.end(f"br i1 {out}, label %{cold}, label %{warm}, !prof {UNLIKELY}")
         e.place(cold)
+    judge(code, ins, address, end)
+    e.jump(warm)
+    e.place(end)
+    code.fail()
+    e.place(warm)
+
+
+def judge(code: ThreadCode, ins: ptx.Instruction, address: str, end: str) -> None:
+    """Judge each member of a fence whose hull is at ``address``; go to ``end`` after a report."""
+    e, found = code.e, check_of(ins)
     claim = code.read(found.claim, "u32")
     for member in found.members:
         mine = e.value(f"add i64 {address}, {member.low - found.low}")
@@ -179,10 +190,6 @@ def check(code: ThreadCode, ins: ptx.Instruction) -> None:
         fine = e.label("fine")
         e.branch(bad, end, fine)
         e.place(fine)
-    e.jump(warm)
-    e.place(end)
-    code.fail()
-    e.place(warm)
 
 
 def poll(code: ThreadCode, ins: ptx.Instruction) -> None:

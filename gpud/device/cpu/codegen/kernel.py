@@ -26,6 +26,7 @@ from gpud.device.cpu.codegen.flushing import (
 from gpud.device.cpu.codegen.functions import FRAMES_BYTES, define_function, failing, framed
 from gpud.device.cpu.codegen.homes import is_dynamic
 from gpud.device.cpu.codegen.induction import split_inductions
+from gpud.device.cpu.codegen.joint import JointFences
 from gpud.device.cpu.codegen.layout import (
     BLOCK_ARGUMENT,
     DataLayout,
@@ -187,12 +188,15 @@ def _define_piece(kernel: KernelCode, cut: int) -> None:
     if kernel.ir.flushes:
         header += f" {FLUSHING_ATTRIBUTES}"
     e = Emitter(kernel.ir, header)
+    region = kernel.regions.region(cut)
+    any_thread = kernel.code(e, kernel.places(e, "%t0"), lambda: e.end("ret void"))
+    joint = JointFences(kernel, region.blocks, e, any_thread)
     # Threads on their own are the exception: not worth a vectorised, unrolled copy.
     with e.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
         places = kernel.places(e, thread)
         code = kernel.code(e, places, lambda: e.end("ret void"))
         after = e.label("next")
-        PieceWriter(kernel, e, code, kernel.regions.region(cut), after).write()
+        PieceWriter(kernel, e, code, region, after, joint).write()
         e.place(after)
     e.end("ret void")
     e.finish()

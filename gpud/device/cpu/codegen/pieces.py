@@ -17,6 +17,7 @@ from gpud.device.cpu.codegen.collectives import Collectives
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.exchange import array_slot
 from gpud.device.cpu.codegen.faults import report
+from gpud.device.cpu.codegen.joint import JointFences
 from gpud.device.cpu.codegen.layout import (
     HEADER,
     STATE_STATUS_SHIFT,
@@ -134,13 +135,20 @@ class PieceWriter:
     """Writes the code of one region for one thread, inside a loop over threads."""
 
     def __init__(
-        self, kernel: KernelCode, e: Emitter, code: ThreadCode, region: Region, after: str
+        self,
+        kernel: KernelCode,
+        e: Emitter,
+        code: ThreadCode,
+        region: Region,
+        after: str,
+        joint: JointFences,
     ) -> None:
         self.kernel = kernel
         self.e = e
         self.code = code
         self.region = region
         self.after = after
+        self.joint = joint
         self.labels = {b: e.label(f"b{b}") for b in region.blocks}
 
     def write(self) -> None:
@@ -201,6 +209,8 @@ class PieceWriter:
             self.kernel.collectives.resume(self.code, ins)
         elif flags(ins.opcode) & BARRIER:
             self._arrive(ins)
+        elif self.joint.covers(ins):
+            self.joint.test(self.code, ins)
         else:
             self.code.run(ins)
 
