@@ -33,6 +33,8 @@ from gpud.compiler.analysis.effects import (
 from gpud.compiler.analysis.sizes import size_and_align, type_bytes
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.fences import NO_CLAIM, Member, fence
+from gpud.device.cpu.codegen.places import Shape
+from gpud.device.cpu.codegen.static_extents import StaticExtents
 
 __all__ = ["Access", "accesses", "with_bounds"]
 
@@ -104,9 +106,14 @@ class _Group:
         return end - low <= _WIDEST_HULL and all((m.low - low) % m.align == 0 for m in others)
 
 
-def with_bounds(module: ptx.Module, function: ptx.Function) -> ptx.Function:
-    """``function``, whose body is flat, with fences before accesses to these spaces."""
-    inside = _Inside(module, function)
+def with_bounds(
+    module: ptx.Module, function: ptx.Function, shape: Shape | None = None
+) -> ptx.Function:
+    """``function``, whose body is flat, with fences before accesses to these spaces.
+
+    ``shape``: of its blocks, if it is known.
+    """
+    inside = _Inside(module, function, shape)
     body: list[ptx.Statement] = []
     groups: list[_Group] = []
     open_: dict[_Key, _Group] = {}
@@ -172,7 +179,8 @@ def _claim(function: ptx.Function) -> ptx.Operand:
 class _Inside:
     """Which accesses stay inside one variable or parameter, whatever the program computes."""
 
-    def __init__(self, module: ptx.Module, function: ptx.Function) -> None:
+    def __init__(self, module: ptx.Module, function: ptx.Function, shape: Shape | None) -> None:
+        self._shared: set[str] = set()
         self._sizes: dict[str, tuple[int, int]] = {}
         for item in module.items:
             if isinstance(item, ptx.Variable):
@@ -188,10 +196,15 @@ class _Inside:
             if isinstance(statement, ptx.Instruction):
                 for register in written(statement):
                     self._made.setdefault(register.name, []).append(statement)
+        # In a kernel, a register that has not been written yet is 0.
+        known = shape is not None and function.kind == "entry"
+        self._extents = StaticExtents(self._made, shape) if shape is not None and known else None
 
     def _add(self, variable: ptx.Variable) -> None:
         if variable.linkage == "extern" or None in variable.dims:
             return
+        if variable.space == "shared":
+            self._shared.add(variable.name)
         self._sizes[variable.name] = size_and_align(variable)
 
     def holds(self, ins: ptx.Instruction, access: Access) -> bool:
@@ -199,11 +212,25 @@ class _Inside:
         base, offset = access.address.base, access.address.offset
         if base is None:
             return False
+        if access.space == "shared" and self._indexes(access):
+            return True
         places = self._places(base, 8) if isinstance(base, ptx.Register) else {(base.name, 0)}
         if _writes_param(ins, access) and any(name in self._constant for name, _ in places):
             return False
         return bool(places) and all(
             self._within(name, start + offset, access) for name, start in places
+        )
+
+    def _indexes(self, access: Access) -> bool:
+        """Whether the access is to a shared array, at an index that is never too large."""
+        base, offset = access.address.base, access.address.offset
+        if self._extents is None or not isinstance(base, ptx.Register) or offset < 0:
+            return False
+        extent = self._extents.of(base)
+        if extent is None or extent.name not in self._shared or extent.step % access.align:
+            return False
+        return self._within(extent.name, offset, access) and self._within(
+            extent.name, offset + extent.most // access.align * access.align, access
         )
 
     def _within(self, name: str, first: int, access: Access) -> bool:

@@ -110,7 +110,7 @@ def generate_kernel(
     Raises:
         KernelRejected: the kernel uses something that the CPU device does not run.
     """
-    prepared = prepare(module, module.entries()[name], fenced=arena is not None)
+    prepared = prepare(module, module.entries()[name], shape, fenced=arena is not None)
     functions = _reachable(prepared)
     layout = _shared_layout(module, prepared, functions, data)
     body = prepared.entry.body or []

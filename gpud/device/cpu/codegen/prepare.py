@@ -43,6 +43,7 @@ from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.bounds import with_bounds
 from gpud.device.cpu.codegen.homes import with_homes
 from gpud.device.cpu.codegen.inline import Inliner, around
+from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.pseudo import ENDINGS, simplify
 from gpud.device.cpu.codegen.waiting import waiting_headers
 from gpud.device.cpu.codegen.webs import split_webs
@@ -67,12 +68,15 @@ class Prepared:
     addressed: tuple[str, ...]
 
 
-def prepare(module: ptx.Module, entry: ptx.Function, *, fenced: bool = False) -> Prepared:
+def prepare(
+    module: ptx.Module, entry: ptx.Function, shape: Shape | None = None, *, fenced: bool = False
+) -> Prepared:
     """Inline what suspends, turn call parameters into registers, and isolate every wait.
 
     Args:
         module: flattened (no `Scope` in any body).
         entry: the kernel of ``module`` to prepare.
+        shape: of its blocks, if it is known.
         fenced: whether accesses to memory are checked.
 
     Raises:
@@ -85,7 +89,7 @@ def prepare(module: ptx.Module, entry: ptx.Function, *, fenced: bool = False) ->
         name: simplify(_parameters_to_registers(f), fenced=fenced) for name, f in defined.items()
     }
     if fenced:
-        functions = {name: with_bounds(module, f) for name, f in functions.items()}
+        functions = {name: with_bounds(module, f, shape) for name, f in functions.items()}
     addressed = tuple(n for n in addressed_functions(module) if n in defined)
     suspending = _suspending(functions, addressed)
     body = Inliner(functions, addressed, suspending).expand(functions[entry.name])
