@@ -126,6 +126,30 @@ def test_local_memory_is_each_threads_own(world: Arena) -> None:
     assert (error.space, error.address) == ("local", BOX_BYTES)
 
 
+UNSET = {
+    "too late": "{access} mov.u64 %rd3, box;",
+    "on another path": """setp.eq.u64 %p1, %rd9, 0; @!%p1 bra L; mov.u64 %rd3, box; L: {access}""",
+    "copied": """setp.eq.u64 %p1, %rd9, 0; @!%p1 bra L; mov.u64 %rd2, box; L: mov.u64 %rd3, %rd2;
+        {access}""",
+}
+
+
+@pytest.mark.parametrize("how", UNSET)
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_address_that_may_not_have_been_written_yet(world: Arena, name: str, how: str) -> None:
+    access, space = OTHERS[name]
+    before = f".const .align 16 .b8 box[{BOX_BYTES}];" if space == "const" else ""
+    local = f".local .align 16 .b8 box[{BOX_BYTES}];" if space == "local" else ""
+    last = f", .param .align 16 .b8 box[{BOX_BYTES}]" if space == "param" else ""
+    body = UNSET[how].format(access=access.replace("%rd5", "%rd3"))
+    text = f"""{HEAD}{before} .visible .entry k(.param .u64 p{last}) {{ {REGISTERS} {local}
+        ld.param.u64 %rd9, [p]; {body} ret; }}"""
+    more = [np.zeros(BOX_BYTES, np.uint8)] if space == "param" else []
+    error = world.run(text, world.base, *more)
+    assert isinstance(error, IllegalAddress)
+    assert error.space == space
+
+
 DYNAMIC = """extern "C" __global__ void k(int* a, int at, int by) {
     extern __shared__ int box[];
     box[at + (int)threadIdx.x * by] = 1;

@@ -19,8 +19,10 @@ Properties:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import (
     BARRIER,
     CALL,
@@ -30,6 +32,7 @@ from gpud.compiler.analysis.effects import (
     state_space,
     written,
 )
+from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.analysis.sizes import size_and_align, type_bytes
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.fences import NO_CLAIM, Member, fence
@@ -180,6 +183,7 @@ class _Inside:
     """Which accesses stay inside one variable or parameter, whatever the program computes."""
 
     def __init__(self, module: ptx.Module, function: ptx.Function, shape: Shape | None) -> None:
+        self._function = function
         self._shared: set[str] = set()
         self._sizes: dict[str, tuple[int, int]] = {}
         for item in module.items:
@@ -199,6 +203,12 @@ class _Inside:
         # In a kernel, a register that has not been written yet is 0.
         known = shape is not None and function.kind == "entry"
         self._extents = StaticExtents(self._made, shape) if shape is not None and known else None
+
+    @cached_property
+    def _unset(self) -> frozenset[str]:
+        """Registers that some path reads before it has written them."""
+        liveness = Liveness(ControlFlow(self._function))
+        return frozenset(one.name for one in liveness.registers(liveness.live_in[0]))
 
     def _add(self, variable: ptx.Variable) -> None:
         if variable.linkage == "extern" or None in variable.dims:
@@ -245,6 +255,8 @@ class _Inside:
         """All (variable, offset) whose address the register can hold; empty if it is not known."""
         made = self._made.get(register.name, ())
         if not made or not depth or len(made) > _MOST_DEFINITIONS:
+            return set()
+        if register.name in self._unset:
             return set()
         found: set[tuple[str, int]] = set()
         toggles: list[int] = []
