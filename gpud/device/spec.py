@@ -11,8 +11,6 @@ import os
 import re
 from typing import NamedTuple
 
-from gpud.errors import MissingDependency
-
 __all__ = ["DeviceSpec", "parse_device"]
 
 _PATTERN = re.compile(r"(auto|cpu|cuda)(?::(\d{1,5}))?(?:@(\d{2,3}))?", re.ASCII)
@@ -42,11 +40,11 @@ class DeviceSpec(NamedTuple):
 def parse_device(text: str) -> DeviceSpec:
     """Reads a device specification; ``parse_device(str(spec)) == spec``.
 
-    ``auto`` is the CPU device, until there is another that it could find.
+    ``auto`` is the CPU device, until daemons can serve another. Whether there is such a GPU is for
+    whoever opens it to find out.
 
     Raises:
         ValueError: the text is no device specification, or asks for what no device is.
-        MissingDependency: it names a device of a kind that this version of gpud cannot run.
     """
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
@@ -55,11 +53,7 @@ def parse_device(text: str) -> DeviceSpec:
     if kind == "cuda":
         if capability is not None:
             raise ValueError(f"a GPU has its own compute capability: leave out '@' in {text!r}")
-        raise MissingDependency(
-            f"the CUDA device ({text!r})",
-            extra="cuda13",
-            cause="this version has the CPU device only",
-        )
+        return DeviceSpec(kind, 0 if number is None else int(number))
     if kind == "auto":
         if number is not None or capability is not None:
             raise ValueError(f"'auto' takes no number; write {_FORMS}, not {text!r}")

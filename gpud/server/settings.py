@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpud.config import Config
 from gpud.core.settings import Settings
 from gpud.device.spec import parse_device
-from gpud.errors import InvalidArgument
+from gpud.errors import InvalidArgument, MissingDependency
 from gpud.server.devices import Device
 from gpud.server.owner import Limits
 
@@ -46,9 +46,18 @@ def device_specs(config: Config) -> list[str]:
         MissingDependency: one needs what is not installed.
     """
     try:
-        return [str(parse_device(text)) for text in config.devices]
+        specs = [parse_device(text) for text in config.devices]
     except ValueError as error:
         raise InvalidArgument(f"--device: {error}") from None
+    for spec in specs:
+        if spec.kind == "cuda":
+            # The device is there, but nothing commits or copies arrays on it yet.
+            raise MissingDependency(
+                f"the CUDA device ({str(spec)!r})",
+                extra="cuda13",
+                cause="daemons of this version serve the CPU device only",
+            )
+    return [str(spec) for spec in specs]
 
 
 def host_limits(config: Config) -> Limits:

@@ -1,4 +1,4 @@
-"""``python -m gpud.device.host --device cpu[:SMS][@CAPABILITY] --fd N``: one device, one process.
+"""``python -m gpud.device.host --device DEVICE --fd N``: one device, one process.
 
 The process ends when the other end of the socket is closed, whatever its kernels do at the time.
 Its standard output and error are the daemon's log. Only the front ends it: by closing the socket,
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str] | None = None) -> int:
     """Serve until the front has gone; returns only if nothing could be started."""
     parser = argparse.ArgumentParser(prog="python -m gpud.device.host", description=__doc__)
-    parser.add_argument("--device", required=True, help="cpu, cpu:8, cpu:8@75")
+    parser.add_argument("--device", required=True, help="cpu, cpu:8, cpu:8@75, cuda:0")
     parser.add_argument("--fd", required=True, type=int, help="the inherited socket")
     options = parser.parse_args(arguments)
     _prepare_process()
@@ -66,7 +66,12 @@ def open_device(spec: DeviceSpec) -> Any:
 
     Raises:
         ValueError: there is no such device.
+        MissingDependency: it needs what is not installed.
     """
+    if spec.kind == "cuda":
+        from gpud.device.cuda.device import CUDADevice
+
+        return CUDADevice(spec.number)
     from gpud.device.cpu.device import CPUDevice
 
     if spec.capability is None:

@@ -26,6 +26,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gpud.compiler.names import RESERVED
 from gpud.device.host import messages as m
 from gpud.device.host.chains import Chains
@@ -232,7 +234,7 @@ class Host:
 
     def _write_symbol(self, command: m.WriteSymbol) -> None:
         held = self._symbol(command, len(command.data))
-        memoryview(held)[:] = command.data
+        held[:] = np.frombuffer(command.data, np.uint8)
         self._send(m.Replied(command.ticket))
 
     def _symbol(self, command: m.ReadSymbol | m.WriteSymbol, size: int) -> Any:

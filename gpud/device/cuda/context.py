@@ -1,0 +1,100 @@
+"""The device's primary context: entered by every thread that calls the driver, left for good once.
+
+Problem: a context is current per thread, and calls come from several: those that read commands,
+load programs and map memory, and the one that watches launches.
+
+Approach: the *primary* context, the one that the CUDA runtime and libraries of the same process
+would use. It is made so that waiting blocks the thread instead of spinning, and so that local
+memory, once grown, stays: giving it back would wait for all kernels. `Context.enter` costs one
+look at a thread-local flag after the first time.
+
+Properties:
+* no call waits by spinning;
+* `close` gives the context back once, however often it is called.
+
+This module has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from gpud.device.cuda.driver import Driver
+from gpud.errors import InvalidArgument
+
+__all__ = ["Context"]
+
+
+class Context:
+    """The context of one GPU.
+
+    Args:
+        driver: the door to it.
+        index: the GPU's, as the driver counts (``CUDA_VISIBLE_DEVICES`` has its say).
+
+    Attributes:
+        driver: as given.
+        device: the driver's handle.
+        least_priority, greatest_priority: of streams; the greatest is the smallest number.
+
+    Raises:
+        InvalidArgument: there is no such GPU.
+    """
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        count = int(driver.call("cuDeviceGetCount"))
+        if not 0 <= index < count:
+            raise InvalidArgument(
+                f"there is no cuda:{index}: the driver shows {count} GPU{'s' * (count != 1)} here"
+            )
+        self.driver = driver
+        self.index = index
+        self.device = driver.call("cuDeviceGet", index)
+        flags = driver.api.CUctx_flags
+        wanted = int(flags.CU_CTX_SCHED_BLOCKING_SYNC) | int(flags.CU_CTX_LMEM_RESIZE_TO_MAX)
+        driver.call("cuDevicePrimaryCtxSetFlags", self.device, wanted)
+        self._handle = driver.call("cuDevicePrimaryCtxRetain", self.device)
+        self._entered = threading.local()
+        self._open = True
+        try:
+            self.enter()
+            least, greatest = driver.call("cuCtxGetStreamPriorityRange")
+        except BaseException:
+            self.close()
+            raise
+        self.least_priority = int(least)
+        self.greatest_priority = int(greatest)
+
+    def enter(self) -> Driver:
+        """Make the context this thread's; the driver, for the calls that follow."""
+        if not getattr(self._entered, "yes", False):
+            self.driver.call("cuCtxSetCurrent", self._handle)
+            self._entered.yes = True
+        return self.driver
+
+    def attribute(self, name: str) -> int:
+        """See `Driver.attribute`."""
+        return self.driver.attribute(self.device, name)
+
+    @property
+    def name(self) -> str:
+        """What the driver calls the GPU."""
+        raw: Any = self.driver.call("cuDeviceGetName", 256, self.device)
+        return bytes(raw).partition(b"\0")[0].decode(errors="replace")
+
+    @property
+    def memory_bytes(self) -> int:
+        """All of the GPU's memory."""
+        return int(self.driver.call("cuDeviceTotalMem", self.device))
+
+    def free_bytes(self) -> int:
+        """What could be allocated now."""
+        free, _ = self.enter().call("cuMemGetInfo")
+        return int(free)
+
+    def close(self) -> None:
+        """Give the context back. With it goes all that lives in it, whatever runs."""
+        if self._open:
+            self._open = False
+            self.driver.call("cuDevicePrimaryCtxRelease", self.device)

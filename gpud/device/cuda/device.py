@@ -1,0 +1,339 @@
+"""The CUDA device: what `gpud.device.interface.Device` asks for, on an NVIDIA GPU.
+
+Problem: run chains of launches whose number of blocks changes while they run, without ever waiting
+for the device to come to rest: a persistent kernel may run for hours.
+
+Approach: `gpud.device.cuda.gang` runs chains, one lock guards all of them, and a watcher sees what
+ends. Everything that the driver does only when the device is idle (giving memory back, unloading)
+is put off: blocks are kept in pools, and programs that nobody has any more are unloaded when
+nothing is on the device.
+
+Properties:
+* after `CUDADevice.close` nothing of it is left in the driver;
+* callbacks are called without the lock, in the order of what they tell.
+
+Nothing here has run on a GPU yet. What kernels print goes to this process's standard output.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from gpud.device.cuda.arena import Arena
+from gpud.device.cuda.chain import Chain
+from gpud.device.cuda.context import Context
+from gpud.device.cuda.driver import Driver, DriverError, open_driver
+from gpud.device.cuda.flights import Flights
+from gpud.device.cuda.gang import Gang
+from gpud.device.cuda.gate import GATE, PTX
+from gpud.device.cuda.memory import DeviceBlock, DeviceMemory, MappedBlock, Pool
+from gpud.device.cuda.module import CUDAKernel, CUDAModule
+from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.device.cuda.watcher import Watcher
+from gpud.device.interface import LaunchSpec, as_dim3
+from gpud.errors import InvalidArgument, LaunchConfigError
+
+__all__ = ["CUDADevice"]
+
+_LEAST_CAPABILITY = 75
+_BLOCK_LIMITS = (1024, 1024, 64)
+_FREE_SHARED_BYTES = 48 << 10
+"""Dynamic shared memory beyond has to be asked for, kernel by kernel."""
+
+
+class CUDADevice:
+    """One GPU.
+
+    Args:
+        index: which, as the driver counts.
+        release: how limits reach running blocks, see `gpud.device.cuda.release`.
+        driver: stands in for the machine's, in tests.
+        watch: whether a thread watches launches; tests may look themselves.
+
+    Attributes:
+        context, flights, watcher, host_blocks, device_blocks, control_stream: what runs share.
+        lock: guards all runs.
+
+    Raises:
+        MissingDependency: the driver or its bindings are not there.
+        InvalidArgument: there is no such GPU, or it is too old.
+    """
+
+    kind = "cuda"
+
+    def __init__(
+        self,
+        index: int = 0,
+        *,
+        release: str = "mapped",
+        driver: Driver | None = None,
+        watch: bool = True,
+    ) -> None:
+        if release not in RELEASE_PATHS:
+            known = ", ".join(RELEASE_PATHS)
+            raise InvalidArgument(f"there is no release path {release!r}; there are {known}")
+        self.driver = open_driver() if driver is None else driver
+        self.lock = threading.RLock()
+        self._told: deque[Callable[[], None]] = deque()
+        self._closed = False
+        self._programs: dict[int, Any] = {}
+        self._retired: deque[int] = deque()
+        self._memory: list[MappedBlock] = []
+        self._arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+        self._close = ExitStack()
+        with ExitStack() as undo:
+            self.context = context = Context(self.driver, index)
+            undo.callback(context.close)
+            self._describe()
+            self.host_blocks = Pool(context, MappedBlock)
+            undo.callback(self.host_blocks.close)
+            self.device_blocks = Pool(context, DeviceBlock)
+            undo.callback(self.device_blocks.close)
+            undo.callback(self._free_memory)
+            api = self.driver.api
+            self.control_stream = self.driver.call(
+                "cuStreamCreateWithPriority",
+                int(api.CUstream_flags.CU_STREAM_NON_BLOCKING),
+                context.greatest_priority,
+            )
+            undo.callback(self.driver.call, "cuStreamDestroy", self.control_stream)
+            gate = CUDAModule(context, PTX)
+            undo.callback(gate.close)
+            paths = RELEASE_PATHS[release](context)
+            undo.callback(paths.close)
+            self.watcher = Watcher(self.lock, self.tell)
+            together = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
+            self.flights = Flights(
+                context, paths, self.watcher.semaphore, gate.kernel(GATE).handle, together
+            )
+            undo.callback(self.flights.close)
+            undo.callback(self._unload_all)
+            self._close = undo.pop_all()
+        if watch:
+            self.watcher.start()
+
+    def _describe(self) -> None:
+        context = self.context
+        self.name = context.name
+        self.sms = context.attribute("MULTIPROCESSOR_COUNT")
+        self.capability = 10 * context.attribute("COMPUTE_CAPABILITY_MAJOR") + context.attribute(
+            "COMPUTE_CAPABILITY_MINOR"
+        )
+        self.memory_bytes = context.memory_bytes
+        self._shared_limit = context.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        if self.capability < _LEAST_CAPABILITY:
+            raise InvalidArgument(
+                f"{self.name} has compute capability {self.capability / 10}; gpud needs "
+                f"{_LEAST_CAPABILITY / 10} or more"
+            )
+
+    # -- the interface
+
+    def allocate(self, size: int) -> MappedBlock:
+        """Zeroed memory that both sides see; it is the host's, so the GPU has it over the bus.
+
+        It is given back when the device is closed.
+
+        Raises:
+            OutOfMemory: no more can be page-locked.
+        """
+        block = MappedBlock(self.context, size)
+        self._memory.append(block)
+        return block
+
+    def device_memory(self, size: int) -> DeviceMemory:
+        """Zeroed memory of the GPU's own, for whoever measures.
+
+        Raises:
+            OutOfMemory: the GPU has none left.
+        """
+        return DeviceMemory(self.context, size)
+
+    def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
+        """Reserve a session's range of addresses. See `Arena`."""
+        arena = Arena(self.context, descriptor, size, base)
+        self._arenas.add(arena)
+        return arena
+
+    def load(self, text: str, arena: tuple[int, int] | None = None) -> CUDAModule:
+        """Load a PTX program; see `CUDAModule`."""
+        if not self.watcher.busy:
+            self._unload_retired()
+        module = CUDAModule(self.context, text, arena)
+        handle = module.release()
+        self._programs[int(handle)] = handle
+        # What forgets it may be on any thread, with any lock: it is unloaded at another time.
+        weakref.finalize(module, self._retired.append, int(handle)).atexit = False
+        return module
+
+    def occupancy(self, kernel: CUDAKernel, block: Sequence[int], shared: int = 0) -> int:
+        """M for a block shape and ``shared`` bytes of dynamic shared memory, from the driver.
+
+        Raises:
+            LaunchConfigError: not even one block fits an SM.
+        """
+        shape = _checked_block(block)
+        found = kernel.occupancies.get((shape, shared))
+        if found is None:
+            found = self._measured(kernel, shape, shared)
+            kernel.occupancies[shape, shared] = found
+        return found
+
+    def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Chain:
+        """Make a chain of launches ready; it may be run any number of times. See `Chain`."""
+        return Chain(self, launches, occupancy)
+
+    def gang(
+        self,
+        chain: Chain,
+        priority: int,
+        on_left: Callable[[], None],
+        on_over: Callable[[], None],
+    ) -> Gang:
+        """A run of a chain, which begins with its first `Gang.resize`. See `Gang`."""
+        return Gang(self, chain, priority, on_left, on_over)
+
+    def synchronize(self) -> None:
+        """Wait until everything on the device is over."""
+        self.context.enter().call("cuCtxSynchronize")
+
+    def close(self) -> None:
+        """End what runs, wait for it, and give everything back.
+
+        Runs that are not over never will be. A kernel that does not end is waited for, too: a
+        device host ends its process instead.
+        """
+        if not self._closed:
+            self._closed = True
+            self.watcher.close()
+            self.watcher.end_all()
+            self.context.enter().call("cuCtxSynchronize")
+            self._close.close()
+
+    def __enter__(self) -> CUDADevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- for runs
+
+    def check_open(self) -> None:
+        """Returns if the device is not closed; raises RuntimeError if it is."""
+        if self._closed:
+            raise RuntimeError("the device is closed")
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called without the lock, by whoever gives it back next. With the lock."""
+        self._told.append(call)
+
+    def tell(self) -> None:
+        """Call what was put off. Without the lock."""
+        while self._told:
+            try:
+                call = self._told.popleft()
+            except IndexError:  # another thread has it
+                return
+            call()
+
+    def hurry(self) -> None:
+        """Something was changed: tell, and have the watcher look soon. Without the lock."""
+        self.tell()
+        self.watcher.hurry()
+
+    def readable(self, arena: tuple[int, int] | None) -> tuple[tuple[int, int], ...]:
+        """(address, size) of what there is memory behind in the arena with this range."""
+        for one in self._arenas:
+            if arena is not None and one.address == arena[0]:
+                return one.ranges()
+        return ()
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of device memory; none if they cannot be read."""
+        found = np.empty(size, np.uint8)
+        try:
+            self.context.enter().call("cuMemcpyDtoH", found.ctypes.data, address, size)
+        except DriverError:
+            return b""
+        return found.tobytes()
+
+    # -- helpers
+
+    def _measured(self, kernel: CUDAKernel, shape: tuple[int, int, int], shared: int) -> int:
+        if shared < 0:
+            raise LaunchConfigError("shared", shared, "shared memory cannot be negative")
+        threads = shape[0] * shape[1] * shape[2]
+        most = kernel.attribute("max_threads")
+        if threads > most:
+            raise LaunchConfigError(
+                "block",
+                shape,
+                f"{threads} threads are more than a block of this kernel may have; launch more, "
+                "smaller blocks",
+                limit=most,
+            )
+        in_all = kernel.shared_bytes + shared
+        if in_all > self._shared_limit:
+            raise LaunchConfigError(
+                "shared",
+                in_all,
+                f"static and dynamic shared memory of a block come to {in_all} bytes, more than an "
+                "SM gives one block; use smaller tiles",
+                limit=self._shared_limit,
+            )
+        driver = self.context.enter()
+        if shared > _FREE_SHARED_BYTES - kernel.shared_bytes:
+            # All that a block may have, so that a later, smaller launch takes nothing back.
+            which = driver.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            room = self._shared_limit - kernel.shared_bytes
+            driver.call("cuFuncSetAttribute", kernel.handle, which, room)
+        found = int(
+            driver.call(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor", kernel.handle, threads, shared
+            )
+        )
+        if not found:
+            registers = kernel.attribute("registers")
+            raise LaunchConfigError(
+                "block",
+                shape,
+                f"no block fits on an SM: {registers} registers a thread are too many for "
+                f"{threads} threads; launch smaller blocks",
+            )
+        return found
+
+    def _free_memory(self) -> None:
+        while self._memory:
+            self._memory.pop().free()
+
+    def _unload_retired(self) -> None:
+        while self._retired:
+            handle = self._programs.pop(self._retired.popleft())
+            self.context.enter().call("cuModuleUnload", handle)
+
+    def _unload_all(self) -> None:
+        while self._programs:
+            _, handle = self._programs.popitem()
+            self.context.enter().call("cuModuleUnload", handle)
+
+
+def _checked_block(block: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = as_dim3("block", tuple(block))
+    for extent, limit in zip((x, y, z), _BLOCK_LIMITS, strict=True):
+        if extent > limit:
+            raise LaunchConfigError("block", (x, y, z), f"an extent is over {limit}", limit=limit)
+    if x * y * z > _BLOCK_LIMITS[0]:
+        raise LaunchConfigError(
+            "block",
+            (x, y, z),
+            f"{x * y * z} threads are more than a block may have; launch more, smaller blocks",
+            limit=_BLOCK_LIMITS[0],
+        )
+    return x, y, z

@@ -1,0 +1,170 @@
+"""The one door to the CUDA driver: calls by name, results checked, errors of gpud's own tree.
+
+Problem: every driver call returns a status that must not be overlooked, some statuses mean that the
+whole context is dead, and a machine without a GPU has no driver at all.
+
+Approach: `Driver.call` is the only way in. It calls a function of ``cuda.bindings.driver``, checks
+the status, and returns what is left: nothing, a value or a tuple. A status after which no call on
+the context succeeds (a *sticky* one) raises `gpud.errors.DeviceLost`, whichever call it came from;
+any other a `DriverError` with its name. Tests pass an object of their own instead of the bindings.
+
+CuPy is not used: what it offers here (streams, events, memory, modules) the driver offers with one
+way of reporting errors, and CuPy knows neither reserved address ranges nor a parameter buffer that
+is laid out already; a second owner of the context and of memory would only have to be kept in step.
+
+Properties:
+* no status is lost; nothing of CUDA is loaded before `open_driver`;
+* kernels are loaded when their module is: the driver's lazy loading may wait for the device, which
+  never comes to rest while a persistent kernel runs.
+
+This module has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from gpud.errors import DeviceLost, InvalidArgument, MissingDependency
+
+__all__ = ["STICKY", "Driver", "DriverError", "open_driver"]
+
+STICKY: Final = frozenset(
+    (
+        "ASSERT",
+        "CONTAINED",
+        "CONTEXT_IS_DESTROYED",
+        "DEINITIALIZED",
+        "DEVICE_UNAVAILABLE",
+        "ECC_UNCORRECTABLE",
+        "EXTERNAL_DEVICE",
+        "HARDWARE_STACK_ERROR",
+        "ILLEGAL_ADDRESS",
+        "ILLEGAL_INSTRUCTION",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "LAUNCH_FAILED",
+        "LAUNCH_TIMEOUT",
+        "MISALIGNED_ADDRESS",
+        "MPS_CLIENT_TERMINATED",
+        "MPS_RPC_FAILURE",
+        "NVLINK_UNCORRECTABLE",
+        "TENSOR_MEMORY_LEAK",
+        "UNKNOWN",
+    )
+)
+"""Statuses, without ``CUDA_ERROR_``, after which the process has to be ended and begun anew.
+
+Source: CUDA Driver API 13.0, ``CUresult``: "This leaves the process in an inconsistent state and
+any further CUDA work will return the same error", and those that say that the device or the context
+is gone.
+"""
+
+_PREFIX = "CUDA_ERROR_"
+_EXTRA = "cuda13"
+
+
+class DriverError(RuntimeError):
+    """A driver call failed, and the context goes on.
+
+    Attributes:
+        status: its name without ``CUDA_ERROR_``, such as ``OUT_OF_MEMORY``.
+        function: the call.
+    """
+
+    def __init__(self, function: str, status: str) -> None:
+        super().__init__(f"{function} failed: {_PREFIX}{status}")
+        self.function = function
+        self.status = status
+
+
+class Driver:
+    """The driver API.
+
+    Args:
+        api: ``cuda.bindings.driver``, or what stands in for it.
+
+    Attributes:
+        api: for its enumerations and structures; functions are called through `call`.
+    """
+
+    __slots__ = ("_success", "api")
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
+        self._success = api.CUresult.CUDA_SUCCESS
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """What ``function`` gives besides its status: None, one value, or a tuple.
+
+        Raises:
+            DeviceLost: the context is dead.
+            DriverError: the call failed otherwise.
+        """
+        status, *values = getattr(self.api, function)(*arguments)
+        if status != self._success:
+            raise self._error(function, status)
+        if len(values) == 1:
+            return values[0]
+        return tuple(values) if values else None
+
+    def is_over(self, event: Any) -> bool:
+        """Whether all that was put on its stream before ``event`` is over.
+
+        Raises:
+            DeviceLost: it failed, and the context with it.
+        """
+        status = self.api.cuEventQuery(event)[0]
+        if status == self._success:
+            return True
+        error = self._error("cuEventQuery", status)
+        if isinstance(error, DriverError) and error.status == "NOT_READY":
+            return False
+        raise error
+
+    def attribute(self, device: Any, name: str) -> int:
+        """A device's attribute by its name without ``CU_DEVICE_ATTRIBUTE_``."""
+        which = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.call("cuDeviceGetAttribute", which, device))
+
+    @staticmethod
+    def _error(function: str, status: Any) -> DeviceLost | DriverError:
+        name = str(getattr(status, "name", status)).removeprefix(_PREFIX)
+        if name in STICKY:
+            return DeviceLost(
+                f"the GPU's context is lost: {function} reports {_PREFIX}{name}. A kernel or the "
+                "device failed in a way that ends every kernel in the process"
+            )
+        return DriverError(function, name)
+
+
+def open_driver() -> Driver:
+    """The machine's driver, initialised.
+
+    Raises:
+        MissingDependency: there is no driver, or its bindings are not installed.
+        InvalidArgument: there is no GPU, or it does not answer.
+    """
+    # Both are read by cuInit. See above; and with few connections, streams that have nothing to
+    # do with each other wait for each other.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    try:
+        from cuda.bindings import driver as api
+    except ImportError as error:
+        raise MissingDependency("cuda-bindings", extra=_EXTRA, cause=str(error)) from error
+    driver = Driver(api)
+    try:
+        driver.call("cuInit", 0)
+    except DriverError as error:
+        raise InvalidArgument(
+            f"there is no GPU that could be used ({error}): see nvidia-smi and CUDA_VISIBLE_DEVICES"
+        ) from error
+    except RuntimeError as error:
+        # The bindings look for libcuda at the first call, and say so in this way.
+        raise MissingDependency(
+            "the NVIDIA driver (libcuda.so.1)",
+            extra=_EXTRA,
+            cause=f"{error}; the driver itself comes with the system, not with pip",
+        ) from error
+    return driver

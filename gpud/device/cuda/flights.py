@@ -1,0 +1,225 @@
+"""Launches on the device: what each occupies, from the call until it is over.
+
+Problem: a launch needs a stream, a launch record and an event, and each driver call on the way may
+fail; the record must not be used again before its last block has left.
+
+Approach: a `Flight` is one launch with what it holds. `Flights` begins flights, tells what is left
+of them, and takes back what they held. Streams and events are kept: making them is slow.
+
+Terms: a launch is *over* when its event is: its blocks have left and what they wrote can be seen.
+Whoever waits is woken by a semaphore that the driver posts when a stream gets so far (`notify`).
+
+Properties:
+* a flight that could not begin holds nothing;
+* if a kernel was launched and cannot be followed, the device is lost: nobody would know when its
+  memory is free.
+
+Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpud.compiler import control_words as cw
+from gpud.device.cuda.chain import Chain
+from gpud.device.cuda.context import Context
+from gpud.device.cuda.driver import DriverError
+from gpud.device.cuda.gate import GateParameters
+from gpud.device.cuda.release import ReleasePath, Slot
+from gpud.device.cuda.semaphore import Semaphore
+from gpud.errors import DeviceLost, GpudError
+
+__all__ = ["Flight", "Flights"]
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One launch on the device.
+
+    Attributes:
+        stage: of the chain.
+        count: blocks that were launched.
+        limit: blocks that are not told to release; only falls.
+        slot: of its launch record, None if it has none.
+        counts: whether its blocks count themselves out when they leave.
+        event: over when it is.
+        stream: its own, given back with it; None if others are on the stream.
+    """
+
+    stage: int
+    count: int
+    limit: int
+    slot: Slot | None
+    counts: bool
+    event: Any
+    stream: Any = None
+
+
+class Flights:
+    """Everything that is launched on the device. Under the device's lock.
+
+    Args:
+        context: of the device.
+        release: where launch records are.
+        semaphore: posted when a stream gets to a `notify`.
+        gate: the gate's kernel.
+        cooperative: the most blocks of a kernel that can be launched together, as (blocks of all
+            SMs) for an occupancy of 1; 0: the device cannot.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        release: ReleasePath,
+        semaphore: Semaphore,
+        gate: Any,
+        cooperative: int,
+    ) -> None:
+        self._context = context
+        self.release = release
+        self._semaphore = semaphore
+        self._gate = gate
+        self._gate_parameters = GateParameters()
+        self._cooperative = cooperative
+        api = context.driver.api
+        self._stream_flags = int(api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._event_flags = int(api.CUevent_flags.CU_EVENT_DISABLE_TIMING) | int(
+            api.CUevent_flags.CU_EVENT_BLOCKING_SYNC
+        )
+        self._wake = api.CUhostFn(semaphore.post_function)
+        self._streams: dict[bool, list[Any]] = {True: [], False: []}
+        self._events: list[Any] = []
+        self._all_streams: list[Any] = []
+        self._all_events: list[Any] = []
+
+    # -- streams and events
+
+    def take_stream(self, urgent: bool) -> Any:
+        """A stream on which nothing is; ``urgent``: its blocks get room first."""
+        if self._streams[urgent]:
+            return self._streams[urgent].pop()
+        priority = self._context.greatest_priority if urgent else self._context.least_priority
+        made = self._context.enter().call(
+            "cuStreamCreateWithPriority", self._stream_flags, priority
+        )
+        self._all_streams.append(made)
+        return made
+
+    def give_stream(self, stream: Any, urgent: bool) -> None:
+        """Take back a stream on which everything is over."""
+        self._streams[urgent].append(stream)
+
+    def take_event(self) -> Any:
+        """An event; as long as it was not recorded again it is what it was."""
+        if self._events:
+            return self._events.pop()
+        made = self._context.enter().call("cuEventCreate", self._event_flags)
+        self._all_events.append(made)
+        return made
+
+    def give_event(self, event: Any) -> None:
+        """Take an event back."""
+        self._events.append(event)
+
+    # -- launches
+
+    def gate(self, stream: Any, job: int, previous: int, run: int, stage: int) -> None:
+        """Put a gate before ``stage``, see `gpud.device.cuda.gate`."""
+        pointers = self._gate_parameters.set(job, previous, run, stage)
+        driver = self._context.enter()
+        driver.call("cuLaunchKernel", self._gate, 1, 1, 1, 1, 1, 1, 0, stream, pointers, 0)
+
+    def begin(
+        self, chain: Chain, stage: int, count: int, stream: Any, *, job: int, base: int = 0
+    ) -> Flight:
+        """Launch ``count`` blocks of a stage on ``stream``.
+
+        Args:
+            chain: it belongs to.
+            stage: which.
+            count: blocks; in form whole and unmodified all of the grid.
+            stream: where.
+            job: address of the stage's job record.
+            base: sliced form: the first task block.
+
+        Raises:
+            GpudError, DriverError: it could not begin; nothing is held.
+            DeviceLost: it began, and cannot be followed.
+        """
+        what = chain.stages[stage]
+        event = self.take_event()
+        slot: Slot | None = None
+        try:
+            if what.form != "unmodified":
+                slot = self.release.take()
+                record = cw.launch_record(job, count, base=base)
+                self.release.place(slot, record, stream)
+            self._launch(chain, stage, count, stream, slot)
+        except (GpudError, DriverError):
+            self.give_event(event)
+            if slot is not None:
+                self.release.give(slot)
+            raise
+        try:
+            self._context.driver.call("cuEventRecord", event, stream)
+        except DriverError as error:
+            raise DeviceLost(f"{what.kernel.name} runs and cannot be followed: {error}") from error
+        return Flight(stage, count, count, slot, what.form == "persistent", event)
+
+    def notify(self, stream: Any) -> None:
+        """Have the semaphore posted when ``stream`` gets here."""
+        try:
+            self._context.enter().call(
+                "cuLaunchHostFunc", stream, self._wake, self._semaphore.address
+            )
+        except DriverError as error:
+            raise DeviceLost(f"the end of a launch cannot be waited for: {error}") from error
+
+    def is_over(self, flight: Flight) -> bool:
+        """Whether it is over."""
+        return self._context.enter().is_over(flight.event)
+
+    def live(self, flight: Flight) -> int:
+        """How many of its blocks have not left, those included that have not begun."""
+        if not flight.counts or flight.slot is None:
+            return flight.count
+        return self.release.live(flight.slot)
+
+    def set_limit(self, flight: Flight, limit: int) -> None:
+        """Release the blocks from ``limit`` on; a limit is never raised again."""
+        assert flight.slot is not None
+        assert limit < flight.limit
+        self.release.set_limit(flight.slot, limit)
+        flight.limit = limit
+
+    def forget(self, flight: Flight, urgent: bool) -> None:
+        """Take back what a flight held that is over."""
+        self.give_event(flight.event)
+        if flight.slot is not None:
+            self.release.give(flight.slot)
+        if flight.stream is not None:
+            self.give_stream(flight.stream, urgent)
+
+    def close(self) -> None:
+        """Give everything back; nothing is on the device."""
+        driver = self._context.enter()
+        for event in self._all_events:
+            driver.call("cuEventDestroy", event)
+        for stream in self._all_streams:
+            driver.call("cuStreamDestroy", stream)
+        self._all_events, self._all_streams = [], []
+
+    def _launch(self, chain: Chain, stage: int, count: int, stream: Any, slot: Slot | None) -> None:
+        what = chain.stages[stage]
+        control = 0 if slot is None else self.release.address(slot)
+        parameters = chain.parameters(stage, control)
+        grid = (count, 1, 1) if what.form in ("persistent", "sliced") else what.grid
+        shape = (what.kernel.handle, *grid, *what.block, what.shared, stream, parameters)
+        driver = self._context.enter()
+        # Blocks of a kernel in form whole may wait for each other: all of them or none.
+        if what.form == "whole" and what.total <= self._cooperative * what.occupancy:
+            driver.call("cuLaunchCooperativeKernel", *shape)
+        else:
+            driver.call("cuLaunchKernel", *shape, 0)

@@ -1,0 +1,530 @@
+"""A gang: one run of a chain on the GPU, with as many resident blocks as it is given.
+
+Problem: the scheduler decides how many slices a job has; its blocks must follow while they run, no
+task block may be lost or run twice, and what the job occupies must be known.
+
+Approach: stages in persistent form are queued on the run's stream, `_WINDOW` of them at most, with
+gates between (`gpud.device.cuda.gate`). To shrink, limits of launches are lowered. To grow, one
+more launch on the same job record is begun on a stream of its own: a *helper*. Limits are never
+raised, so nobody has to know whether a block that was told to release has seen it yet. When
+everything that was launched is over, the job record says what is left, and the rest is begun anew.
+
+Terms: a *flight* is a launch on the device; a stage is *begun* when it has been opened, that is, up
+to ``CURRENT``; *due*: the stage that runs next when nothing is on the device.
+
+Properties:
+* a stage is begun after all of the stage before is done, and every block of it that could still
+  write has left or is waited for by the stream;
+* the limits of a stage's flights are never more than its share in all;
+* the run is over when no flight is left and nothing is left to do, or it was ended or has failed;
+* whatever call fails, the run ends with an error, or the device is lost.
+
+The device's lock guards it all. Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gpud.compiler import control_words as cw
+from gpud.device.cuda import gate
+from gpud.device.cuda.chain import Chain
+from gpud.device.cuda.driver import DriverError
+from gpud.device.cuda.failure import failure_of
+from gpud.device.cuda.flights import Flight
+from gpud.errors import GpudError, InternalError
+
+if TYPE_CHECKING:
+    from gpud.device.cuda.device import CUDADevice
+
+__all__ = ["Gang"]
+
+_WINDOW: Final = 16
+"""Stages that are queued at most: those that follow a growth were launched before it."""
+
+_TOP_UP: Final = _WINDOW // 2
+_MOST_HELPERS: Final = 32
+_NEXT, _DONE, _TOTAL = cw.NEXT // 4, cw.DONE // 4, cw.TOTAL // 4
+
+
+class Gang:
+    """One run of a chain; see `gpud.device.interface.Gang`.
+
+    Args:
+        device: where.
+        chain: what.
+        priority: more than 0: its blocks get room before those of others.
+        on_left: called after blocks have left, unless the gang is over.
+        on_over: called once when it is over.
+
+    Both are called without any lock, on the watcher's thread or in `resize`, `end` and `kill`.
+    """
+
+    def __init__(
+        self,
+        device: CUDADevice,
+        chain: Chain,
+        priority: int,
+        on_left: Callable[[], None],
+        on_over: Callable[[], None],
+    ) -> None:
+        self._device = device
+        self._flights = device.flights
+        self.chain = chain
+        self._urgent = priority > 0
+        self._on_left = on_left
+        self._on_over = on_over
+        self.slices = 0
+        self.error: GpudError | None = None
+        self.over = False
+        self.first_block_ns = 0
+        self.release_ns = 0
+        self._ended = False
+        self._main: deque[Flight] = deque()
+        self._helpers: list[Flight] = []
+        self._due = 0
+        self._opened = True  # whether the due stage is: the image has the first one open
+        self._next = 0  # the stage that is queued next
+        self._stalled = False
+        self._sliced = 0  # task blocks of the hosted stage that were launched
+        self._sliced_done = 0
+        self._claimed = -1  # the last stage of which everything is known to be claimed
+        self._loose = False  # whether something is on the stream that no flight waits for
+        self._lives = 0
+        self._releasing_ns = 0
+        self._final = (0, 0, chain.total)
+        self._stream: Any = None
+        self._run: Any = None
+        self._records: Any = None
+        self._words: Any = None
+        self._ready: Any = None
+
+    # -- for everybody
+
+    def resize(self, slices: int) -> None:
+        """Have ``slices`` slices from now on; returns at once.
+
+        Raises:
+            RuntimeError: the device is closed.
+            DeviceLost: the context is dead.
+        """
+        with self._device.lock:
+            if not self.over and not self._ended:
+                self._device.check_open()
+                self.slices = slices
+                self._attempt(self._settle)
+        self._device.hurry()
+
+    def end(self) -> None:
+        """Release everything and run nothing more; it is over when the last block has left."""
+        with self._device.lock:
+            if not self.over:
+                self._ended = True
+                self._attempt(self._stop)
+        self._device.hurry()
+
+    def kill(self) -> None:
+        """`end`, and have blocks that poll leave in the middle of their task block."""
+        with self._device.lock:
+            if not self.over:
+                self._ended = True
+                self._attempt(self._stop)
+                self._attempt(self._kill)
+        self._device.hurry()
+
+    @property
+    def output(self) -> bytes:
+        """Nothing: what kernels print goes to the host process's standard output."""
+        return b""
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """(claimed, done, total) task blocks of all launches."""
+        with self._device.lock:
+            return self._final if self.over else self._progress()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task block is done."""
+        return self.progress[1] == self.chain.total
+
+    @property
+    def held(self) -> int:
+        """Slices that its blocks occupy or will occupy, rounded up."""
+        with self._device.lock:
+            if self.over or not (self._main or self._helpers):
+                return 0
+            now = self._current()
+            blocks: dict[int, int] = {}
+            for flight in (*self._main, *self._helpers):
+                live = self._flights.live(flight)
+                if flight.stage > now:
+                    live = min(live, flight.limit)
+                blocks[flight.stage] = blocks.get(flight.stage, 0) + live
+            held = max(self.chain.slices_of(stage, live) for stage, live in blocks.items())
+            return held if self._stopping else max(held, self.chain.later(now, self.slices))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `held` can only fall: the last launch is all claimed, or it was ended."""
+        with self._device.lock:
+            if self.over or self._stopping:
+                return True
+            if self._words is None:
+                return False
+            now = self._current()
+            return now == len(self.chain.stages) - 1 and self._all_claimed(now)
+
+    # -- for the watcher, with the lock
+
+    def look(self) -> bool:
+        """See which flights are over and which blocks have left; whether anything changed."""
+        if self.over:
+            self._device.watcher.remove(self)
+            return False
+        changed = self._attempt(self._look)
+        return True if changed is None else bool(changed)
+
+    def lose(self, error: GpudError) -> None:
+        """The device is lost; whatever was on it is gone."""
+        if not self.over:
+            self.error = error
+            self.over = True
+            self._device.later(self._on_over)
+
+    # -- running
+
+    @property
+    def _stopping(self) -> bool:
+        return self._ended or self.error is not None
+
+    def _attempt(self, what: Callable[[], Any]) -> Any:
+        """Do it; what fails, ends the run. None if it failed."""
+        try:
+            return what()
+        except GpudError as error:
+            if error.code == "device-lost":
+                raise
+            self._fail(error)
+        except DriverError as error:
+            self._fail(InternalError(str(error), stage="device host, CUDA"))
+        return None
+
+    def _fail(self, error: GpudError) -> None:
+        if self.error is None:
+            self.error = error
+        self._stop()
+
+    def _settle(self) -> None:
+        """Have what runs follow ``slices``."""
+        if self._main or self._helpers:
+            self._adjust()
+        elif self.slices:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is on the device: begin with the due stage."""
+        self._device.watcher.add(self)
+        if self._words is None:
+            self._take()
+        self._next = self._due
+        if self.chain.stages[self._due].form == "persistent":
+            self._queue()
+        else:
+            self._launch_hosted()
+        self._lives = self._count_lives()
+
+    def _queue(self) -> None:
+        """Put stages in persistent form on the stream, as many as may be."""
+        flights, chain, queued = self._flights, self.chain, 0
+        try:
+            while len(self._main) < _WINDOW and self._next < len(chain.stages):
+                stage = self._next
+                if chain.stages[stage].form != "persistent":
+                    break
+                if stage != self._due or not self._opened:
+                    self._loose = True
+                    previous = 0 if stage == self._due else self._job(stage - 1)
+                    flights.gate(self._stream, self._job(stage), previous, self._run.address, stage)
+                self._add_main(chain.blocks(stage, self.slices))
+                self._next += 1
+                queued += 1
+                if queued % _TOP_UP == 0:
+                    flights.notify(self._stream)
+        finally:
+            if queued % _TOP_UP:
+                flights.notify(self._stream)
+
+    def _launch_hosted(self) -> None:
+        """Launch a stage, or the next sub-grid of one, that is not in persistent form."""
+        stage = self.chain.stages[self._due]
+        self._words[gate.CURRENT] = self._due
+        count = stage.total
+        if stage.form == "sliced":
+            count = min(self.chain.blocks(self._due, self.slices), stage.total - self._sliced)
+        self._add_main(count, base=self._sliced)
+        self._sliced += count
+        self._flights.notify(self._stream)
+
+    def _add_main(self, count: int, *, base: int = 0) -> None:
+        stage = self._next
+        flight = self._flights.begin(
+            self.chain, stage, count, self._stream, job=self._job(stage), base=base
+        )
+        self._main.append(flight)
+        self._loose = False
+
+    def _adjust(self) -> None:
+        """Lower limits, or add a helper."""
+        now, chain = self._current(), self.chain
+        if chain.stages[now].form != "persistent":
+            return  # the next sub-grid has another size
+        rest: dict[int, int] = {}
+        lowered = False
+        for flight in (*self._main, *self._helpers):
+            share = rest.setdefault(flight.stage, chain.blocks(flight.stage, self.slices))
+            limit = min(flight.limit, share)
+            rest[flight.stage] = share - limit
+            if limit < flight.limit:
+                self._flights.set_limit(flight, limit)
+                lowered = True
+        if lowered:
+            self._releasing_ns = self._releasing_ns or time.monotonic_ns()
+        missing = rest.get(now, 0)
+        if missing and len(self._helpers) < _MOST_HELPERS and not self._all_claimed(now):
+            self._help(now, missing)
+
+    def _help(self, stage: int, count: int) -> None:
+        """Add ``count`` blocks to a stage that runs."""
+        stream = self._flights.take_stream(self._urgent)
+        # Before the launch: the gate behind the stage must see it.
+        self._words[gate.HELPED] = stage + 1
+        try:
+            flight = self._flights.begin(self.chain, stage, count, stream, job=self._job(stage))
+        except (GpudError, DriverError):
+            self._flights.give_stream(stream, self._urgent)
+            raise
+        flight.stream = stream
+        self._helpers.append(flight)
+        self._lives += count
+        self._flights.notify(stream)
+
+    def _stop(self) -> None:
+        """Open nothing more and release everything."""
+        if self._words is not None:
+            self._words[gate.STOP] = 1
+        for flight in (*self._main, *self._helpers):
+            if flight.counts and flight.limit:
+                self._flights.set_limit(flight, 0)
+        if not (self._main or self._helpers):
+            self._finish()
+
+    def _kill(self) -> None:
+        """Tell blocks that poll to leave."""
+        if self.over or self._words is None:
+            return
+        driver = self._device.context.enter()
+        # What the image has not set yet it would set back.
+        driver.call("cuEventSynchronize", self._ready)
+        for stage in sorted({flight.stage for flight in (*self._main, *self._helpers)}):
+            at = self._job(stage) + cw.KILL
+            driver.call("cuStreamWriteValue32", self._device.control_stream, at, 1, 0)
+
+    # -- what has happened
+
+    def _look(self) -> bool:
+        changed = False
+        flights = self._flights
+        while self._main and flights.is_over(self._main[0]):
+            self._over_flight(self._main.popleft())
+            changed = True
+        for flight in [one for one in self._helpers if flights.is_over(one)]:
+            self._helpers.remove(flight)
+            self._over_flight(flight)
+            changed = True
+        if not (self._main or self._helpers):
+            self._device.watcher.remove(self)
+            self._drained()
+        elif not self._stopping and self.slices:
+            if len(self._main) <= _TOP_UP and not self._stalled and self._main:
+                self._queue_more()
+            self._adjust()
+        lives = self._count_lives()
+        changed |= lives < self._lives
+        self._lives = lives
+        self._see_release()
+        if changed and not self.over:
+            self._device.later(self._left)
+        return changed
+
+    def _queue_more(self) -> None:
+        if self.chain.stages[self._main[-1].stage].form == "persistent":
+            self._queue()
+
+    def _over_flight(self, flight: Flight) -> None:
+        if self.chain.stages[flight.stage].form != "persistent":
+            self._sliced_done = self._sliced
+        elif self._current() < flight.stage:
+            self._stalled = True  # its gate was closed, and so are all behind it
+        elif flight.limit:
+            self._claimed = max(self._claimed, flight.stage)  # it was over by itself
+        self._flights.forget(flight, self._urgent)
+
+    def _drained(self) -> None:
+        """Nothing is on the device: what the job record says is final."""
+        self._stalled = False
+        now = self._current()
+        stage = self.chain.stages[now]
+        record = self._record(now, cw.JOB_BYTES)
+        if self.error is None:
+            self.error = failure_of(record, self, now)
+        if stage.form == "persistent":
+            words = np.frombuffer(record, np.uint32)
+            done = int(words[_DONE]) == stage.total
+            if not done and not self._stopping and int(words[_NEXT]) >= stage.total:
+                raise InternalError(
+                    f"{int(words[_DONE])} of {stage.total} task blocks are done, and nobody runs "
+                    "the rest",
+                    stage="device host, CUDA",
+                )
+        else:
+            done = self._sliced_done == stage.total
+        if done:
+            self._due, self._opened = now + 1, False
+            self._sliced = self._sliced_done = 0
+        else:
+            self._due, self._opened = now, True
+        if self._stopping or self._due == len(self.chain.stages):
+            self._finish()
+        elif self.slices:
+            self._begin()
+
+    def _finish(self) -> None:
+        """Nothing is on the device and nothing will be."""
+        if self.over:
+            return
+        try:
+            self._final = self._progress()
+        except DriverError as error:
+            self.error = self.error or InternalError(str(error), stage="device host, CUDA")
+        self.over = True
+        self._releasing_ns = 0
+        self._device.watcher.remove(self)
+        self._give()
+        self._device.later(self._on_over)
+
+    def _progress(self) -> tuple[int, int, int]:
+        chain = self.chain
+        if self._words is None:
+            return 0, 0, chain.total
+        if self._due == len(chain.stages):
+            return chain.total, chain.total, chain.total
+        now = self._current()
+        before, total = chain.before[now], chain.stages[now].total
+        if now < self._due:  # all of it is done, and the next is not begun
+            return before + total, before + total, chain.total
+        if chain.stages[now].form != "persistent":
+            return before + self._sliced, before + self._sliced_done, chain.total
+        if not self._device.driver.is_over(self._ready):
+            return 0, 0, chain.total
+        words = np.frombuffer(self._record(now, cw.FAULT), np.uint32)
+        claimed = min(int(words[_NEXT]), total)
+        return before + claimed, before + min(int(words[_DONE]), claimed), chain.total
+
+    def _left(self) -> None:
+        if not self.over:
+            self._on_left()
+
+    def _see_release(self) -> None:
+        """Keep the longest time from a release to its last block gone."""
+        if not self._releasing_ns:
+            return
+        now = self._current()
+        left = sum(
+            max(0, self._flights.live(flight) - flight.limit)
+            for flight in (*self._main, *self._helpers)
+            if flight.stage <= now and flight.counts
+        )
+        if not left:
+            took = time.monotonic_ns() - self._releasing_ns
+            self.release_ns = max(self.release_ns, took)
+            self._releasing_ns = 0
+
+    def _all_claimed(self, stage: int) -> bool:
+        """Whether blocks of a begun stage have left that were not told to; may be late to say so.
+
+        A block leaves by itself only if it finds nothing to claim.
+        """
+        if self.chain.stages[stage].form != "persistent":
+            return self._sliced == self.chain.stages[stage].total
+        return self._claimed >= stage or any(
+            self._flights.live(flight) < flight.limit
+            for flight in (*self._main, *self._helpers)
+            if flight.stage == stage
+        )
+
+    def _count_lives(self) -> int:
+        return sum(self._flights.live(flight) for flight in (*self._main, *self._helpers))
+
+    # -- words and records
+
+    def _take(self) -> None:
+        """What the run needs: a stream, its words, and its job records, set up on the stream."""
+        device, chain = self._device, self.chain
+        run = device.host_blocks.take(gate.RUN_BYTES)
+        run.view[:] = 0
+        self._run = run
+        self._words = run.words
+        try:
+            self._records = device.device_blocks.take(chain.record_bytes)
+            self._stream = self._flights.take_stream(self._urgent)
+            self._ready = self._flights.take_event()
+            driver = device.context.enter()
+            to, size = self._records.address, chain.record_bytes
+            self._loose = True
+            driver.call("cuMemcpyHtoDAsync", to, chain.image, size, self._stream)
+            driver.call("cuEventRecord", self._ready, self._stream)
+        except (GpudError, DriverError):
+            self._give()
+            raise
+
+    def _give(self) -> None:
+        """Give back what the run needed; nothing is on the device."""
+        if self._words is None:
+            return
+        device, flights = self._device, self._flights
+        self._words = None
+        if self._loose:
+            # A gate or a copy, on the way to a launch that failed: short, and it must be over.
+            device.context.enter().call("cuStreamSynchronize", self._stream)
+        device.host_blocks.give(self._run)
+        if self._records is not None:
+            device.device_blocks.give(self._records)
+            self._records = None
+        if self._stream is not None:
+            flights.give_stream(self._stream, self._urgent)
+            self._stream = None
+        if self._ready is not None:
+            flights.give_event(self._ready)
+            self._ready = None
+
+    def _job(self, stage: int) -> int:
+        """Address of a stage's job record."""
+        address: int = self._records.address
+        return address + cw.JOB_BYTES * stage
+
+    def _record(self, stage: int, size: int) -> bytes:
+        """The first ``size`` bytes of a stage's job record, as they are now."""
+        found = np.empty(size, np.uint8)
+        driver = self._device.context.enter()
+        driver.call("cuMemcpyDtoH", found.ctypes.data, self._job(stage), size)
+        return found.tobytes()
+
+    def _current(self) -> int:
+        """The stage that runs, or ran last."""
+        return int(self._words[gate.CURRENT])

@@ -1,0 +1,297 @@
+"""Memory, arenas, programs and occupancy of the CUDA device, against a model of the driver."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from gpud.compiler.control_words import JOB_BYTES
+from gpud.device.cuda.arena import Arena
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver import Driver, DriverError
+from gpud.device.job import Job
+from gpud.errors import (
+    CompileError,
+    DeviceLost,
+    InvalidArgument,
+    KernelNotFound,
+    LaunchConfigError,
+    OutOfMemory,
+)
+from tests.unit.cuda.fake_driver import FakeDriver
+from tests.unit.cuda.running import PROGRAM, device_of, launches, ran_once
+
+GRANULE = 1 << 16
+SIZE = 16 * GRANULE
+WAIT_S = 60
+
+
+@pytest.fixture
+def memfd() -> Iterator[int]:
+    descriptor = os.memfd_create("arena")
+    os.ftruncate(descriptor, SIZE)
+    yield descriptor
+    os.close(descriptor)
+
+
+def written(descriptor: int, offset: int, data: bytes) -> None:
+    os.pwrite(descriptor, data, offset)
+
+
+def test_what_it_says_of_itself() -> None:
+    with device_of(FakeDriver()) as device:
+        assert (device.kind, device.name, device.sms) == ("cuda", "Model GPU", 4)
+        assert (device.capability, device.memory_bytes) == (90, 1 << 30)
+
+
+def test_memory_is_zero_and_seen_from_both_sides() -> None:
+    with device_of(FakeDriver()) as device:
+        block = device.allocate(1000)
+        assert block.view.size == 1000
+        assert not block.view.any()
+        assert block.address == block.view.ctypes.data
+        memory = device.device_memory(100)
+        assert memory.download() == bytes(100)
+        memory.upload(np.arange(10, dtype=np.uint8), 5)
+        assert memory.download(4, 6) == bytes([1, 2, 3, 4])
+        memory.fill(3)
+        assert memory.download(2) == b"\3\3"
+        with pytest.raises(ValueError, match="not all within 100"):
+            memory.upload(bytes(10), 95)
+        memory.close()
+
+
+def test_too_little_memory_says_how_much_there_is() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        fake.fail(1, "OUT_OF_MEMORY", "cuMemAlloc")
+        with pytest.raises(OutOfMemory, match="12345 are available"):
+            device.device_memory(1 << 40)
+
+
+def test_runs_take_no_new_memory_once_they_have_run() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        chain = device.prepare(launches(device, "ppp"))
+        assert chain.record_bytes == 3 * JOB_BYTES
+        jobs = [Job(device, chain), Job(device, chain)]
+        for job in jobs:
+            job.resize(1)
+            fake.run()
+            device.watcher.look()
+            fake.calls.append("next")
+        later = fake.calls[fake.calls.index("next") :]
+        assert all(job.complete for job in jobs)
+        assert not [n for n in later if "Alloc" in n or "Create" in n or "Free" in n]
+
+
+# -- arenas
+
+
+def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        assert arena.ranges() == ()
+        written(memfd, 100, b"hello")
+        arena.commit(100, 2 * GRANULE)
+        assert arena.ranges() == ((arena.address, 3 * GRANULE),)
+        assert device.read(arena.address + 100, 5) == b"hello"
+        assert device.readable((arena.address, SIZE)) == arena.ranges()
+        assert device.readable((1, 2)) == device.readable(None) == ()
+        driver = device.context.enter()
+        source = np.frombuffer(b"there", np.uint8)
+        driver.call("cuMemcpyHtoD", arena.address + GRANULE, source.ctypes.data, 5)
+        arena.download(GRANULE, 5)
+        assert os.pread(memfd, 5, GRANULE) == b"there"
+        arena.close()
+        arena.close()
+
+
+def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        arena.commit(0, 100)
+        arena.commit(200, 100)  # the same granule
+        arena.commit(0, 4 * GRANULE)  # over it
+        assert fake.alive["mapping"] == fake.alive["locked"] == 2
+        arena.release(0, 100)
+        arena.release(0, 4 * GRANULE)
+        assert arena.ranges() == ((arena.address, GRANULE),)
+        arena.release(200, 100)
+        assert arena.ranges() == ()
+        assert fake.alive["piece"] == 0
+        for offset, size in ((0, 0), (-1, 5), (SIZE - 1, 2)):
+            with pytest.raises(InvalidArgument, match="no part of an arena"):
+                arena.commit(offset, size)
+        arena.close()
+
+
+def test_an_arena_that_cannot_lie_there_is_refused(memfd: int) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        with pytest.raises(InvalidArgument, match="it is taken"):
+            device.map_arena(memfd, SIZE, base=0x5000_0000)
+        with pytest.raises(InvalidArgument, match="cannot be mapped"):
+            device.map_arena(memfd, 2 * SIZE)
+        assert fake.alive["range"] == 0
+
+
+def test_whichever_call_fails_an_arena_is_as_it_was(memfd: int) -> None:
+    failed = 0
+    for nth in range(1, 60):
+        fake = FakeDriver()
+        over = False
+        with suppress(DeviceLost), device_of(fake) as device:
+            arena: Arena | None = None
+            fake.fail(nth, "OUT_OF_MEMORY")
+            try:
+                arena = device.map_arena(memfd, SIZE)
+                arena.commit(GRANULE, GRANULE)
+                arena.commit(0, 4 * GRANULE)
+            except (OutOfMemory, DriverError):
+                failed += 1
+            over = fake.counted < nth
+            fake.fail(0, "")
+            if arena is not None:
+                mapped = sum(size for _, size in arena.ranges())
+                assert mapped in (0, GRANULE, 4 * GRANULE)
+                assert fake.alive["mapping"] == fake.alive["piece"] == fake.alive["locked"]
+                arena.close()
+        if over:
+            break
+    assert failed > 10
+
+
+# -- programs
+
+
+def test_programs_and_their_variables() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        module = device.load(PROGRAM, (0x1000, 0x2000))
+        raw = device.read(module._addresses["gpud_arena"] or 0, 16)
+        assert np.frombuffer(raw, np.uint64).tolist() == [0x1000, 0x2000]
+        with pytest.raises(KeyError, match=r"no variable 'gpud_arena'.*: table"):
+            module.symbol("gpud_arena")
+        table = module.symbol("table")
+        table[2:5] = b"abc"
+        assert table[1:6].tobytes()[1:4] == b"abc"
+        assert np.asarray(table).size == table.size == len(table) == 16
+        with pytest.raises(ValueError, match="4 bytes do not fill 16"):
+            table[:] = bytes(4)
+        assert module.ranges() == ((table.address, 16),)
+        assert [p.size for p in module.kernel("persistent_a").parameters] == [8, 8]
+        with pytest.raises(KernelNotFound):
+            module.kernel("nobody")
+
+
+def test_a_program_that_is_refused_brings_the_drivers_log() -> None:
+    with device_of(FakeDriver()) as device:
+        text = PROGRAM.replace("plain_e", "refuse_me")
+        with pytest.raises(CompileError, match=r"INVALID_PTX.: ptxas fatal: nothing is right") as e:
+            device.load(text)
+        assert e.value.log == "ptxas fatal: nothing is right here\nmore"
+
+
+def test_a_forgotten_program_is_unloaded_when_nothing_runs() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        before = fake.alive["module"]
+        chain = device.prepare(launches(device, "p"))
+        job = Job(device, chain)
+        job.resize(1)
+        device.load(PROGRAM)
+        device.load(PROGRAM)
+        assert fake.alive["module"] == before + 3
+        fake.run()
+        device.watcher.look()
+        device.load(PROGRAM)
+        assert fake.alive["module"] == before + 2
+    assert fake.waits == []
+
+
+def test_occupancy_and_what_does_not_fit() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        kernel = device.load(PROGRAM).kernel("persistent_a")
+        assert device.occupancy(kernel, (256, 1, 1)) == 2
+        assert device.occupancy(kernel, (32, 1, 1), 100 << 10) == 2
+        assert fake.shared_room == 227 << 10
+        for block, shared, words in (
+            ((1024, 2, 1), 0, "more than a block may have"),
+            ((1, 1, 65), 0, "an extent is over 64"),
+            ((1024, 1, 1), 0, "more than a block of this kernel may have"),
+            ((32, 1, 1), 228 << 10, "more than an SM gives one block"),
+            ((32, 1, 1), -1, "cannot be negative"),
+        ):
+            with pytest.raises(LaunchConfigError, match=words):
+                device.occupancy(kernel, block, shared)
+        fake.occupancy = 0
+        with pytest.raises(LaunchConfigError, match="40 registers a thread"):
+            device.occupancy(kernel, (512, 1, 1))
+
+
+def test_a_chain_is_checked() -> None:
+    with device_of(FakeDriver()) as device:
+        (spec,) = launches(device, "p")
+        for wrong, error, words in (
+            (spec._replace(parameters=b""), ValueError, "takes 8 bytes of parameters, not 0"),
+            (spec._replace(grid=(2**31, 1, 1)), LaunchConfigError, "split the work"),
+            (spec._replace(form="whole", grid=(1, 65536, 1)), LaunchConfigError, "over 65535"),
+        ):
+            with pytest.raises(error, match=words):
+                device.prepare([wrong])
+        with pytest.raises(ValueError, match="one launch or more"):
+            device.prepare([])
+
+
+# -- the thread that watches
+
+
+def test_a_watched_device_runs_jobs_by_itself_and_sleeps_at_idle() -> None:
+    fake = FakeDriver()
+    device = CUDADevice(driver=Driver(fake))
+    job = Job(device, launches(device, "pp"))
+    job.resize(2)
+    ends = threading.Event()
+
+    def time_passes() -> None:
+        while not ends.is_set():
+            with device.lock:
+                fake.step()
+
+    clock = threading.Thread(target=time_passes)
+    clock.start()
+    try:
+        assert job.wait(WAIT_S)
+    finally:
+        ends.set()
+        clock.join()
+    assert job.complete
+    assert not device.watcher.busy
+    assert device.watcher.look() is None
+    ran_once(fake, [10, 10])
+    device.close()
+    assert not +fake.alive
+    with pytest.raises(RuntimeError, match="closed"):
+        Job(device, job.chain).resize(1)
+
+
+def test_a_lost_device_is_heard_of_on_the_threads_own() -> None:
+    fake = FakeDriver()
+    device = CUDADevice(driver=Driver(fake))
+    job = Job(device, launches(device, "p"))
+    with device.lock:
+        job.resize(1)
+        fake.lose()
+    device.watcher.hurry()
+    assert job.wait(WAIT_S)
+    assert isinstance(job.error, DeviceLost)
+    device.watcher.close()

@@ -1,0 +1,121 @@
+"""The door to the driver, and that what goes through it exists in the real bindings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from cuda.bindings import driver as real
+
+import gpud.device.cuda
+from gpud.compiler.ptxas import assemble, find_ptxas
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver import STICKY, Driver, DriverError, open_driver
+from gpud.device.cuda.gate import PTX
+from gpud.device.cuda.semaphore import Semaphore
+from gpud.device.host.__main__ import open_device
+from gpud.device.spec import parse_device
+from gpud.errors import DeviceLost, InvalidArgument, MissingDependency
+from tests.unit.cuda.fake_driver import FakeDriver
+
+FOLDER = Path(gpud.device.cuda.__file__).parent
+CALL = re.compile(r'call\(\s*"(cu\w+)"')
+
+
+def called() -> set[str]:
+    return {name for path in FOLDER.glob("*.py") for name in CALL.findall(path.read_text())}
+
+
+def test_every_function_that_is_called_is_in_the_bindings() -> None:
+    names = called()
+    assert len(names) > 40
+    assert [name for name in names if not hasattr(real, name)] == []
+
+
+def test_the_model_takes_the_arguments_that_the_bindings_take() -> None:
+    for name in called() - {"cuLaunchKernel", "cuLaunchCooperativeKernel"}:
+        stated = (getattr(real, name).__doc__ or "").splitlines()[0]
+        inside = stated[stated.index("(") + 1 : stated.rindex(")")]
+        inside = re.sub(r"\[[^()]*?\](?=,|$)", "", inside)
+        modelled = inspect.signature(getattr(FakeDriver, f"_{name}")).parameters
+        assert len(modelled) - 1 == len([part for part in inside.split(",") if part]), stated
+
+
+def test_sticky_statuses_are_statuses() -> None:
+    missing = [n for n in STICKY if f"CUDA_ERROR_{n}" not in real.CUresult.__members__]
+    assert missing == []
+
+
+@pytest.mark.parametrize("status", ["ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ECC_UNCORRECTABLE"])
+def test_a_dead_context_is_a_lost_device(status: str) -> None:
+    fake = FakeDriver()
+    fake.lose(status)
+    with pytest.raises(DeviceLost, match=f"cuInit reports CUDA_ERROR_{status}"):
+        Driver(fake).call("cuInit", 0)
+
+
+def test_any_other_status_is_an_error_with_its_name() -> None:
+    fake = FakeDriver()
+    fake.fail(1, "NOT_PERMITTED")
+    with pytest.raises(DriverError, match="cuInit failed: CUDA_ERROR_NOT_PERMITTED") as caught:
+        Driver(fake).call("cuInit", 0)
+    assert (caught.value.function, caught.value.status) == ("cuInit", "NOT_PERMITTED")
+    assert Driver(fake).call("cuInit", 0) is None
+
+
+def test_without_a_driver_it_says_what_is_missing() -> None:
+    try:
+        open_driver()
+    except MissingDependency as error:
+        assert "libcuda" in str(error)  # noqa: PT017 - a machine with a GPU has nothing to catch
+        with pytest.raises(MissingDependency, match="libcuda"):
+            open_device(parse_device("cuda:0"))
+    except InvalidArgument as error:
+        assert "no GPU" in str(error)  # noqa: PT017
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    fake = FakeDriver()
+    with pytest.raises(InvalidArgument, match="no cuda:1: the driver shows 1 GPU here"):
+        CUDADevice(1, driver=Driver(fake))
+    with pytest.raises(InvalidArgument, match="no release path 'magic'"):
+        CUDADevice(driver=Driver(fake), release="magic")
+
+
+def test_opening_that_fails_anywhere_leaves_nothing() -> None:
+    for nth in range(1, 100):
+        fake = FakeDriver()
+        fake.fail(nth, "NOT_SUPPORTED")
+        try:
+            device = CUDADevice(driver=Driver(fake), release="copy", watch=False)
+        except DriverError:
+            assert not +fake.alive, (nth, fake.alive)
+        else:
+            assert fake.counted > 15
+            fake.fail(0, "")
+            device.close()
+            return
+    pytest.fail("there is no end to it")
+
+
+def test_waiting_blocks_instead_of_spinning() -> None:
+    fake = FakeDriver()
+    CUDADevice(driver=Driver(fake), watch=False).close()
+    assert fake.context_flags & int(real.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC)
+
+
+def test_a_semaphore_ends_a_wait_and_takes_all_posts() -> None:
+    semaphore = Semaphore()
+    assert not semaphore.wait(0)
+    semaphore.post()
+    semaphore.post()
+    assert semaphore.wait(None)
+    assert not semaphore.wait(0.001)
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+def test_the_gate_assembles(arch: str) -> None:
+    assert assemble(PTX, arch)["gpud_gate"].spill_bytes == 0

@@ -1,0 +1,288 @@
+"""Runs on the CUDA device, against a model of the driver."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gpud.compiler.control_words import FaultKind
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver import Driver
+from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.device.job import Job
+from gpud.errors import DeviceLost, GpudError, IllegalAddress, InternalError, KernelTrap
+from tests.unit.cuda.fake_driver import FakeDriver
+from tests.unit.cuda.running import device_of, drive, launches, ran_once
+
+
+@pytest.mark.parametrize("release", RELEASE_PATHS)
+@pytest.mark.parametrize("what", ["p", "ppp", "s", "w", "e", "pspwpepp", "p" * 20])
+def test_every_task_block_runs_once_and_stages_follow_each_other(what: str, release: str) -> None:
+    fake = FakeDriver(1)
+    with device_of(fake, release) as device:
+        job = Job(device, launches(device, what))
+        assert job.progress == (0, 0, 10 * len(what))
+        job.resize(3)
+        drive(fake, device, job)
+        assert job.error is None
+        assert job.complete
+        assert job.held == 0
+        assert job.exhausted
+        ran_once(fake, [10] * len(what))
+    assert fake.waits == []
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_nothing_is_lost_or_repeated_whatever_is_resized_when(seed: int) -> None:
+    choose = random.Random(seed)
+    fake = FakeDriver(seed, room=choose.choice([1, 3, 64]))
+    what = "".join(choose.choice("pppsw") for _ in range(choose.choice([1, 4, 30])))
+    with device_of(fake, choose.choice(list(RELEASE_PATHS))) as device:
+        job = Job(device, launches(device, what, total=12))
+        seen = (0, 0)
+        job.resize(choose.randrange(1, 5))
+        for _ in range(200):
+            if job.done:
+                break
+            fake.run(choose.randrange(8))
+            device.watcher.look()
+            if choose.random() < 0.3:
+                job.resize(choose.choice([0, 0, 1, 2, 7, 30]))
+            claimed, done, _ = job.progress
+            assert claimed >= seen[0]
+            assert done >= seen[1]
+            assert done <= claimed
+            seen = claimed, done
+        job.resize(2)
+        drive(fake, device, job, rounds=20_000)
+        assert job.error is None
+        assert job.complete
+        ran_once(fake, [12] * len(what))
+    assert fake.waits == []
+
+
+def test_a_stopped_job_keeps_what_is_left_and_holds_nothing() -> None:
+    fake = FakeDriver(2)
+    with device_of(fake) as device:
+        left: list[int] = []
+        job = Job(
+            device, launches(device, "pp", total=50), on_left=lambda job: left.append(job.held)
+        )
+        job.resize(4)
+        fake.run(30)
+        job.stop()
+        drive(fake, device, job)
+        assert not job.done
+        assert job.held == 0
+        assert left
+        claimed, done, _ = job.progress
+        assert claimed == done == len(fake.ran) < 100
+        job.resize(4)
+        drive(fake, device, job)
+        ran_once(fake, [50, 50])
+
+
+def test_it_grows_while_it_runs_and_tells_what_it_holds() -> None:
+    fake = FakeDriver(3)
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "p", total=1000))
+        job.resize(2)
+        fake.run(20)
+        assert (fake.resident, job.held) == (2, 2)
+        job.resize(6)
+        fake.run(40)
+        assert (fake.resident, job.held) == (6, 6)
+        job.resize(1)
+        assert job.held == 6
+        fake.run(200)
+        device.watcher.look()
+        assert (fake.resident, job.held) == (1, 1)
+        assert job.release_ns > 0
+        assert not job.exhausted
+        job.resize(3)
+        drive(fake, device, job, rounds=20_000)
+        ran_once(fake, [1000])
+
+
+def test_urgent_runs_have_the_streams_of_the_highest_priority() -> None:
+    fake = FakeDriver(4)
+    with device_of(fake) as device:
+        chain = device.prepare(launches(device, "p"))
+        before = len(fake._streams)
+        for priority in (0, 1):
+            job = Job(device, chain, priority=priority)
+            job.resize(1)
+            drive(fake, device, job)
+        made = list(fake._streams.values())[before:]
+        assert [stream.priority for stream in made] == [0, -5]
+
+
+def test_launches_of_several_occupancies_have_their_share_of_blocks() -> None:
+    fake = FakeDriver(5)
+    with device_of(fake) as device:
+        specs = launches(device, "pp", total=100)
+        chain = device.prepare([specs[0]._replace(occupancy=4), specs[1]._replace(occupancy=6)], 2)
+        assert chain.occupancy == 2
+        assert (chain.blocks(0, 3), chain.blocks(1, 3)) == (6, 9)
+        assert (chain.slices_of(0, 5), chain.slices_of(1, 7)) == (3, 3)
+        assert chain.later(0, 50) == 34
+        with pytest.raises(ValueError, match="M of a job"):
+            device.prepare(specs, 3)
+
+
+@pytest.mark.parametrize("form", ["p", "s"])
+def test_a_fault_ends_the_run_and_is_told(form: str) -> None:
+    fake = FakeDriver(6)
+    kernel = {"p": "persistent_a", "s": "sliced_c"}[form]
+    fake.faults[kernel, 4] = FaultKind.ADDRESS
+    with device_of(fake) as device:
+        job = Job(device, launches(device, form + "e"))
+        job.resize(2)
+        drive(fake, device, job)
+        assert isinstance(job.error, IllegalAddress)
+        assert job.error.address == 0xDEAD00
+        assert job.error.task_block == (4, 0, 0)
+        assert job.error.launch == 0
+        assert not job.complete
+        assert "plain_e" not in {name for name, _, _ in fake.ran}
+
+
+def test_a_trap_says_so() -> None:
+    fake = FakeDriver(7)
+    fake.faults["persistent_a", 0] = FaultKind.TRAP
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "p"))
+        job.resize(1)
+        drive(fake, device, job)
+        assert isinstance(job.error, KernelTrap)
+
+
+def test_ended_jobs_run_nothing_more() -> None:
+    fake = FakeDriver(8)
+    with device_of(fake) as device:
+        ended: list[Job] = []
+        never = Job(device, launches(device, "p"), on_done=ended.append)
+        never.end()
+        assert ended == [never]
+        assert never.progress == (0, 0, 10)
+        job = Job(device, launches(device, "pp", total=100), on_done=ended.append)
+        job.resize(3)
+        fake.run(40)
+        job.end()
+        assert not job.done
+        drive(fake, device, job)
+        assert ended == [never, job]
+        assert not job.complete
+        assert job.error is None
+        count = len(fake.ran)
+        job.resize(5)
+        drive(fake, device)
+        assert len(fake.ran) == count
+
+
+def test_a_killed_job_tells_its_blocks() -> None:
+    fake = FakeDriver(9)
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "pp", total=100))
+        job.resize(2)
+        fake.run(30)
+        job.kill()
+        assert "cuStreamWriteValue32" in fake.calls
+        drive(fake, device, job)
+        assert not job.complete
+        assert len(fake.ran) < 100
+
+
+def test_runs_of_one_chain_at_once_do_not_disturb_each_other() -> None:
+    fake = FakeDriver(10)
+    with device_of(fake) as device:
+        chain = device.prepare(launches(device, "pp"))
+        jobs = [Job(device, chain) for _ in range(3)]
+        for job in jobs:
+            job.resize(2)
+        for job in jobs:
+            drive(fake, device, job)
+        assert all(job.complete for job in jobs)
+        assert len(fake.ran) == 60
+
+
+def test_a_lost_context_is_told_by_every_run() -> None:
+    fake = FakeDriver(11)
+    device = CUDADevice(driver=Driver(fake), watch=False)
+    ended: list[Job] = []
+    jobs = [Job(device, launches(device, "p"), on_done=ended.append) for _ in range(2)]
+    for job in jobs:
+        job.resize(1)
+    fake.lose("ILLEGAL_ADDRESS")
+    device.watcher.look()
+    assert all(isinstance(job.error, DeviceLost) for job in jobs)
+    assert ended == jobs
+    with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
+        Job(device, jobs[0].chain).resize(1)
+
+
+def test_blocks_that_vanish_are_a_fault_of_ours_and_end_the_run() -> None:
+    fake = FakeDriver(12)
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "p"))
+        job.resize(2)
+        fake.run(12)
+        for launch in fake._launches:
+            launch.resident.clear()
+        drive(fake, device, job)
+        assert isinstance(job.error, InternalError) or job.complete
+
+
+def resizing(fake: FakeDriver, job_device: tuple[Job, object]) -> None:
+    """A run with a growth, a release and a stop."""
+    job, device = job_device
+    for slices in (2, 5, 1, 0, 3):
+        job.resize(slices)
+        fake.run(25)
+        device.watcher.look()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("release", "status", "stride"),
+    [("mapped", "OUT_OF_MEMORY", 1), ("mapped", "LAUNCH_FAILED", 3), ("copy", "NOT_SUPPORTED", 5)],
+)
+def test_whichever_call_fails_the_run_ends_and_nothing_is_left(
+    release: str, status: str, stride: int
+) -> None:
+    failed = lost = 0
+    for nth in range(1, 400, stride):
+        fake = FakeDriver(nth)
+        try:
+            with device_of(fake, release) as device:
+                job = Job(device, launches(device, "pspp"))
+                before = len(fake.calls)
+                fake.fail(nth, status)
+                resizing(fake, (job, device))
+                drive(fake, device, job)
+                over = fake.counted < nth
+                if job.error is not None:
+                    failed += 1
+                    assert status != "LAUNCH_FAILED" or isinstance(job.error, DeviceLost)
+                assert job.complete or job.error is not None
+                assert len(fake.calls) > before
+        except DeviceLost:
+            lost += 1
+            over = False
+        if over:
+            break
+    else:
+        pytest.fail("there is no end to it")
+    assert failed + lost > 5
+
+
+def test_a_launch_that_cannot_begin_holds_nothing() -> None:
+    fake = FakeDriver(13)
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "p"))
+        fake.fail(1, "INVALID_VALUE", "cuLaunchKernel")
+        job.resize(1)
+        assert job.done
+        with pytest.raises(GpudError, match="cuLaunchKernel failed"):
+            job.result(0)
+        assert not device.watcher.busy
