@@ -1,0 +1,116 @@
+"""What NVML tells, against a model of it with the real bindings' names."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from gpud.errors import GpudError, InvalidArgument, MissingDependency
+from gpud.telemetry.nvml import GPUState, Telemetry, Xid
+
+
+class FakeNVML:
+    """Answers questions from a table; those in ``silent`` are not supported."""
+
+    def __init__(self, *silent: str) -> None:
+        self.silent = set(silent)
+        self.opened = self.sets = 0
+        self.events = [79, 31]
+        self.answers: dict[str, Any] = {
+            "nvmlDeviceGetHandleByIndex": "device",
+            "nvmlDeviceGetHandleByUUID": "device",
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40, memory=7),
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=1 << 30, total=80 << 30),
+            "nvmlDeviceGetPowerUsage": 123456,
+            "nvmlDeviceGetTemperature": 55,
+            "nvmlDeviceRegisterEvents": None,
+            "nvmlEventSetCreate": "set",
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(pynvml, name)  # what is not there, is not asked
+        if not callable(real) or isinstance(real, type):
+            return real
+
+        def answer(*arguments: Any) -> Any:
+            if name in self.silent:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return getattr(self, f"_{name}", lambda *_: self.answers[name])(*arguments)
+
+        return answer
+
+    def _nvmlInit(self) -> None:
+        self.opened += 1
+
+    def _nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def _nvmlEventSetCreate(self) -> str:
+        self.sets += 1
+        return "set"
+
+    def _nvmlEventSetFree(self, _: str) -> None:
+        self.sets -= 1
+
+    def _nvmlEventSetWait_v2(self, _: str, timeout_ms: int) -> Any:
+        assert timeout_ms == 0
+        if not self.events:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        return SimpleNamespace(eventData=self.events.pop(0))
+
+    def _nvmlDeviceGetClockInfo(self, _: str, which: int) -> int:
+        return {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 2619}[which]
+
+    def _nvmlDeviceGetTotalEccErrors(self, _: str, kind: int, since: int) -> int:
+        assert since == pynvml.NVML_VOLATILE_ECC
+        return {
+            pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED: 3,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED: 0,
+        }[kind]
+
+
+@pytest.mark.parametrize("gpu", [0, "GPU-1234"])
+def test_all_that_is_known(gpu: int | str) -> None:
+    nvml = FakeNVML()
+    telemetry = Telemetry(gpu, nvml)
+    assert telemetry.read() == GPUState(40, 7, 1 << 30, 80 << 30, 1980, 2619, 55, 123.456, 3, 0)
+    assert telemetry.xid_events() == [Xid(79), Xid(31)]
+    assert telemetry.xid_events() == []
+    telemetry.close()
+    telemetry.close()
+    assert (nvml.opened, nvml.sets) == (0, 0)
+
+
+def test_what_is_not_known_is_none_each_for_itself() -> None:
+    everything = FakeNVML(*(name for name in dir(pynvml) if name.startswith("nvmlDeviceGet")
+                            and "Handle" not in name), "nvmlDeviceRegisterEvents")  # fmt: skip
+    telemetry = Telemetry(0, everything)
+    assert telemetry.read() == GPUState(*[None] * 10)
+    assert telemetry.xid_events() == []
+    assert everything.sets == 0
+    telemetry.close()
+    power = Telemetry(0, FakeNVML("nvmlDeviceGetPowerUsage")).read()
+    assert power.power_w is None
+    assert power.temperature_c == 55
+
+
+def test_without_nvml_or_without_the_gpu_it_says_so() -> None:
+    with pytest.raises(MissingDependency, match="libnvidia-ml"):
+        Telemetry(0, FakeNVML("nvmlInit"))
+    nvml = FakeNVML("nvmlDeviceGetHandleByIndex")
+    with pytest.raises(InvalidArgument, match="no GPU 3"):
+        Telemetry(3, nvml)
+    assert nvml.opened == 0
+
+
+def test_on_this_machine_it_answers_or_says_what_is_missing() -> None:
+    try:
+        telemetry = Telemetry()
+    except GpudError as error:
+        assert isinstance(error, MissingDependency | InvalidArgument)  # noqa: PT017
+    else:
+        assert telemetry.read().memory_total_bytes != 0
+        telemetry.close()
