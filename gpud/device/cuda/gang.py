@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpud.compiler import control_words as cw
-from gpud.device.cuda import gate
 from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.failure import failure_of
 from gpud.device.cuda.flights import Flight
+from gpud.device.cuda.run import Run
 from gpud.errors import GpudError, InternalError
 
 if TYPE_CHECKING:
@@ -94,15 +94,10 @@ class Gang:
         self._sliced = 0  # task blocks of the hosted stage that were launched
         self._sliced_done = 0
         self._claimed = -1  # the last stage of which everything is known to be claimed
-        self._loose = False  # whether something is on the stream that no flight waits for
         self._lives = 0
         self._releasing_ns = 0
         self._final = (0, 0, chain.total)
-        self._stream: Any = None
-        self._run: Any = None
-        self._records: Any = None
-        self._words: Any = None
-        self._ready: Any = None
+        self._run: Run | None = None
 
     # -- for everybody
 
@@ -159,7 +154,7 @@ class Gang:
         with self._device.lock:
             if self.over or not (self._main or self._helpers):
                 return 0
-            now = self._current()
+            now = self._on_device.current
             blocks: dict[int, int] = {}
             for flight in (*self._main, *self._helpers):
                 live = self._flights.live(flight)
@@ -175,9 +170,9 @@ class Gang:
         with self._device.lock:
             if self.over or self._stopping:
                 return True
-            if self._words is None:
+            if self._run is None:
                 return False
-            now = self._current()
+            now = self._run.current
             return now == len(self.chain.stages) - 1 and self._all_claimed(now)
 
     # -- for the watcher, with the lock
@@ -230,8 +225,8 @@ class Gang:
     def _begin(self) -> None:
         """Nothing is on the device: begin with the due stage."""
         self._device.watcher.add(self)
-        if self._words is None:
-            self._take()
+        if self._run is None:
+            self._run = Run(self._device, self.chain, self._urgent)
         self._next = self._due
         if self.chain.stages[self._due].form == "persistent":
             self._queue()
@@ -241,47 +236,45 @@ class Gang:
 
     def _queue(self) -> None:
         """Put stages in persistent form on the stream, as many as may be."""
-        flights, chain, queued = self._flights, self.chain, 0
+        run, chain, queued = self._on_device, self.chain, 0
         try:
             while len(self._main) < _WINDOW and self._next < len(chain.stages):
                 stage = self._next
                 if chain.stages[stage].form != "persistent":
                     break
                 if stage != self._due or not self._opened:
-                    self._loose = True
-                    previous = 0 if stage == self._due else self._job(stage - 1)
-                    flights.gate(self._stream, self._job(stage), previous, self._run.address, stage)
+                    run.gate(stage, always=stage == self._due)
                 self._add_main(chain.blocks(stage, self.slices))
                 self._next += 1
                 queued += 1
                 if queued % _TOP_UP == 0:
-                    flights.notify(self._stream)
+                    self._flights.notify(run.stream)
         finally:
             if queued % _TOP_UP:
-                flights.notify(self._stream)
+                self._flights.notify(run.stream)
 
     def _launch_hosted(self) -> None:
         """Launch a stage, or the next sub-grid of one, that is not in persistent form."""
-        stage = self.chain.stages[self._due]
-        self._words[gate.CURRENT] = self._due
+        run, stage = self._on_device, self.chain.stages[self._due]
+        run.current = self._due
         count = stage.total
         if stage.form == "sliced":
             count = min(self.chain.blocks(self._due, self.slices), stage.total - self._sliced)
         self._add_main(count, base=self._sliced)
         self._sliced += count
-        self._flights.notify(self._stream)
+        self._flights.notify(run.stream)
 
     def _add_main(self, count: int, *, base: int = 0) -> None:
-        stage = self._next
+        run, stage = self._on_device, self._next
         flight = self._flights.begin(
-            self.chain, stage, count, self._stream, job=self._job(stage), base=base
+            self.chain, stage, count, run.stream, job=run.job(stage), base=base
         )
         self._main.append(flight)
-        self._loose = False
+        run.loose = False
 
     def _adjust(self) -> None:
         """Lower limits, or add a helper."""
-        now, chain = self._current(), self.chain
+        now, chain = self._on_device.current, self.chain
         if chain.stages[now].form != "persistent":
             return  # the next sub-grid has another size
         rest: dict[int, int] = {}
@@ -301,11 +294,11 @@ class Gang:
 
     def _help(self, stage: int, count: int) -> None:
         """Add ``count`` blocks to a stage that runs."""
-        stream = self._flights.take_stream(self._urgent)
+        run, stream = self._on_device, self._flights.take_stream(self._urgent)
         # Before the launch: the gate behind the stage must see it.
-        self._words[gate.HELPED] = stage + 1
+        run.help(stage)
         try:
-            flight = self._flights.begin(self.chain, stage, count, stream, job=self._job(stage))
+            flight = self._flights.begin(self.chain, stage, count, stream, job=run.job(stage))
         except (GpudError, DriverError):
             self._flights.give_stream(stream, self._urgent)
             raise
@@ -316,8 +309,8 @@ class Gang:
 
     def _stop(self) -> None:
         """Open nothing more and release everything."""
-        if self._words is not None:
-            self._words[gate.STOP] = 1
+        if self._run is not None:
+            self._run.stop()
         for flight in (*self._main, *self._helpers):
             if flight.counts and flight.limit:
                 self._flights.set_limit(flight, 0)
@@ -326,14 +319,8 @@ class Gang:
 
     def _kill(self) -> None:
         """Tell blocks that poll to leave."""
-        if self.over or self._words is None:
-            return
-        driver = self._device.context.enter()
-        # What the image has not set yet it would set back.
-        driver.call("cuEventSynchronize", self._ready)
-        for stage in sorted({flight.stage for flight in (*self._main, *self._helpers)}):
-            at = self._job(stage) + cw.KILL
-            driver.call("cuStreamWriteValue32", self._device.control_stream, at, 1, 0)
+        if self._run is not None and not self.over:
+            self._run.kill({flight.stage for flight in (*self._main, *self._helpers)})
 
     # -- what has happened
 
@@ -369,7 +356,7 @@ class Gang:
     def _over_flight(self, flight: Flight) -> None:
         if self.chain.stages[flight.stage].form != "persistent":
             self._sliced_done = self._sliced
-        elif self._current() < flight.stage:
+        elif self._on_device.current < flight.stage:
             self._stalled = True  # its gate was closed, and so are all behind it
         elif flight.limit:
             self._claimed = max(self._claimed, flight.stage)  # it was over by itself
@@ -378,9 +365,9 @@ class Gang:
     def _drained(self) -> None:
         """Nothing is on the device: what the job record says is final."""
         self._stalled = False
-        now = self._current()
+        run = self._on_device
+        now, record = run.current, run.record(run.current)
         stage = self.chain.stages[now]
-        record = self._record(now, cw.JOB_BYTES)
         if self.error is None:
             self.error = failure_of(record, self, now)
         if stage.form == "persistent":
@@ -415,24 +402,27 @@ class Gang:
         self.over = True
         self._releasing_ns = 0
         self._device.watcher.remove(self)
-        self._give()
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.close()
         self._device.later(self._on_over)
 
     def _progress(self) -> tuple[int, int, int]:
         chain = self.chain
-        if self._words is None:
+        run = self._run
+        if run is None:
             return 0, 0, chain.total
         if self._due == len(chain.stages):
             return chain.total, chain.total, chain.total
-        now = self._current()
+        now = run.current
         before, total = chain.before[now], chain.stages[now].total
         if now < self._due:  # all of it is done, and the next is not begun
             return before + total, before + total, chain.total
         if chain.stages[now].form != "persistent":
             return before + self._sliced, before + self._sliced_done, chain.total
-        if not self._device.driver.is_over(self._ready):
+        if not run.is_ready:
             return 0, 0, chain.total
-        words = np.frombuffer(self._record(now, cw.FAULT), np.uint32)
+        words = np.frombuffer(run.record(now, cw.FAULT), np.uint32)
         claimed = min(int(words[_NEXT]), total)
         return before + claimed, before + min(int(words[_DONE]), claimed), chain.total
 
@@ -444,7 +434,7 @@ class Gang:
         """Keep the longest time from a release to its last block gone."""
         if not self._releasing_ns:
             return
-        now = self._current()
+        now = self._on_device.current
         left = sum(
             max(0, self._flights.live(flight) - flight.limit)
             for flight in (*self._main, *self._helpers)
@@ -471,60 +461,8 @@ class Gang:
     def _count_lives(self) -> int:
         return sum(self._flights.live(flight) for flight in (*self._main, *self._helpers))
 
-    # -- words and records
-
-    def _take(self) -> None:
-        """What the run needs: a stream, its words, and its job records, set up on the stream."""
-        device, chain = self._device, self.chain
-        run = device.host_blocks.take(gate.RUN_BYTES)
-        run.view[:] = 0
-        self._run = run
-        self._words = run.words
-        try:
-            self._records = device.device_blocks.take(chain.record_bytes)
-            self._stream = self._flights.take_stream(self._urgent)
-            self._ready = self._flights.take_event()
-            driver = device.context.enter()
-            to, size = self._records.address, chain.record_bytes
-            self._loose = True
-            driver.call("cuMemcpyHtoDAsync", to, chain.image, size, self._stream)
-            driver.call("cuEventRecord", self._ready, self._stream)
-        except (GpudError, DriverError):
-            self._give()
-            raise
-
-    def _give(self) -> None:
-        """Give back what the run needed; nothing is on the device."""
-        if self._words is None:
-            return
-        device, flights = self._device, self._flights
-        self._words = None
-        if self._loose:
-            # A gate or a copy, on the way to a launch that failed: short, and it must be over.
-            device.context.enter().call("cuStreamSynchronize", self._stream)
-        device.host_blocks.give(self._run)
-        if self._records is not None:
-            device.device_blocks.give(self._records)
-            self._records = None
-        if self._stream is not None:
-            flights.give_stream(self._stream, self._urgent)
-            self._stream = None
-        if self._ready is not None:
-            flights.give_event(self._ready)
-            self._ready = None
-
-    def _job(self, stage: int) -> int:
-        """Address of a stage's job record."""
-        address: int = self._records.address
-        return address + cw.JOB_BYTES * stage
-
-    def _record(self, stage: int, size: int) -> bytes:
-        """The first ``size`` bytes of a stage's job record, as they are now."""
-        found = np.empty(size, np.uint8)
-        driver = self._device.context.enter()
-        driver.call("cuMemcpyDtoH", found.ctypes.data, self._job(stage), size)
-        return found.tobytes()
-
-    def _current(self) -> int:
-        """The stage that runs, or ran last."""
-        return int(self._words[gate.CURRENT])
+    @property
+    def _on_device(self) -> Run:
+        """The run's words and records, which are there as long as anything of it is."""
+        assert self._run is not None
+        return self._run

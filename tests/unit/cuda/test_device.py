@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from gpud.compiler.control_words import JOB_BYTES
+from gpud.compiler.pipeline import compile_program
 from gpud.device.cuda.arena import Arena
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver, DriverError
+from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import (
     CompileError,
@@ -295,3 +297,33 @@ def test_a_lost_device_is_heard_of_on_the_threads_own() -> None:
     assert job.wait(WAIT_S)
     assert isinstance(job.error, DeviceLost)
     device.watcher.close()
+
+
+def test_what_the_rewriter_makes_runs_with_its_hidden_parameter() -> None:
+    source = """
+.version 8.0
+.target sm_75
+.address_size 64
+.visible .entry persistent_own(.param .u32 n, .param .u64 to)
+{
+    .reg .b64 %to; .reg .b32 %n;
+    ld.param.u64 %to, [to];
+    ld.param.u32 %n, [n];
+    st.global.u32 [%to], %n;
+    ret;
+}
+"""
+    program = compile_program(source)
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        module = device.load(program.ptx, (1 << 20, 1 << 20))
+        assert module.fenced == (1 << 20, 1 << 20)
+        kernel = module.kernel("persistent_own")
+        assert [(p.offset, p.size) for p in kernel.parameters] == [(0, 4), (8, 8), (16, 8)]
+        spec = LaunchSpec.of(kernel, "persistent", (3, 2), 32, [bytes(4), bytes(8)])
+        job = Job(device, [spec])
+        job.resize(2)
+        fake.run()
+        device.watcher.look()
+        assert job.complete
+        ran_once(fake, [6])
