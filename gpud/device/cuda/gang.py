@@ -256,7 +256,7 @@ class Gang:
     def _launch_hosted(self) -> None:
         """Launch a stage, or the next sub-grid of one, that is not in persistent form."""
         run, stage = self._on_device, self.chain.stages[self._due]
-        run.current = self._due
+        run.begin(self._due)
         count = stage.total
         if stage.form == "sliced":
             count = min(self.chain.blocks(self._due, self.slices), stage.total - self._sliced)

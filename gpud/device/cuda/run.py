@@ -82,8 +82,8 @@ class Run:
         """The stage that runs, or ran last."""
         return int(self._page.words[gate.CURRENT])
 
-    @current.setter
-    def current(self, stage: int) -> None:
+    def begin(self, stage: int) -> None:
+        """Make ``stage`` the current one, without a gate: nothing is on the device."""
         self._page.words[gate.CURRENT] = stage
 
     def stop(self) -> None:
