@@ -93,6 +93,35 @@ class Context:
         free, _ = self.enter().call("cuMemGetInfo")
         return int(free)
 
+    @property
+    def uuid(self) -> str:
+        """The GPU's own name, as NVML takes it."""
+        raw = bytes(self.driver.call("cuDeviceGetUuid", self.device).bytes).hex()
+        return f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
+
+    def copy_in(self, address: int, source: int, size: int) -> None:
+        """Copy from host memory to the device's; every launch that follows sees it."""
+        if size:
+            self.enter().call("cuMemcpyHtoD", address, source, size)
+            self._settle()
+
+    def copy_out(self, target: int, address: int, size: int) -> None:
+        """Copy from the device's memory to the host's."""
+        if size:
+            self.enter().call("cuMemcpyDtoH", target, address, size)
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        """Set bytes of the device's memory; every launch that follows sees it."""
+        self.enter().call("cuMemsetD8", address, byte, size)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the default stream, which none of our own waits for.
+
+        A memset returns before it is done, and so may a copy from memory that is not page-locked.
+        """
+        self.driver.call("cuStreamSynchronize", 0)
+
     def close(self) -> None:
         """Give the context back. With it goes all that lives in it, whatever runs."""
         if self._open:

@@ -122,6 +122,7 @@ class CUDADevice:
     def _describe(self) -> None:
         context = self.context
         self.name = context.name
+        self.uuid = context.uuid
         self.sms = context.attribute("MULTIPROCESSOR_COUNT")
         self.capability = 10 * context.attribute("COMPUTE_CAPABILITY_MAJOR") + context.attribute(
             "COMPUTE_CAPABILITY_MINOR"
@@ -259,7 +260,7 @@ class CUDADevice:
         """Bytes of device memory; none if they cannot be read."""
         found = np.empty(size, np.uint8)
         try:
-            self.context.enter().call("cuMemcpyDtoH", found.ctypes.data, address, size)
+            self.context.copy_out(found.ctypes.data, address, size)
         except DriverError:
             return b""
         return found.tobytes()

@@ -161,21 +161,19 @@ class DeviceMemory:
         """Copy bytes, or an array that is contiguous, to ``offset``."""
         source = np.ascontiguousarray(np.frombuffer(memoryview(data).cast("B"), np.uint8))
         self._check(offset, source.size)
-        driver = self._context.enter()
-        driver.call("cuMemcpyHtoD", self.address + offset, source.ctypes.data, source.size)
+        self._context.copy_in(self.address + offset, source.ctypes.data, source.size)
 
     def download(self, size: int | None = None, offset: int = 0) -> bytes:
         """``size`` bytes from ``offset`` on; None: all the rest."""
         count = self.size - offset if size is None else size
         self._check(offset, count)
         target = np.empty(count, np.uint8)
-        driver = self._context.enter()
-        driver.call("cuMemcpyDtoH", target.ctypes.data, self.address + offset, count)
+        self._context.copy_out(target.ctypes.data, self.address + offset, count)
         return target.tobytes()
 
     def fill(self, byte: int) -> None:
         """Set every byte."""
-        self._context.enter().call("cuMemsetD8", self.address, byte, self.size)
+        self._context.fill(self.address, byte, self.size)
 
     def close(self) -> None:
         """Give it back; waits for everything that runs on the device."""

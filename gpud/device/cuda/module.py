@@ -227,17 +227,13 @@ class DeviceBytes:
         raw = np.frombuffer(memoryview(data).cast("B"), np.uint8)
         if raw.size != size:
             raise ValueError(f"{raw.size} bytes do not fill {size}")
-        if size:
-            driver = self._context.enter()
-            driver.call("cuMemcpyHtoD", self.address + start, raw.ctypes.data, size)
+        self._context.copy_in(self.address + start, raw.ctypes.data, size)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("what lies in device memory is always copied")
         found = np.empty(self.size, np.uint8)
-        if self.size:
-            driver = self._context.enter()
-            driver.call("cuMemcpyDtoH", found.ctypes.data, self.address, self.size)
+        self._context.copy_out(found.ctypes.data, self.address, self.size)
         return found if dtype is None else found.astype(dtype)
 
     def tobytes(self) -> bytes:

@@ -141,8 +141,7 @@ class _InDeviceMemory(ReleasePath):
 
     def live(self, slot: Slot) -> int:
         found = np.empty(1, np.uint32)
-        driver = self._context.enter()
-        driver.call("cuMemcpyDtoH", found.ctypes.data, self.address(slot) + cw.LIVE, 4)
+        self._context.copy_out(found.ctypes.data, self.address(slot) + cw.LIVE, 4)
         return int(found[0])
 
     def close(self) -> None:

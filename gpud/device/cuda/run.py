@@ -111,8 +111,7 @@ class Run:
     def record(self, stage: int, size: int = cw.JOB_BYTES) -> bytes:
         """The first ``size`` bytes of a stage's job record, as they are now."""
         found = np.empty(size, np.uint8)
-        driver = self._device.context.enter()
-        driver.call("cuMemcpyDtoH", found.ctypes.data, self.job(stage), size)
+        self._device.context.copy_out(found.ctypes.data, self.job(stage), size)
         return found.tobytes()
 
     @property

@@ -18,6 +18,7 @@ import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class FakeDriver:
         self._locked: dict[int, int] = {}
         self._handles: dict[int, Any] = {}
         self._next = 0x1000
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Stream] = {0: Stream(0, 0)}
         self._events: dict[int, list[bool]] = {}
         self._launches: list[Launch] = []
         self._current = threading.local()
@@ -318,6 +319,9 @@ class FakeDriver:
     def _cuDeviceGetName(self, length: int, device: int) -> bytes:
         return b"Model GPU".ljust(length, b"\0")
 
+    def _cuDeviceGetUuid(self, device: int) -> Any:
+        return SimpleNamespace(bytes=bytes(range(16)))
+
     def _cuDeviceTotalMem(self, device: int) -> int:
         return 1 << 30
 
@@ -367,12 +371,16 @@ class FakeDriver:
         self._freed("device", address)
 
     def _cuMemsetD8(self, address: int, value: int, size: int) -> None:
-        ctypes.memset(address, value, size)
+        self._put_on(0, lambda: ctypes.memset(address, value, size) and None)
 
     def _cuMemcpyHtoD(self, to: int, source: int, size: int) -> Any:
-        return self._copy(to, source, size) if self._reaches(int(to), size) else self._bad()
+        if not self._reaches(int(to), size) or not size:
+            return self._bad()
+        staged = ctypes.string_at(source, size)  # where the device gets it in its own time
+        return self._put_on(0, lambda: ctypes.memmove(to, staged, size) and None)
 
     def _cuMemcpyDtoH(self, to: int, source: int, size: int) -> Any:
+        self._cuStreamSynchronize(0)
         return self._copy(to, source, size) if self._reaches(int(source), size) else self._bad()
 
     def _bad(self) -> Any:
@@ -499,7 +507,10 @@ class FakeDriver:
         self._drop("stream", stream)
 
     def _cuStreamSynchronize(self, stream: int) -> None:
-        while self._streams[stream].queue:
+        queue = self._streams[stream].queue
+        while queue and stream == 0:
+            assert self._first_of(self._streams[0])
+        while queue:
             assert self.step(), "waits for ever"
 
     def _cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:

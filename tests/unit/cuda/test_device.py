@@ -49,6 +49,17 @@ def test_what_it_says_of_itself() -> None:
     with device_of(FakeDriver()) as device:
         assert (device.kind, device.name, device.sms) == ("cuda", "Model GPU", 4)
         assert (device.capability, device.memory_bytes) == (90, 1 << 30)
+        assert device.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+def test_what_was_written_is_there_before_anything_is_launched() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        memory = device.device_memory(64)
+        assert fake.u64(memory.address) == 0
+        memory.upload(b"abcdefgh")
+        assert fake.u32(memory.address) == int.from_bytes(b"abcd", "little")
+        memory.close()
 
 
 def test_memory_is_zero_and_seen_from_both_sides() -> None:
