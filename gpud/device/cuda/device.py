@@ -122,7 +122,6 @@ class CUDADevice:
     def _describe(self) -> None:
         context = self.context
         self.name = context.name
-        self.uuid = context.uuid
         self.sms = context.attribute("MULTIPROCESSOR_COUNT")
         self.capability = 10 * context.attribute("COMPUTE_CAPABILITY_MAJOR") + context.attribute(
             "COMPUTE_CAPABILITY_MINOR"
@@ -134,6 +133,11 @@ class CUDADevice:
                 f"{self.name} has compute capability {self.capability / 10}; gpud needs "
                 f"{_LEAST_CAPABILITY / 10} or more"
             )
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's own name, as NVML takes it."""
+        return self.context.uuid
 
     # -- the interface
 
