@@ -15,6 +15,7 @@ asks in this way.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import importlib.metadata
 import os
@@ -231,12 +232,19 @@ def _gpu(light: bool) -> Check:
 _NO_CUDA_YET = "this version of gpud runs kernels on the CPU device only"
 
 
-def _cupy(_light: bool) -> Check:
-    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
-        version = _version(name)
-        if version is not None:
-            return _ok(f"{name} {version}")
-    return _missing("not installed: needed for GPUs only", "pip install 'gpud[cuda13]'")
+def _cuda(light: bool) -> Check:
+    version = _version("cuda-bindings")
+    if version is None:
+        return _missing("no cuda-bindings: needed for GPUs only", _pip("cuda13"))
+    if not light:
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return _missing(
+                f"cuda-bindings {version}, but no libcuda.so.1: needed for GPUs only",
+                "it comes with NVIDIA's driver; a container must be given the GPU",
+            )
+    return _ok(f"cuda-bindings {version}")
 
 
 def _ptxas(_light: bool) -> Check:
@@ -332,7 +340,7 @@ CHECKS: dict[str, Callable[[bool], Check]] = {
     "NVRTC": _nvrtc,
     "uvloop": _uvloop,
     "GPU": _gpu,
-    "CuPy": _cupy,
+    "CUDA": _cuda,
     "ptxas": _ptxas,
     "matplotlib": _matplotlib,
     "program cache": _cache,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 import subprocess
@@ -194,3 +195,18 @@ def test_the_demo_has_options_of_its_own(capsys: pytest.CaptureFixture[str]) -> 
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
+
+
+def test_what_a_gpu_needs_is_looked_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    found = state("CUDA", light=False)
+    assert (found.state, "libcuda.so.1" in found.detail) == ("missing", True)
+    assert "driver" in found.hint
+    assert state("CUDA").state == "ok"
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: None)
+    assert state("CUDA", light=False).state == "ok"
+    monkeypatch.setattr(checks, "_version", lambda _: None)
+    assert state("CUDA").hint == "pip install 'gpud[cuda13]'"
