@@ -64,6 +64,7 @@ class FakeDriver:
         fail_with: its status.
         only: the only functions that are counted for ``fail_at``; empty: all.
         calls: names, in order.
+        seen: the arguments of the first call of each.
         ran: (kernel, address of the job record, task block), in order.
         faults: task blocks that fault: (kernel, task block) to a `cw.FaultKind`.
         waits: calls that waited for the device while blocks were there.
@@ -77,6 +78,7 @@ class FakeDriver:
         self.fail_with = "UNKNOWN_TO_US"
         self.only: tuple[str, ...] = ()
         self.calls: list[str] = []
+        self.seen: dict[str, tuple[Any, ...]] = {}
         self.counted = 0
         self.ran: list[tuple[str, int, int]] = []
         self.faults: dict[tuple[str, int], cw.FaultKind] = {}
@@ -109,6 +111,7 @@ class FakeDriver:
 
     def _called(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         self.calls.append(name)
+        self.seen.setdefault(name, arguments)
         if self.dead is not None:
             return (self.dead, None, None)
         if not name.startswith(_NO_CONTEXT) and not getattr(self._current, "yes", False):

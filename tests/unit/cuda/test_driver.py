@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from ctypes.util import find_library
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda.bindings import driver as real
@@ -14,13 +16,17 @@ from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import STICKY, Driver, DriverError, open_driver
 from gpud.device.cuda.gate import PTX
+from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.cuda.semaphore import Semaphore
 from gpud.device.host.__main__ import open_device
+from gpud.device.job import Job
 from gpud.device.spec import parse_device
 from gpud.errors import DeviceLost, InvalidArgument, MissingDependency
 from tests.unit.cuda.fake_driver import FakeDriver
+from tests.unit.cuda.running import PROGRAM, device_of, drive, launches
 
 FOLDER = Path(gpud.device.cuda.__file__).parent
+ARENA = 1 << 20
 CALL = re.compile(r'call\(\s*"(cu\w+)"')
 
 
@@ -119,3 +125,46 @@ def test_a_semaphore_ends_a_wait_and_takes_all_posts() -> None:
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 def test_the_gate_assembles(arch: str) -> None:
     assert assemble(PTX, arch)["gpud_gate"].spill_bytes == 0
+
+
+def everything(fake: FakeDriver, release: str, descriptor: int) -> None:
+    """Use all that a device has."""
+    with device_of(fake, release) as device:
+        arena = device.map_arena(descriptor, ARENA)
+        arena.commit(0, 100)
+        arena.download(0, 100)
+        module = device.load(PROGRAM, (arena.address, ARENA))
+        device.occupancy(module.kernel("persistent_a"), (32, 1, 1), 100 << 10)
+        module.symbol("table")[:4] = b"abcd"
+        assert module.symbol("table").tobytes()[:4] == b"abcd"
+        device.device_memory(100).close()
+        assert device.uuid
+        for what in ("pswe", "pp"):
+            job = Job(device, launches(device, what, total=8))
+            job.resize(2)
+            fake.run(20)
+            device.watcher.look()
+            job.resize(1)
+            if what == "pp":
+                job.kill()
+            drive(fake, device, job)
+        device.synchronize()
+        arena.release(0, 100)
+        arena.close()
+
+
+@pytest.mark.skipif(find_library("cuda") is not None, reason="here they would do something")
+def test_the_bindings_take_what_the_model_takes(tmp_path: Path) -> None:
+    file = tmp_path / "arena"
+    file.write_bytes(bytes(ARENA))
+    seen: dict[str, tuple[Any, ...]] = {"cuInit": (0,)}
+    for release in RELEASE_PATHS:
+        fake = FakeDriver(2)
+        with file.open("r+b") as opened:
+            everything(fake, release, opened.fileno())
+        seen |= fake.seen
+    assert called() - set(seen) <= {"cuMemGetInfo"}  # asked when something fails
+    for name, arguments in seen.items():
+        # They convert every argument, and then find that there is no driver.
+        with pytest.raises(RuntimeError, match=r"dlopen|NVIDIA driver"):
+            getattr(real, name)(*arguments)
