@@ -92,14 +92,33 @@ stress: install ## the long runs that `make test` leaves out: half an hour
 	GPUD_STRUCTURED_KERNELS=1000 $(BIN)/python -m pytest tests/property --timeout=3600 \
 		--hypothesis-profile=search $(PYTEST_ARGS)
 
-NO_GPU := gpud has no CUDA device yet: gpud/device/cuda is not written, so there is nothing to run on a GPU. \
-	The CPU device runs the same rewritten PTX: make test, make bench.
+# On a machine without network, name an interpreter that has what gpud needs: GPU_PYTHON=python3.
+GPU_PYTHON ?= $(BIN)/python
+GPU_INSTALL = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
+GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider $(PYTEST_ARGS)
+GPU_TESTS := conformance resizing fences faults
+GPU_CHECKS := memcheck racecheck synccheck
+GPU_FIGURES := rewrite_cost release_latency colocation resize random_resizes shares
 
-gpu-test: ## tests that need an NVIDIA GPU (none yet: fails and says so)
-	@echo "$(NO_GPU)" >&2; exit 1
+.PHONY: gpu-there $(GPU_TESTS:%=gpu-test-%) $(GPU_CHECKS:%=gpu-sanitize-%) $(GPU_FIGURES:%=gpu-bench-%)
 
-gpu-bench: ## benchmarks that need an NVIDIA GPU (none yet: fails and says so)
-	@echo "$(NO_GPU)" >&2; exit 1
+gpu-there: $(GPU_INSTALL)
+	@$(GPU_PYTHON) bench/gpu/available.py
+
+# Each step takes less than ten minutes and can be run alone.
+gpu-test: $(GPU_TESTS:%=gpu-test-%) $(GPU_CHECKS:%=gpu-sanitize-%) ## tests that need an NVIDIA GPU
+
+$(GPU_TESTS:%=gpu-test-%): gpu-test-%: gpu-there
+	$(GPU_PYTEST) tests/gpu/test_$*.py
+
+$(GPU_CHECKS:%=gpu-sanitize-%): gpu-sanitize-%: gpu-there
+	$(GPU_PYTHON) bench/gpu/sanitize.py $*
+
+gpu-bench: $(GPU_FIGURES:%=gpu-bench-%) ## measure on an NVIDIA GPU; figures under bench/results/ and docs/
+	$(GPU_PYTHON) bench/gpu/figures.py
+
+$(GPU_FIGURES:%=gpu-bench-%): gpu-bench-%: gpu-there
+	$(GPU_PYTHON) bench/gpu/$*.py
 
 docs: install ## write the generated pages of docs/
 	$(BIN)/python docs/generate.py

@@ -1,0 +1,66 @@
+"""compute-sanitizer over the rewritten conformance suite: ``sanitize.py memcheck``.
+
+    python bench/gpu/sanitize.py memcheck|racecheck|synccheck [--only WORD]
+
+Runs the conformance tests that need a GPU, without the CPU device, under one of the tool's checks,
+and ends with 1 if it found anything. Has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu.record import need_gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("memcheck", "racecheck", "synccheck")
+FOUND = 9
+"""The exit status that stands for "something was found"."""
+LIMIT_S = 590
+
+
+def command(tool: str, only: str = "") -> list[str]:
+    """What is run."""
+    tests = "tests/gpu/test_conformance.py"
+    words = f"test_rewritten and ({only})" if only else "test_rewritten"
+    return [
+        *("compute-sanitizer", "--tool", tool, "--target-processes", "all"),
+        *("--error-exitcode", str(FOUND), "--print-limit", "20"),
+        *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"),
+        *("--timeout=0", tests, "-k", words),
+    ]
+
+
+def main() -> int:
+    """Runs the tool; its output is printed as it comes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("tool", choices=TOOLS)
+    parser.add_argument("--only", default="", help="a word of the cases' names, as for pytest -k")
+    options = parser.parse_args()
+    need_gpu()
+    if shutil.which("compute-sanitizer") is None:
+        print("compute-sanitizer is not on PATH; it comes with the CUDA toolkit", file=sys.stderr)
+        return 1
+    environment = {**os.environ, "GPUD_REFERENCE": "none"}
+    try:
+        done = subprocess.run(
+            command(options.tool, options.only), cwd=ROOT, env=environment, check=False,
+            timeout=LIMIT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        print(f"{options.tool}: not done after {LIMIT_S} s; take a part: --only", file=sys.stderr)
+        return 1
+    what = {0: "nothing found", FOUND: "FOUND something, see above"}
+    print(f"{options.tool}: {what.get(done.returncode, f'the tests ended {done.returncode}')}")
+    return 1 if done.returncode else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

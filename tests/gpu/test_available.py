@@ -1,0 +1,47 @@
+"""What a machine without a GPU is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.gpu import available
+from bench.gpu.driver import check, missing
+
+ROOT = Path(__file__).parents[2]
+NO_GPU = pytest.mark.skipif(not missing(), reason="there is a GPU")
+
+
+@NO_GPU
+def test_commands_end_with_1_and_the_reason() -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(available.__file__))],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "this needs an NVIDIA GPU: " in done.stderr
+
+
+@NO_GPU
+@pytest.mark.parametrize("target", ["gpu-test", "gpu-bench"])
+def test_targets_fail_and_say_what_is_missing(target: str) -> None:
+    done = subprocess.run(
+        ["make", target, f"GPU_PYTHON={sys.executable}"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "this needs an NVIDIA GPU: " in done.stderr
+
+
+def test_a_status_that_is_not_success_is_an_exception() -> None:
+    class Status(int):
+        name = "CUDA_ERROR_PLANTED"
+
+    assert check((Status(0), 5)) == 5
+    assert check((Status(0), 5, 6)) == (5, 6)
+    assert check((Status(0),)) == ()
+    with pytest.raises(Exception, match="CUDA_ERROR_PLANTED"):
+        check((Status(7), 5))

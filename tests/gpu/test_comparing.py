@@ -1,0 +1,112 @@
+"""What the tests on a GPU compare by, tried without one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpud.device.cpu.device import CPUDevice
+from tests.conformance.suite import Case, Results, find
+from tests.gpu.comparing import approximate, differences
+from tests.gpu.test_conformance import results
+from tests.gpu.world import CopiedBytes, OnDevice, captured
+
+
+class Memory:
+    """Device memory as the CUDA device gives it, kept on the host."""
+
+    def __init__(self, device: CPUDevice, size: int) -> None:
+        self._memory = device.allocate(size)
+        self.address = self._memory.address
+
+    def upload(self, data: Any, offset: int = 0) -> None:
+        raw = np.frombuffer(bytes(data), np.uint8)
+        self._memory.view[offset : offset + raw.size] = raw
+
+    def download(self, size: int | None = None, offset: int = 0) -> bytes:
+        end = None if size is None else offset + size
+        return self._memory.view[offset:end].tobytes()
+
+
+class Device:
+    """The CPU device with memory that must be copied."""
+
+    def __init__(self, device: CPUDevice) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def device_memory(self, size: int) -> Memory:
+        return Memory(self._device, size)
+
+
+@pytest.mark.parametrize("name", ["saxpy", "module_symbol_state", "printf_lines"])
+def test_cases_run_on_copied_memory(name: str) -> None:
+    case = _case(name)
+    with CPUDevice(2) as cpu:
+        run, found = results(OnDevice(Device(cpu), size=1 << 20), case, "persistent")
+        _, again = results(OnDevice(Device(cpu), size=1 << 20), case, "sliced")
+    from tests.conformance.suite import mismatches
+
+    assert mismatches(case, run.arguments, found, run.expected) == []
+    assert differences(case, run.expected, found, again) == []
+
+
+def _case(name: str) -> Case:
+    from tests.conformance.suite import CASES
+
+    by_kind = {
+        "module_symbol_state": lambda c: c.symbols and "persistent" in c.forms,
+        "printf_lines": lambda c: c.output is not None and "persistent" in c.forms,
+    }
+    return find(name) if name not in by_kind else next(filter(by_kind[name], CASES))
+
+
+def test_a_changed_bit_is_seen_and_a_nan_is_a_nan() -> None:
+    case = find("saxpy")
+    arguments = case.arguments()
+    expected = case.expect(arguments)
+    right = np.array(expected[2])
+    runs = np.ones(case.blocks, np.uint32)
+    changed = right.copy()
+    changed.view(np.uint32)[5] ^= 1
+    found = differences(case, expected, Results({2: right}, runs), Results({2: changed}, runs))
+    assert len(found) == 1
+    assert "1 of 9999 elements differ, at 5" in found[0]
+    nans = [right.copy(), right.copy()]
+    for one, payload in zip(nans, (0x7FC00000, 0x7FFFFFFF), strict=True):
+        one.view(np.uint32)[7] = payload
+    first, second = (Results({2: one}, runs) for one in nans)
+    assert differences(case, expected, first, second) == []
+
+
+def test_only_stated_tolerances_excuse() -> None:
+    exact, loose = find("saxpy"), find("approximate_positive")
+    assert not approximate(exact, 2, exact.expect(exact.arguments()))
+    expected = loose.expect(loose.arguments())
+    assert any(approximate(loose, key, expected) for key in expected)
+
+
+def test_copied_bytes_read_and_write_slices() -> None:
+    kept = bytearray(range(8))
+
+    def write(at: int, data: bytes) -> None:
+        kept[at : at + len(data)] = data
+
+    view = CopiedBytes(8, lambda at, size: bytes(kept[at : at + size]), write)
+    view[2:4] = [9, 9]
+    view[6:] = 0
+    assert view[1:5].tolist() == [1, 9, 9, 4]
+    assert view.tobytes() == bytes([0, 1, 9, 9, 4, 5, 0, 0])
+    view[8:] = np.zeros(0, np.uint8)
+    assert len(view) == 8
+
+
+def test_output_of_other_code_is_captured() -> None:
+    with captured(lambda: os.write(1, b"late\n")) as found:
+        os.write(1, b"early\n")
+    assert found == ["early\nlate\n"]

@@ -1,0 +1,169 @@
+"""A device whose arrays lie in its own memory, for tests that were written for host memory.
+
+Problem: the conformance runner looks at arrays and module variables through ``view``, bytes that
+the CPU device shares with it. Approach: `OnDevice` stands before a CUDA device and gives memory
+whose ``view`` copies at each access, from one arena that every program is told of, as a session's.
+
+`captured` catches what kernels print: a GPU prints to the process's standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CopiedBytes", "OnDevice", "captured"]
+
+_ARENA_BYTES = 1 << 28
+_ALIGNMENT = 256
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class _Memory(Protocol):
+    """What a device calls its memory: see `gpud.device.cuda`."""
+
+    address: int
+
+    def upload(self, data: Any, offset: int = 0) -> None: ...
+    def download(self, size: int | None = None, offset: int = 0) -> bytes: ...
+
+
+class CopiedBytes:
+    """Bytes elsewhere that look like an array of uint8: reading and writing a slice copies.
+
+    Args:
+        size: how many.
+        read: ``(offset, size)`` to bytes.
+        write: ``(offset, bytes)``.
+    """
+
+    def __init__(
+        self, size: int, read: Callable[[int, int], bytes], write: Callable[[int, bytes], object]
+    ) -> None:
+        self.size = size
+        self._read = read
+        self._write = write
+
+    def __getitem__(self, part: slice) -> Bytes:
+        start, stop = self._range(part)
+        return np.frombuffer(self._read(start, stop - start), np.uint8)
+
+    def __setitem__(self, part: slice, values: Any) -> None:
+        start, stop = self._range(part)
+        data = np.broadcast_to(np.asarray(values, np.uint8), (stop - start,)).tobytes()
+        if data:
+            self._write(start, data)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def tobytes(self) -> bytes:
+        """A copy of all of them."""
+        return self._read(0, self.size)
+
+    def _range(self, part: slice) -> tuple[int, int]:
+        start, stop, step = part.indices(self.size)
+        assert step == 1
+        return start, max(start, stop)
+
+
+class _Array:
+    """Memory of the arena, zeroed."""
+
+    def __init__(self, memory: _Memory, base: int, offset: int, size: int) -> None:
+        self.address = base + offset
+        self.view = CopiedBytes(
+            size,
+            lambda at, count: memory.download(count, offset + at) if count else b"",
+            lambda at, data: memory.upload(data, offset + at),
+        )
+        self.view[:] = 0
+
+
+class _Module:
+    """A loaded program whose variables look like arrays."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def symbol(self, name: str) -> CopiedBytes:
+        found = self._module.symbol(name)
+
+        def write(at: int, data: bytes) -> None:
+            found[at : at + len(data)] = np.frombuffer(data, np.uint8)
+
+        size = len(found.tobytes())
+        return CopiedBytes(size, lambda at, count: bytes(found[at : at + count]), write)
+
+
+class OnDevice:
+    """``device``, but `allocate` gives device memory of one arena, which `load` tells programs.
+
+    Args:
+        device: with ``device_memory(size)``.
+        fenced: tell programs of the arena; without, they may reach everything.
+        size: of the arena, in bytes.
+    """
+
+    def __init__(self, device: Any, *, fenced: bool = True, size: int = _ARENA_BYTES) -> None:
+        self.device = device
+        self._memory = device.device_memory(size)
+        self.arena = (int(self._memory.address), size)
+        self._fenced = fenced
+        self._end = 0
+        self._taken: list[weakref.ref[_Array]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.device, name)
+
+    def allocate(self, size: int) -> _Array:
+        """Zeroed memory, aligned to 256 bytes; room is used again when no array is left."""
+        base, most = self.arena
+        self._taken = [one for one in self._taken if one() is not None]
+        if not self._taken:
+            self._end = 0
+        start, self._end = self._end, -(-(self._end + size) // _ALIGNMENT) * _ALIGNMENT
+        if self._end > most:
+            raise MemoryError(f"the tests' arena of {most} bytes is full")
+        array = _Array(self._memory, base, start, size)
+        self._taken.append(weakref.ref(array))
+        return array
+
+    def load(self, text: str, arena: tuple[int, int] | None = None) -> _Module:
+        """Load a program that may reach the arena and its own variables."""
+        reach = (arena or self.arena) if self._fenced else None
+        return _Module(self.device.load(text, reach))
+
+
+@contextmanager
+def captured(flush: Callable[[], object]) -> Iterator[list[str]]:
+    """Takes what is written to this process's standard output, by whatever means, meanwhile.
+
+    Args:
+        flush: called before the end: makes the device write what it holds back.
+    """
+    found: list[str] = []
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            yield found
+            flush()
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        found.append(file.read().decode(errors="replace"))
