@@ -283,6 +283,12 @@ class Function:
     parameters: tuple[Parameter, ...]
     _kept: dict[bytes, tuple[Any, Any]] = field(default_factory=dict)
 
+    @property
+    def registers(self) -> int:
+        """Registers of a thread."""
+        which = self.gpu.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+        return int(check(self.gpu.cu.cuFuncGetAttribute(which, self.handle)))
+
     def occupancy(self, threads: int, shared: int = 0) -> int:
         """Blocks that fit on one SM."""
         return int(

@@ -51,7 +51,7 @@ class OneProgram:
 _LARGE, _TINY = 1 << 24, 1 << 14
 _PAIR_SIZES = {
     "saxpy": 1 << 24, "black_scholes": 1 << 23, "reduction": 16384, "transpose": 4096,
-    "histogram": 8192, "stencil": 4096, "convolution": 65536, "monte_carlo": 4096,
+    "histogram": 2048, "stencil": 4096, "convolution": 65536, "monte_carlo": 4096,
     "matmul_tiled": 1024, "matmul_naive": 1024, "nbody": 16384, "mandelbrot": 2048,
 }  # fmt: skip
 _BLOCKS = {"spin": 4096, "relay": 4096}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.driver import Gpu, missing
 from bench.machine import describe
 
-__all__ = ["RESULTS", "keep", "need_gpu", "rounded"]
+__all__ = ["RESULTS", "cuda_device", "keep", "need_gpu", "rounded"]
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -22,6 +23,11 @@ def need_gpu() -> None:
     if why:
         print(f"this needs an NVIDIA GPU: {why}", file=sys.stderr)
         raise SystemExit(1)
+
+
+def cuda_device(**options: Any) -> Any:
+    """gpud's CUDA device, to be used in a ``with`` block."""
+    return import_module("gpud.device.cuda.device").CUDADevice(0, **options)
 
 
 def keep(name: str, gpu: Gpu, found: dict[str, Any], folder: Path = RESULTS) -> Path:

@@ -1,0 +1,105 @@
+"""Random resize events over the conformance suite on a GPU, a million of them or what time allows.
+
+    python bench/gpu/random_resizes.py [--events N] [--seconds S] [--seed N]
+
+As ``bench/bench_stress.py`` on the CPU device: every case that can be resized runs in persistent
+and in sliced form while a seeded generator shrinks, grows, stops and resumes it; every task block
+counts itself, every result is compared (`tests.conformance.stress`). In rounds with a seed each, so
+that a time limit can end it; a mismatch, a hang or a lost task block ends it with 1.
+
+Writes bench/results/gpu_random_resizes.json. Has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu.driver import Gpu
+from bench.gpu.record import cuda_device, keep, need_gpu
+from tests.conformance.runner import LoadedCase, headers_installed
+from tests.conformance.stress import stress
+from tests.conformance.suite import CASES, Case
+from tests.gpu.world import OnDevice
+
+ROUND = 5_000
+
+
+def main() -> int:
+    """Runs, prints, keeps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--jobs", type=int, default=3, help="jobs that run at once")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    need_gpu()
+    gpu = Gpu()
+    cases = [case for case in CASES if headers_installed() or not case.headers]
+    with cuda_device() as device:
+        found = measure(
+            OnDevice(device), cases, options.events, options.seconds, options.seed, options.jobs
+        )
+    for name, value in found.items():
+        print(f"{name:<16}{value}")
+    print(f"wrote {keep('random_resizes', gpu, {'seed': options.seed, **found}).name}")
+    return 1 if found["problems"] else 0
+
+
+def measure(
+    device: Any,
+    cases: Sequence[Case],
+    events: int,
+    seconds: float,
+    seed: int,
+    jobs: int = 3,
+    each: int = ROUND,
+) -> dict[str, Any]:
+    """Rounds of ``each`` events until there were ``events``, time is over or a check failed."""
+    began = time.monotonic()
+    loaded = [
+        LoadedCase(device, case, form)
+        for case in cases
+        for form in ("persistent", "sliced")
+        if form in case.forms
+    ]
+    kinds: Counter[str] = Counter()
+    run: set[tuple[str, str]] = set()
+    task_blocks = rests = runs = rounds = 0
+    problems: list[str] = []
+    while kinds.total() < events and time.monotonic() - began < seconds and not problems:
+        # Each round begins elsewhere in the suite, so that short rounds reach all of it.
+        first = rounds * max(1, len(loaded) // 7) % len(loaded)
+        order = loaded[first:] + loaded[:first]
+        count = min(each, events - kinds.total())
+        report = stress(device, order, count, seed=seed + rounds, jobs=jobs)
+        kinds += report.events
+        run |= set(report.runs)
+        runs += sum(report.runs.values())
+        task_blocks += report.task_blocks
+        rests += report.rests
+        problems += report.problems
+        rounds += 1
+    return {
+        "events": kinds.total(),
+        "kinds": dict(sorted(kinds.items())),
+        "kernels": len(loaded),
+        "kernels_run": len(run),
+        "runs": runs,
+        "rounds": rounds,
+        "task_blocks": task_blocks,
+        "rests": rests,
+        "problems": problems,
+        "seconds": time.monotonic() - began,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,205 @@
+"""How soon released blocks are gone and online blocks run, by the device's timer.
+
+    python bench/gpu/release_latency.py [--events N]
+
+An offline kernel has the whole GPU; at a moment half of it is taken away and given to an online
+kernel, as the daemon does it: `Job.resize` of the one, then of the other. The kernels note when and
+where their task blocks ran (`bench.gpu.stamps`). For task blocks of 2 to 1000 us and for each
+release path of the CUDA device: decision to last released block gone, and to first online block
+begun, beside the task blocks' own times. ``plain`` is the same with unmodified kernels on two
+streams, the online one's of the highest priority: its offline blocks cannot be released.
+
+Prints a table and writes bench/results/gpu_release_latency.json. Has not run on a GPU yet; a few
+events on the CPU device are part of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu.clock import Offset, offset_of, sights_of
+from bench.gpu.driver import Gpu
+from bench.gpu.record import cuda_device, keep, need_gpu
+from bench.gpu.stamps import NotedKernel, Notes, gone_ns, quantiles_us, tick_ns
+from gpud.device.interface import Form
+from gpud.device.job import Job
+
+BLOCKS_US = (2.0, 10.0, 50.0, 200.0, 1000.0)
+THREADS = 1024
+ONLINE_BLOCK_US = 20.0
+LEAST_ROUNDS, LEAST_US = 24, 2000.0
+TIMEOUT_S = 60.0
+
+
+@dataclass
+class Row:
+    """One path and one length of task blocks; times in nanoseconds, one an event.
+
+    Attributes:
+        gone: from the decision to the end of the last released block.
+        first: from the decision to the first online block.
+        host: what the device itself said of the release.
+        unclear: events of which the notes do not tell when the last one left.
+    """
+
+    path: str
+    target_us: float
+    gone: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    host: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    unclear: int = 0
+
+    def aim_us(self) -> float:
+        """For p99 of `gone`: 20 us at blocks of 10 us, else 5 us + 1.1 block times."""
+        return 20.0 if self.target_us == 10 else 5.0 + 1.1 * self.target_us
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        gone = quantiles_us(self.gone)
+        return {
+            "path": self.path,
+            "block_us": self.target_us,
+            "blocks": quantiles_us(self.blocks),
+            "gone": gone,
+            "first_online": quantiles_us(self.first),
+            "by_host": quantiles_us(self.host),
+            "aim_p99_us": self.aim_us(),
+            "met": gone["p99"] <= self.aim_us() if self.gone else None,
+            "unclear": self.unclear,
+        }
+
+
+class Pair:
+    """An offline and an online kernel on a device, sized for one length of task blocks."""
+
+    def __init__(
+        self, device: Any, block_us: float, form: Form = "persistent", *, scale: float = 1.0
+    ) -> None:
+        self.device = device
+        self.form: Form = form
+        trial = NotedKernel(device, THREADS, 1, form)
+        self.slots: int = device.sms * trial.occupancy
+        trial.close()
+        rounds = max(LEAST_ROUNDS, round(LEAST_US / block_us)) * scale
+        self.blocks = max(4, round(rounds)) * self.slots
+        self.offline = NotedKernel(device, THREADS, self.blocks, form)
+        self.online = NotedKernel(device, THREADS, 2 * self.slots, form)
+        self.loops = self.offline.loops_for(block_us, self._try)
+        self.online_loops = self.offline.loops_for(ONLINE_BLOCK_US, self._try)
+        self.tick_ns = tick_ns(self._try(1))
+
+    def _try(self, loops: int) -> Notes:
+        self.offline.clear()
+        count = min(self.blocks, 8 * self.slots)
+        job = Job(self.device, [self.offline.spec(count, loops)])
+        job.resize(self.slots)
+        job.result(TIMEOUT_S)
+        return self.offline.notes(count)
+
+    def event(self, row: Row, offset: Offset) -> None:
+        """Take half of the device from the offline kernel, and note what came of it."""
+        half = max(1, self.slots // 2)
+        self.offline.clear()
+        self.online.clear()
+        online = Job(self.device, [self.online.spec(2 * half, self.online_loops)], priority=1)
+        offline = Job(self.device, [self.offline.spec(self.blocks, self.loops)])
+        offline.resize(self.slots)
+        self._until_under_way(offline)
+        decided = time.perf_counter_ns()
+        if self.form == "persistent":
+            offline.resize(self.slots - half)
+        online.resize(half)
+        online.result(TIMEOUT_S)
+        offline.result(TIMEOUT_S)
+        at = offset.to_device(decided)
+        notes = self.offline.notes()
+        row.blocks += notes.block_ns()[:: max(1, len(notes) // 200)].tolist()
+        row.first.append(int(self.online.notes().began.min()) - at)
+        if self.form != "persistent":
+            return
+        row.host.append(offline.release_ns)
+        gone = gone_ns(notes.between(at, int(notes.ended.max())), at, half)
+        if gone is None:
+            row.unclear += 1
+        else:
+            row.gone.append(gone - at)
+
+    def _until_under_way(self, job: Job) -> None:
+        """Until each resident block has run one or two task blocks."""
+        deadline = time.monotonic() + TIMEOUT_S
+        wanted = min(2 * self.slots, self.blocks // 8)
+        if self.form != "persistent":  # nothing of it is known before its end
+            time.sleep(1e-3)
+            return
+        while job.progress[1] < wanted:
+            assert time.monotonic() < deadline, f"the offline job does not start: {job.progress}"
+            os.sched_yield()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.offline.close()
+        self.online.close()
+
+
+def main() -> int:
+    """Measures, prints, keeps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--events", type=int, default=200, help="for each length and path")
+    options = parser.parse_args()
+    need_gpu()
+    paths = import_module("gpud.device.cuda.release").RELEASE_PATHS
+    gpu = Gpu()
+    rows: list[Row] = []
+    clocks: list[dict[str, int]] = []
+    print(f"{'path':<14}{'block us':>9}{'gone p50':>10}{'p99':>8}{'first p50':>11}{'p99':>8}  aim")
+    for path in (*paths, "plain"):
+        form: Form = "unmodified" if path == "plain" else "persistent"
+        with gpu.current():
+            offset = offset_of(sights_of(gpu))
+        clocks.append(offset._asdict())
+        with cuda_device(**({} if path == "plain" else {"release": path})) as device:
+            for block_us in BLOCKS_US:
+                rows.append(measure(device, path, block_us, form, offset, options.events))
+                print(line(rows[-1]), flush=True)
+    found = {"events": options.events, "clocks": clocks, "rows": [row.plain() for row in rows]}
+    print(f"wrote {keep('release_latency', gpu, found).name}")
+    return 0
+
+
+def measure(
+    device: Any, path: str, block_us: float, form: Form, offset: Offset, events: int,
+    scale: float = 1.0,
+) -> Row:  # fmt: skip
+    """One row."""
+    row = Row(path, block_us)
+    pair = Pair(device, block_us, form, scale=scale)
+    for _ in range(events):
+        pair.event(row, offset)
+    pair.close()
+    return row
+
+
+def line(row: Row) -> str:
+    """Of the table."""
+    gone, first = quantiles_us(row.gone), quantiles_us(row.first)
+    left = f"{gone['p50']:>10.1f}{gone['p99']:>8.1f}" if row.gone else f"{'-':>10}{'-':>8}"
+    met = "" if not row.gone else "met" if gone["p99"] <= row.aim_us() else "MISSED"
+    unclear = f", {row.unclear} unclear" if row.unclear else ""
+    return (
+        f"{row.path:<14}{row.target_us:>9g}{left}{first['p50']:>11.1f}{first['p99']:>8.1f}"
+        f"  {row.aim_us():g} {met}{unclear}"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,193 @@
+"""What rewriting costs on a GPU: the same kernels as they are, persistent, and persistent + fenced.
+
+    python bench/gpu/rewrite_cost.py [--rounds N] [--only NAME ...]
+
+Each side launches a batch of the same grid in a row on one stream, between two events of the
+device; the sides take turns, and ratios are taken within rounds (`bench.measure`). All sides must
+leave identical bytes. The persistent kernel has as many blocks as the GPU holds; its control words
+are put back before the batch, outside what is timed.
+
+Prints a table and writes bench/results/gpu_rewrite_cost.json; a run of some kernels only prints.
+Has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu.bare import Arrays, Native, Persistent
+from bench.gpu.driver import Function, Gpu
+from bench.gpu.programs import PROGRAMS, OneProgram
+from bench.gpu.record import keep, need_gpu
+from bench.measure import Spread, geometric_mean, ratios, spread
+from gpud.demo.metrics import percentile
+
+AIM_MEAN, AIM_P95, AIM_FROM_US = 1.01, 1.03, 20.0
+BATCH_US, LEAST_BATCH, MOST_BATCH = 2000.0, 8, 50
+
+
+class Side(Protocol):
+    """One way of running the kernel."""
+
+    function: Function
+
+    def prepare(self, count: int, stream: object) -> None:
+        """Before a batch, in stream order."""
+
+    def launch(self, number: int, stream: object) -> None:
+        """One launch of a batch."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel; times are of a launch, ratios are to the native side's."""
+
+    name: str
+    what: str
+    task_blocks: int
+    native_us: Spread
+    rewritten: Spread
+    fenced: Spread
+    registers: dict[str, int]
+
+    @property
+    def counts(self) -> bool:
+        """Whether the aim speaks of kernels this long."""
+        return self.native_us.median >= AIM_FROM_US
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        spreads = {"native_us": self.native_us, "rewritten": self.rewritten, "fenced": self.fenced}
+        plain = {name: value.plain() for name, value in spreads.items()}
+        head = {"name": self.name, "what": self.what, "task_blocks": self.task_blocks}
+        return {**head, **plain, "registers": self.registers}
+
+
+class DifferentBytesError(Exception):
+    """A rewritten kernel computed something else than the unmodified one."""
+
+
+def main() -> int:
+    """Measures, prints, keeps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--only", action="append", help="one kernel only, repeatable")
+    options = parser.parse_args()
+    need_gpu()
+    gpu = Gpu()
+    rows: list[Row] = []
+    wrong: list[str] = []
+    print(f"{'kernel':<22}{'native us':>10}{'rewritten':>11}{'fenced':>9}  registers")
+    for program in PROGRAMS:
+        if options.only and program.name not in options.only:
+            continue
+        try:
+            rows.append(measure(gpu, program, options.rounds))
+        except DifferentBytesError as error:
+            wrong.append(str(error))
+            print(f"{program.name:<22}WRONG: {error}", flush=True)
+            continue
+        print(line(rows[-1]), flush=True)
+    found = {"rounds": options.rounds, **summary(rows), "wrong": wrong}
+    print(*(f"{name}: {value}" for name, value in found.items()), sep="\n")
+    if not options.only:
+        path = keep("rewrite_cost", gpu, {**found, "rows": [row.plain() for row in rows]})
+        print(f"wrote {path.name}")
+    return 1 if wrong else 0
+
+
+def measure(gpu: Gpu, program: OneProgram, rounds: int) -> Row:
+    """One kernel.
+
+    Raises:
+        DifferentBytesError: the forms disagree, or a task block did not run exactly once.
+    """
+    stream = gpu.stream()
+    arrays = Arrays(gpu, program.make(False))
+    native = Native(gpu, program, arrays)
+    forms = {
+        name: Persistent(gpu, program, arrays, MOST_BATCH, fence=name == "fenced")
+        for name in ("rewritten", "fenced")
+    }
+    total = math.prod(arrays.launch.grid)
+    right: list[bytes] = []
+    sides: dict[str, Side] = {"native": native, **forms}
+    for name, side in sides.items():
+        arrays.reset()
+        timed(gpu, side, 1, stream)
+        right = right or arrays.outputs()
+        if arrays.outputs() != right:
+            raise DifferentBytesError(f"{name} {program.name} leaves other bytes")
+    for name, form in forms.items():
+        if form.done()[0] != total:
+            raise DifferentBytesError(f"{name} {program.name} ran {form.done()[0]} of {total}")
+    once = min(timed(gpu, native, LEAST_BATCH, stream) for _ in range(3))
+    batch = min(max(math.ceil(BATCH_US / once), LEAST_BATCH), MOST_BATCH)
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(timed(gpu, sides[name], batch, stream))
+    return Row(
+        program.name,
+        program.what,
+        total,
+        spread(samples["native"]),
+        ratios(samples["rewritten"], samples["native"]),
+        ratios(samples["fenced"], samples["native"]),
+        {name: side.function.registers for name, side in sides.items()},
+    )
+
+
+def timed(gpu: Gpu, side: Side, batch: int, stream: object) -> float:
+    """Microseconds of one of ``batch`` launches in a row, by the device."""
+    begin, end = gpu.event(), gpu.event()
+    side.prepare(batch, stream)
+    begin.record(stream)
+    for number in range(batch):
+        side.launch(number, stream)
+    end.record(stream)
+    return end.since_us(begin) / batch
+
+
+def line(row: Row) -> str:
+    """Of the table."""
+    used = "/".join(str(count) for count in row.registers.values())
+    short = "" if row.counts else "  short: not in the mean"
+    return (
+        f"{row.name:<22}{row.native_us.median:>10.1f}{row.rewritten.median:>11.3f}"
+        f"{row.fenced.median:>9.3f}  {used}{short}"
+    )
+
+
+def summary(rows: Iterable[Row]) -> dict[str, Any]:
+    """Geometric means, 95th percentiles, the worst, and whether the aims are met."""
+    some = [row for row in rows if row.counts]
+    if not some:
+        return {"kernels": 0}
+    found: dict[str, Any] = {"kernels": len(some), "from_us": AIM_FROM_US}
+    for side in ("rewritten", "fenced"):
+        values = {row.name: getattr(row, side).median for row in some}
+        worst = max(values, key=lambda name: values[name])
+        found[side] = {
+            "geometric_mean": geometric_mean(values.values()),
+            "p95": percentile(list(values.values()), 95),
+            "worst": [worst, values[worst]],
+        }
+    mean, p95 = found["rewritten"]["geometric_mean"], found["rewritten"]["p95"]
+    found["aims"] = {"geometric_mean": AIM_MEAN, "p95": AIM_P95}
+    found["met"] = {"geometric_mean": mean <= AIM_MEAN, "p95": p95 <= AIM_P95}
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
