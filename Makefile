@@ -98,9 +98,13 @@ GPU_INSTALL = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider $(PYTEST_ARGS)
 GPU_TESTS := conformance resizing fences faults
 GPU_CHECKS := memcheck racecheck synccheck
-GPU_FIGURES := rewrite_cost release_latency colocation resize random_resizes shares
+GPU_FIGURES := rewrite_cost release_latency resize random_resizes shares
+GPU_SYSTEMS := gpud streams processes green
+# Only by name, and only where MPS may be used: they start an MPS control daemon, and end it.
+GPU_MPS := mps mps_limited
 
 .PHONY: gpu-there $(GPU_TESTS:%=gpu-test-%) $(GPU_CHECKS:%=gpu-sanitize-%) $(GPU_FIGURES:%=gpu-bench-%)
+.PHONY: $(GPU_SYSTEMS:%=gpu-bench-colocation-%) $(GPU_MPS:%=gpu-bench-colocation-%)
 
 gpu-there: $(GPU_INSTALL)
 	@$(GPU_PYTHON) bench/gpu/available.py
@@ -114,11 +118,17 @@ $(GPU_TESTS:%=gpu-test-%): gpu-test-%: gpu-there
 $(GPU_CHECKS:%=gpu-sanitize-%): gpu-sanitize-%: gpu-there
 	$(GPU_PYTHON) bench/gpu/sanitize.py $*
 
-gpu-bench: $(GPU_FIGURES:%=gpu-bench-%) ## measure on an NVIDIA GPU; figures under bench/results/ and docs/
+gpu-bench: $(GPU_FIGURES:%=gpu-bench-%) $(GPU_SYSTEMS:%=gpu-bench-colocation-%) ## measure on an NVIDIA GPU; figures under bench/results/ and docs/
 	$(GPU_PYTHON) bench/gpu/figures.py
 
 $(GPU_FIGURES:%=gpu-bench-%): gpu-bench-%: gpu-there
 	$(GPU_PYTHON) bench/gpu/$*.py
+
+$(GPU_SYSTEMS:%=gpu-bench-colocation-%): gpu-bench-colocation-%: gpu-there
+	$(GPU_PYTHON) bench/gpu/colocation.py --system $*
+
+$(GPU_MPS:%=gpu-bench-colocation-%): gpu-bench-colocation-%: gpu-there
+	$(GPU_PYTHON) bench/gpu/colocation.py --system $* --allow-mps
 
 docs: install ## write the generated pages of docs/
 	$(BIN)/python docs/generate.py

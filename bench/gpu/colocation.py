@@ -1,0 +1,399 @@
+"""What co-location costs online requests on a GPU, and what it gives offline work: gpud and others.
+
+    python bench/gpu/colocation.py [--system NAME ...] [--seconds S] [--allow-mps] [--short]
+
+Online requests of about 1 ms and 4 ms arrive as a Poisson process at loads 0.2 and 0.5, beside
+offline kernels of 0.04 to 10.8 ms and beside task blocks of 5 ms. Every window has the same
+arrivals for every system; each system is compared with itself alone. Systems:
+
+    gpud         a daemon; requests are sequences that reserve the whole device
+    streams      one process, two streams of different priorities
+    processes    two processes, which the driver has take turns
+    green        one process, two green contexts: half of the SMs for each
+    mps          two processes under MPS; mps_limited: the offline one with half of the SMs and the
+                 lower priority. Only with --allow-mps: it starts a control daemon of its own, with
+                 its own pipe directory, and ends it; no setting of the card is changed
+
+Reported for each: r99, the ratio of p99.9, b (offline work per second together / alone), harvest
+b / (1 - u), u being the requests' share of the time alone; see `gpud.demo.metrics`.
+
+Prints a table and writes bench/results/gpu_colocation_SYSTEM.json. The native sides have not run on
+a GPU yet; windows of gpud's on the CPU device are part of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import gpud_client as gc
+from bench.gpu.colocation_work import (
+    ENTRY,
+    OFFLINE,
+    ONLINE,
+    SOURCE,
+    THREADS,
+    Offline,
+    Online,
+    Sized,
+    sized_offline,
+    sized_online,
+)
+from bench.gpu.driver import Gpu
+from bench.gpu.peer import batch_of
+from bench.gpu.record import keep, need_gpu
+from bench.measure import geometric_mean
+from gpud.compiler.pipeline import compile_program
+from gpud.demo.arrivals import poisson
+from gpud.demo.metrics import harvest, percentile
+from gpud.device.interface import pack_parameters
+
+SYSTEMS = ("gpud", "streams", "processes", "green", "mps", "mps_limited")
+LOADS = (0.2, 0.5)
+AIM_MEAN, AIM_WORST, AIM_HARVEST = 1.02, 1.05, 0.95
+LEAD_IN_S = 0.5
+READY_S, WINDOW_MARGIN_S = 120.0, 90.0
+PEER = Path(__file__).with_name("peer.py")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a window showed.
+
+    Attributes:
+        latencies_s: of the requests, in order of arrival.
+        rate: offline kernels per second inside the window; 0 where none ran.
+    """
+
+    latencies_s: list[float]
+    rate: float
+
+
+@dataclass(frozen=True)
+class System:
+    """How the two sides are run.
+
+    Attributes:
+        together: both sides in one process.
+        socket: gpud's; empty: native.
+        green_sms: SMs of the online side's green context; None: none.
+        environment: of the online and of the offline process.
+    """
+
+    together: bool
+    socket: str = ""
+    green_sms: int | None = None
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system beside one offline kernel at one load."""
+
+    system: str
+    online: str
+    offline: str
+    load: float
+    requests: int
+    p99_alone_s: float
+    p99_s: float
+    r99: float
+    r999: float
+    b: float
+    harvest: float
+
+
+def main() -> int:
+    """Measures, prints, keeps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--system", action="append", choices=SYSTEMS, help="repeatable")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a window")
+    parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
+    parser.add_argument("--allow-mps", action="store_true", help="start an MPS control daemon")
+    parser.add_argument("--short", action="store_true", help="one setting")
+    options = parser.parse_args()
+    need_gpu()
+    gpu = Gpu()
+    online, offline = (ONLINE[:1], OFFLINE[2:3]) if options.short else (ONLINE, OFFLINE)
+    loads = LOADS[:1] if options.short else LOADS
+    sizes = measured_sizes(gpu, online, offline)
+    for name in options.system or SYSTEMS:
+        if name.startswith("mps") and not options.allow_mps:
+            print(f"{name}: left out; give --allow-mps where MPS may be used")
+            continue
+        with opened(name, gpu) as system:
+            rows = measure(
+                name, system, sizes, online, offline, loads, options.seconds, options.seed
+            )
+        found = {"seconds": options.seconds, **summary(rows), "rows": [vars(row) for row in rows]}
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in summary(rows).items()))
+        if not options.short:
+            print(f"wrote {keep(f'colocation_{name}', gpu, found).name}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Everything's size on this device, and how long a request and an offline kernel take alone."""
+
+    online: Mapping[str, list[Sized]]
+    request_s: Mapping[str, float]
+    offline: Mapping[str, Sized]
+
+
+def measured_sizes(gpu: Gpu, online: Sequence[Online], offline: Sequence[Offline]) -> Sizes:
+    """By plain launches on the idle GPU."""
+    ptx = compile_program(SOURCE, form="persistent", kill=False).original_ptx
+    function = gpu.load(ptx).function(ENTRY)
+    out = gpu.buffer(np.zeros(THREADS * 1024, np.float32))
+    stream = gpu.stream()
+
+    def timer(blocks: int, loops: int) -> float:
+        values = [out.address.to_bytes(8, "little"), loops.to_bytes(4, "little")]
+        buffer = pack_parameters(function.parameters, values)
+        best = float("inf")
+        for _ in range(3):
+            begin, end = gpu.event(), gpu.event()
+            begin.record(stream)
+            for _ in range(4):
+                function.launch((blocks, 1, 1), (THREADS, 1, 1), buffer, stream=stream)
+            end.record(stream)
+            best = min(best, end.since_us(begin) / 4)
+        return best
+
+    slots = gpu.sms * function.occupancy(THREADS)
+    return Sizes(
+        {one.name: sized_online(one, slots, timer) for one in online},
+        {one.name: sum(one.kernels_us) / 1e6 for one in online},
+        {one.name: sized_offline(one, slots, timer) for one in offline},
+    )
+
+
+@contextmanager
+def opened(name: str, gpu: Gpu) -> Iterator[System]:
+    """A system, ready to be measured; what it started is ended with the context."""
+    with ExitStack() as stack:
+        if name == "gpud":
+            session = stack.enter_context(gc.local("cuda"))
+            yield System(together=False, socket=str(session.path))
+        elif name == "streams":
+            yield System(together=True)
+        elif name == "processes":
+            yield System(together=False)
+        elif name == "green":
+            yield System(together=True, green_sms=gpu.sms // 2)
+        else:
+            environment = stack.enter_context(mps())
+            limits = {}
+            if name == "mps_limited":
+                limits = {
+                    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+                    "CUDA_MPS_CLIENT_PRIORITY": "1",
+                }
+            sides = {"online": environment, "offline": {**environment, **limits}}
+            yield System(together=False, environment=sides)
+
+
+@contextmanager
+def mps() -> Iterator[dict[str, str]]:
+    """An MPS control daemon of this process's own; yields the environment of its clients.
+
+    Raises:
+        FileNotFoundError: MPS is not installed.
+    """
+    command = shutil.which("nvidia-cuda-mps-control")
+    if command is None:
+        raise FileNotFoundError("nvidia-cuda-mps-control is not on PATH")
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        ours = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, **ours}
+        subprocess.run([command, "-d"], env=environment, check=True)
+        try:
+            yield ours
+        finally:
+            subprocess.run([command], input="quit\n", text=True, env=environment, check=False)
+
+
+def measure(
+    name: str,
+    system: System,
+    sizes: Sizes,
+    online: Sequence[Online],
+    offline: Sequence[Offline],
+    loads: Sequence[float],
+    seconds: float,
+    seed: int,
+) -> list[Row]:
+    """All rows of a system: each side alone, then every pair of them."""
+    traces = {
+        (one.name, load): poisson(load / sizes.request_s[one.name], seconds, seed)
+        for one in online
+        for load in loads
+    }
+    alone = {
+        (one.name, load): window(system, seconds, sizes.online[one.name], traces[one.name, load])
+        for one in online
+        for load in loads
+    }
+    rows = []
+    for other in offline:
+        size, kernel_us = sizes.offline[other.name], 1e3 * other.kernel_ms
+        rate = window(system, seconds, offline=size, kernel_us=kernel_us).rate
+        for one in online:
+            for load in loads:
+                trace = traces[one.name, load]
+                seen = window(system, seconds, sizes.online[one.name], trace, size, kernel_us)
+                busy = min(0.99, sizes.request_s[one.name] * len(trace) / seconds)
+                rows.append(
+                    compared(name, one, other, load, seen, alone[one.name, load], rate, busy)
+                )
+                print(line(rows[-1]), flush=True)
+    return rows
+
+
+def window(
+    system: System,
+    seconds: float,
+    online: Sequence[Sized] = (),
+    arrivals_s: Sequence[float] = (),
+    offline: Sized | None = None,
+    kernel_us: float = 1.0,
+) -> Seen:
+    """Runs the sides that are given for one window, each in a process or both in one."""
+    common = {"seconds": seconds, "socket": system.socket, "green_sms": system.green_sms}
+    requests = {"online": [one.plain() for one in online], "arrivals_s": list(arrivals_s)}
+    work = {"offline": offline.plain(), "batch": batch_of(kernel_us)} if offline else {}
+    tasks: dict[str, dict[str, Any]] = {}
+    if system.together:
+        tasks["both"] = {**common, **(requests if online else {}), **work}
+    else:
+        if online:
+            tasks["online"] = {**common, **requests}
+        if offline:
+            tasks["offline"] = {**common, **work}
+    with ExitStack() as stack:
+        peers = [
+            stack.enter_context(Peer(task, system.environment.get(side, {})))
+            for side, task in tasks.items()
+        ]
+        for peer in peers:
+            peer.await_ready()
+        began = time.monotonic() + LEAD_IN_S
+        for peer in peers:
+            peer.begin(began)
+        found = [peer.result(seconds) for peer in peers]
+    latencies = [value for one in found for value in one["latencies_s"]]
+    done = [(at, count) for one in found for at, count in one["done"]]
+    return Seen(latencies, rate_of(done, began, began + seconds))
+
+
+def rate_of(done: Sequence[tuple[float, int]], began: float, until: float) -> float:
+    """Kernels per second between the first and the last batch that ended in the window."""
+    inside = [(at, count) for at, count in done if began <= at <= until]
+    if len(inside) < 2:
+        return 0.0
+    return sum(count for _, count in inside[1:]) / (inside[-1][0] - inside[0][0])
+
+
+class Peer:
+    """A child process with one task; ended with the context."""
+
+    def __init__(self, task: dict[str, Any], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(PEER)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+        self._say(json.dumps(task))
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    def _say(self, text: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(text + "\n")
+        self._process.stdin.flush()
+
+    def await_ready(self) -> None:
+        """Until it has everything in place.
+
+        Raises:
+            RuntimeError: it ended instead.
+        """
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"a peer ended with {self._process.wait(READY_S)} before its window")
+
+    def begin(self, moment: float) -> None:
+        """Tell it when the window begins."""
+        self._say(repr(moment))
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        """What it saw.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        text, _ = self._process.communicate(timeout=seconds + WINDOW_MARGIN_S)
+        if self._process.returncode:
+            raise RuntimeError(f"a peer ended with {self._process.returncode} in its window")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+def compared(
+    name: str, online: Online, offline: Offline, load: float,
+    seen: Seen, alone: Seen, rate_alone: float, busy: float,
+) -> Row:  # fmt: skip
+    """The figures of a window together with what it is compared with."""
+    at = {
+        percent: percentile(seen.latencies_s, percent) / percentile(alone.latencies_s, percent)
+        for percent in (99, 99.9)
+    }
+    b = seen.rate / rate_alone if rate_alone else 0.0
+    return Row(
+        name, online.name, offline.name, load, len(seen.latencies_s),
+        percentile(alone.latencies_s, 99), percentile(seen.latencies_s, 99),
+        at[99], at[99.9], b, harvest(b, busy),
+    )  # fmt: skip
+
+
+def line(row: Row) -> str:
+    """Of the table."""
+    return (
+        f"  {row.system:<12}{row.online:<5}{row.offline:<15} load {row.load:g}: r99 {row.r99:.3f}, "
+        f"p99 {1e3 * row.p99_s:.2f} ms, r99.9 {row.r999:.2f}, b {row.b:.3f}, "
+        f"harvest {row.harvest:.3f}"
+    )
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Over all rows of a system, and whether the aims are met."""
+    mean, worst = geometric_mean(row.r99 for row in rows), max(row.r99 for row in rows)
+    least = min(row.harvest for row in rows)
+    met = mean <= AIM_MEAN and worst <= AIM_WORST and least >= AIM_HARVEST
+    return {"r99_mean": mean, "r99_worst": worst, "harvest_least": least, "met": met}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,104 @@
+"""Results are kept with the GPU in them, and figures are drawn of results of their real shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu import figures, release_latency, resize, rewrite_cost
+from bench.gpu.bare import RECORDS_BYTES, records
+from bench.gpu.clock import Offset
+from bench.gpu.colocation import Seen, compared
+from bench.gpu.colocation_work import OFFLINE, ONLINE
+from bench.gpu.record import keep, rounded
+from bench.gpu.shares import Held
+from bench.measure import Spread
+from gpud.compiler import control_words as cw
+from tests.gpu.test_bench_stamps import made
+
+WHERE = {"gpu": "A GPU", "driver": "1.2", "date": "2026-01-02T03:04:05+00:00"}
+
+
+class NoGpu:
+    def describe(self) -> dict[str, Any]:
+        return {"gpu": "A GPU", "driver": "1.2"}
+
+
+def spread(value: float) -> Spread:
+    return Spread(value, value, value, value)
+
+
+def row(name: str, us: float, ratio: float) -> rewrite_cost.Row:
+    registers = {"native": 8, "rewritten": 13, "fenced": 16}
+    return rewrite_cost.Row(name, "", 9, spread(us), spread(ratio), spread(1.5), registers)
+
+
+def release() -> dict[str, Any]:
+    one = release_latency.Row("mapped", 10.0, [9_000, 30_000], [8_000, 9_000], [5], [10_000], 1)
+    plain = release_latency.Row("plain", 10.0, [], [80_000], [], [10_000])
+    return {"rows": [one.plain(), plain.plain()]}
+
+
+def stepped() -> dict[str, Any]:
+    notes = made([(0, 1_000_000, 0), (0, 400_000, 64)])
+    return {"trace": resize.trace(notes, [(0, 1.0, 2), (350_000, 0.5, 1)], 1)}
+
+
+def together() -> dict[str, Any]:
+    seen = Seen([0.001] * 9, 4.0)
+    return {"rows": [vars(compared("gpud", ONLINE[0], OFFLINE[0], 0.2, seen, seen, 5.0, 0.2))]}
+
+
+def test_every_figure_is_drawn(tmp_path: Path) -> None:
+    found = {
+        "rewrite_cost": {"rows": [row("a", 30, 1.01).plain(), row("b", 40, 0.99).plain()]},
+        "release_latency": release(),
+        "colocation_gpud": together(),
+        "resize": stepped(),
+        "shares": {"window_ms": 10, "jobs": [Held("quota", "8%", 2.0, [2.0, 1.9]).plain()]},
+    }
+    for name, value in found.items():
+        (tmp_path / f"gpu_{name}.json").write_text(json.dumps({**WHERE, **value}))
+    assert figures.source(figures.results(tmp_path, "resize")[0]) == "A GPU, driver 1.2, 2026-01-02"
+    for name, draw in figures.FIGURES.items():
+        path = tmp_path / f"{name}.png"
+        figures.save(path, figures.results(tmp_path, name), draw)
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert figures.results(tmp_path, "nothing") == []
+
+
+def test_results_name_the_gpu_and_the_date(tmp_path: Path) -> None:
+    path = keep("x", NoGpu(), {"value": 1.23456789}, tmp_path)  # type: ignore[arg-type]
+    found = json.loads(path.read_text())
+    assert path.name == "gpu_x.json"
+    assert (found["gpu"], found["driver"], found["value"]) == ("A GPU", "1.2", 1.2346)
+    assert found["date"].startswith("20")
+    assert rounded((1.23456789, ["a", 2])) == [1.2346, ["a", 2]]
+
+
+def test_only_long_kernels_are_in_the_mean() -> None:
+    rows = [row("a", 30, 1.02), row("b", 25, 1.0), row("short", 5, 9.0)]
+    found = rewrite_cost.summary(rows)
+    assert found["kernels"] == 2
+    assert found["rewritten"]["geometric_mean"] == pytest.approx(1.00995, abs=1e-4)
+    assert found["rewritten"]["worst"] == ["a", 1.02]
+    assert found["met"] == {"geometric_mean": True, "p95": True}
+    assert rewrite_cost.summary(rows[2:]) == {"kernels": 0}
+    assert "not in the mean" in rewrite_cost.line(rows[2])
+
+
+def test_control_words_of_a_batch_are_fresh_and_point_to_each_other() -> None:
+    raw = records(4096, 3, (4, 2, 1), 5)
+    assert len(raw) == 3 * RECORDS_BYTES
+    for number in range(3):
+        one = raw[number * RECORDS_BYTES : (number + 1) * RECORDS_BYTES]
+        assert one[: cw.JOB_BYTES] == cw.job_record((4, 2, 1))
+        launch = one[cw.JOB_BYTES : cw.JOB_BYTES + cw.LAUNCH_BYTES]
+        assert launch == cw.launch_record(4096 + number * RECORDS_BYTES, 5)
+
+
+def test_an_offset_is_added() -> None:
+    assert Offset(5, 1).to_device(10) == 15
