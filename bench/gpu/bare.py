@@ -105,6 +105,7 @@ class Persistent:
             address, size = module.symbol(ARENA)
             given = np.frombuffer(_EVERYTHING, np.uint8)
             check(gpu.cu.cuMemcpyHtoD(address, given.ctypes.data, min(size, given.size)))
+            gpu.synchronise()
         self.function: Function = module.function(program.entry)
         self._block = program.block
         grid = arrays.launch.grid

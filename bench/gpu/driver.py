@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,6 +64,10 @@ def missing() -> str:
         from cuda.bindings import driver as cu
     except ImportError:
         return "cuda-bindings is not installed: pip install 'gpud[daemon,cuda13]'"
+    # Read by cuInit, and as gpud's CUDA device sets them: lazy loading may wait for the device, and
+    # with few connections streams wait for each other.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
         check(cu.cuInit(0))
         count = check(cu.cuDeviceGetCount())
@@ -83,8 +88,10 @@ class Gpu:
     def __init__(self, index: int = 0) -> None:
         from cuda.bindings import driver as cu
 
+        why = missing()
+        if why:
+            raise DriverError(why)
         self.cu: Any = cu
-        check(cu.cuInit(0))
         self.device = check(cu.cuDeviceGet(index))
         self.context = check(cu.cuDevicePrimaryCtxRetain(self.device))
         check(cu.cuCtxSetCurrent(self.context))
@@ -187,6 +194,8 @@ class Buffer:
         """Copy in; returns when it is there."""
         first = np.ascontiguousarray(values)
         check(self._gpu.cu.cuMemcpyHtoD(self.address, first.ctypes.data, first.nbytes))
+        # The copy itself may return before, and streams of their own do not wait for it.
+        check(self._gpu.cu.cuStreamSynchronize(0))
 
     def get(self) -> npt.NDArray[Any]:
         """A copy of what is there now."""

@@ -190,18 +190,19 @@ class Memory:
     def __init__(self, device: Any, size: int) -> None:
         if hasattr(device, "device_memory"):
             self._memory = device.device_memory(size)
-            self._memory.fill(0)
             self._copied = True
         else:
             self._memory = device.allocate(size)
             self._copied = False
         self.address = int(self._memory.address)
         self.size = size
+        self.clear()
 
     def clear(self) -> None:
         """Set all to 0."""
         if self._copied:
             self._memory.fill(0)
+            self._memory.download(1)  # a memset returns before it is done; this waits for it
         else:
             self._memory.view[:] = 0
 

@@ -83,9 +83,12 @@ class ArenaWorld:
         at = _ARENA + _TABLE_AT + 8
         before[at : at + 8] = target
         self._memory.upload(before)
+        self._memory.download(1)  # wait until it is there
         if case.kernel.mode.name in ("variable", "constant"):
             kind = "pointer" if case.kernel.mode.name == "variable" else "constant"
-            module.symbol(f"{case.kernel.name}_{kind}")[0:8] = target
+            symbol = module.symbol(f"{case.kernel.name}_{kind}")
+            symbol[0:8] = target
+            symbol[0:8].tobytes()  # wait until it is there
         error = self._launch(case, program, module)
         after = np.frombuffer(self._memory.download(), np.uint8)
         problems = []

@@ -80,12 +80,17 @@ class _Array:
     """Memory of the arena, zeroed."""
 
     def __init__(self, memory: _Memory, base: int, offset: int, size: int) -> None:
+        def read(at: int, count: int) -> bytes:
+            return memory.download(count, offset + at) if count else b""
+
+        def write(at: int, data: bytes) -> None:
+            memory.upload(data, offset + at)
+            # A copy from pageable memory may return before it has arrived, and kernels on streams
+            # of their own do not wait for it; reading back does.
+            memory.download(1, offset + at)
+
         self.address = base + offset
-        self.view = CopiedBytes(
-            size,
-            lambda at, count: memory.download(count, offset + at) if count else b"",
-            lambda at, data: memory.upload(data, offset + at),
-        )
+        self.view = CopiedBytes(size, read, write)
         self.view[:] = 0
 
 
@@ -103,9 +108,13 @@ class _Module:
 
         def write(at: int, data: bytes) -> None:
             found[at : at + len(data)] = np.frombuffer(data, np.uint8)
+            found[at : at + 1].tobytes()  # as in `_Array`
 
-        size = len(found.tobytes())
-        return CopiedBytes(size, lambda at, count: bytes(found[at : at + count]), write)
+        def read(at: int, count: int) -> bytes:
+            raw: bytes = found[at : at + count].tobytes() if count else b""
+            return raw
+
+        return CopiedBytes(found.size, read, write)
 
 
 class OnDevice:
