@@ -33,6 +33,7 @@ __all__ = [
     "Graph",
     "HostWords",
     "Module",
+    "bindings",
     "check",
     "missing",
 ]
@@ -57,11 +58,22 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def bindings() -> Any:
+    """``cuda.bindings.driver``.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    from cuda.bindings import driver
+
+    return driver
+
+
 @functools.cache
 def missing() -> str:
     """Why nothing can run on a GPU here; empty if it can."""
     try:
-        from cuda.bindings import driver as cu
+        cu = bindings()
     except ImportError:
         return "cuda-bindings is not installed: pip install 'gpud[daemon,cuda13]'"
     # Read by cuInit, and as gpud's CUDA device sets them: lazy loading may wait for the device, and
@@ -86,12 +98,11 @@ class Gpu:
     """
 
     def __init__(self, index: int = 0) -> None:
-        from cuda.bindings import driver as cu
-
         why = missing()
         if why:
             raise DriverError(why)
-        self.cu: Any = cu
+        self.cu: Any = bindings()
+        cu = self.cu
         self.device = check(cu.cuDeviceGet(index))
         self.context = check(cu.cuDevicePrimaryCtxRetain(self.device))
         check(cu.cuCtxSetCurrent(self.context))

@@ -213,20 +213,22 @@ class NativeOffline:
     """Batches of the kernel on the stream of the lowest priority, some in flight."""
 
     def __init__(self, native: Native, size: Sized, kernels: int) -> None:
-        self._native, self._sizes = native, [size] * kernels
+        self._kernels = kernels
+        self._sequence = native.sequence([size] * kernels, online=False)
 
     def warm_up(self) -> None:
-        sequence = self._native.sequence(self._sizes, online=False)
-        sequence.wait(sequence.start())
+        self._sequence.use()
+        self._sequence.wait(self._sequence.start())
 
     def run(self, began: float, until: float) -> list[tuple[float, int]]:
-        sequence = self._native.sequence(self._sizes, online=False)  # of this thread
+        sequence = self._sequence
+        sequence.use()  # this is another thread
         wait_until(began - 0.2)  # full before the window begins
         done: list[tuple[float, int]] = []
         flying = collections.deque(sequence.start() for _ in range(AHEAD))
-        while time.monotonic() < until:
+        while not done or done[-1][0] < until:
             sequence.wait(flying.popleft())
-            done.append((time.monotonic(), len(self._sizes)))
+            done.append((time.monotonic(), self._kernels))
             flying.append(sequence.start())
         for event in flying:
             sequence.wait(event)
@@ -289,7 +291,7 @@ class GpudOffline:
         wait_until(began - 0.2)
         done: list[tuple[float, int]] = []
         flying = collections.deque(self._gpu.sequence(self._calls) for _ in range(AHEAD))
-        while time.monotonic() < until:
+        while not done or done[-1][0] < until:
             flying.popleft().result(DRAIN_S)
             done.append((time.monotonic(), self._kernels))
             flying.append(self._gpu.sequence(self._calls))

@@ -5,17 +5,21 @@ Has not run on a GPU yet.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bench.gpu.driver import Gpu, check
+from gpud.compiler.ptx.model import Variable
+from gpud.compiler.ptx.parser import parse
+from gpud.compiler.ptx.printer import print_module
 from gpud.device.interface import as_dim3, pack_parameters
 from tests.conformance.runner import LoadedCase, Run
 from tests.conformance.suite import Case, Results
 from tests.gpu.world import CopiedBytes, captured
 
-__all__ = ["NativeDevice", "run_native"]
+__all__ = ["NativeDevice", "run_native", "with_visible_variables"]
 
 
 class NativeDevice:
@@ -52,13 +56,28 @@ class _Memory:
 class _Module:
     def __init__(self, gpu: Gpu, text: str) -> None:
         self._gpu = gpu
-        self._module = gpu.load(text)
+        self._module = gpu.load(with_visible_variables(text))
 
     def kernel(self, name: str) -> Any:
         return self._module.function(name)
 
     def symbol(self, name: str) -> CopiedBytes:
         return _bytes(self._gpu, *self._module.symbol(name))
+
+
+def with_visible_variables(text: str) -> str:
+    """The program with its variables visible: the driver tells the address of no others.
+
+    Its code stays as it is.
+    """
+    program = parse(text)
+    items = [
+        replace(item, linkage="visible")
+        if isinstance(item, Variable) and item.linkage is None and item.space in ("const", "global")
+        else item
+        for item in program.items
+    ]
+    return print_module(replace(program, items=items))
 
 
 def _bytes(gpu: Gpu, address: int, size: int) -> CopiedBytes:

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
-from tests.conformance.suite import Case, Results, find
+from tests.conformance.runner import source_of
+from tests.conformance.suite import CASES, Case, Results, find, mismatches
 from tests.gpu.comparing import approximate, differences
+from tests.gpu.native import with_visible_variables
 from tests.gpu.test_conformance import results
 from tests.gpu.world import CopiedBytes, OnDevice, captured
 
@@ -50,15 +53,11 @@ def test_cases_run_on_copied_memory(name: str) -> None:
     with CPUDevice(2) as cpu:
         run, found = results(OnDevice(Device(cpu), size=1 << 20), case, "persistent")
         _, again = results(OnDevice(Device(cpu), size=1 << 20), case, "sliced")
-    from tests.conformance.suite import mismatches
-
     assert mismatches(case, run.arguments, found, run.expected) == []
     assert differences(case, run.expected, found, again) == []
 
 
 def _case(name: str) -> Case:
-    from tests.conformance.suite import CASES
-
     by_kind = {
         "module_symbol_state": lambda c: c.symbols and "persistent" in c.forms,
         "printf_lines": lambda c: c.output is not None and "persistent" in c.forms,
@@ -110,3 +109,11 @@ def test_output_of_other_code_is_captured() -> None:
     with captured(lambda: os.write(1, b"late\n")) as found:
         os.write(1, b"early\n")
     assert found == ["early\nlate\n"]
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not on PATH")
+def test_variables_are_made_visible_and_nothing_else() -> None:
+    source = source_of("convolution").ptx
+    made = with_visible_variables(source)
+    assert ".visible .const" in made
+    assert assemble(made, "sm_90") == assemble(source, "sm_90")

@@ -1,0 +1,153 @@
+"""The code around the driver, with a stand-in for it that runs kernels on the CPU device."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.gpu import driver, peer, rewrite_cost
+from bench.gpu.bare import Arrays, Persistent
+from bench.gpu.clock import offset_of, sights_of
+from bench.gpu.colocation import measured_sizes
+from bench.gpu.colocation_work import Offline, Online, Sized
+from bench.gpu.driver import DriverError, Gpu
+from bench.gpu.programs import PROGRAMS, OneProgram
+from bench.gpu.record import keep
+from gpud.device.cpu.device import CPUDevice
+from tests.conformance.suite import find, mismatches
+from tests.gpu.fake_driver import FakeDriver
+from tests.gpu.native import run_native
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CPUDevice]:
+    with CPUDevice(2) as one:
+        yield one
+
+
+@pytest.fixture
+def fake(device: CPUDevice, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    made = FakeDriver(device)
+    monkeypatch.setattr(driver, "bindings", lambda: made)
+    monkeypatch.setattr(driver, "missing", lambda: "")
+    return made
+
+
+@pytest.fixture
+def gpu(fake: FakeDriver) -> Gpu:
+    return Gpu()
+
+
+def tiny(name: str) -> OneProgram:
+    program = next(one for one in PROGRAMS if one.name == name)
+    return replace(program, make=lambda _: program.make(True))
+
+
+def test_a_gpu_is_described(gpu: Gpu, tmp_path: Path) -> None:
+    found = gpu.describe()
+    assert found["gpu"] == "Fake GPU"
+    assert (found["sms"], found["compute_capability"], found["cuda"]) == (2, 9.0, "13.0")
+    assert keep("x", gpu, {}, tmp_path).exists()
+    assert (gpu.lowest_priority, gpu.highest_priority) == (0, -5)
+
+
+def test_memory_is_copied_and_given_back(gpu: Gpu, fake: FakeDriver) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    first, second = gpu.buffer(values), gpu.buffer(np.zeros_like(values))
+    second.copy_from(first, gpu.stream())
+    assert np.array_equal(second.get(), values)
+    words = gpu.host_words(4)
+    assert words.words.tolist() == [0, 0, 0, 0]
+    del first, second, words
+    gc.collect()
+    assert fake.freed == 3
+
+
+def test_costs_are_measured_on_all_sides(gpu: Gpu, fake: FakeDriver) -> None:
+    row = rewrite_cost.measure(gpu, tiny("softmax"), 2)
+    assert row.native_us.median > 0
+    assert row.rewritten.median > 0
+    assert row.fenced.median > 0
+    assert fake.launches > 3 * 2 * rewrite_cost.LEAST_BATCH
+
+
+def test_other_bytes_are_noticed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Persistent.launch
+
+    def twice(self: Persistent, number: int, stream: object) -> None:
+        launch(self, number, stream)
+        self._words.set(np.zeros(self._words.nbytes, np.uint8))
+
+    monkeypatch.setattr(Persistent, "launch", twice)
+    with pytest.raises(rewrite_cost.DifferentBytesError, match="ran 0 of"):
+        rewrite_cost.measure(gpu, tiny("copy"), 1)
+
+
+def test_a_batch_of_persistent_launches_runs_every_task_block(gpu: Gpu) -> None:
+    program = tiny("triad")
+    arrays = Arrays(gpu, program.make(True))
+    form = Persistent(gpu, program, arrays, 3, fence=True)
+    for _ in range(2):
+        form.prepare(3, None)
+        for number in range(3):
+            form.launch(number, gpu.stream())
+        assert list(form.done()) == [arrays.launch.grid[0]] * 3
+
+
+@pytest.mark.parametrize("name", ["saxpy", "no_parameters", "generations"])
+def test_cases_run_natively(gpu: Gpu, name: str) -> None:
+    case = find(name)
+    found = run_native(gpu, case)
+    assert mismatches(case, case.arguments(0), found) == []
+
+
+def test_the_clocks_are_compared(gpu: Gpu) -> None:
+    sights = sights_of(gpu, 20)
+    assert len(sights) == 20
+    assert all(one.before <= one.after for one in sights)
+    expected = time.time_ns() - time.perf_counter_ns()
+    assert abs(offset_of(sights).ns - expected) < 10e9
+
+
+def test_sizes_are_measured(gpu: Gpu) -> None:
+    sizes = measured_sizes(gpu, [Online("x", (300.0, 300.0))], [Offline("y", 1.0, 2)])
+    first, second = sizes.online["x"]
+    assert first == second
+    assert sizes.request_s["x"] == pytest.approx(6e-4)
+    assert sizes.offline["y"].blocks == 2 * 2 * 8
+
+
+def test_both_native_sides_serve(gpu: Gpu) -> None:
+    task: dict[str, Any] = {
+        "online": [Sized(4, 50).plain()] * 2, "offline": Sized(8, 200).plain(), "batch": 2,
+    }  # fmt: skip
+    online, offline = peer.sides(task)
+    assert online is not None
+    assert offline is not None
+    offline.warm_up()
+    online.warm_up()
+    began = time.monotonic()
+    latencies = online.serve([0.0, 0.001, 0.02], began)
+    assert len(latencies) == 3
+    assert min(latencies) > 0
+    done = offline.run(time.monotonic(), time.monotonic() + 0.05)
+    assert done
+    assert {kernels for _, kernels in done} == {2}
+
+
+def test_a_refused_program_says_why(
+    gpu: Gpu, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused(int):
+        name = "CUDA_ERROR_INVALID_PTX"
+
+    monkeypatch.setattr(FakeDriver, "cuModuleLoadData", lambda *_: (Refused(218), None))
+    with pytest.raises(DriverError, match="INVALID_PTX"):
+        gpu.load(".version 8.0\n.target sm_75\n.address_size 64\n")
