@@ -7,21 +7,25 @@ such *sight* bounds the difference from both sides; the tightest bounds hold.
 Terms: offset = device time - host time, in nanoseconds; its uncertainty is half of what is left
 between the bounds. On a GPU a kernel answers through mapped memory, which takes 2 or 3 us.
 
+The two clocks drift apart by some microseconds a second, so the offset is found shortly before and
+after what is measured, and interpolated.
+
 The part that asks a GPU has not run on one yet.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from bench.gpu.driver import Gpu
+from gpud.compiler.pipeline import compile_program
 from gpud.device.interface import pack_parameters
 
-__all__ = ["Offset", "Sight", "offset_of", "sights_of"]
+__all__ = ["Clock", "GpuClock", "Offset", "Sight", "between", "offset_of"]
 
-_ROUNDS = 300
+_ROUNDS = 40
 _PATIENCE_S = 5.0
 
 _ANSWER = r"""
@@ -49,14 +53,22 @@ class Sight(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """Device time = host time + ``ns``, give or take ``uncertainty_ns``."""
+    """Device time = host time + ``ns``, give or take ``uncertainty_ns``, at host time ``at_ns``."""
 
     ns: int
     uncertainty_ns: int
+    at_ns: int
 
-    def to_device(self, host_ns: int) -> int:
-        """A moment of `time.perf_counter_ns` in the device's time."""
-        return host_ns + self.ns
+
+Clock = Callable[[], Offset]
+"""Finds the offset now."""
+
+
+def between(first: Offset, last: Offset, host_ns: int) -> int:
+    """A moment of `time.perf_counter_ns` in the device's time, by two offsets around it."""
+    span = max(1, last.at_ns - first.at_ns)
+    drift = (last.ns - first.ns) * (host_ns - first.at_ns)
+    return host_ns + first.ns + round(drift / span)
 
 
 def offset_of(sights: Iterable[Sight], tick_ns: int = 0) -> Offset:
@@ -67,43 +79,56 @@ def offset_of(sights: Iterable[Sight], tick_ns: int = 0) -> Offset:
     Raises:
         ValueError: no sights.
     """
-    bounds = [(one.device - one.after, one.device + tick_ns - one.before) for one in sights]
+    some = list(sights)
+    bounds = [(one.device - one.after, one.device + tick_ns - one.before) for one in some]
     if not bounds:
         raise ValueError("no sight of the device's timer")
     low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
-    return Offset((low + high) // 2, abs(high - low + 1) // 2)
+    middle = (some[0].before + some[-1].after) // 2
+    return Offset((low + high) // 2, abs(high - low + 1) // 2, middle)
 
 
-def sights_of(gpu: Gpu, rounds: int = _ROUNDS) -> list[Sight]:
-    """Ask a kernel for the device's time again and again; nothing else should run meanwhile.
+class GpuClock:
+    """Asks a kernel for the device's time; nothing else should run meanwhile."""
 
-    Raises:
-        TimeoutError: it does not answer.
-    """
-    from gpud.compiler.pipeline import compile_program
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        text = compile_program(_ANSWER, kill=False).original_ptx
+        self._function = gpu.load(text).function("answer")
+        self._words = gpu.host_words(8)
+        self._stream = gpu.stream()
 
-    function = gpu.load(compile_program(_ANSWER, kill=False).original_ptx).function("answer")
-    words = gpu.host_words(8)
-    told = words.words[4:6].view("<u8")
-    stream = gpu.stream()
-    values = [
-        words.address.to_bytes(8, "little"),
-        (words.address + 16).to_bytes(8, "little"),
-        rounds.to_bytes(4, "little"),
-    ]
-    buffer = pack_parameters(function.parameters, values)
-    function.launch((1, 1, 1), (1, 1, 1), buffer, stream=stream)
-    found: list[Sight] = []
-    asked = words.words
-    deadline = time.monotonic() + _PATIENCE_S
-    for number in range(1, rounds + 1):
-        before = time.perf_counter_ns()
-        asked[0] = number
-        while asked[1] < number:
-            if time.monotonic() > deadline:
-                asked[0] = rounds  # let the kernel end
-                raise TimeoutError(f"no answer to question {number} of {rounds}")
-        after = time.perf_counter_ns()
-        found.append(Sight(before, int(told[0]), after))
-    gpu.synchronise(stream)
-    return found
+    def __call__(self) -> Offset:
+        """The offset now."""
+        with self._gpu.current():
+            return offset_of(self.sights())
+
+    def sights(self, rounds: int = _ROUNDS) -> list[Sight]:
+        """Ask again and again; returns when the kernel has ended.
+
+        Raises:
+            TimeoutError: it does not answer.
+        """
+        asked = self._words.words
+        asked[:] = 0
+        told = asked[4:6].view("<u8")
+        values = [
+            self._words.address.to_bytes(8, "little"),
+            (self._words.address + 16).to_bytes(8, "little"),
+            rounds.to_bytes(4, "little"),
+        ]
+        buffer = pack_parameters(self._function.parameters, values)
+        self._function.launch((1, 1, 1), (1, 1, 1), buffer, stream=self._stream)
+        found: list[Sight] = []
+        deadline = time.monotonic() + _PATIENCE_S
+        for number in range(1, rounds + 1):
+            before = time.perf_counter_ns()
+            asked[0] = number
+            while asked[1] < number:
+                if time.monotonic() > deadline:
+                    asked[0] = rounds  # let the kernel end
+                    raise TimeoutError(f"no answer to question {number} of {rounds}")
+            after = time.perf_counter_ns()
+            found.append(Sight(before, int(told[0]), after))
+        self._gpu.synchronise(self._stream)
+        return found

@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.clock import Offset, offset_of, sights_of
+from bench.gpu.clock import Clock, GpuClock, between
 from bench.gpu.driver import Gpu
 from bench.gpu.record import cuda_device, keep, need_gpu
 from bench.gpu.stamps import NotedKernel, Notes, gone_ns, quantiles_us, tick_ns
@@ -48,6 +48,7 @@ class Row:
         gone: from the decision to the end of the last released block.
         first: from the decision to the first online block.
         host: what the device itself said of the release.
+        uncertainty: of the clocks' offset.
         unclear: events of which the notes do not tell when the last one left.
     """
 
@@ -57,6 +58,7 @@ class Row:
     first: list[int] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    uncertainty: list[int] = field(default_factory=list)
     unclear: int = 0
 
     def aim_us(self) -> float:
@@ -73,6 +75,7 @@ class Row:
             "gone": gone,
             "first_online": quantiles_us(self.first),
             "by_host": quantiles_us(self.host),
+            "clock_uncertainty": quantiles_us(self.uncertainty),
             "aim_p99_us": self.aim_us(),
             "met": gone["p99"] <= self.aim_us() if self.gone else None,
             "unclear": self.unclear,
@@ -106,13 +109,14 @@ class Pair:
         job.result(TIMEOUT_S)
         return self.offline.notes(count)
 
-    def event(self, row: Row, offset: Offset) -> None:
+    def event(self, row: Row, clock: Clock) -> None:
         """Take half of the device from the offline kernel, and note what came of it."""
         half = max(1, self.slots // 2)
         self.offline.clear()
         self.online.clear()
         online = Job(self.device, [self.online.spec(2 * half, self.online_loops)], priority=1)
         offline = Job(self.device, [self.offline.spec(self.blocks, self.loops)])
+        before = clock()
         offline.resize(self.slots)
         self._until_under_way(offline)
         decided = time.perf_counter_ns()
@@ -121,7 +125,9 @@ class Pair:
         online.resize(half)
         online.result(TIMEOUT_S)
         offline.result(TIMEOUT_S)
-        at = offset.to_device(decided)
+        after = clock()
+        row.uncertainty += [before.uncertainty_ns, after.uncertainty_ns]
+        at = between(before, after, decided)
         notes = self.offline.notes()
         row.blocks += notes.block_ns()[:: max(1, len(notes) // 200)].tolist()
         row.first.append(int(self.online.notes().began.min()) - at)
@@ -160,31 +166,28 @@ def main() -> int:
     paths = import_module("gpud.device.cuda.release").RELEASE_PATHS
     gpu = Gpu()
     rows: list[Row] = []
-    clocks: list[dict[str, int]] = []
+    clock = GpuClock(gpu)
     print(f"{'path':<14}{'block us':>9}{'gone p50':>10}{'p99':>8}{'first p50':>11}{'p99':>8}  aim")
     for path in (*paths, "plain"):
         form: Form = "unmodified" if path == "plain" else "persistent"
-        with gpu.current():
-            offset = offset_of(sights_of(gpu))
-        clocks.append(offset._asdict())
         with cuda_device(**({} if path == "plain" else {"release": path})) as device:
             for block_us in BLOCKS_US:
-                rows.append(measure(device, path, block_us, form, offset, options.events))
+                rows.append(measure(device, path, block_us, form, clock, options.events))
                 print(line(rows[-1]), flush=True)
-    found = {"events": options.events, "clocks": clocks, "rows": [row.plain() for row in rows]}
+    found = {"events": options.events, "rows": [row.plain() for row in rows]}
     print(f"wrote {keep('release_latency', gpu, found).name}")
     return 0
 
 
 def measure(
-    device: Any, path: str, block_us: float, form: Form, offset: Offset, events: int,
+    device: Any, path: str, block_us: float, form: Form, clock: Clock, events: int,
     scale: float = 1.0,
 ) -> Row:  # fmt: skip
     """One row."""
     row = Row(path, block_us)
     pair = Pair(device, block_us, form, scale=scale)
     for _ in range(events):
-        pair.event(row, offset)
+        pair.event(row, clock)
     pair.close()
     return row
 

@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.clock import Offset, offset_of, sights_of
+from bench.gpu.clock import Clock, GpuClock, between
 from bench.gpu.driver import Gpu
 from bench.gpu.record import cuda_device, keep, need_gpu
 from bench.gpu.stamps import NotedKernel, Notes, quantiles_us
@@ -65,17 +65,15 @@ def main() -> int:
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
-    with gpu.current():
-        offset = offset_of(sights_of(gpu))
     with cuda_device() as device:
-        found = measure(device, offset, options.seconds, BLOCK_US, STEP_S)
+        found = measure(device, GpuClock(gpu), options.seconds, BLOCK_US, STEP_S)
     report(found)
     print(f"wrote {keep('resize', gpu, found).name}")
     return 1 if found["lost"] else 0
 
 
 def measure(
-    device: Any, offset: Offset, seconds: float, block_us: float, step_s: float
+    device: Any, clock: Clock, seconds: float, block_us: float, step_s: float
 ) -> dict[str, Any]:
     """Steps the share under one kernel of ``seconds`` of work, and reads what was followed."""
     trial = NotedKernel(device, THREADS, 1)
@@ -95,18 +93,20 @@ def measure(
 
     loops = kernel.loops_for(block_us, run)
     kernel.clear()
+    before = clock()
     job = Job(device, [kernel.spec(blocks, loops)])
     commands = step_through(job, slots, step_s)
     job.resize(slots)
     job.result(TIMEOUT_S)
+    after = clock()
     notes = kernel.notes()
     kernel.close()
-    moments = [(offset.to_device(at), share, given) for at, share, given in commands]
+    moments = [(between(before, after, at), share, given) for at, share, given in commands]
     held = notes.bridged()
     steps = steps_of(held, moments, each)
     return {
         "block_us": quantiles_us(notes.block_ns().tolist()),
-        "clock_uncertainty_us": offset.uncertainty_ns / 1e3,
+        "clock_uncertainty_us": max(before.uncertainty_ns, after.uncertainty_ns) / 1e3,
         "sms": device.sms,
         "task_blocks": blocks,
         "lost": blocks - len(notes),

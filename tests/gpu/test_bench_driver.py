@@ -14,7 +14,7 @@ import pytest
 
 from bench.gpu import driver, peer, rewrite_cost
 from bench.gpu.bare import Arrays, Persistent
-from bench.gpu.clock import offset_of, sights_of
+from bench.gpu.clock import GpuClock
 from bench.gpu.colocation import measured_sizes
 from bench.gpu.colocation_work import Offline, Online, Sized
 from bench.gpu.driver import DriverError, Gpu
@@ -109,11 +109,12 @@ def test_cases_run_natively(gpu: Gpu, name: str) -> None:
 
 
 def test_the_clocks_are_compared(gpu: Gpu) -> None:
-    sights = sights_of(gpu, 20)
+    clock = GpuClock(gpu)
+    sights = clock.sights(20)
     assert len(sights) == 20
     assert all(one.before <= one.after for one in sights)
     expected = time.time_ns() - time.perf_counter_ns()
-    assert abs(offset_of(sights).ns - expected) < 10e9
+    assert abs(clock().ns - expected) < 10e9
 
 
 def test_sizes_are_measured(gpu: Gpu) -> None:

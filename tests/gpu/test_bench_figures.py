@@ -10,7 +10,6 @@ import pytest
 
 from bench.gpu import figures, release_latency, resize, rewrite_cost
 from bench.gpu.bare import RECORDS_BYTES, records
-from bench.gpu.clock import Offset
 from bench.gpu.colocation import Seen, compared
 from bench.gpu.colocation_work import OFFLINE, ONLINE
 from bench.gpu.record import keep, rounded
@@ -37,7 +36,7 @@ def row(name: str, us: float, ratio: float) -> rewrite_cost.Row:
 
 
 def release() -> dict[str, Any]:
-    one = release_latency.Row("mapped", 10.0, [9_000, 30_000], [8_000, 9_000], [5], [10_000], 1)
+    one = release_latency.Row("mapped", 10.0, [9_000, 30_000], [8_000, 9_000], [5], [10_000])
     plain = release_latency.Row("plain", 10.0, [], [80_000], [], [10_000])
     return {"rows": [one.plain(), plain.plain()]}
 
@@ -98,7 +97,3 @@ def test_control_words_of_a_batch_are_fresh_and_point_to_each_other() -> None:
         assert one[: cw.JOB_BYTES] == cw.job_record((4, 2, 1))
         launch = one[cw.JOB_BYTES : cw.JOB_BYTES + cw.LAUNCH_BYTES]
         assert launch == cw.launch_record(4096 + number * RECORDS_BYTES, 5)
-
-
-def test_an_offset_is_added() -> None:
-    assert Offset(5, 1).to_device(10) == 15

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
 from bench.gpu import random_resizes, resize
-from bench.gpu.clock import Sight, offset_of
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite import find
-from tests.gpu.test_bench_stamps import made
+from tests.gpu.test_bench_stamps import cpu_clock, made
 
 
 def test_steps_settle_when_the_blocks_say_so() -> None:
@@ -35,9 +32,8 @@ def test_the_trace_has_what_was_told_and_what_was() -> None:
 
 
 def test_a_share_is_stepped_under_a_kernel() -> None:
-    sights = [Sight(time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns())]
     with CPUDevice(2, capability=75) as device:
-        found = resize.measure(device, offset_of(sights), 0.2, 500.0, 0.02)
+        found = resize.measure(device, cpu_clock, 0.2, 500.0, 0.02)
     assert found["lost"] == 0
     assert found["task_blocks"] >= 16
     assert set(found["settled_us"]) == {"1->0.5", "0.5->0.1", "0.1->1"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bench.gpu.clock import Sight, offset_of
+from bench.gpu.clock import Offset, Sight, between, offset_of
 from bench.gpu.release_latency import Row, line, measure
 from bench.gpu.stamps import ENTRY, SOURCE, NotedKernel, Notes, gone_ns, quantiles_us, tick_ns
 from gpud.compiler.pipeline import compile_program
@@ -75,9 +75,21 @@ def test_the_offset_lies_between_the_bounds() -> None:
     sights = [Sight(t, t + true + half, t + 2 * half) for t, half in ((0, 900), (5000, 40))]
     found = offset_of(sights)
     assert abs(found.ns - true) <= found.uncertainty_ns <= 41
-    assert found.to_device(7) == 7 + found.ns
+    assert found.at_ns == (0 + 5000 + 80) // 2
     with pytest.raises(ValueError, match="no sight"):
         offset_of([])
+
+
+def test_a_drift_between_two_offsets_is_followed() -> None:
+    first, last = Offset(1000, 1, 0), Offset(1100, 1, 10_000)
+    assert [between(first, last, at) for at in (0, 5_000, 10_000)] == [1000, 6_050, 11_100]
+    assert between(first, first, 7) == 1007
+
+
+def cpu_clock() -> Offset:
+    """The CPU device's timer is the time of day."""
+    before = time.perf_counter_ns()
+    return offset_of([Sight(before, time.time_ns(), time.perf_counter_ns())])
 
 
 def test_times_are_stated_in_microseconds() -> None:
@@ -112,8 +124,7 @@ def test_longer_loops_are_found_for_longer_blocks(device: CPUDevice) -> None:
 
 
 def test_release_latency_on_the_cpu_device(device: CPUDevice) -> None:
-    sights = [Sight(time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns())] * 2
-    row = measure(device, "cpu", 200.0, "persistent", offset_of(sights), 3, scale=0.5)
+    row = measure(device, "cpu", 200.0, "persistent", cpu_clock, 3, scale=0.5)
     assert len(row.gone) + row.unclear == len(row.first) == 3
     assert all(abs(one) < 60e9 for one in (*row.gone, *row.first, *row.host))
     assert row.plain()["blocks"]["count"] > 3
@@ -121,7 +132,7 @@ def test_release_latency_on_the_cpu_device(device: CPUDevice) -> None:
 
 
 def test_plain_launches_have_no_release(device: CPUDevice) -> None:
-    row = measure(device, "plain", 200.0, "unmodified", offset_of([Sight(0, 0, 0)]), 1, scale=0.5)
+    row = measure(device, "plain", 200.0, "unmodified", cpu_clock, 1, scale=0.5)
     assert row.gone == []
     assert len(row.first) == 1
     assert row.plain()["met"] is None
