@@ -97,7 +97,7 @@ class Native:
             stream = check(cu.cuGreenCtxStreamCreate(green, 1, priority))
         # Whether launches into green contexts can be captured is not stated: they are made singly.
         graph = self._green is None
-        return NativeSequence(gpu, context, stream, sizes, self.out.address, graph=graph)
+        return NativeSequence(gpu, context, stream, sizes, self.out, graph=graph)
 
 
 def _green_contexts(gpu: Any, online_sms: int) -> tuple[Any, Any]:
@@ -120,13 +120,14 @@ class NativeSequence:
     """Kernels on a stream, and points behind them."""
 
     def __init__(
-        self, gpu: Any, context: Any, stream: Any, sizes: list[Sized], out: int, *, graph: bool
+        self, gpu: Any, context: Any, stream: Any, sizes: list[Sized], out: Any, *, graph: bool
     ) -> None:
         from bench.gpu.driver import Graph, check
         from gpud.compiler.pipeline import compile_program
         from gpud.device.interface import pack_parameters
 
         self._gpu, self._context, self._stream = gpu, context, stream
+        self._out = out  # kept while launches use it
         text = compile_program(SOURCE, form="persistent", kill=False).original_ptx
         self._function = gpu.load(text).function(ENTRY)
         self._launches = [
@@ -134,7 +135,7 @@ class NativeSequence:
                 (one.blocks, 1, 1),
                 pack_parameters(
                     self._function.parameters,
-                    [out.to_bytes(8, "little"), one.loops.to_bytes(4, "little")],
+                    [out.address.to_bytes(8, "little"), one.loops.to_bytes(4, "little")],
                 ),
             )
             for one in sizes

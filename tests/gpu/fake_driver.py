@@ -1,63 +1,63 @@
-"""A stand-in for ``cuda.bindings.driver``: the calls of benchmarks, with the CPU device behind.
+"""A stand-in for ``cuda.bindings.driver`` that runs kernels: streams, with the CPU device behind.
 
-What is launched runs on the CPU device, in the order of the calls, whatever the stream. It shows
-that the code around the driver makes sense, not that the driver does what is expected of it.
+Enumerations are the real ones. Device memory is memory of this process. What is put on a stream
+happens in its order, and beside other streams; a copy that names no stream is ordered with the null
+stream only, as the driver has it. It shows that the code around the driver makes sense, not that
+the driver does what is expected of it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
+from cuda.bindings import driver as real
+
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.launch import Launch
 
 __all__ = ["FakeDriver"]
 
 TIMEOUT_S = 60.0
-_VALUES = {
+_HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+OK = real.CUresult.CUDA_SUCCESS
+Answer = tuple[Any, ...]
+Step = Callable[[Callable[[], None]], None]
+"""Something on a stream: begins it, and calls what it is given when it is over."""
+
+_ATTRIBUTES = {
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 9,
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 0,
+    "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
+    "CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH": 1,
+    "CU_FUNC_ATTRIBUTE_NUM_REGS": 8,
+    "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 0,
+    "CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES": 0,
+    "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK": 1024,
 }
 
 
-class Result(IntEnum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_NOT_FOUND = 500
-    CUDA_ERROR_NOT_READY = 600
-
-
-class Names:
-    """An enumeration whose values are its names."""
-
-    def __getattr__(self, name: str) -> str:
-        return name
-
-
-@dataclass
 class Event:
-    at: float = -1.0
+    """A point on a stream; recorded again, it is another."""
+
+    def __init__(self) -> None:
+        self.at: float | None = 0.0
+        self.waiting: list[Callable[[], None]] = []
 
 
-@dataclass
 class Stream:
-    capturing: list[Callable[[], None]] | None = None
+    """What was put on a stream and is not over."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Step] = deque()
+        self.busy = False
+        self.captured: list[Step] | None = None
 
 
-@dataclass
-class Function:
-    kernel: Any
-
-
-OK = Result.CUDA_SUCCESS
-
-
-@dataclass
 class FakeDriver:
     """See the module.
 
@@ -66,189 +66,300 @@ class FakeDriver:
         launches: how many kernels were launched.
     """
 
-    device: CPUDevice
-    launches: int = 0
-    freed: int = 0
-    _memory: dict[int, Any] = field(default_factory=dict)
-    _running: list[Launch] = field(default_factory=list)
-    _null: Stream = field(default_factory=Stream)
+    def __init__(self, device: CPUDevice) -> None:
+        self.device = device
+        self.launches = 0
+        self.freed = 0
+        self._memory: dict[int, Any] = {}
+        self._lock = threading.RLock()
+        self._idle = threading.Condition(self._lock)
+        self._null = Stream()
+        self._streams = [self._null]
 
-    CUresult = Result
-    CUdevice_attribute = CUfunction_attribute = CUstreamCaptureMode = Names()
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("cu"):
+            raise AttributeError(f"the stand-in has no {name}")
+        return getattr(real, name)  # enumerations and types
 
-    def _settle(self) -> None:
-        while self._running:
-            self._running.pop(0).result(TIMEOUT_S)
+    # -- streams
+
+    def _put(self, stream: Any, step: Step) -> Answer:
+        on = stream if isinstance(stream, Stream) else self._null
+        with self._lock:
+            if on.captured is not None:
+                on.captured.append(step)
+                return (OK,)
+            on.queue.append(step)
+        self._go_on(on)
+        return (OK,)
+
+    def _go_on(self, stream: Stream) -> None:
+        with self._lock:
+            if stream.busy or not stream.queue:
+                self._idle.notify_all()
+                return
+            stream.busy = True
+            step = stream.queue.popleft()
+        step(lambda: self._over(stream))
+
+    def _over(self, stream: Stream) -> None:
+        with self._lock:
+            stream.busy = False
+        self._go_on(stream)
+
+    def _now(self, stream: Any, act: Callable[[], object]) -> Answer:
+        """A step that is over at once."""
+
+        def step(over: Callable[[], None]) -> None:
+            act()
+            over()
+
+        return self._put(stream, step)
+
+    def _wait_for(self, streams: list[Stream]) -> None:
+        with self._idle:
+            assert self._idle.wait_for(
+                lambda: not any(one.busy or one.queue for one in streams), TIMEOUT_S
+            )
+
+    def cuStreamCreateWithPriority(self, flags: int, priority: int) -> Answer:
+        assert flags == 1
+        assert -5 <= priority <= 0
+        self._streams.append(Stream())
+        return OK, self._streams[-1]
+
+    def cuStreamDestroy(self, stream: Stream) -> Answer:
+        self._streams.remove(stream)
+        return (OK,)
+
+    def cuStreamSynchronize(self, stream: Any) -> Answer:
+        self._wait_for([stream if isinstance(stream, Stream) else self._null])
+        return (OK,)
+
+    def cuCtxSynchronize(self) -> Answer:
+        self._wait_for(self._streams)
+        return (OK,)
+
+    def cuLaunchHostFunc(self, stream: Stream, function: Any, data: int) -> Answer:
+        return self._now(stream, lambda: _HOST_FUNCTION(int(function))(data))
+
+    def cuStreamWriteValue32(self, stream: Any, to: int, value: int, flags: int) -> Answer:
+        word = int(value).to_bytes(4, "little")
+        return self._now(stream, lambda: ctypes.memmove(int(to), word, 4))
+
+    # -- events and graphs
+
+    def cuEventCreate(self, flags: int) -> Answer:
+        return OK, Event()
+
+    def cuEventDestroy(self, event: Event) -> Answer:
+        return (OK,)
+
+    def cuEventRecord(self, event: Event, stream: Any) -> Answer:
+        event.at = None
+
+        def reach() -> None:
+            with self._lock:
+                event.at = time.perf_counter()
+                waiting, event.waiting = event.waiting, []
+                self._idle.notify_all()
+            for call in waiting:
+                call()
+
+        return self._now(stream, reach)
+
+    def cuEventSynchronize(self, event: Event) -> Answer:
+        with self._idle:
+            assert self._idle.wait_for(lambda: event.at is not None, TIMEOUT_S)
+        return (OK,)
+
+    def cuEventQuery(self, event: Event) -> Answer:
+        return (OK if event.at is not None else real.CUresult.CUDA_ERROR_NOT_READY,)
+
+    def cuEventElapsedTime(self, first: Event, second: Event) -> Answer:
+        assert first.at is not None
+        assert second.at is not None
+        return OK, 1e3 * (second.at - first.at)
+
+    def cuStreamWaitEvent(self, stream: Stream, event: Event, flags: int) -> Answer:
+        def step(over: Callable[[], None]) -> None:
+            with self._lock:
+                if event.at is None:
+                    event.waiting.append(over)
+                    return
+            over()
+
+        return self._put(stream, step)
+
+    def cuStreamBeginCapture(self, stream: Stream, mode: Any) -> Answer:
+        assert mode == real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        stream.captured = []
+        return (OK,)
+
+    def cuStreamEndCapture(self, stream: Stream) -> Answer:
+        captured, stream.captured = stream.captured, None
+        return OK, captured
+
+    def cuGraphInstantiate(self, graph: list[Step], flags: int) -> Answer:
+        return OK, graph
+
+    def cuGraphLaunch(self, graph: list[Step], stream: Stream) -> Answer:
+        for step in graph:
+            self._put(stream, step)
+        return (OK,)
 
     # -- the device
 
-    def cuInit(self, flags: int) -> tuple[Any, ...]:
+    def cuInit(self, flags: int) -> Answer:
         return (OK,)
 
-    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+    def cuDeviceGetCount(self) -> Answer:
         return OK, 1
 
-    def cuDeviceGet(self, index: int) -> tuple[Any, ...]:
+    def cuDeviceGet(self, index: int) -> Answer:
         return OK, index
 
-    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
+    def cuDevicePrimaryCtxSetFlags(self, device: int, flags: int) -> Answer:
+        return (OK,)
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> Answer:
         return OK, "context"
 
-    def cuCtxSetCurrent(self, context: str) -> tuple[Any, ...]:
+    def cuDevicePrimaryCtxRelease(self, device: int) -> Answer:
+        return (OK,)
+
+    def cuCtxSetCurrent(self, context: str) -> Answer:
         assert context == "context"
         return (OK,)
 
-    def cuCtxPushCurrent(self, context: str) -> tuple[Any, ...]:
+    def cuCtxPushCurrent(self, context: str) -> Answer:
         return self.cuCtxSetCurrent(context)
 
-    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+    def cuCtxPopCurrent(self) -> Answer:
         return OK, "context"
 
-    def cuDeviceGetAttribute(self, which: str, device: int) -> tuple[Any, ...]:
-        return OK, _VALUES.get(which, self.device.sms)
+    def cuDeviceGetAttribute(self, which: Any, device: int) -> Answer:
+        return OK, _ATTRIBUTES.get(which.name, self.device.sms)
 
-    def cuDeviceTotalMem(self, device: int) -> tuple[Any, ...]:
+    def cuDeviceTotalMem(self, device: int) -> Answer:
         return OK, 1 << 30
 
-    def cuCtxGetStreamPriorityRange(self) -> tuple[Any, ...]:
+    def cuMemGetInfo(self) -> Answer:
+        return OK, 1 << 29, 1 << 30
+
+    def cuCtxGetStreamPriorityRange(self) -> Answer:
         return OK, 0, -5
 
-    def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
+    def cuDeviceGetName(self, length: int, device: int) -> Answer:
         return OK, b"Fake GPU".ljust(length, b"\0")
 
-    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+    def cuDriverGetVersion(self) -> Answer:
         return OK, 13000
-
-    def cuCtxSynchronize(self) -> tuple[Any, ...]:
-        self._settle()
-        return (OK,)
 
     # -- memory
 
-    def cuMemAlloc(self, size: int) -> tuple[Any, ...]:
+    def cuMemAlloc(self, size: int) -> Answer:
         memory = self.device.allocate(size)
-        self._memory[memory.address] = memory
+        with self._lock:
+            self._memory[memory.address] = memory
         return OK, memory.address
 
-    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, ...]:
-        assert flags == 2
+    def cuMemHostAlloc(self, size: int, flags: int) -> Answer:
+        assert flags & 2
         return self.cuMemAlloc(size)
 
-    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[Any, ...]:
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> Answer:
         return OK, address
 
-    def cuMemFree(self, address: int) -> tuple[Any, ...]:
-        self._settle()
-        del self._memory[address]
-        self.freed += 1
+    def cuMemFree(self, address: int) -> Answer:
+        self.cuCtxSynchronize()
+        with self._lock:
+            del self._memory[address]
+            self.freed += 1
         return (OK,)
 
-    def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
+    def cuMemFreeHost(self, address: int) -> Answer:
         return self.cuMemFree(address)
 
-    def cuMemcpyHtoD(self, to: int, of: int, size: int) -> tuple[Any, ...]:
-        self._settle()
-        ctypes.memmove(to, of, size)
+    def cuMemcpyHtoD(self, to: int, of: int, size: int) -> Answer:
+        self._wait_for([self._null])
+        ctypes.memmove(int(to), int(of), size)
         return (OK,)
 
-    def cuMemcpyDtoH(self, to: int, of: int, size: int) -> tuple[Any, ...]:
+    def cuMemcpyDtoH(self, to: int, of: int, size: int) -> Answer:
         return self.cuMemcpyHtoD(to, of, size)
 
-    def cuMemcpyDtoDAsync(self, to: int, of: int, size: int, stream: Any) -> tuple[Any, ...]:
-        return self.cuMemcpyHtoD(to, of, size)
+    def cuMemcpyHtoDAsync(self, to: int, of: int, size: int, stream: Any) -> Answer:
+        return self._now(stream, lambda: ctypes.memmove(int(to), int(of), size))
 
-    # -- streams, events, graphs
+    def cuMemcpyDtoDAsync(self, to: int, of: int, size: int, stream: Any) -> Answer:
+        return self.cuMemcpyHtoDAsync(to, of, size, stream)
 
-    def cuStreamCreateWithPriority(self, flags: int, priority: int) -> tuple[Any, ...]:
-        assert flags == 1
-        assert -5 <= priority <= 0
-        return OK, Stream()
+    def cuMemsetD8(self, to: int, byte: int, size: int) -> Answer:
+        return self._now(None, lambda: ctypes.memset(int(to), byte, size))
 
-    def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
-        return self.cuCtxSynchronize()
-
-    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
-        return OK, Event()
-
-    def cuEventRecord(self, event: Event, stream: Any) -> tuple[Any, ...]:
-        self._settle()
-        event.at = time.perf_counter()
-        return (OK,)
-
-    def cuEventSynchronize(self, event: Event) -> tuple[Any, ...]:
-        assert event.at >= 0
-        return (OK,)
-
-    def cuEventQuery(self, event: Event) -> tuple[Any, ...]:
-        return (OK if event.at >= 0 else Result.CUDA_ERROR_NOT_READY,)
-
-    def cuEventElapsedTime(self, first: Event, second: Event) -> tuple[Any, ...]:
-        return OK, 1e3 * (second.at - first.at)
-
-    def cuStreamBeginCapture(self, stream: Stream, mode: str) -> tuple[Any, ...]:
-        assert mode == "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL"
-        stream.capturing = []
-        return (OK,)
-
-    def cuStreamEndCapture(self, stream: Stream) -> tuple[Any, ...]:
-        captured, stream.capturing = stream.capturing, None
-        return OK, captured
-
-    def cuGraphInstantiate(self, graph: list[Callable[[], None]], flags: int) -> tuple[Any, ...]:
-        return OK, graph
-
-    def cuGraphLaunch(self, graph: list[Callable[[], None]], stream: Stream) -> tuple[Any, ...]:
-        for launch in graph:
-            launch()
-        return (OK,)
+    def cuMemsetD32Async(self, to: int, word: int, count: int, stream: Any) -> Answer:
+        raw = int(word).to_bytes(4, "little") * count
+        return self._now(stream, lambda: ctypes.memmove(int(to), raw, len(raw)))
 
     # -- programs
 
-    def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:
+    def cuModuleLoadData(self, image: bytes) -> Answer:
         assert image.endswith(b"\0")
-        return OK, self.device.load(image[:-1].decode())
+        return OK, Module(self.device.load(image[:-1].decode()))
 
-    def cuModuleGetFunction(self, module: Any, name: bytes) -> tuple[Any, ...]:
-        return OK, Function(module.kernel(name.decode()))
+    def cuModuleLoadDataEx(self, image: bytes, *_: Any) -> Answer:
+        return self.cuModuleLoadData(image)
 
-    def cuModuleGetGlobal(self, module: Any, name: bytes) -> tuple[Any, ...]:
-        offset = module.layout.data.offsets.get(name.decode())
+    def cuModuleUnload(self, module: Any) -> Answer:
+        return (OK,)
+
+    def cuModuleGetFunction(self, module: Any, name: bytes) -> Answer:
+        return OK, module.loaded.kernel(name.decode())
+
+    def cuModuleGetGlobal(self, module: Any, name: bytes) -> Answer:
+        loaded = module.loaded
+        offset = loaded.layout.data.offsets.get(name.decode())
         if offset is None:
-            return Result.CUDA_ERROR_NOT_FOUND, None, None
-        size = module.data.sizes.get(name.decode(), 16)
-        return OK, module.data.address + offset, size
+            return real.CUresult.CUDA_ERROR_NOT_FOUND, None, None
+        return OK, loaded.data.address + offset, loaded.data.sizes.get(name.decode(), 16)
 
-    def cuFuncGetAttribute(self, which: str, function: Function) -> tuple[Any, ...]:
-        assert which == "CU_FUNC_ATTRIBUTE_NUM_REGS"
-        return OK, 8
+    def cuFuncGetAttribute(self, which: Any, kernel: Any) -> Answer:
+        return OK, _ATTRIBUTES[which.name]
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        self, function: Function, threads: int, shared: int
-    ) -> tuple[Any, ...]:
+        self, kernel: Any, threads: int, shared: int
+    ) -> Answer:
         return OK, 2048 // threads
 
     def cuLaunchKernel(
-        self, function: Function, gx: int, gy: int, gz: int, bx: int, by: int, bz: int,
-        shared: int, stream: Any, pointers: int, extra: int,
-    ) -> tuple[Any, ...]:  # fmt: skip
+        self, kernel: Any, gx: int, gy: int, gz: int, bx: int, by: int, bz: int,
+        shared: int, stream: Any, pointers: int, extra: int = 0,
+    ) -> Answer:  # fmt: skip
         assert extra == 0
-        kernel = function.kernel
         buffer = bytearray()
         places = (ctypes.c_void_p * max(1, len(kernel.parameters))).from_address(pointers)
         for place, parameter in zip(places, kernel.parameters, strict=False):
             buffer += bytes(parameter.offset - len(buffer))
             buffer += ctypes.string_at(place or 0, parameter.size)
         assert math.prod((gx, gy, gz, bx, by, bz)) > 0
+        grid, block, raw = (gx, gy, gz), (bx, by, bz), bytes(buffer)
 
-        def launch() -> None:
-            self._settle()
+        def step(over: Callable[[], None]) -> None:
             self.launches += 1
-            self._running.append(
-                self.device.launch(kernel, (gx, gy, gz), (bx, by, bz), bytes(buffer), shared=shared)
-            )
+            self.device.launch(kernel, grid, block, raw, shared=shared, on_done=lambda _: over())
 
-        if isinstance(stream, Stream) and stream.capturing is not None:
-            stream.capturing.append(launch)
-        else:
-            launch()
-        return (OK,)
+        return self._put(stream, step)
+
+    def cuLaunchCooperativeKernel(self, *arguments: Any) -> Answer:
+        return self.cuLaunchKernel(*arguments)
+
+
+class Module:
+    """A loaded program with a number, as handles have."""
+
+    def __init__(self, loaded: Any) -> None:
+        self.loaded = loaded
+
+    def __int__(self) -> int:
+        return id(self)

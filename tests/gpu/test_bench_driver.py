@@ -83,6 +83,7 @@ def test_other_bytes_are_noticed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
 
     def twice(self: Persistent, number: int, stream: object) -> None:
         launch(self, number, stream)
+        self.function.gpu.synchronise()
         self._words.set(np.zeros(self._words.nbytes, np.uint8))
 
     monkeypatch.setattr(Persistent, "launch", twice)
@@ -93,11 +94,12 @@ def test_other_bytes_are_noticed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_batch_of_persistent_launches_runs_every_task_block(gpu: Gpu) -> None:
     program = tiny("triad")
     arrays = Arrays(gpu, program.make(True))
-    form = Persistent(gpu, program, arrays, 3, fence=True)
+    form, stream = Persistent(gpu, program, arrays, 3, fence=True), gpu.stream()
     for _ in range(2):
-        form.prepare(3, None)
+        form.prepare(3, stream)
         for number in range(3):
-            form.launch(number, gpu.stream())
+            form.launch(number, stream)
+        gpu.synchronise(stream)
         assert list(form.done()) == [arrays.launch.grid[0]] * 3
 
 

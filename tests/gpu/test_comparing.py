@@ -105,6 +105,22 @@ def test_copied_bytes_read_and_write_slices() -> None:
     assert len(view) == 8
 
 
+def test_gaps_of_the_arena_are_used_again() -> None:
+    with CPUDevice(1) as cpu:
+        device = OnDevice(Device(cpu), size=1024)
+        first, second, third = (device.allocate(200) for _ in range(3))
+        at = second.address
+        second.view[:] = 1
+        del second
+        again = device.allocate(256)
+        assert again.address == at
+        assert not any(again.view.tobytes())
+        assert {first.address, third.address} == {at - 256, at + 256}
+        device.allocate(250)  # and forgotten at once
+        with pytest.raises(MemoryError, match="1024 bytes is full"):
+            device.allocate(257)
+
+
 def test_output_of_other_code_is_captured() -> None:
     with captured(lambda: os.write(1, b"late\n")) as found:
         os.write(1, b"early\n")

@@ -131,23 +131,25 @@ class OnDevice:
         self._memory = device.device_memory(size)
         self.arena = (int(self._memory.address), size)
         self._fenced = fenced
-        self._end = 0
-        self._taken: list[weakref.ref[_Array]] = []
+        self._taken: list[tuple[int, int, weakref.ref[_Array]]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.device, name)
 
     def allocate(self, size: int) -> _Array:
-        """Zeroed memory, aligned to 256 bytes; room is used again when no array is left."""
+        """Zeroed memory, aligned to 256 bytes, in the first gap between arrays that are used."""
         base, most = self.arena
-        self._taken = [one for one in self._taken if one() is not None]
-        if not self._taken:
-            self._end = 0
-        start, self._end = self._end, -(-(self._end + size) // _ALIGNMENT) * _ALIGNMENT
-        if self._end > most:
+        self._taken = [one for one in self._taken if one[2]() is not None]
+        start = 0
+        for first, end, _ in self._taken:
+            if start + size <= first:
+                break
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        if start + size > most:
             raise MemoryError(f"the tests' arena of {most} bytes is full")
         array = _Array(self._memory, base, start, size)
-        self._taken.append(weakref.ref(array))
+        self._taken.append((start, start + size, weakref.ref(array)))
+        self._taken.sort(key=lambda one: one[0])
         return array
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> _Module:

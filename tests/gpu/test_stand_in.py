@@ -1,0 +1,78 @@
+"""What runs on a GPU, in short on gpud's CUDA device over a stand-in for the driver.
+
+The stand-in runs kernels on the CPU device, which checks accesses in its own way: no fences and no
+faults here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bench.gpu import driver, release_latency, resize
+from bench.gpu.driver import Gpu
+from gpud.device.cpu.device import CPUDevice
+from tests.conformance.runner import LoadedCase
+from tests.conformance.stress import stress
+from tests.conformance.suite import differences_between, find
+from tests.gpu.fake_driver import FakeDriver
+from tests.gpu.native import run_native
+from tests.gpu.test_bench_stamps import cpu_clock
+from tests.gpu.test_conformance import check, results
+from tests.gpu.world import OnDevice
+
+OTHERS = ("write_value", "copy", "memset")
+CASES = ("saxpy", "lookback_scan", "generations")
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeDriver]:
+    with CPUDevice(2) as cpu:
+        yield FakeDriver(cpu)
+
+
+@pytest.fixture
+def gpu(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    monkeypatch.setattr(driver, "bindings", lambda: fake)
+    monkeypatch.setattr(driver, "missing", lambda: "")
+    return Gpu()
+
+
+PATHS = ["mapped", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)]
+
+
+@pytest.fixture(params=PATHS)
+def cuda(request: pytest.FixtureRequest, fake: FakeDriver) -> Iterator[Any]:
+    device = pytest.importorskip("gpud.device.cuda.device", reason="there is no CUDA device yet")
+    calls = pytest.importorskip("gpud.device.cuda.driver")
+    with device.CUDADevice(0, release=request.param, driver=calls.Driver(fake)) as one:
+        yield one
+
+
+def test_cases_are_as_their_plain_launches(gpu: Gpu, cuda: Any) -> None:
+    device = OnDevice(cuda, size=1 << 20)
+    for name in CASES:
+        case = find(name)
+        native = run_native(gpu, case)
+        for form in ("unmodified", "persistent", "sliced"):
+            if form in case.forms:
+                run, found = results(device, case, form)
+                check(case, run, found)
+                if case.deterministic:
+                    assert differences_between(native, found) == [], (name, form)
+
+
+def test_resizes_lose_nothing(gpu: Gpu, cuda: Any) -> None:
+    device = OnDevice(cuda, size=1 << 20)
+    loaded = [LoadedCase(device, find(name), "persistent") for name in CASES[:2]]
+    report = stress(device, loaded, 60, seed=3)
+    assert report.problems == []
+
+
+def test_release_and_steps_are_measured(gpu: Gpu, cuda: Any) -> None:
+    row = release_latency.measure(cuda, "x", 200.0, "persistent", cpu_clock, 1, scale=0.3)
+    assert len(row.first) == 1
+    found = resize.measure(cuda, cpu_clock, 0.02, 500.0, 0.01)
+    assert found["lost"] == 0
