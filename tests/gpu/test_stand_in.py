@@ -52,7 +52,7 @@ def cuda(request: pytest.FixtureRequest, fake: FakeDriver) -> Iterator[Any]:
 
 
 def test_cases_are_as_their_plain_launches(gpu: Gpu, cuda: Any) -> None:
-    device = OnDevice(cuda, size=1 << 20)
+    device: Any = OnDevice(cuda, size=1 << 20)
     for name in CASES:
         case = find(name)
         native = run_native(gpu, case)
@@ -65,7 +65,7 @@ def test_cases_are_as_their_plain_launches(gpu: Gpu, cuda: Any) -> None:
 
 
 def test_resizes_lose_nothing(gpu: Gpu, cuda: Any) -> None:
-    device = OnDevice(cuda, size=1 << 20)
+    device: Any = OnDevice(cuda, size=1 << 20)
     loaded = [LoadedCase(device, find(name), "persistent") for name in CASES[:2]]
     report = stress(device, loaded, 60, seed=3)
     assert report.problems == []
