@@ -97,7 +97,7 @@ GPU_PYTHON ?= $(BIN)/python
 GPU_INSTALL = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider $(PYTEST_ARGS)
 GPU_TESTS := conformance resizing fences faults
-GPU_CHECKS := memcheck racecheck synccheck
+GPU_CHECKS := $(foreach check,memcheck racecheck synccheck,$(check)-1 $(check)-2)
 GPU_FIGURES := rewrite_cost release_latency resize random_resizes shares
 GPU_SYSTEMS := gpud streams processes green
 # Only by name, and only where MPS may be used: they start an MPS control daemon, and end it.
@@ -116,7 +116,7 @@ $(GPU_TESTS:%=gpu-test-%): gpu-test-%: gpu-there
 	$(GPU_PYTEST) tests/gpu/test_$*.py
 
 $(GPU_CHECKS:%=gpu-sanitize-%): gpu-sanitize-%: gpu-there
-	$(GPU_PYTHON) bench/gpu/sanitize.py $*
+	$(GPU_PYTHON) bench/gpu/sanitize.py $(word 1,$(subst -, ,$*)) --part $(word 2,$(subst -, ,$*))/2
 
 gpu-bench: $(GPU_FIGURES:%=gpu-bench-%) $(GPU_SYSTEMS:%=gpu-bench-colocation-%) ## measure on an NVIDIA GPU; figures under bench/results/ and docs/
 	$(GPU_PYTHON) bench/gpu/figures.py

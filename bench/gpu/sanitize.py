@@ -1,6 +1,6 @@
 """compute-sanitizer over the rewritten conformance suite: ``sanitize.py memcheck``.
 
-    python bench/gpu/sanitize.py memcheck|racecheck|synccheck [--only WORD]
+    python bench/gpu/sanitize.py memcheck|racecheck|synccheck [--part 1/2] [--only WORD]
 
 Runs the conformance tests that need a GPU, without the CPU device, under one of the tool's checks,
 and ends with 1 if it found anything. Has not run on a GPU yet.
@@ -42,20 +42,21 @@ def main() -> int:
     """Runs the tool; its output is printed as it comes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("tool", choices=TOOLS)
+    parser.add_argument("--part", default="1/1", help="which of how many parts of the cases")
     parser.add_argument("--only", default="", help="a word of the cases' names, as for pytest -k")
     options = parser.parse_args()
     need_gpu()
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not on PATH; it comes with the CUDA toolkit", file=sys.stderr)
         return 1
-    environment = {**os.environ, "GPUD_REFERENCE": "none"}
+    environment = {**os.environ, "GPUD_REFERENCE": "none", "GPUD_PART": options.part}
     try:
         done = subprocess.run(
             command(options.tool, options.only), cwd=ROOT, env=environment, check=False,
             timeout=LIMIT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        print(f"{options.tool}: not done after {LIMIT_S} s; take a part: --only", file=sys.stderr)
+        print(f"{options.tool}: not done after {LIMIT_S} s; take smaller parts", file=sys.stderr)
         return 1
     what = {0: "nothing found", FOUND: "FOUND something, see above"}
     print(f"{options.tool}: {what.get(done.returncode, f'the tests ended {done.returncode}')}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import available
+from bench.gpu import available, sanitize
 from bench.gpu.driver import check, missing
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +45,11 @@ def test_a_status_that_is_not_success_is_an_exception() -> None:
     assert check((Status(0),)) == ()
     with pytest.raises(Exception, match="CUDA_ERROR_PLANTED"):
         check((Status(7), 5))
+
+
+def test_the_sanitizer_checks_the_rewritten_suite() -> None:
+    line = sanitize.command("racecheck", "shared")
+    assert line[:3] == ["compute-sanitizer", "--tool", "racecheck"]
+    assert line[line.index("--error-exitcode") + 1] == str(sanitize.FOUND)
+    assert line[-1] == "test_rewritten and (shared)"
+    assert "tests/gpu/test_conformance.py" in line

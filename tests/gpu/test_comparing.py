@@ -14,7 +14,7 @@ from tests.conformance.runner import source_of
 from tests.conformance.suite import CASES, Case, Results, find, mismatches
 from tests.gpu.comparing import approximate, differences
 from tests.gpu.native import with_visible_variables
-from tests.gpu.test_conformance import results
+from tests.gpu.test_conformance import part_of, results
 from tests.gpu.world import CopiedBytes, OnDevice, captured
 
 
@@ -103,6 +103,14 @@ def test_copied_bytes_read_and_write_slices() -> None:
     assert view.tobytes() == bytes([0, 1, 9, 9, 4, 5, 0, 0])
     view[8:] = np.zeros(0, np.uint8)
     assert len(view) == 8
+
+
+def test_parts_are_all_of_the_cases() -> None:
+    some = CASES[:7]
+    first, second = part_of(some, "1/2"), part_of(some, "2/2")
+    assert [*first, *second] != list(some)
+    assert {case.name for case in (*first, *second)} == {case.name for case in some}
+    assert part_of(some, "1/1") == list(some)
 
 
 def test_gaps_of_the_arena_are_used_again() -> None:

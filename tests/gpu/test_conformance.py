@@ -4,13 +4,14 @@ On one GPU the forms must leave the same bytes as the unmodified kernel that the
 approximate instructions included: they are the same instructions. The CPU device must leave the
 same values, NaN for NaN, except in buffers for which the case itself states a tolerance.
 
-``GPUD_REFERENCE=none`` leaves the CPU device out, as compute-sanitizer's runs do.
+``GPUD_REFERENCE=none`` leaves the CPU device out, ``GPUD_PART=1/2`` takes the first of two parts of
+the cases: for compute-sanitizer, under which they take long.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,7 +29,18 @@ from tests.gpu.native import run_native
 from tests.gpu.world import OnDevice, captured
 
 REWRITTEN: tuple[Form, ...] = ("persistent", "sliced")
-RUNNABLE = [case for case in CASES if case.forms and not case.rejection]
+
+
+def part_of(cases: Sequence[Case], part: str) -> list[Case]:
+    """Every n-th case, for ``part`` "k/n"."""
+    number, count = map(int, part.split("/"))
+    return list(cases[number - 1 :: count])
+
+
+RUNNABLE = part_of(
+    [case for case in CASES if case.forms and not case.rejection],
+    os.environ.get("GPUD_PART", "1/1"),
+)
 
 
 @pytest.fixture(scope="module")
