@@ -113,7 +113,7 @@ gpu-there: $(GPU_INSTALL)
 gpu-test: $(GPU_TESTS:%=gpu-test-%) $(GPU_CHECKS:%=gpu-sanitize-%) ## tests that need an NVIDIA GPU
 
 $(GPU_TESTS:%=gpu-test-%): gpu-test-%: gpu-there
-	$(GPU_PYTEST) tests/gpu/test_$*.py
+	GPUD_RECORD=$* $(GPU_PYTEST) tests/gpu/test_$*.py
 
 $(GPU_CHECKS:%=gpu-sanitize-%): gpu-sanitize-%: gpu-there
 	$(GPU_PYTHON) bench/gpu/sanitize.py $(word 1,$(subst -, ,$*)) --part $(word 2,$(subst -, ,$*))/2

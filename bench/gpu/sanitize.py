@@ -3,7 +3,8 @@
     python bench/gpu/sanitize.py memcheck|racecheck|synccheck [--part 1/2] [--only WORD]
 
 Runs the conformance tests that need a GPU, without the CPU device, under one of the tool's checks,
-and ends with 1 if it found anything. Has not run on a GPU yet.
+and ends with 1 if it found anything. Writes bench/results/gpu_sanitize_TOOL_PART.json. Has not run
+on a GPU yet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.record import need_gpu
+from bench.gpu.driver import Gpu
+from bench.gpu.record import keep, need_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -58,6 +60,9 @@ def main() -> int:
     except subprocess.TimeoutExpired:
         print(f"{options.tool}: not done after {LIMIT_S} s; take smaller parts", file=sys.stderr)
         return 1
+    name = f"sanitize_{options.tool}_{options.part.partition('/')[0]}"
+    found = {"part": options.part, "only": options.only, "status": done.returncode}
+    keep(name, Gpu(), found)
     what = {0: "nothing found", FOUND: "FOUND something, see above"}
     print(f"{options.tool}: {what.get(done.returncode, f'the tests ended {done.returncode}')}")
     return 1 if done.returncode else 0

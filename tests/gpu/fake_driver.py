@@ -253,6 +253,9 @@ class FakeDriver:
     def cuDeviceGetName(self, length: int, device: int) -> Answer:
         return OK, b"Fake GPU".ljust(length, b"\0")
 
+    def cuDeviceGetUuid(self, device: int) -> Answer:
+        return OK, real.CUuuid()
+
     def cuDriverGetVersion(self) -> Answer:
         return OK, 13000
 
@@ -292,6 +295,9 @@ class FakeDriver:
     def cuMemcpyHtoDAsync(self, to: int, of: int, size: int, stream: Any) -> Answer:
         return self._now(stream, lambda: ctypes.memmove(int(to), int(of), size))
 
+    def cuMemcpyDtoHAsync(self, to: int, of: int, size: int, stream: Any) -> Answer:
+        return self.cuMemcpyHtoDAsync(to, of, size, stream)
+
     def cuMemcpyDtoDAsync(self, to: int, of: int, size: int, stream: Any) -> Answer:
         return self.cuMemcpyHtoDAsync(to, of, size, stream)
 
@@ -326,6 +332,9 @@ class FakeDriver:
 
     def cuFuncGetAttribute(self, which: Any, kernel: Any) -> Answer:
         return OK, _ATTRIBUTES[which.name]
+
+    def cuFuncSetAttribute(self, kernel: Any, which: Any, value: int) -> Answer:
+        return (OK,)
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(
         self, kernel: Any, threads: int, shared: int

@@ -10,6 +10,7 @@ import pytest
 
 from bench.gpu import available, sanitize
 from bench.gpu.driver import check, missing
+from tests.gpu.conftest import OUTCOMES, outcomes
 
 ROOT = Path(__file__).parents[2]
 NO_GPU = pytest.mark.skipif(not missing(), reason="there is a GPU")
@@ -53,3 +54,10 @@ def test_the_sanitizer_checks_the_rewritten_suite() -> None:
     assert line[line.index("--error-exitcode") + 1] == str(sanitize.FOUND)
     assert line[-1] == "test_rewritten and (shared)"
     assert "tests/gpu/test_conformance.py" in line
+
+
+def test_outcomes_are_counted(pytestconfig: pytest.Config) -> None:
+    found = outcomes(pytestconfig, 1)
+    assert set(found) == {*OUTCOMES, "bad", "exit"}
+    assert found["exit"] == 1
+    assert len(found["bad"]) == found["failed"] + found["error"]
