@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Any
 from cuda.bindings import driver as real
 
 from gpud.device.cpu.device import CPUDevice
+from gpud.device.cpu.launch import Launch
 
 __all__ = ["FakeDriver"]
 
@@ -355,8 +357,13 @@ class FakeDriver:
         grid, block, raw = (gx, gy, gz), (bx, by, bz), bytes(buffer)
 
         def step(over: Callable[[], None]) -> None:
+            def ended(launch: Launch) -> None:
+                if launch.output:  # as a GPU's driver does, in time for whoever waits
+                    os.write(1, launch.output)
+                over()
+
             self.launches += 1
-            self.device.launch(kernel, grid, block, raw, shared=shared, on_done=lambda _: over())
+            self.device.launch(kernel, grid, block, raw, shared=shared, on_done=ended)
 
         return self._put(stream, step)
 
