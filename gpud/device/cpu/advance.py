@@ -37,8 +37,8 @@ _CLOCK_MONOTONIC = 1
 
 def define_advance(ir: IRModule) -> None:
     """Define ``@advance``, and ``i64 @now()``, nanoseconds on the monotonic clock."""
-    ir.declare("clock_gettime", "declare i32 @clock_gettime(i32, ptr)")
-    ir.declare("memcpy", "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+    ir.declare("declare i32 @clock_gettime(i32, ptr)")
+    ir.declare("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
     _define_now(ir)
     _define_begin(ir)
     _define_advance(ir)

@@ -149,7 +149,7 @@ def _define_give(ir: IRModule) -> None:
     base = load(e, "i64", offset(e, records, _BASE))
     size = load(e, "i64", offset(e, records, _SIZE))
     # An address that is no multiple of a granule becomes one that is too large.
-    e.module.declare("fshr.i64", "declare i64 @llvm.fshr.i64(i64, i64, i64)")
+    e.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
     off = e.value(f"sub i64 %address, {base}")
     granule = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {_GRANULE_BITS})")
     count = e.value(f"lshr i64 {size}, {_GRANULE_BITS}")
@@ -178,8 +178,8 @@ def _define_give(ir: IRModule) -> None:
 
 def _rounded(e: Emitter) -> tuple[str, str]:
     """(bits of the step, number of steps) of ``%bytes``, rounded up: no more than `_STEPS`."""
-    e.module.declare("ctlz.i64", "declare i64 @llvm.ctlz.i64(i64, i1)")
-    e.module.declare("smax.i64", "declare i64 @llvm.smax.i64(i64, i64)")
+    e.module.declare("declare i64 @llvm.ctlz.i64(i64, i1)")
+    e.module.declare("declare i64 @llvm.smax.i64(i64, i64)")
     leading = e.value("call i64 @llvm.ctlz.i64(i64 %bytes, i1 true)")
     bits = e.value(f"sub i64 {64 - _STEP_BITS}, {leading}")
     step = e.value(f"call i64 @llvm.smax.i64(i64 {bits}, i64 {_GRANULE_BITS})")

@@ -268,15 +268,15 @@ class ThreadCode(Thread):
         if name in ("malloc", "free") and self.heap is not None:
             self._use_heap(name, sum(self.heap), results, arguments)
         elif name == "malloc":
-            e.module.declare("malloc", "declare ptr @malloc(i64)")
+            e.module.declare("declare ptr @malloc(i64)")
             pointer = e.value(f"call ptr @malloc(i64 {self.read(arguments[0], 'u64')})")
             self.write(results[0], "u64", e.value(f"ptrtoint ptr {pointer} to i64"))
         elif name == "free":
-            e.module.declare("free", "declare void @free(ptr)")
+            e.module.declare("declare void @free(ptr)")
             pointer = e.value(f"inttoptr i64 {self.read(arguments[0], 'u64')} to ptr")
             e.do(f"call void @free(ptr {pointer})")
         else:
-            e.module.declare("print", "declare i32 @gpud_print(ptr, i64, i64)")
+            e.module.declare("declare i32 @gpud_print(ptr, i64, i64)")
             text, values = (self.read(a, "u64") for a in arguments)
             count = e.value(f"call i32 @gpud_print(ptr %b, i64 {text}, i64 {values})")
             self.write(results[0], "s32", count)
@@ -292,11 +292,11 @@ class ThreadCode(Thread):
         e = self.e
         value = self.read(arguments[0], "u64")
         if name == "malloc":
-            e.module.declare("heap_take", "declare i64 @gpud_heap_take(i64, i64)")
+            e.module.declare("declare i64 @gpud_heap_take(i64, i64)")
             taken = e.value(f"call i64 @gpud_heap_take(i64 {records}, i64 {value})")
             self.write(results[0], "u64", taken)
         else:
-            e.module.declare("heap_give", "declare void @gpud_heap_give(i64, i64)")
+            e.module.declare("declare void @gpud_heap_give(i64, i64)")
             e.do(f"call void @gpud_heap_give(i64 {records}, i64 {value})")
 
 

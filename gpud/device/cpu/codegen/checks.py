@@ -131,7 +131,7 @@ def hull_misses(code: ThreadCode, found: Check, address: str, bounds: Bounds) ->
         return e.value(f"icmp uge i64 {off}, {limit}")
     bits = found.align.bit_length() - 1
     if bounds.align % found.align == 0:
-        e.module.declare("fshr.i64", "declare i64 @llvm.fshr.i64(i64, i64, i64)")
+        e.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
         turned = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
         if limit.isdigit():
             return e.value(f"icmp uge i64 {turned}, {-(-int(limit) >> bits)}")
@@ -146,7 +146,7 @@ def starts(e: Emitter, bounds: Bounds, span: int) -> str:
     """How many offsets ``span`` bytes within ``bounds`` can begin at (i64)."""
     if bounds.size.lstrip("-").isdigit():
         return str(max(0, int(bounds.size) + 1 - span))
-    e.module.declare("usub.sat", "declare i64 @llvm.usub.sat.i64(i64, i64)")
+    e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
     return e.value(f"call i64 @llvm.usub.sat.i64(i64 {bounds.size}, i64 {span - 1})")
 
 

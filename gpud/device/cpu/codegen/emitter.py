@@ -9,10 +9,14 @@ CPU device, which are written once by hand, read like the C that they would othe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["Emitter", "IRModule"]
+
+
+_NAME = re.compile(r"@([\w.$]+)")
 
 
 class IRModule:
@@ -25,9 +29,11 @@ class IRModule:
         self.flushes = False
         """Whether the processor flushes subnormal single-precision numbers while this code runs."""
 
-    def declare(self, name: str, text: str) -> None:
-        """Add ``declare ...`` (or a global) once; ``name`` identifies it."""
-        self._declarations.setdefault(name, text)
+    def declare(self, text: str) -> None:
+        """Add ``declare ...``, or a global, once; the first ``@name`` in it identifies it."""
+        found = _NAME.search(text)
+        assert found, text
+        self._declarations.setdefault(found[1], text)
 
     def define(self, text: str) -> None:
         """Add a whole function definition."""

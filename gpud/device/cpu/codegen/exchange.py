@@ -147,7 +147,7 @@ class Exchanges:
             if kind.name == "activemask":
                 value = "%group"
             else:
-                e.module.declare("cttz32", "declare i32 @llvm.cttz.i32(i32, i1)")
+                e.module.declare("declare i32 @llvm.cttz.i32(i32, i1)")
                 value = e.value("call i32 @llvm.cttz.i32(i32 %group, i1 false)")
             e.do(f"store i64 {e.value(f'zext i32 {value} to i64')}, ptr {total}")
             return
@@ -204,11 +204,11 @@ class Exchanges:
             fa = e.value(f"bitcast i32 {a} to float")
             fb = e.value(f"bitcast i32 {b} to float")
             if "abs" in mode:
-                e.module.declare("fabs", "declare float @llvm.fabs.f32(float)")
+                e.module.declare("declare float @llvm.fabs.f32(float)")
                 fb = e.value(f"call float @llvm.fabs.f32(float {fb})")
             family = "imum" if "NaN" in mode else "imumnum"
             name = f"llvm.{mode[0]}{family}.f32"
-            e.module.declare(name, f"declare float @{name}(float, float)")
+            e.module.declare(f"declare float @{name}(float, float)")
             best = e.value(f"call float @{name}(float {fa}, float {fb})")
             picked = e.value(f"select i1 {_flag(e, started)}, float {best}, float {fb}")
             bits = e.value(f"bitcast float {picked} to i32")

@@ -84,8 +84,8 @@ def define_with_flushing(ir: IRModule, result: str, name: str, arguments: str) -
         arguments: LLVM parameters, such as ``ptr %b, i32 %cut``.
     """
     e = Emitter(ir, f"define {result} @{name}({arguments}) nounwind")
-    e.module.declare("stmxcsr", "declare void @llvm.x86.sse.stmxcsr(ptr)")
-    e.module.declare("ldmxcsr", "declare void @llvm.x86.sse.ldmxcsr(ptr)")
+    e.module.declare("declare void @llvm.x86.sse.stmxcsr(ptr)")
+    e.module.declare("declare void @llvm.x86.sse.ldmxcsr(ptr)")
     before, now = e.alloca("i32", "before"), e.alloca("i32", "now")
     e.do(f"call void @llvm.x86.sse.stmxcsr(ptr {before})")
     modes = e.value(f"or i32 {e.value(f'load i32, ptr {before}')}, {_FTZ_AND_DAZ}")

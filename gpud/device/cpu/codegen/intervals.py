@@ -102,7 +102,7 @@ class Arithmetic:
     def _choice(self, name: str, first: End, second: End, known: Callable[..., int]) -> End:
         if isinstance(first, int) and isinstance(second, int):
             return known(first, second)
-        self.e.module.declare(f"{name}.i64", f"declare i64 @llvm.{name}.i64(i64, i64)")
+        self.e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
         return self.e.value(f"call i64 @llvm.{name}.i64(i64 {first}, i64 {second})")
 
     def doubt(self, how: str, first: End, second: End) -> None:

@@ -114,7 +114,7 @@ class JointFences:
     def _prepare(self, group: _Group, code: ThreadCode) -> None:
         e = self.e
         for name in ("umin", "umax"):
-            e.module.declare(f"{name}.i64", f"declare i64 @llvm.{name}.i64(i64, i64)")
+            e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
         first, found = group.members[0], check_of(group.members[0].ins)
         bounds = bounds_of(code, found)
         values = {place: self._parameter(place) for place in {m.place: None for m in group.members}}
@@ -134,7 +134,7 @@ class JointFences:
         base = e.value(f"add i64 {values[first.place]}, {_wrapped(first.offset)}")
         group.bias = e.value(f"sub i64 {lowest}, {base}")
         length = e.value(f"sub i64 {highest}, {lowest}")
-        e.module.declare("usub.sat", "declare i64 @llvm.usub.sat.i64(i64, i64)")
+        e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
         room = e.value(f"call i64 @llvm.usub.sat.i64(i64 {starts(e, bounds, span)}, i64 {length})")
         if found.align > 1:
             up = e.value(f"add i64 {room}, {found.align - 1}")
@@ -161,7 +161,7 @@ class JointFences:
         off = e.value(f"add i64 {base}, {group.bias}")
         if found.align > 1:
             bits = found.align.bit_length() - 1
-            e.module.declare("fshr.i64", "declare i64 @llvm.fshr.i64(i64, i64, i64)")
+            e.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
             off = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
         out = e.value(f"icmp uge i64 {off}, {group.room}")
         cold, warm, end = e.label("cold"), e.label("warm"), e.label("end")

@@ -159,13 +159,13 @@ class KernelPlaces:
         return e.value(f"xor i32 {upto}, -1")
 
     def _clock(self, name: str) -> tuple[str, str]:
-        self.e.module.declare("readcyclecounter", "declare i64 @llvm.readcyclecounter()")
+        self.e.module.declare("declare i64 @llvm.readcyclecounter()")
         value = self.e.value("call i64 @llvm.readcyclecounter()")
         return self._half(value, name, "%clock64", "%clock_hi")
 
     def _timer(self, name: str) -> tuple[str, str]:
         # CLOCK_REALTIME is 0 on Linux and macOS; a timespec is two 64-bit words there.
-        self.e.module.declare("clock_gettime", "declare i32 @clock_gettime(i32, ptr)")
+        self.e.module.declare("declare i32 @clock_gettime(i32, ptr)")
         time = self.e.alloca("[2 x i64]", "time")
         self.e.do(f"call i32 @clock_gettime(i32 0, ptr {time})")
         seconds = self.e.value(f"load i64, ptr {time}")

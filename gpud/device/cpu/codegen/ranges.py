@@ -107,7 +107,7 @@ def narrowed(e: Emitter, box: Box, axis: int, extent: int, how: str, border: str
     ``number`` is that of a thread along ``axis``, of ``extent`` threads.
     """
     for name in ("smin", "smax"):
-        e.module.declare(f"{name}.i64", f"declare i64 @llvm.{name}.i64(i64, i64)")
+        e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
     first, stop = box.ends[axis]
     if how in ("lt", "lo", "le", "ls", "eq"):
         after = border if how in ("lt", "lo") else e.value(f"add i64 {border}, 1")
@@ -137,7 +137,7 @@ def span_of(e: Emitter, slopes: Slopes, box: Box) -> tuple[Slope, Slope]:
                 low, high = high, low
         else:
             for name in ("smin", "smax"):
-                e.module.declare(f"{name}.i64", f"declare i64 @llvm.{name}.i64(i64, i64)")
+                e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
             low, high = (
                 e.value(f"call i64 @llvm.{name}.i64(i64 {low}, i64 {high})")
                 for name in ("smin", "smax")

@@ -32,7 +32,7 @@ class RendezvousFunctions(BlockFunctions):
         e = self.begin("define internal void @meet(ptr %b)")
         exchange = self.function(e, "exchange")
         warps = e.value(f"lshr i32 {self.padded}, 5")
-        e.module.declare("cttz32", "declare i32 @llvm.cttz.i32(i32, i1)")
+        e.module.declare("declare i32 @llvm.cttz.i32(i32, i1)")
         todo = e.alloca("i32", "todo")
         waiting = e.alloca("i32", "waiting")
         alive = e.alloca("i32", "alive")

@@ -169,7 +169,7 @@ class Thread:
         index does not wrap; in loops marked as parallel it then loses that proviso.
         """
         name = f"@gpud_ones_{type_}"
-        self.e.module.declare(name, f"{name} = global {type_} -1")
+        self.e.module.declare(f"{name} = global {type_} -1")
         ones = self.e.value(f"load {type_}, ptr {name}, !invariant.load !0{self.parallel}")
         return self.e.value(f"and {type_} {value}, {ones}")
 

@@ -72,7 +72,7 @@ class TogetherWriter:
         """Write the whole function."""
         e = self.e
         if any(self._passes_barrier(stage) for stage in self.plan.stages.values()):
-            e.module.declare("readcyclecounter", "declare i64 @llvm.readcyclecounter()")
+            e.module.declare("declare i64 @llvm.readcyclecounter()")
             e.do(f"store i64 {e.value('call i64 @llvm.readcyclecounter()')}, ptr {self.began}")
         for name in sorted(kernel_registers(self.kernel) - self.varying):
             type_ = self.kernel.storage[name]
@@ -226,4 +226,4 @@ def _define_table(kernel: KernelCode, plan: StagePlan, blocks: set[int]) -> None
             words += [offset, size, kernel.layout.word(f"common {name}")[0]]
     words.append(-1)
     values = ", ".join(f"i32 {word}" for word in words)
-    kernel.ir.declare("common", f"@common = constant [{len(words)} x i32] [{values}]")
+    kernel.ir.declare(f"@common = constant [{len(words)} x i32] [{values}]")

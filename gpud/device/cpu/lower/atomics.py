@@ -229,7 +229,7 @@ class _Access:
             body.place(again)
         body.end(f"ret {llvm} {body.value(f'load {llvm}, ptr {slot}')}")
         body.finish()
-        self.e.module.declare(name, f"; @{name} is defined below")
+        self.e.module.declare(f"; @{name} is defined below")
 
 
 # -- fences

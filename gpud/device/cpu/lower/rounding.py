@@ -72,12 +72,10 @@ def _directed_double(operation: str, mode: str, *operands: Value) -> Value:
     module = e.module
     name = f"gpud.{operation}.{mode}.f64"
     if not module.has(name):
-        module.declare("llvm.set.rounding", "declare void @llvm.set.rounding(i32)")
+        module.declare("declare void @llvm.set.rounding(i32)")
         operator = f"llvm.experimental.constrained.{_LLVM_OPERATION[operation]}.f64"
         types = ["double"] * len(operands)
-        module.declare(
-            operator, f"declare double @{operator}({', '.join([*types, 'metadata', 'metadata'])})"
-        )
+        module.declare(f"declare double @{operator}({', '.join([*types, 'metadata', 'metadata'])})")
         given = [f"double %x{i}" for i in range(len(operands))]
         rounding = ['metadata !"round.dynamic"', 'metadata !"fpexcept.ignore"']
         module.define_once(

@@ -235,7 +235,7 @@ def intrinsic(name: str, *arguments: Value, returns: str | None = None) -> Value
         types.append("i1")
         given.append(_IMMEDIATE_ARGUMENT[name])
     full = f"llvm.{name}.{suffix}"
-    first.e.module.declare(full, f"declare {result} @{full}({', '.join(types)})")
+    first.e.module.declare(f"declare {result} @{full}({', '.join(types)})")
     return Value(first.e, result, first.e.value(f"call {result} @{full}({', '.join(given)})"))
 
 
