@@ -230,9 +230,6 @@ class Reader:
             raise
         if size:
             self._settle()
-        elif self.closing:
-            self._core.close()
-            self._wake_settled()
         else:
             self._lose("it has ended; its log may say why")
 
@@ -253,7 +250,11 @@ class Reader:
                         turn.wake()
 
     def _lose(self, why: str) -> None:
-        self._core.lose(connection_lost(self._where, why))
+        """Nothing more will come: for ``why``, or because the session's user has hung up."""
+        if self.closing:
+            self._core.close()  # and if the daemon was quicker to close it than we to read its end
+        else:
+            self._core.lose(connection_lost(self._where, why))
         self._wake_settled()
 
     # -- the background thread
