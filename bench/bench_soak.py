@@ -51,7 +51,7 @@ RESULT = ROOT / "bench" / "results" / "soak.json"
 SETTINGS = {"memory": "1 GiB", "session_memory": "256 MiB", "compile_timeout": "5 s"}
 WARM_UP = 0.2  # of the time
 AIM_GROWTH = 0.05  # of what the process has, or
-# LLVM keeps about 1 KiB of each program that was ever compiled: some 9 MiB in an hour.
+# LLVM keeps something of each program that was ever compiled, which is half of this in an hour.
 AIM_GROWTH_MIB = 16.0
 _MIB = 1 << 20
 _AFTER_S = 120.0  # how long clients may take to end after their time

@@ -68,8 +68,8 @@ def _end(engine: Any, context: Any) -> None:
 def assemble(ir: str, names: tuple[str, ...]) -> NativeCode:
     """Optimise and compile LLVM assembly for this machine.
 
-    Calls take turns: a device has one thread that compiles. Each program has an LLVM context of its
-    own: in one for all, types, names and constants of every program that there ever was would stay.
+    Calls take turns, as llvmlite's calls into LLVM do in any case. Each program has an LLVM context
+    of its own: in one for all, types, names and constants of every program would stay for ever.
 
     Raises:
         RuntimeError: the IR is malformed, which is a bug in gpud.
