@@ -18,7 +18,7 @@ Properties:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.analysis.sizes import size_and_align, type_bytes
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.fences import NO_CLAIM, Member, fence
+from gpud.device.cpu.codegen.homes import is_dynamic
 from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.static_extents import StaticExtents
 
@@ -149,16 +150,7 @@ def with_bounds(
     for group in reversed(groups):
         made = fence(group.space, group.base, group.members, claim, group.guard, group.line)
         body.insert(group.place, made)
-    return ptx.Function(
-        function.kind,
-        function.name,
-        function.parameters,
-        function.returns,
-        function.attributes,
-        body,
-        function.linkage,
-        function.line,
-    )
+    return replace(function, body=body)
 
 
 def _writes_param(ins: ptx.Instruction, access: Access) -> bool:
@@ -211,7 +203,7 @@ class _Inside:
         return frozenset(one.name for one in liveness.registers(liveness.live_in[0]))
 
     def _add(self, variable: ptx.Variable) -> None:
-        if variable.linkage == "extern" or None in variable.dims:
+        if is_dynamic(variable):
             return
         if variable.space == "shared":
             self._shared.add(variable.name)

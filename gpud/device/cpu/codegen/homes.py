@@ -22,6 +22,7 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gpud.compiler import fences
 from gpud.compiler.analysis.effects import callee, is_call, state_space, written
@@ -102,16 +103,7 @@ def with_homes(
 
 def _settled(function: ptx.Function, homes: _Homes) -> ptx.Function:
     changed = [homes.settled(s) if _is_open(s) else s for s in function.body or []]  # type: ignore[arg-type]
-    return ptx.Function(
-        function.kind,
-        function.name,
-        function.parameters,
-        function.returns,
-        function.attributes,
-        changed,
-        function.linkage,
-        function.line,
-    )
+    return replace(function, body=changed)
 
 
 def is_dynamic(variable: ptx.Variable) -> bool:

@@ -11,6 +11,8 @@ Properties: the sums wrap as the original additions do, so every reader sees the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import read, written
 from gpud.compiler.ptx import model as ptx
@@ -101,9 +103,7 @@ def _rewrite(
             )
         )
         body.append(_clear(name, types[name], statement.line))
-    return ptx.Function(
-        entry.kind, entry.name, entry.parameters, (), entry.attributes, body, entry.linkage
-    )
+    return replace(entry, body=body)
 
 
 def _renamed(ins: ptx.Instruction, old: str, new: str) -> ptx.Statement:

@@ -26,7 +26,7 @@ Recursion through a suspending function is refused: there is no place for its fr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import (
@@ -188,16 +188,7 @@ def _parameters_to_registers(function: ptx.Function) -> ptx.Function:
             body.append(_use_registers(statement, scalars))
         else:
             body.append(statement)
-    return ptx.Function(
-        function.kind,
-        function.name,
-        function.parameters,
-        function.returns,
-        function.attributes,
-        body,
-        function.linkage,
-        function.line,
-    )
+    return replace(function, body=body)
 
 
 def _use_registers(ins: ptx.Instruction, scalars: dict[str, str]) -> ptx.Instruction:

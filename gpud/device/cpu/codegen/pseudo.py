@@ -18,6 +18,8 @@ Properties: a function without any of these is returned as it is.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpud.compiler import fences, polls
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import callee, is_call
@@ -155,13 +157,4 @@ def _without_dead_code(function: ptx.Function) -> ptx.Function:
 
 
 def _with_body(function: ptx.Function, body: list[ptx.Statement]) -> ptx.Function:
-    return ptx.Function(
-        function.kind,
-        function.name,
-        function.parameters,
-        function.returns,
-        function.attributes,
-        body,
-        function.linkage,
-        function.line,
-    )
+    return replace(function, body=body)

@@ -16,6 +16,8 @@ web keeps its name.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import read, written
 from gpud.compiler.ptx import model as ptx
@@ -141,8 +143,7 @@ class _Webs:
                 body.append(self._renamed(statement, names))
             else:
                 body.append(statement)
-        e = self.entry
-        return ptx.Function(e.kind, e.name, e.parameters, (), e.attributes, body, e.linkage, e.line)
+        return replace(self.entry, body=body)
 
     def _renamed(self, ins: ptx.Instruction, names: dict[int, str]) -> ptx.Instruction:
         def of_reader(name: str) -> str:
