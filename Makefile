@@ -120,6 +120,7 @@ $(GPU_CHECKS:%=gpu-sanitize-%): gpu-sanitize-%: gpu-there
 
 gpu-bench: $(GPU_FIGURES:%=gpu-bench-%) $(GPU_SYSTEMS:%=gpu-bench-colocation-%) ## measure on an NVIDIA GPU; figures under bench/results/ and docs/
 	$(GPU_PYTHON) bench/gpu/figures.py
+	$(GPU_PYTHON) bench/summary.py
 
 $(GPU_FIGURES:%=gpu-bench-%): gpu-bench-%: gpu-there
 	$(GPU_PYTHON) bench/gpu/$*.py

@@ -16,6 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.gpu import rows
+
 __all__ = ["table", "updated"]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +56,7 @@ def table(results: Path = RESULTS) -> str:
     """The table of all results that are there, with the machines that they come from."""
     lines: list[str] = []
     machines: dict[str, None] = {}
-    for name, (command, rows) in _ROWS.items():
+    for name, (command, rows_of) in _ROWS.items():
         path = results / f"{name}.json"
         if not path.exists():
             continue
@@ -60,12 +64,20 @@ def table(results: Path = RESULTS) -> str:
         machine = found.get("machine", {})
         machines[f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'unknown')}"] = None
         made_by = found.get("command", command)
-        lines += [f"| {what} | {figure} | `{made_by}` |" for what, figure in rows(found)]
-    if not lines:
-        return ""
-    where = "; ".join(machines)
-    head = f"\nMeasured on {where}, which other programs use too: trust ratios, not times.\n"
-    return f"{head}\n| what | figure | command |\n| --- | --- | --- |\n" + "\n".join(lines) + "\n\n"
+        lines += [f"| {what} | {figure} | `{made_by}` |" for what, figure in rows_of(found)]
+    text = ""
+    if lines:
+        where = "; ".join(machines)
+        text = f"\nMeasured on {where}, which other programs use too: trust ratios, not times.\n"
+        text += _of(lines)
+    for where, own in rows.rows(results).items():
+        text += f"\nOn a GPU: {where}.\n"
+        text += _of([f"| {what} | {figure} | `{command}` |" for what, figure, command in own])
+    return f"{text}\n" if text else ""
+
+
+def _of(lines: list[str]) -> str:
+    return "\n| what | figure | command |\n| --- | --- | --- |\n" + "\n".join(lines) + "\n"
 
 
 # -- one function a benchmark --------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import figures, release_latency, resize, rewrite_cost
+from bench import summary
+from bench.gpu import colocation, figures, release_latency, resize, rewrite_cost
 from bench.gpu.bare import RECORDS_BYTES, records
 from bench.gpu.colocation import Seen, compared
 from bench.gpu.colocation_work import OFFLINE, ONLINE
@@ -43,30 +44,72 @@ def release() -> dict[str, Any]:
 
 def stepped() -> dict[str, Any]:
     notes = made([(0, 1_000_000, 0), (0, 400_000, 64)])
-    return {"trace": resize.trace(notes, [(0, 1.0, 2), (350_000, 0.5, 1)], 1)}
+    settled = {
+        "1->0.5": {"count": 1, "p50": 30.0, "p99": 40.0, "most": 40.0},
+        "0.5->1": {"count": 0},
+    }
+    counts = {"steps": 2, "lost": 0, "never_settled": 1, "settled_us": settled}
+    return {**counts, "trace": resize.trace(notes, [(0, 1.0, 2), (350_000, 0.5, 1)], 1)}
 
 
 def together() -> dict[str, Any]:
     seen = Seen([0.001] * 9, 4.0)
-    return {"rows": [vars(compared("gpud", ONLINE[0], OFFLINE[0], 0.2, seen, seen, 5.0, 0.2))]}
+    one = compared("gpud", ONLINE[0], OFFLINE[0], 0.2, seen, seen, 5.0, 0.2)
+    return {**colocation.summary([one]), "rows": [vars(one)]}
 
 
-def test_every_figure_is_drawn(tmp_path: Path) -> None:
+def kept(folder: Path) -> None:
+    """One file of each kind that a figure is drawn of."""
+    costs = [row("a", 30, 1.01), row("b", 40, 0.99)]
     found = {
-        "rewrite_cost": {"rows": [row("a", 30, 1.01).plain(), row("b", 40, 0.99).plain()]},
+        "rewrite_cost": {
+            **rewrite_cost.summary(costs),
+            "wrong": [],
+            "rows": [one.plain() for one in costs],
+        },
         "release_latency": release(),
         "colocation_gpud": together(),
         "resize": stepped(),
         "shares": {"window_ms": 10, "jobs": [Held("quota", "8%", 2.0, [2.0, 1.9]).plain()]},
     }
     for name, value in found.items():
-        (tmp_path / f"gpu_{name}.json").write_text(json.dumps({**WHERE, **value}))
+        (folder / f"gpu_{name}.json").write_text(json.dumps({**WHERE, **value}))
+
+
+def test_every_figure_is_drawn(tmp_path: Path) -> None:
+    kept(tmp_path)
     assert figures.source(figures.results(tmp_path, "resize")[0]) == "A GPU, driver 1.2, 2026-01-02"
     for name, draw in figures.FIGURES.items():
         path = tmp_path / f"{name}.png"
         figures.save(path, figures.results(tmp_path, name), draw)
         assert path.read_bytes().startswith(b"\x89PNG")
     assert figures.results(tmp_path, "nothing") == []
+
+
+def test_the_table_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) -> None:
+    kept(tmp_path)
+    others = {
+        "tests_fences": {"passed": 5, "failed": 1, "error": 1, "skipped": 0, "bad": []},
+        "sanitize_memcheck_2": {"part": "2/2", "status": 3},
+        "random_resizes": {"events": 1000, "kernels_run": 3, "task_blocks": 70, "problems": ["x"]},
+    }
+    for name, value in others.items():
+        (tmp_path / f"gpu_{name}.json").write_text(json.dumps({**WHERE, **value}))
+    table = summary.table(tmp_path)
+    assert table.count("On a GPU: A GPU, driver 1.2, 2026-01-02.") == 1
+    for row in (
+        "fences: passed, failed, skipped | 5, 2, 0 | `make gpu-test-fences`",
+        "part 2/2 | ended with 3 | `make gpu-sanitize-memcheck-2`",
+        "1,000 random resizes, 3 kernels, 70 task blocks: problems | 1 | `make gpu-bench-random_",
+        "geometric mean 1.000, 95th percentile 1.009 (aims 1.01, 1.03); worst 1.01 (a) |",
+        "last block gone p50 19.5, p99 29.8 us (aim 20.0); first online block p50 8.5, p99 9.0",
+        "path plain, task blocks of 10 us | first online block p50 80.0, p99 80.0 us |",
+        "| r99 geometric mean 1.000, worst 1.000; least harvest 1.00 (aims of gpud's",
+        "| `make gpu-bench-colocation-gpud` |",
+        "| 0, 1; settled, slowest step: p99 40 us | `make gpu-bench-resize` |",
+        "off by 2.5% in the median window, 5.0% at p99 (worst job) | `make gpu-bench-shares` |",
+    ):
+        assert row in table
 
 
 def test_results_name_the_gpu_and_the_date(tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""What measurements on a GPU found, as rows of the README's table of figures.
+
+One function for each kind of result; it takes what `bench.gpu.record.keep` wrote. Figures that miss
+their aim are in the rows like all others. A benchmark without a file has no row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Row", "rows"]
+
+Result = dict[str, Any]
+Row = tuple[str, str, str]
+"""What was measured, the figure, and the command."""
+
+
+def rows(results: Path) -> dict[str, list[Row]]:
+    """The rows of all results that are there, by where and when they were measured."""
+    found: dict[str, list[Row]] = {}
+    for pattern, rows_of in _ROWS.items():
+        for path in sorted(results.glob(f"gpu_{pattern}.json")):
+            result: Result = json.loads(path.read_text())
+            where = f"{result['gpu']}, driver {result['driver']}, {result['date'][:10]}"
+            name = path.stem.removeprefix("gpu_")
+            own = found.setdefault(where, [])
+            own += [
+                (what, figure, f"make {_target(name)}") for what, figure in rows_of(name, result)
+            ]
+    return found
+
+
+def _tests(name: str, found: Result) -> Iterator[tuple[str, str]]:
+    bad = found["failed"] + found["error"]
+    yield (
+        f"tests on the GPU, {name.removeprefix('tests_')}: passed, failed, skipped",
+        f"{found['passed']}, {bad}, {found['skipped']}",
+    )
+
+
+def _sanitize(name: str, found: Result) -> Iterator[tuple[str, str]]:
+    tool = name.split("_")[1]
+    verdict = "clean" if found["status"] == 0 else f"ended with {found['status']}"
+    yield f"compute-sanitizer {tool}, rewritten suite, part {found['part']}", verdict
+
+
+def _rewrite_cost(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    if not found["kernels"]:
+        return
+    aims = found["aims"]
+    for side, aimed in (("rewritten", True), ("fenced", False)):
+        one = found[side]
+        aim = f" (aims {aims['geometric_mean']:g}, {aims['p95']:g})" if aimed else ""
+        worst, ratio = one["worst"]
+        yield (
+            f"{side} / native time, {found['kernels']} kernels of {found['from_us']:g} us and more",
+            (
+                f"geometric mean {one['geometric_mean']:.3f}, 95th percentile "
+                f"{one['p95']:.3f}{aim}; worst {ratio:.2f} ({worst})"
+            ),
+        )
+    if found["wrong"]:
+        yield "... kernels that left other bytes", str(len(found["wrong"]))
+
+
+def _release_latency(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    for row in found["rows"]:
+        gone, first = row["gone"], row["first_online"]
+        said = []
+        if gone["count"]:
+            aim = row["aim_p99_us"]
+            said.append(f"last block gone p50 {gone['p50']:.1f}, p99 {gone['p99']:.1f} us"
+                        f" (aim {aim:.1f})")  # fmt: skip
+        if first["count"]:
+            said.append(f"first online block p50 {first['p50']:.1f}, p99 {first['p99']:.1f} us")
+        yield (
+            (
+                f"half of the device released, path {row['path']}, task blocks of "
+                f"{row['block_us']:g} us"
+            ),
+            "; ".join(said) or "nothing seen",
+        )
+
+
+def _colocation(name: str, found: Result) -> Iterator[tuple[str, str]]:
+    yield (
+        f"co-location, {name.removeprefix('colocation_')}: {len(found['rows'])} settings",
+        (
+            f"r99 geometric mean {found['r99_mean']:.3f}, worst {found['r99_worst']:.3f}; least "
+            f"harvest {found['harvest_least']:.2f} (aims of gpud's 1.02, 1.05, 0.95)"
+        ),
+    )
+
+
+def _resize(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    slowest = max((one for one in found["settled_us"].values() if one["count"]),
+                  key=lambda one: one["p99"], default=None)  # fmt: skip
+    settled = "" if slowest is None else f"; settled, slowest step: p99 {slowest['p99']:.0f} us"
+    yield (
+        f"{found['steps']} steps of a share under one kernel: task blocks lost, never settled",
+        f"{found['lost']}, {found['never_settled']}{settled}",
+    )
+
+
+def _random_resizes(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    yield (
+        (
+            f"{found['events']:,} random resizes, {found['kernels_run']} kernels, "
+            f"{found['task_blocks']:,} task blocks: problems"
+        ),
+        str(len(found["problems"])),
+    )
+
+
+def _shares(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    for kind in dict.fromkeys(job["kind"] for job in found["jobs"]):
+        jobs = [job for job in found["jobs"] if job["kind"] == kind]
+        yield (
+            (
+                f"{len(jobs)} {kind} jobs, share in windows of {found['window_ms']:g} ms against "
+                "what was allotted"
+            ),
+            (
+                f"off by {max(job['error_p50'] for job in jobs):.1%} in the median window, "
+                f"{max(job['error_p99'] for job in jobs):.1%} at p99 (worst job)"
+            ),
+        )
+
+
+_ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
+    "tests_*": _tests,
+    "sanitize_*": _sanitize,
+    "rewrite_cost": _rewrite_cost,
+    "release_latency": _release_latency,
+    "colocation_*": _colocation,
+    "resize": _resize,
+    "random_resizes": _random_resizes,
+    "shares": _shares,
+}
+"""By the pattern of a result's name."""
+
+
+def _target(name: str) -> str:
+    """The Makefile's target that writes a result."""
+    kind, _, rest = name.partition("_")
+    if kind == "tests":
+        return f"gpu-test-{rest}"
+    if kind == "sanitize":
+        return f"gpu-sanitize-{rest.replace('_', '-')}"
+    return f"gpu-bench-{f'colocation-{rest}' if kind == 'colocation' else name}"
