@@ -298,6 +298,7 @@ class Gang:
         # Before the launch: the gate behind the stage must see it.
         run.help(stage)
         try:
+            run.wait_on(stream)  # the copy that sets up the records may be behind a long one
             flight = self._flights.begin(self.chain, stage, count, stream, job=run.job(stage))
         except (GpudError, DriverError):
             self._flights.give_stream(stream, self._urgent)

@@ -1,7 +1,8 @@
 """What one run of a chain has on the device: a stream, its run words, and its job records.
 
-Job records are set up by a copy on the run's own stream, so that no launch is before it and nobody
-waits for it. Run words are those of `gpud.device.cuda.gate`.
+Job records are set up by a copy on the run's own stream, so that no launch there is before it and
+no thread waits for it; a launch on another stream waits for it there, see `Run.wait_on`. Run words
+are those of `gpud.device.cuda.gate`.
 
 Properties:
 * a `Run` that could not be made holds nothing;
@@ -13,7 +14,7 @@ It has not run on a GPU yet.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -102,6 +103,11 @@ class Run:
         flights.gate(self.stream, self.job(stage), previous, self._page.address, stage)
 
     # -- records
+
+    def wait_on(self, stream: Any) -> None:
+        """Have what follows on another stream wait until the records are set up."""
+        driver = self._device.context.enter()
+        driver.call("cuStreamWaitEvent", stream, self._ready, 0)
 
     def job(self, stage: int) -> int:
         """Address of a stage's job record."""

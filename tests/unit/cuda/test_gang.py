@@ -182,6 +182,26 @@ def test_ended_jobs_run_nothing_more() -> None:
         assert len(fake.ran) == count
 
 
+@pytest.mark.parametrize("seed", [32, 35, 42, 54])
+def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
+    fake = FakeDriver(seed)
+    with device_of(fake) as device:
+        chain = launches(device, "pp", total=12)
+        before = Job(device, chain)
+        before.resize(1)
+        fake.run(7)
+        before.resize(0)
+        drive(fake, device)
+        before.end()  # its records are left with task blocks to claim
+        assert before.progress[0] < 12
+        fake.ran.clear()
+        job = Job(device, chain)
+        job.resize(1)
+        job.resize(4)
+        drive(fake, device, job)
+        ran_once(fake, [12, 12])
+
+
 def test_a_killed_job_tells_its_blocks() -> None:
     fake = FakeDriver(9)
     with device_of(fake) as device:
