@@ -7,6 +7,10 @@ matplotlib, Hypothesis and nvidia-ml-py, as images for CUDA with PyTorch, CuPy a
 they do not have, or not in the version that gpud needs, is packed here for its Python and its
 processor (x86-64), at the versions of constraints.txt. There, ``bench/gpu/on_machine.sh COMMAND``
 unpacks it and runs a command with it.
+
+The CUDA headers are among it: PyTorch brings those of the runtime only, which include others
+(``cooperative_groups.h``, ``mma.h``), and the first folder with ``cuda_fp16.h`` is the one that is
+searched (`gpud.compiler.cuda_headers`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 INTO = ROOT / ".gpu"
-CARRIED = ("llvmlite", "pluggy", "pytest", "pytest-asyncio", "pytest-timeout")
+HEADERS = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-runtime")
+CARRIED = ("llvmlite", "pluggy", "pytest", "pytest-asyncio", "pytest-timeout", *HEADERS)
 PLATFORMS = ("2_28", "2_27", "2_17", "2014", "1")
 
 

@@ -18,7 +18,8 @@ SCRIPT = ROOT / "bench" / "gpu" / "on_machine.sh"
 
 def test_packages_are_pinned_and_for_the_other_machine() -> None:
     line = pack.command("3.12", Path("there"))
-    assert any(word.startswith("llvmlite==") for word in line)
+    for name in ("llvmlite", "nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-runtime"):
+        assert any(word.startswith(f"{name}==") for word in line), name
     assert "manylinux_2_28_x86_64" in line
     assert "manylinux2014_x86_64" in line
     assert line[line.index("--python-version") + 1] == "3.12"
