@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptxas import assemble, find_ptxas
+from gpud.device.cuda.driver import ENVIRONMENT
 from gpud.device.interface import Parameter, parameters_of
 
 __all__ = [
@@ -76,10 +77,7 @@ def missing() -> str:
         cu = bindings()
     except ImportError:
         return "cuda-bindings is not installed: pip install 'gpud[daemon,cuda13]'"
-    # Read by cuInit, and as gpud's CUDA device sets them: lazy loading may wait for the device, and
-    # with few connections streams wait for each other.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.update(ENVIRONMENT)  # read by cuInit; as for gpud's CUDA device
     try:
         check(cu.cuInit(0))
         count = check(cu.cuDeviceGetCount())

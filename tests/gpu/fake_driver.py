@@ -234,6 +234,10 @@ class FakeDriver:
         assert context == "context"
         return (OK,)
 
+    def cuCtxSetLimit(self, which: Any, value: int) -> Answer:
+        assert which == real.CUlimit.CU_LIMIT_STACK_SIZE
+        return (OK,)
+
     def cuCtxPushCurrent(self, context: str) -> Answer:
         return self.cuCtxSetCurrent(context)
 

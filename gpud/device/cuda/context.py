@@ -4,9 +4,13 @@ Problem: a context is current per thread, and calls come from several: those tha
 load programs and map memory, and the one that watches launches.
 
 Approach: the *primary* context, the one that the CUDA runtime and libraries of the same process
-would use. It is made so that waiting blocks the thread instead of spinning, and so that local
-memory, once grown, stays: giving it back would wait for all kernels. `Context.enter` costs one
-look at a thread-local flag after the first time.
+would use. It is made so that waiting blocks the thread instead of spinning. `Context.enter` costs
+one look at a thread-local flag after the first time.
+
+A kernel whose threads need more local memory than any before has the driver make room for all that
+can be resident, and wait until everything before it is over. So there is room for `_STACK_BYTES` a
+thread from the beginning (1.1 GB on an H100), and `Context.make_room` asks for more in good time.
+The driver never gives it back (CUDA Driver API 13.0, cuCtxSetLimit and CU_CTX_LMEM_RESIZE_TO_MAX).
 
 Properties:
 * no call waits by spinning;
@@ -25,6 +29,9 @@ from gpud.errors import InvalidArgument
 
 __all__ = ["Context"]
 
+_STACK_BYTES = 4 << 10
+"""Four times what the driver begins with; few kernels need more."""
+
 
 class Context:
     """The context of one GPU.
@@ -37,6 +44,7 @@ class Context:
         driver: as given.
         device: the driver's handle.
         least_priority, greatest_priority: of streams; the greatest is the smallest number.
+        stack_bytes: local memory that there is room for, a thread.
 
     Raises:
         InvalidArgument: there is no such GPU.
@@ -51,14 +59,15 @@ class Context:
         self.driver = driver
         self.index = index
         self.device = driver.call("cuDeviceGet", index)
-        flags = driver.api.CUctx_flags
-        wanted = int(flags.CU_CTX_SCHED_BLOCKING_SYNC) | int(flags.CU_CTX_LMEM_RESIZE_TO_MAX)
+        wanted = int(driver.api.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC)
         driver.call("cuDevicePrimaryCtxSetFlags", self.device, wanted)
         self._handle = driver.call("cuDevicePrimaryCtxRetain", self.device)
         self._entered = threading.local()
         self._open = True
+        self.stack_bytes = 0
         try:
             self.enter()
+            self.make_room(_STACK_BYTES)
             least, greatest = driver.call("cuCtxGetStreamPriorityRange")
         except BaseException:
             self.close()
@@ -72,6 +81,13 @@ class Context:
             self.driver.call("cuCtxSetCurrent", self._handle)
             self._entered.yes = True
         return self.driver
+
+    def make_room(self, local_bytes: int) -> None:
+        """Have room for so much local memory a thread; waits for all kernels if that is more."""
+        if local_bytes > self.stack_bytes:
+            driver = self.enter()
+            driver.call("cuCtxSetLimit", driver.api.CUlimit.CU_LIMIT_STACK_SIZE, local_bytes)
+            self.stack_bytes = local_bytes
 
     def attribute(self, name: str) -> int:
         """See `Driver.attribute`."""

@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -293,6 +293,9 @@ class CUDADevice:
                 "SM gives one block; use smaller tiles",
                 limit=self._shared_limit,
             )
+        if not self.watcher.busy:
+            with suppress(DriverError):  # then a launch says so
+                self.context.make_room(kernel.attribute("local_bytes"))
         driver = self.context.enter()
         if shared > _FREE_SHARED_BYTES - kernel.shared_bytes:
             # All that a block may have, so that a later, smaller launch takes nothing back.

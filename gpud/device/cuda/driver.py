@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from gpud.errors import DeviceLost, InvalidArgument, MissingDependency
 
-__all__ = ["STICKY", "Driver", "DriverError", "open_driver"]
+__all__ = ["ENVIRONMENT", "STICKY", "Driver", "DriverError", "open_driver"]
 
 STICKY: Final = frozenset(
     (
@@ -58,6 +58,20 @@ STICKY: Final = frozenset(
 Source: CUDA Driver API 13.0, ``CUresult``: "This leaves the process in an inconsistent state and
 any further CUDA work will return the same error", and those that say that the device or the context
 is gone.
+"""
+
+ENVIRONMENT: Final = {
+    "CUDA_MODULE_LOADING": "EAGER",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "32",
+}
+"""What the driver must find in the environment when it is initialised.
+
+Lazy loading may wait for the device. Streams that share a connection wait for each other; 32 is the
+most that there can be, and the second variable would override the first for copies. Some programs
+ask for 1.
+
+Source: CUDA Programming Guide 13, 4.7.4 and 5.2.3.
 """
 
 _PREFIX = "CUDA_ERROR_"
@@ -145,10 +159,8 @@ def open_driver() -> Driver:
         MissingDependency: there is no driver, or its bindings are not installed.
         InvalidArgument: there is no GPU, or it does not answer.
     """
-    # Both are read by cuInit. See above; and with few connections, streams that have nothing to
-    # do with each other wait for each other.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # Read by cuInit, and whatever they were: we would wait for kernels that run for hours.
+    os.environ.update(ENVIRONMENT)
     try:
         from cuda.bindings import driver as api
     except ImportError as error:
@@ -156,7 +168,7 @@ def open_driver() -> Driver:
     driver = Driver(api)
     try:
         driver.call("cuInit", 0)
-    except DriverError as error:
+    except (DriverError, DeviceLost) as error:
         raise InvalidArgument(
             f"there is no GPU that could be used ({error}): see nvidia-smi and CUDA_VISIBLE_DEVICES"
         ) from error

@@ -31,7 +31,7 @@ from gpud.device.cuda import gate
 from gpud.device.interface import parameters_of
 
 _NO_CONTEXT = ("cuInit", "cuDevice", "cuCtxSetCurrent")
-_WAITING = ("cuMemFree", "cuMemFreeHost", "cuModuleUnload", "cuCtxSynchronize")
+_WAITING = ("cuCtxSetLimit", "cuMemFree", "cuMemFreeHost", "cuModuleUnload", "cuCtxSynchronize")
 
 
 class Launch:
@@ -85,6 +85,7 @@ class FakeDriver:
         self.waits: list[str] = []
         self.log = b"ptxas fatal: nothing is right here\nmore\n"
         self.occupancy = 2
+        self.local_bytes = 16
         self.granule = 1 << 16
         self.dead: Any = None
         self.hostage: set[str] = set()
@@ -350,6 +351,13 @@ class FakeDriver:
     def _cuCtxSetCurrent(self, context: int) -> None:
         self._current.yes = True
 
+    def _cuCtxSetLimit(self, which: Any, value: int) -> Any:
+        assert which == real.CUlimit.CU_LIMIT_STACK_SIZE
+        if value > 1 << 19:
+            return self._bad()
+        self.stack_bytes = value
+        return None
+
     def _cuCtxGetStreamPriorityRange(self) -> tuple[int, int]:
         return 0, -5
 
@@ -485,9 +493,11 @@ class FakeDriver:
         return places[name.decode()], 64
 
     def _cuFuncGetAttribute(self, which: Any, function: int) -> int:
-        return {"MAX_THREADS_PER_BLOCK": 512, "NUM_REGS": 40}.get(
-            which.name.removeprefix("CU_FUNC_ATTRIBUTE_"), 0
-        )
+        return {
+            "MAX_THREADS_PER_BLOCK": 512,
+            "NUM_REGS": 40,
+            "LOCAL_SIZE_BYTES": self.local_bytes,
+        }.get(which.name.removeprefix("CU_FUNC_ATTRIBUTE_"), 0)
 
     def _cuFuncSetAttribute(self, function: int, which: Any, value: int) -> None:
         self.shared_room = value

@@ -26,7 +26,7 @@ from gpud.errors import (
     OutOfMemory,
 )
 from tests.unit.cuda.fake_driver import FakeDriver
-from tests.unit.cuda.running import PROGRAM, device_of, launches, ran_once
+from tests.unit.cuda.running import PROGRAM, device_of, drive, launches, ran_once
 
 GRANULE = 1 << 16
 SIZE = 16 * GRANULE
@@ -249,6 +249,27 @@ def test_occupancy_and_what_does_not_fit() -> None:
         fake.occupancy = 0
         with pytest.raises(LaunchConfigError, match="40 registers a thread"):
             device.occupancy(kernel, (512, 1, 1))
+
+
+def test_room_for_local_memory_is_made_before_anything_runs() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        assert fake.stack_bytes == device.context.stack_bytes == 4 << 10
+        module = device.load(PROGRAM)
+        fake.local_bytes = 5000
+        device.occupancy(module.kernel("persistent_a"), (32, 1, 1))
+        assert fake.stack_bytes == 5000
+        fake.local_bytes = 1 << 30  # more than there can be: a launch says so
+        device.occupancy(module.kernel("sliced_c"), (32, 1, 1))
+        assert device.context.stack_bytes == 5000
+        job = Job(device, launches(device, "p"))
+        job.resize(1)
+        fake.run(3)
+        fake.local_bytes = 6000
+        device.occupancy(module.kernel("persistent_b"), (32, 1, 1))
+        assert fake.stack_bytes == 5000
+        drive(fake, device, job)
+    assert fake.waits == []
 
 
 def test_a_chain_is_checked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from ctypes.util import find_library
 from pathlib import Path
@@ -14,7 +15,7 @@ from cuda.bindings import driver as real
 import gpud.device.cuda
 from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import STICKY, Driver, DriverError, open_driver
+from gpud.device.cuda.driver import ENVIRONMENT, STICKY, Driver, DriverError, open_driver
 from gpud.device.cuda.gate import PTX
 from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.cuda.semaphore import Semaphore
@@ -60,6 +61,23 @@ def test_a_dead_context_is_a_lost_device(status: str) -> None:
     fake.lose(status)
     with pytest.raises(DeviceLost, match=f"cuInit reports CUDA_ERROR_{status}"):
         Driver(fake).call("cuInit", 0)
+
+
+def test_programs_that_ask_for_one_connection_get_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(real, "cuInit", lambda flags: (real.CUresult.CUDA_SUCCESS,))
+    open_driver()
+    assert {name: os.environ[name] for name in ENVIRONMENT} == ENVIRONMENT
+
+
+@pytest.mark.parametrize("status", ["NO_DEVICE", "UNKNOWN"])
+def test_a_gpu_that_does_not_answer_is_none(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    fake = FakeDriver()
+    fake.lose(status)
+    monkeypatch.setattr(real, "cuInit", fake.cuInit)
+    with pytest.raises(InvalidArgument, match="see nvidia-smi"):
+        open_driver()
 
 
 def test_any_other_status_is_an_error_with_its_name() -> None:
