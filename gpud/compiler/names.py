@@ -42,6 +42,7 @@ __all__ = [
     "is_killable",
     "kernel_of",
     "killable_of",
+    "slots_of",
     "twin_of",
 ]
 
@@ -76,6 +77,7 @@ _PSEUDO = "gpud"
 
 _SLICED = "__gpud_sliced"
 _KILLABLE = "__gpud_killable"
+_CONTROL = "_control"
 
 
 def twin_of(entry: str) -> str:
@@ -96,6 +98,11 @@ def is_killable(entry: str) -> bool:
 def kernel_of(entry: str) -> str:
     """The PTX name of the kernel that an entry of the rewritten program belongs to."""
     return entry.removesuffix(_KILLABLE).removesuffix(_SLICED)
+
+
+def slots_of(control: str) -> str:
+    """The name of the claim slots of a persistent loop, from that of its hidden parameter."""
+    return control.removesuffix(_CONTROL) + "_slots"
 
 
 def check_twins(module: Module) -> None:

@@ -61,6 +61,7 @@ from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.form_rules import SLOT_BYTES
 from gpud.compiler.forms import Decision
+from gpud.compiler.names import slots_of
 from gpud.compiler.passes.build import Code, change_functions, fresh_stem, immediate
 from gpud.compiler.passes.coordinates import compute, replace_specials, used_coordinates
 from gpud.compiler.passes.exit_aware import meet
@@ -132,7 +133,7 @@ class _Loop:
         self._closure = survey.closure(entry.name)
         self._code = Code(stem)
         self._control = Symbol(f"{stem}{_CONTROL}")
-        self._slots = Symbol(f"{stem}_slots")
+        self._slots = Symbol(slots_of(self._control.name))
         self._head = self._code.label("head")
         self._leave = self._code.label("leave")
 

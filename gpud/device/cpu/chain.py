@@ -20,7 +20,7 @@ import numpy as np
 
 from gpud.compiler import control_words as cw
 from gpud.compiler.program import kernel_of
-from gpud.device.cpu.codegen.layout import HEADER, TEMPLATE_BYTES, WARP, align_up
+from gpud.device.cpu.codegen.layout import HEADER, HIDDEN_ALIGNMENT, TEMPLATE_BYTES, WARP, align_up
 from gpud.device.cpu.records import CHAIN, CHAIN_BYTES, NONE, STAGE, STAGE_BYTES, Mode, stages_at
 from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchSpec, as_dim3
 from gpud.device.reach import EVERYTHING
@@ -286,7 +286,9 @@ def _plan(device: CPUDevice, kernel: CPUKernel, block: Dim3, shared: int, rewrit
     _check_local(kernel.name, generated.local_bytes // compiled.shape.threads)
     locals_at = generated.block_bytes
     shared_at = align_up(locals_at + generated.local_bytes, 256)
-    in_all = generated.static_shared_bytes + shared
+    # To the byte, so that the first access behind the last variable is one too many.
+    in_all = generated.dynamic_shared_at + shared if shared else generated.shared_bytes
+    hidden = align_up(in_all, HIDDEN_ALIGNMENT) + generated.hidden_shared_bytes
     header = np.zeros(1, _TEMPLATE)
     for name, value in {
         "data": compiled.data.address,
@@ -303,7 +305,7 @@ def _plan(device: CPUDevice, kernel: CPUKernel, block: Dim3, shared: int, rewrit
         header.tobytes(),
         locals_at,
         shared_at,
-        align_up(shared_at + in_all + _SHARED_SLACK_BYTES, 64),
+        align_up(shared_at + hidden + _SHARED_SLACK_BYTES, 64),
         parameters[-1].offset + parameters[-1].size if parameters else 0,
         control_at,
         occupancy,

@@ -86,8 +86,9 @@ class CPUKernel:
         return generate_kernel(module.program, self.name, shape, module.layout, module.fenced, heap)
 
     def static_shared(self, block: tuple[int, int, int]) -> int:
-        """Bytes of static shared memory of a block."""
-        return self.compiled(block).generated.static_shared_bytes
+        """Bytes of shared memory of a block without the dynamic part; gpud's own count, too."""
+        generated = self.compiled(block).generated
+        return generated.dynamic_shared_at + generated.hidden_shared_bytes
 
 
 class CPUModule:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.analysis.sizes import offsets
+from gpud.compiler.names import slots_of
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program
 from gpud.device.cpu.codegen.checks import define_judge
@@ -59,7 +60,9 @@ class GeneratedKernel:
         parameter_bytes: size of the parameter buffer.
         block_bytes: size of a resident block's header and arrays.
         local_bytes: local memory of all its threads.
-        static_shared_bytes: where dynamic shared memory begins.
+        shared_bytes: static shared memory.
+        dynamic_shared_at: where dynamic shared memory begins in a block's.
+        hidden_shared_bytes: what gpud itself needs behind both, see `ModuleLayout`.
         starts_together: whether a block's threads begin as one.
     """
 
@@ -68,7 +71,9 @@ class GeneratedKernel:
     parameter_bytes: int
     block_bytes: int
     local_bytes: int
-    static_shared_bytes: int
+    shared_bytes: int
+    dynamic_shared_at: int
+    hidden_shared_bytes: int
     starts_together: bool
 
 
@@ -175,7 +180,9 @@ def generate_kernel(
         kernel.parameter_size,
         kernel.layout.size,
         kernel.local_size * kernel.layout.padded + kernel.frames,
+        layout.shared.size,
         layout.dynamic_shared,
+        layout.hidden.size,
         0 in plan.entries,
     )
 
@@ -283,7 +290,9 @@ def _shared_layout(
     }
     variables = [i for i in module.items if isinstance(i, ptx.Variable)]
     variables += [s for body in bodies for s in body if isinstance(s, ptx.Variable)]
-    shared, dynamic, alignment = DataLayout(), set[str](), _DYNAMIC_ALIGNMENT
+    slots = slots_of(prepared.entry.parameters[-1].name) if prepared.entry.parameters else ""
+    shared, hidden = DataLayout(), DataLayout()
+    dynamic, alignment = set[str](), _DYNAMIC_ALIGNMENT
     for variable in variables:
         if variable.space != "shared" or variable.name not in used:
             continue
@@ -291,13 +300,14 @@ def _shared_layout(
             dynamic.add(variable.name)
             alignment = max(alignment, variable.align or 1)
         else:
-            shared.add(variable)
+            (hidden if variable.name == slots else shared).add(variable)
     return ModuleLayout(
         data.data,
         data.const_size,
         shared,
         frozenset(dynamic),
         align_up(shared.size, alignment),
+        hidden,
         data.functions,
     )
 

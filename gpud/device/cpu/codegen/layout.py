@@ -22,6 +22,7 @@ __all__ = [
     "BLOCK_ARGUMENT",
     "HEADER",
     "HEADER_SIZE",
+    "HIDDEN_ALIGNMENT",
     "STATE_STATUS_SHIFT",
     "TEMPLATE_BYTES",
     "WARP",
@@ -37,6 +38,9 @@ __all__ = [
 
 WARP = 32
 STATE_STATUS_SHIFT = 24
+
+HIDDEN_ALIGNMENT = 16
+"""Of what gpud keeps in shared memory behind the program's."""
 
 
 class Fresh:

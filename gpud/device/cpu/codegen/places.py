@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gpud.device.cpu.codegen.emitter import Emitter
-from gpud.device.cpu.codegen.layout import HEADER, WARP, BlockLayout, DataLayout
+from gpud.device.cpu.codegen.layout import HEADER, HIDDEN_ALIGNMENT, WARP, BlockLayout, DataLayout
 from gpud.errors import KernelRejected
 
 __all__ = ["KernelPlaces", "ModuleLayout", "Shape", "header_field"]
@@ -37,7 +37,9 @@ class ModuleLayout:
 
     ``data`` holds ``.const`` variables first (``const_size`` bytes), then ``.global`` ones.
     ``shared`` are offsets in the block's shared memory; ``dynamic_shared`` is where
-    ``.extern .shared`` arrays begin. ``functions`` are pointer values, never 0.
+    ``.extern .shared`` arrays begin. ``hidden`` are gpud's own shared variables, the claim slots of
+    the persistent loop: they lie behind all that a launch gives the block, where no access of the
+    program is legal. ``functions`` are pointer values, never 0.
     """
 
     data: DataLayout = field(default_factory=DataLayout)
@@ -45,6 +47,7 @@ class ModuleLayout:
     shared: DataLayout = field(default_factory=DataLayout)
     dynamic_names: frozenset[str] = frozenset()
     dynamic_shared: int = 0
+    hidden: DataLayout = field(default_factory=DataLayout)
     functions: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -199,6 +202,10 @@ class KernelPlaces:
             return str(module.dynamic_shared)
         if name in module.shared.offsets:
             return str(module.shared.offsets[name])
+        if name in module.hidden.offsets:
+            end = self.e.value(f"add i64 {self.shared_size()}, {HIDDEN_ALIGNMENT - 1}")
+            base = self.e.value(f"and i64 {end}, {-HIDDEN_ALIGNMENT}")
+            return self.e.value(f"add i64 {base}, {module.hidden.offsets[name]}")
         if name in module.data.offsets:
             base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'data')} to i64")
             return self.e.value(f"add i64 {base}, {module.data.offsets[name]}")
@@ -213,7 +220,7 @@ class KernelPlaces:
         return header_field(self.e, "shared")
 
     def shared_size(self) -> str:
-        """i64 bytes of the block's shared memory."""
+        """i64 bytes of the block's shared memory, as far as it is the program's."""
         return header_field(self.e, "shared_size")
 
     def local_range(self) -> tuple[str, str]:
