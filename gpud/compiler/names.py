@@ -32,6 +32,7 @@ from gpud.errors import KernelRejected
 __all__ = [
     "ARENA",
     "ASSERT",
+    "CONTROL",
     "FAULT",
     "HEAP",
     "LEAVE",
@@ -61,6 +62,9 @@ ARENA: Final = "gpud_arena"
 HEAP: Final = "gpud_heap"
 """The variable with the base and size of what device code's ``malloc`` hands out."""
 
+CONTROL: Final = "_control"
+"""What the name of a rewritten kernel's hidden parameter ends with."""
+
 NORETURN: Final = frozenset((FAULT, ASSERT, LEAVE))
 """The functions that never return."""
 
@@ -77,7 +81,6 @@ _PSEUDO = "gpud"
 
 _SLICED = "__gpud_sliced"
 _KILLABLE = "__gpud_killable"
-_CONTROL = "_control"
 
 
 def twin_of(entry: str) -> str:
@@ -102,7 +105,7 @@ def kernel_of(entry: str) -> str:
 
 def slots_of(control: str) -> str:
     """The name of the claim slots of a persistent loop, from that of its hidden parameter."""
-    return control.removesuffix(_CONTROL) + "_slots"
+    return control.removesuffix(CONTROL) + "_slots"
 
 
 def check_twins(module: Module) -> None:

@@ -35,7 +35,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpud.compiler.analysis.effects import TERMINATOR, callee, flags, is_call
-from gpud.compiler.names import ASSERT, FAULT
+from gpud.compiler.names import ASSERT, CONTROL, FAULT
 from gpud.compiler.ptx.model import (
     Address,
     Function,
@@ -51,7 +51,7 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["CONTEXT", "claim_beside", "ends", "join", "part"]
+__all__ = ["CONTEXT", "claim_beside", "ends", "join", "part", "slot_of"]
 
 CONTEXT: Final = ("ctl", "claim", "slots")
 """The first arguments of every report: see `gpud.compiler.passes.fault_functions`."""
@@ -75,6 +75,11 @@ _TRAP = Instruction(opcode("trap"))
 def claim_beside(slot: Register) -> Register:
     """The register with the claim, beside that with a slot's address, of a persistent loop."""
     return Register(slot.name.removesuffix("_slot") + "_claim")
+
+
+def slot_of(control: str) -> Register:
+    """The register with a slot's address, from the name of a persistent loop's hidden parameter."""
+    return Register(f"%{control.removesuffix(CONTROL)}_slot")
 
 
 def ends(body: Iterable[Statement]) -> bool:

@@ -282,14 +282,14 @@ def _functions() -> Iterator[Attack]:
         "ld.param.b64 %a2, [y]; }} add.s64 %a0, %a2, %a0; E: st.param.b64 [r], %a0; ret; }}\n"
     )
     body = call("f", "%rd2", result=".b64")
-    for depth, outcome in ((1000, RUNS), (10**6, ILLEGAL), ((1 << 63) - 1, ILLEGAL)):
+    for depth, outcome in ((1000, RUNS), (10**6, TRAPPED), ((1 << 63) - 1, TRAPPED)):
         source = program(body, recursive.format(""))
         yield Attack(f"recursion {depth}", source, depth, outcome)
     fat = ".local .align 8 .b8 fat[65536]; .reg .b64 %q; mov.u64 %q, fat; st.local.u64 [%q], 1;"
-    yield Attack("fat recursion", program(body, recursive.format(fat)), 500, ILLEGAL)
+    yield Attack("fat recursion", program(body, recursive.format(fat)), 500, TRAPPED)
     # Values that live across the call are on the stack of the SM's thread, many in each frame.
     source = program(body, ".global .align 8 .b64 from[16];\n" + _wide_recursion(1500))
-    yield Attack("wide recursion", source, 10**6, ILLEGAL)
+    yield Attack("wide recursion", source, 10**6, TRAPPED)
     proto = "P: .callprototype _ (); {} call %rd2, (), P;"
     for value in ("host", 0, 7):
         source = program(proto.format(""), ".func f { ret; }\n")

@@ -61,7 +61,7 @@ from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.form_rules import SLOT_BYTES
 from gpud.compiler.forms import Decision
-from gpud.compiler.names import slots_of
+from gpud.compiler.names import CONTROL, slots_of
 from gpud.compiler.passes.build import Code, change_functions, fresh_stem, immediate
 from gpud.compiler.passes.coordinates import compute, replace_specials, used_coordinates
 from gpud.compiler.passes.exit_aware import meet
@@ -80,11 +80,10 @@ from gpud.compiler.ptx.model import (
     Variable,
     opcode,
 )
-from gpud.compiler.reports import claim_beside
+from gpud.compiler.reports import claim_beside, slot_of
 
 __all__ = ["claim_and_slot", "parted", "pass_persistent"]
 
-_CONTROL = "_control"
 _VERSION = (6, 0)  # barrier.sync and bar.warp.sync appeared in PTX 6.0
 _EVERY_LANE = -1
 
@@ -118,8 +117,7 @@ def claim_and_slot(entry: Function) -> tuple[Register, Register]:
     Both hold their values throughout the old body; `SLOT_BYTES` aligned down, the address is that
     of both slots.
     """
-    stem = entry.parameters[-1].name.removesuffix(_CONTROL)
-    slot = Register(f"%{stem}_slot")
+    slot = slot_of(entry.parameters[-1].name)
     return claim_beside(slot), slot
 
 
@@ -132,7 +130,7 @@ class _Loop:
         self._decision = decision
         self._closure = survey.closure(entry.name)
         self._code = Code(stem)
-        self._control = Symbol(f"{stem}{_CONTROL}")
+        self._control = Symbol(f"{stem}{CONTROL}")
         self._slots = Symbol(slots_of(self._control.name))
         self._head = self._code.label("head")
         self._leave = self._code.label("leave")

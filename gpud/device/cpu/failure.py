@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpud.compiler import control_words as cw
 from gpud.compiler.control_words import FaultKind, FaultRecord
+from gpud.device.cpu.codegen.functions import FRAMES_BYTES
 from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
 from gpud.device.cpu.records import NONE
 from gpud.device.cpu.seat import Seat, word_of
@@ -43,6 +44,10 @@ _DEADLOCK = (
     "deadlock: every thread of a block waits at a barrier or a warp collective that others of the "
     "block will never reach"
 )
+_STACK = (
+    f"stack exhausted: calls inside each other need more than {FRAMES_BYTES} bytes for their local "
+    "variables; end the recursion earlier, or keep less in each call"
+)
 
 
 def failure_of(seat: Seat, chain: Chain) -> IllegalAddress | KernelTrap | None:
@@ -53,17 +58,26 @@ def failure_of(seat: Seat, chain: Chain) -> IllegalAddress | KernelTrap | None:
     launched = chain.launches[stage]
     launch = stage if len(chain.launches) > 1 else None
     claim = _claim(seat, launched.form, launched.grid)
+    place = None if claim is None else cw.coordinates(claim, launched.grid)
     if error == Failure.DEADLOCK:
-        place = None if claim is None else cw.coordinates(claim, launched.grid)
         return KernelTrap(_DEADLOCK, kernel=launched.name, launch=launch, task_block=place)
-    kind = _KINDS.get(error, FaultKind.TRAP)
     line = _read(seat, "error_line")
+    thread = _thread(_read(seat, "error_thread"), chain.blocks[stage])
+    if error == Failure.STACK:
+        return KernelTrap(
+            _STACK,
+            kernel=launched.name,
+            launch=launch,
+            task_block=place,
+            thread=thread,
+        )
+    kind = _KINDS.get(error, FaultKind.TRAP)
     site = _read(seat, "error_site")
     record = FaultRecord(
         kind,
         -1 if site == NONE else site,
         claim,
-        _thread(_read(seat, "error_thread"), chain.blocks[stage]),
+        thread,
         line,
         _read(seat, "error_address"),
         _read(seat, "error_file"),
@@ -90,12 +104,13 @@ def _read(seat: Seat, name: str) -> int:
 
 
 def _claim(seat: Seat, form: str, grid: tuple[int, int, int]) -> int | None:
-    """The number of the task block; None if nobody knows: it is a block of the persistent form."""
+    """The number of the task block; None if nobody knows."""
     claim = _read(seat, "error_claim")
     if _read(seat, "error") not in (Failure.DEADLOCK, Failure.NONE) and claim != cw.NOTHING:
         return claim
     if form == "persistent":
-        return None
+        claim = _read(seat, "claim")
+        return None if claim == cw.NOTHING else claim
     x, y, z = (_read(seat, f"ctaid_{axis}") for axis in "xyz")
     return x if form == "sliced" else (z * grid[1] + y) * grid[0] + x
 

@@ -13,7 +13,7 @@ from gpud.compiler.ptx.model import opcode
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.lower import LOWERINGS
 from gpud.device.job import Form
-from gpud.errors import IllegalAddress
+from gpud.errors import GpudError, IllegalAddress, KernelTrap
 from tests.unit.cpu.fencing import HEAD, Arena, arena, ptx
 
 
@@ -354,6 +354,10 @@ extern "C" __global__ void calls(int* a, int i) { put(a, (int)threadIdx.x + i, 1
 extern "C" __global__ void recurses(int* a, int* out, int n) {
     *out = depth(a, n);
 }
+extern "C" __global__ void sinks(int* a, int n, unsigned block, unsigned thread) {
+    if (blockIdx.x + gridDim.x * blockIdx.y != block) return;
+    if (threadIdx.x + blockDim.x * threadIdx.y == thread) a[1] = depth(a, n);
+}
 extern "C" __global__ void points(int* a, int which, int i) {
     __shared__ int box[32];
     int own[4] = {0, 0, 0, 0};
@@ -397,10 +401,21 @@ def test_recursion(world: Arena) -> None:
     error = recurses(world.end, 20)
     assert isinstance(error, IllegalAddress)
     assert error.address == world.end
-    # Without end it finds no room for local variables, long before the OS thread's stack is full.
-    error = recurses(world.base, 1 << 30)
-    assert isinstance(error, IllegalAddress)
-    assert error.space == "local"
+
+
+@pytest.mark.parametrize("form", ["sliced", "persistent"])
+def test_recursion_without_end(world: Arena, form: Form) -> None:
+    # It finds no room for local variables, long before the OS thread's stack is full.
+    def deep(depth: int, block: int, thread: int) -> GpudError | None:
+        values = (world.base, np.int32(depth), np.uint32(block), np.uint32(thread))
+        return world.run(CALLED, *values, name="sinks", form=form, grid=(3, 2), block=(4, 2))
+
+    assert deep(20, 4, 6) is None
+    error = deep(1 << 30, 4, 6)
+    assert isinstance(error, KernelTrap)
+    assert error.cause.startswith("stack exhausted")
+    assert (error.kernel, error.task_block, error.thread) == ("sinks", (1, 1, 0), (2, 1, 0))
+    assert deep(20, 4, 6) is None
 
 
 @pytest.mark.parametrize(("which", "length"), [(0, 16), (1, 4), (2, 32), (3, 4)])

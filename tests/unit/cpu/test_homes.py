@@ -14,7 +14,7 @@ from gpud.device.cpu.codegen.fences import check_of
 from gpud.device.cpu.codegen.functions import framed
 from gpud.device.cpu.codegen.prepare import Prepared, prepare
 from gpud.device.cpu.codegen.pseudo import is_fence
-from gpud.errors import IllegalAddress
+from gpud.errors import IllegalAddress, KernelTrap
 from tests.unit.cpu.fencing import HEAD, Arena, arena, ptx
 
 
@@ -242,5 +242,5 @@ def test_functions_that_may_call_themselves_take_frames(world: Arena) -> None:
     found = framed(prepared.functions, prepared.addressed)
     assert {name.partition("__")[0] for name in found} == {"one", "other"}
     error = world.run(text, world.base, block=1)
-    assert isinstance(error, IllegalAddress)
-    assert error.space == "local"
+    assert isinstance(error, KernelTrap)
+    assert error.cause.startswith("stack exhausted")

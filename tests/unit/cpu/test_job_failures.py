@@ -103,7 +103,7 @@ def test_a_failed_assertion_says_what_where_and_who(device: CPUDevice, form: For
     assert (error.function, error.thread) == ("void asserts(unsigned int)", (5, 0, 0))
 
 
-@pytest.mark.parametrize("form", ["unmodified", "whole"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_barrier_that_can_never_open_is_reported(device: CPUDevice, form: Form) -> None:
     job = failing_job(device, form, "stuck", at=2)
     job.resize(2)

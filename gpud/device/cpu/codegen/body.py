@@ -16,6 +16,7 @@ from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.checks import check, end_if_failed, poll
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.inline import call_parts, possible_callees
+from gpud.device.cpu.codegen.layout import HEADER
 from gpud.device.cpu.codegen.nans import computes_with_floats
 from gpud.device.cpu.codegen.places import KernelPlaces, header_field
 from gpud.device.cpu.codegen.storage import pointer_base
@@ -194,6 +195,12 @@ class ThreadCode(Thread):
             check(self, ins)
         elif what == "poll":
             poll(self, ins)
+        elif what == "claim":
+            address = self.pointer(ins.operands[1], "shared")
+            claim = self.e.value(f"load i32, ptr {address}, align 4{self.tags}")
+            self.write(ins.operands[0], "u32", claim)
+            note = self.e.value(f"getelementptr i8, ptr %b, i64 {HEADER['claim'][0]}")
+            self.e.do(f"store i32 {claim}, ptr {note}")
         else:
             raise _rejected(ins, f"unknown pseudo-instruction {what}")
 

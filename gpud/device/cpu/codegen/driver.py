@@ -20,6 +20,7 @@ its back edge); a collective or barrier ends only when everything it must wait f
 
 from __future__ import annotations
 
+from gpud.compiler import control_words as cw
 from gpud.device.cpu.codegen.block import CUT_MASK
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.layout import STATE_STATUS_SHIFT, Fresh, Status
@@ -85,6 +86,7 @@ class _Driver(RendezvousFunctions, SharingFunctions):
             e.do(f"store i32 {start}, ptr {together}")
             e.do(f"store i32 0, ptr {self.header(e, 'error')}")
             e.do(f"store i32 0, ptr {self.header(e, 'frames')}")
+            e.do(f"store i32 {cw.NOTHING}, ptr {self.header(e, 'claim')}")
             e.do(f"store [16 x i32] zeroinitializer, ptr {self.header(e, 'arrived')}")
             # Threads that begin together get their states when they part.
             apart = e.value(f"icmp slt i32 {start}, 0")

@@ -24,7 +24,7 @@ from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.faults import report_fields
 from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES
 from gpud.device.cpu.codegen.inline import possible_callees
-from gpud.device.cpu.codegen.layout import HEADER, DataLayout, Failure, Space, align_up
+from gpud.device.cpu.codegen.layout import HEADER, DataLayout, Failure, align_up
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.pieces import KernelCode
 from gpud.device.cpu.codegen.places import header_field
@@ -196,11 +196,8 @@ class _Writer:
         mine = e.value(f"add i64 {first}, {e.value(f'zext i32 {self._before} to i64')}")
         with e.when(e.value(f"icmp ugt i32 {after}, {kernel.frames}")):
             fields = {
-                "error": str(Failure.ADDRESS),
+                "error": str(Failure.STACK),
                 "error_thread": "%thread",
-                "error_line": str(self.function.line),
-                "error_space": str(Space.LOCAL),
-                "error_address": mine,
             }
             report_fields(e, fields)
             self._fail()

@@ -9,6 +9,8 @@ Approach: before anything else is looked at, each becomes one instruction:
 
 * ``gpud.fence`` for a fence, see `gpud.device.cpu.codegen.fences`;
 * ``gpud.poll``: the block ends here if its job was killed;
+* ``gpud.claim`` for the load with which each thread of a persistent block learns its task block: it
+  notes it in the block's header, too, for failures of which no instruction of the program tells;
 * ``trap`` with operands for whatever ends the block, see `gpud.device.cpu.codegen.faults`.
 
 What nothing leads to any more is dropped.
@@ -25,7 +27,7 @@ from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.names import FAULT, NORETURN
 from gpud.compiler.ptx import model as ptx
-from gpud.compiler.reports import part
+from gpud.compiler.reports import claim_beside, part, slot_of
 from gpud.device.cpu.codegen.faults import BREAKPOINT, RAW_ASSERT
 from gpud.device.cpu.codegen.fences import NO_CLAIM, from_program
 
@@ -49,7 +51,8 @@ def simplify(function: ptx.Function, *, fenced: bool) -> ptx.Function:
     ``fenced``: keep fences; otherwise they are taken away.
     """
     polled = polls.fold(
-        part(function), lambda _: ptx.Instruction(ptx.opcode("gpud.poll"), (), None, function.line)
+        part(_with_claim(function)),
+        lambda _: ptx.Instruction(ptx.opcode("gpud.poll"), (), None, function.line),
     )
     plain, claims, contexts = _without_context(polled)
     folded = fences.fold(plain, lambda found: from_program(found, claims.get(found.site, NO_CLAIM)))
@@ -58,6 +61,22 @@ def simplify(function: ptx.Function, *, fenced: bool) -> ptx.Function:
     if body == function.body:
         return function
     return _without_dead_code(_with_body(function, body))
+
+
+def _with_claim(function: ptx.Function) -> ptx.Function:
+    """``function`` with ``gpud.claim`` where a persistent loop reads its claim."""
+    if function.kind != "entry" or not function.parameters:
+        return function
+    slot = slot_of(function.parameters[-1].name)
+    operands = (claim_beside(slot), ptx.Address(slot))
+    claim = ptx.opcode("gpud.claim")
+    body: list[ptx.Statement] = [
+        replace(s, opcode=claim)
+        if isinstance(s, ptx.Instruction) and s.operands == operands and s.opcode.base == "ld"
+        else s
+        for s in function.body or []
+    ]
+    return function if body == function.body else _with_body(function, body)
 
 
 _Operands = tuple[ptx.Operand, ...]
