@@ -9,8 +9,9 @@ Approach: each session has one arena on each device where it has arrays: a range
 is as large as the device's memory, rounded up to a power of two, so that only bytes are scarce and
 never addresses. Arenas lie in slots that are never shared by two arenas, whatever their devices: an
 address tells its device, and one of another session's or device's arena is never valid. Within an
-arena, arrays are whole pages, placed first-fit into holes that are kept sorted and merged. What is
-to be freed after jobs waits in a queue, in the order of the jobs.
+arena, arrays take whole pages, placed first-fit into holes that are kept sorted and merged. The
+size that was asked for is kept, for whoever runs past the end. What is to be freed after jobs waits
+in a queue, in the order of the jobs.
 
 This is bookkeeping; the memory itself is the server's. A range that comes back must read as zero
 again before the next `Ledger.allocate` in that arena: see `Range`.
@@ -200,7 +201,7 @@ class Ledger:
         if whole > left:
             raise OutOfMemory(size, self.available_bytes(session, device), limit=limit)
         space = self._space(session, device)
-        address = space.take(whole)
+        address = space.take(size)
         if address is None:
             raise OutOfMemory(size, space.largest_hole(), limit="arena")
         self._count(user, device, whole)
@@ -245,7 +246,7 @@ class Ledger:
             UnknownName: the session has no array that begins there.
         """
         space = self._space_of(session, device, address)
-        size = space.arrays.pop(Address(address))
+        size = _whole_pages(space.arrays.pop(Address(address)))
         return self._give_back(space, Address(address), size)
 
     def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
@@ -259,7 +260,7 @@ class Ledger:
         space = self._space_of(session, device, address)
         size = space.arrays.pop(Address(address))
         space.waiting.append((last_job, Address(address), size))
-        space.waiting_bytes += size
+        space.waiting_bytes += _whole_pages(size)
 
     def settle(self, session: SessionId, oldest_job: int | None) -> list[Range]:
         """Returns what no job can use any more; those ranges are free now.
@@ -275,13 +276,14 @@ class Ledger:
             while (
                 space and space.waiting and (oldest_job is None or space.waiting[0][0] < oldest_job)
             ):
-                _, address, size = space.waiting.popleft()
+                _, address, asked = space.waiting.popleft()
+                size = _whole_pages(asked)
                 space.waiting_bytes -= size
                 found.append(self._give_back(space, address, size))
         return found
 
     def size_of(self, session: SessionId, device: int, address: int) -> int:
-        """Returns the bytes of an array, in whole pages.
+        """Returns the bytes of an array, as they were asked for.
 
         Raises:
             UnknownName: the session has no array that begins there.
@@ -291,7 +293,7 @@ class Ledger:
     # -- looking
 
     def nearest(self, session: SessionId, device: int, address: int) -> tuple[Address, int] | None:
-        """Returns the address and size of the array nearest to ``address``.
+        """Returns the address and size, as asked for, of the array nearest to ``address``.
 
         Arrays that wait to be freed count: jobs may still use them. None: there is none at all.
         """
@@ -447,15 +449,16 @@ class _Space:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.used = 0
-        self.arrays: dict[Address, int] = {}
-        self.waiting: deque[tuple[int, Address, int]] = deque()  # (last job, address, size)
+        self.arrays: dict[Address, int] = {}  # to the size that was asked for, not in whole pages
+        self.waiting: deque[tuple[int, Address, int]] = deque()  # (last job, address, such a size)
         self.waiting_bytes = 0
         # The holes, sorted: where each starts and where it ends.
         self.starts: list[int] = [arena.base]
         self.ends: list[int] = [arena.base + arena.size]
 
-    def take(self, size: int) -> Address | None:
+    def take(self, asked: int) -> Address | None:
         """The address of a new array, None if no hole is large enough."""
+        size = _whole_pages(asked)
         holes = zip(self.starts, self.ends, strict=True)
         index = next((at for at, (start, end) in enumerate(holes) if end - start >= size), None)
         if index is None:
@@ -465,7 +468,7 @@ class _Space:
             del self.starts[index], self.ends[index]
         else:
             self.starts[index] = address + size
-        self.arrays[address] = size
+        self.arrays[address] = asked
         self.used += size
         return address
 
@@ -493,9 +496,9 @@ class _Space:
         )
 
     def validate(self) -> None:
-        taken = sorted(
-            [*self.arrays.items(), *((address, size) for _, address, size in self.waiting)]
-        )
+        asked = [*self.arrays.items(), *((address, size) for _, address, size in self.waiting)]
+        _demand(all(size > 0 for _, size in asked), "an array of nothing")
+        taken = sorted((address, _whole_pages(size)) for address, size in asked)
         holes = list(zip(self.starts, self.ends, strict=True))
         pieces = sorted([*((start, start + size) for start, size in taken), *holes])
         at = int(self.arena.base)
@@ -506,10 +509,10 @@ class _Space:
         touching = set(self.starts) & set(self.ends)
         _demand(not touching, "two holes touch")
         _demand(self.used == sum(size for _, size in taken), "used bytes of an arena")
-        _demand(self.waiting_bytes == sum(size for *_, size in self.waiting), "waiting bytes")
+        waiting = sum(_whole_pages(size) for *_, size in self.waiting)
+        _demand(self.waiting_bytes == waiting, "waiting bytes")
         order = [job for job, *_ in self.waiting]
         _demand(order == sorted(order), "waiting ranges are out of order")
-        _demand(all(size % PAGE_BYTES == 0 < size for _, size in taken), "an array of part pages")
 
 
 def _whole_pages(size: int) -> int:

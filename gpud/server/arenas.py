@@ -231,7 +231,7 @@ class Arenas:
         return arena.base, arena.size, self.file(arena)
 
     def nearest_array(self, session: int, device: int, address: int) -> tuple[int, int] | None:
-        """(address, size) of the session's array there that is nearest to an address."""
+        """(address, size as asked for) of the session's array there nearest to an address."""
         return self._ledger.nearest(SessionId(session), device, address)
 
     def close_session(self, session: SessionId) -> None:

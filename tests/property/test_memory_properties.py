@@ -79,8 +79,8 @@ class Memory(RuleBasedStateMachine):
         assert arena is not None
         assert arena.base <= address
         assert address + size <= arena.base + arena.size
-        self.live[session, device, address] = self.ledger.size_of(session, device, address)
-        assert 0 <= self.live[session, device, address] - size < PAGE_BYTES
+        self.live[session, device, address] = -(-size // PAGE_BYTES) * PAGE_BYTES
+        assert self.ledger.size_of(session, device, address) == size
         return session, device, address
 
     @rule(array=consumes(arrays))

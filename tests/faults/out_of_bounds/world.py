@@ -173,10 +173,8 @@ class World:
         self.file.write(address - self.layout.base, data)
 
     def array_sizes(self) -> list[tuple[int, int]]:
-        """(address, size) of the attacker's arrays, sizes in whole pages."""
-        return sorted(
-            (array.ptr, -(-array.nbytes // PAGE) * PAGE) for array in self.arrays.values()
-        )
+        """(address, size) of the attacker's arrays."""
+        return sorted((array.ptr, array.nbytes) for array in self.arrays.values())
 
 
 def _host_addresses(pid: int) -> Iterator[tuple[str, int]]:

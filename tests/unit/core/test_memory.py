@@ -28,7 +28,7 @@ def test_arrays_are_whole_pages_one_after_the_other(ledger: Ledger) -> None:
     second = ledger.allocate(ONE, 0, PAGE + 1)
     third = ledger.allocate(ONE, 0, PAGE)
     assert (first, second - first, third - second) == (FIRST_ADDRESS, PAGE, 2 * PAGE)
-    assert ledger.size_of(ONE, 0, second) == 2 * PAGE
+    assert ledger.size_of(ONE, 0, second) == PAGE + 1
     assert ledger.used_bytes(0) == 4 * PAGE
     assert ledger.used_bytes(1) == 0
 
@@ -255,6 +255,12 @@ def test_the_nearest_array(ledger: Ledger) -> None:
     assert ledger.nearest(ONE, 0, 2**64 - 1) == (last, PAGE)  # a job may still use it
     ledger.settle(ONE, None)
     assert ledger.nearest(ONE, 0, 2**64 - 1) == (large, 3 * PAGE)
+    odd = ledger.allocate(ONE, 0, 5)  # where the first one was
+    assert ledger.nearest(ONE, 0, odd + 4) == (odd, 5)
+    assert ledger.nearest(ONE, 0, odd + PAGE // 2) == (odd, 5)
+    assert ledger.nearest(ONE, 0, odd + PAGE - 1) == (large, 3 * PAGE)  # is nearer to its end
+    ledger.free_after(ONE, 0, odd, last_job=1)
+    assert ledger.nearest(ONE, 0, odd) == (odd, 5)
     assert ledger.nearest(ONE, 1, 0) is None
     assert ledger.nearest(SessionId(77), 0, 0) is None
 
