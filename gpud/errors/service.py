@@ -24,7 +24,7 @@ class ProtocolError(CallerError, ValueError):
     code = "protocol"
     fields: ClassVar[Mapping[str, str]] = {
         "request": "the message's request number, None if it has none or it cannot be read",
-        "job": "the number of the job that the message would have submitted, None for others",
+        "job": "the number of the job that the message is for, None if it is for none",
     }
     request: int | None
     job: int | None

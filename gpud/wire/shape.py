@@ -73,7 +73,7 @@ class Shape:
         longest = max((field.kind.most_items() for field in self.fields), default=0)
         self.most_items = min(max(16, SPARE_ITEMS * longest), (1 << 32) - 1)
         first = self.fields[0].name if self.fields else ""
-        named = {"request": "request", "ticket": "request", "number": "job"}
+        named = {"request": "request", "ticket": "request", "number": "job", "job": "job"}
         self.numbered = named.get(first) if code is not None else None
 
     def build(self, values: Sequence[Any]) -> Any:

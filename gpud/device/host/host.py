@@ -9,6 +9,7 @@ that happens on the device is told from the thread on which it happens (`gpud.de
 
 Properties:
 * a command that fails changes nothing, is answered by its error, and never ends the host;
+* so is a command that cannot be read; the host ends if it cannot tell who waits for it;
 * a device that says `gpud.errors.DeviceLost`, from any call, ends the host: nothing on it can be
   relied on any more. So does what fails where nobody can be told of it;
 * commands about memory are carried out in their order, and so are those about modules;
@@ -31,7 +32,7 @@ import numpy as np
 from gpud.compiler.names import RESERVED
 from gpud.device.host import messages as m
 from gpud.device.host.chains import Chains
-from gpud.device.host.link import Link
+from gpud.device.host.link import Link, Unreadable
 from gpud.device.host.running import RunningJob, ended_at_once
 from gpud.device.job import Job
 from gpud.errors import (
@@ -122,12 +123,12 @@ class Host:
             for command in self._link.receive():
                 self.carry_out(command)
         except FrameError as error:
-            self._log(logging.ERROR, f"the front sent what is no message, so I end: {error}")
+            self._on_lost(f"the front sent what is no message: {error}")
 
     def carry_out(self, command: Any) -> None:
         """Carry out one command, or hand it to the thread that does."""
-        if isinstance(command, ProtocolError):
-            self._log(logging.ERROR, f"ignored what is no command: {command}")
+        if isinstance(command, Unreadable):
+            self._guarded(self._tell_unreadable, command)
         else:
             self._guarded(self._handlers[type(command)], command)
 
@@ -177,6 +178,27 @@ class Host:
             self._jobs[command.job].end(error)
         else:
             self._log(logging.ERROR, f"{type(command).__name__}: {error}")
+
+    def _tell_unreadable(self, unread: Unreadable) -> None:
+        """Tell who waits for a command that cannot be read.
+
+        Raises:
+            DeviceLost: that is not known: somebody would wait for ever.
+        """
+        kind, problem = unread.kind, unread.error
+        name = "a command" if kind is None else kind.__name__
+        error = InternalError(f"{name} cannot be read: {problem}", stage="device host")
+        if kind is m.OpenArena and (descriptor := self._link.take_descriptor()) is not None:
+            os.close(descriptor)  # or it would be taken for that of the next
+        if kind not in self._handlers or (problem.request is None and problem.job is None):
+            raise DeviceLost(f"the front sent what nobody can be told of: {error}")
+        if problem.job is None:
+            assert problem.request is not None
+            self._send(m.Refused(problem.request, error.to_wire()))
+        elif problem.job in self._jobs:
+            self._jobs[problem.job].end(error)
+        elif kind is m.StartJob:
+            self._send(ended_at_once(problem.job, error.to_wire()))
 
     def _log(self, level: int, text: str) -> None:
         self._send(m.Log(level, " | ".join(text.split("\n"))[: 1 << 14]))

@@ -12,14 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import FrameError, ProtocolError
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
 
-__all__ = ["Link"]
+__all__ = ["Link", "Unreadable"]
 
 _CHUNK_BYTES = 1 << 18
 _FRAME_LIMIT_BYTES = 1 << 28
@@ -27,6 +27,18 @@ _FRAME_LIMIT_BYTES = 1 << 28
 
 _DESCRIPTORS = 16
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _DESCRIPTORS)
+
+
+class Unreadable(NamedTuple):
+    """A frame that holds no command.
+
+    Attributes:
+        kind: the command that it would be, as far as that can be told.
+        error: why it is none; with the number of who waits for it, if that could be read.
+    """
+
+    kind: type | None
+    error: ProtocolError
 
 
 class Link:
@@ -48,7 +60,7 @@ class Link:
     def receive(self) -> Iterator[Any]:
         """Yields each command as it comes, until the front closes its end; blocks.
 
-        A frame that holds no command is yielded as the `ProtocolError` that says why.
+        A frame that holds no command is yielded as `Unreadable`.
 
         Raises:
             FrameError: what came is no frame; nothing more can be read.
@@ -71,7 +83,8 @@ class Link:
                 except FrameError:
                     raise
                 except ProtocolError as error:
-                    command = error
+                    code = body[1] if len(body) > 1 else -1
+                    command = Unreadable(HOST_PROTOCOL.by_code.get(code), error)
                 yield command
 
     def take_descriptor(self) -> int | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgpack
 import pytest
 
 from gpud.device.host import messages as m
@@ -15,7 +16,7 @@ from gpud.device.host.host import Host
 from gpud.device.host.link import Link
 from gpud.device.host.running import RunningJob
 from gpud.errors import DeviceLost, GpudError, InvalidArgument
-from gpud.wire.codec import FrameDecoder
+from gpud.wire.codec import FrameDecoder, frame
 from gpud.wire.table import Sender
 
 LOST = DeviceLost("the context is gone", device="cuda:0")
@@ -79,6 +80,17 @@ class Case:
             events += [m.HOST_PROTOCOL.decode(b, Sender.DAEMON) for b in self.decoder.frames()]
         return events
 
+    def receive(self, data: bytes, descriptor: int | None = None) -> None:
+        """Have the host carry out what is in a frame."""
+        socket.send_fds(self.front, [data], [] if descriptor is None else [descriptor])
+        self.host.carry_out(next(self.link.receive()))
+
+    def told(self, data: bytes) -> list[Any]:
+        """The events that a frame brings at once."""
+        self.receive(data)
+        self.decoder.feed(self.front.recv(1 << 16))
+        return [m.HOST_PROTOCOL.decode(body, Sender.DAEMON) for body in self.decoder.frames()]
+
     def close(self) -> None:
         self.front.close()
         self.link.close()
@@ -124,6 +136,86 @@ def test_what_is_not_lost_is_refused(error: Exception) -> None:
     case.close()
 
 
+# -- what cannot be read ---------------------------------------------------------------------------
+
+COMMANDS = [kind for kind, code in m.HOST_PROTOCOL.codes.items() if code < 64]
+TICKETED = [kind for kind in COMMANDS if kind._fields[0] == "ticket"]
+OF_A_JOB = [kind for kind in COMMANDS if kind._fields[0] == "job"]
+NAMELESS = [kind for kind in COMMANDS if kind not in (*TICKETED, *OF_A_JOB)]
+
+
+def cut(kind: Any, *fields: Any) -> bytes:
+    """A frame with a command of which only these fields are there."""
+    return frame(msgpack.packb((m.HOST_PROTOCOL.codes[kind], *fields)))
+
+
+@pytest.mark.parametrize("kind", TICKETED)
+def test_a_command_that_cannot_be_read_is_refused(kind: Any) -> None:
+    case = Case(LOST)
+    (refused,) = case.told(cut(kind, 77))
+    assert (type(refused), refused.ticket) == (m.Refused, 77)
+    assert f"{kind.__name__} cannot be read" in refused.error["message"]
+    assert not case.lost
+    case.close()
+
+
+def test_a_start_that_cannot_be_read_is_the_end_of_its_job() -> None:
+    case = Case(LOST)
+    (ended,) = case.told(cut(m.StartJob, 7, "a session"))
+    assert (type(ended), ended.job, ended.complete) == (m.JobEnded, 7, False)
+    assert "StartJob cannot be read" in ended.error["message"]
+    case.close()
+
+
+@pytest.mark.parametrize("kind", OF_A_JOB)
+def test_a_job_of_which_a_command_cannot_be_read_ends(kind: Any) -> None:
+    case = Case(LOST)
+    job, _, _ = running(BrokenJob(LOST))
+    case.host._jobs[7] = job
+    case.receive(cut(kind, 7, "?", "?", "?", "?", "?", "?", "?"))
+    assert job.job.ended
+    assert f"{kind.__name__} cannot be read" in str(job._error)
+    del case.host._jobs[7]
+    if kind is not m.StartJob:  # the job has ended meanwhile, and that was told
+        case.receive(cut(kind, 7, "?"))
+    assert not case.lost
+    case.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(cut(kind) for kind in (*TICKETED, *OF_A_JOB)),
+        *(cut(kind, "?", "?") for kind in COMMANDS),
+        *(cut(kind, 5, 5) for kind in NAMELESS),
+        cut(m.JobEnded, 5),
+        frame(b"\x92\x3f\x05"),
+        frame(b"\x90"),
+        frame(b"\x05"),
+        frame(b"\xc1"),
+        b"\xff\xff\xff\xff",
+    ],
+)
+def test_what_nobody_can_be_told_of_ends_the_host(data: bytes) -> None:
+    case = Case(LOST)
+    case.front.sendall(data)
+    case.host.run()
+    assert case.lost[0].startswith("the front sent what ")
+    case.close()
+
+
+def test_a_descriptor_that_came_with_what_cannot_be_read_is_not_the_next_arenas() -> None:
+    case = Case(LOST)
+    case.device.maps = True
+    first, second = os.pipe()
+    case.receive(cut(m.OpenArena, 1), descriptor=first)
+    assert case.link.take_descriptor() is None
+    assert case.do(m.OpenArena(2, 9, 0, 4096), descriptor=second)
+    os.close(first)
+    os.close(second)
+    case.close()
+
+
 class BrokenJob:
     """A job whose state cannot be read."""
 
@@ -132,6 +224,11 @@ class BrokenJob:
         self.complete, self.output, self.progress = False, b"", (0, 0, 1)
         self.first_block_ns = self.release_ns = 0
         self.error: GpudError | None = None
+        self.ended = False
+
+    def end(self) -> None:
+        """Note it."""
+        self.ended = True
 
     def resize(self, slices: int) -> None:
         """Do nothing."""

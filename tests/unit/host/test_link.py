@@ -49,8 +49,9 @@ def test_a_message_that_is_none_is_told_and_the_next_one_comes(ends: Ends) -> No
     front.sendall(frame(b"\x91\x7f") + encoded(m.BlocksLeft(1, 0, 0, exhausted=True), m.EndJob(1)))
     front.close()
     unknown, from_the_wrong_side, good = link.receive()
-    assert isinstance(unknown, ProtocolError)
-    assert isinstance(from_the_wrong_side, ProtocolError)
+    assert (unknown.kind, from_the_wrong_side.kind) == (None, m.BlocksLeft)
+    assert isinstance(unknown.error, ProtocolError)
+    assert isinstance(from_the_wrong_side.error, ProtocolError)
     assert good == m.EndJob(1)
 
 
