@@ -196,7 +196,7 @@ def test_an_address_that_is_not_aligned(gpu: gc.Session, module: gc.Module) -> N
     x = gpu.zeros(64, np.uint8)
     error = fault(module.kernel("wide").submit(1, 1, (x,)))
     assert (error.address, error.misaligned) == (x.ptr + 8, True)
-    assert (error.array, error.distance) == ((x.ptr, 4096), 0)
+    assert (error.array, error.distance) == ((x.ptr, 64), 0)
     assert str(error).startswith("misaligned address")
     assert not x.get().any()
 

@@ -160,8 +160,8 @@ async def test_a_fault_is_told_with_what_the_front_knows(world: World) -> None:
     assert error.instruction is not None
     assert error.instruction.startswith("st.global.u32")
     assert error.line == 1 + PTX.splitlines().index("  st.global.u32 [%rd2], %r1;")
-    assert (error.array, error.distance) == ((address, 4096), 5000 - 4095)
-    assert list(error.array or ()) == [address, 4096]
+    assert (error.array, error.distance) == ((address, 100), 5000 - 99)
+    assert list(error.array or ()) == [address, 100]
 
 
 async def test_fences_that_are_off_are_seen(world: World) -> None:
