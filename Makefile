@@ -98,7 +98,7 @@ GPU_INSTALL = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider $(PYTEST_ARGS)
 GPU_TESTS := conformance resizing fences faults
 GPU_CHECKS := $(foreach check,memcheck racecheck synccheck,$(check)-1 $(check)-2)
-GPU_FIGURES := rewrite_cost release_latency resize random_resizes shares
+GPU_FIGURES := waits rewrite_cost release_latency resize random_resizes shares
 GPU_SYSTEMS := gpud streams processes green
 # Only by name, and only where MPS may be used: they start an MPS control daemon, and end it.
 GPU_MPS := mps mps_limited

@@ -1,0 +1,343 @@
+"""Which calls of the driver wait for kernels that run, and what holds up launches on other streams.
+
+    python bench/gpu/waits.py [--ms 400]
+
+Problem: a persistent kernel may run for hours, and the driver's manual says of few calls whether
+they wait for it ("may perform implicit synchronization"). One that waits under the device's lock
+stops everything.
+
+Approach: a kernel holds the GPU until the host says so or `--ms` are over. Meanwhile one thing is
+done: a call, or a launch elsewhere that is waited for. If the kernel is over when that has
+returned, it waited. Where the kernel is to be everywhere, it has as many blocks as fit, or twice as
+many.
+
+Writes bench/results/gpu_waits.json. Has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu.driver import DriverError, Function, Gpu, check
+from bench.gpu.record import keep, need_gpu
+from gpud.compiler.pipeline import compile_program
+from gpud.device.cuda.semaphore import Semaphore
+from gpud.device.interface import pack_parameters
+
+SOURCE = r"""
+__device__ unsigned long long timer() {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+extern "C" __global__ void hold(volatile unsigned* words, unsigned long long ns) {
+    unsigned long long began = timer();
+    if (threadIdx.x == 0) atomicAdd((unsigned*)words + 1, 1u);
+    while (words[0] == 0 && timer() - began < ns) {}
+}
+extern "C" __global__ void quick(unsigned* words) { atomicAdd(words + 2, 1u); }
+extern "C" __global__ void deep(unsigned* words) {
+    unsigned big[4096];
+    for (int i = 0; i < 4096; i++) big[(i * 77u + words[3]) & 4095] = i + words[3];
+    words[2] = big[words[3] & 4095];
+}
+extern "C" __global__ void wide(unsigned* words) {
+    extern __shared__ unsigned tile[];
+    tile[threadIdx.x] = words[3];
+    words[2] = tile[0];
+}
+"""
+
+SIZE = 2 << 20
+WIDE_BYTES = 96 << 10
+STREAMS = 40
+BEGIN_S = 30.0
+
+Act = Callable[[], Any]
+
+
+class Holder:
+    """Keeps the GPU busy while something is tried.
+
+    Args:
+        gpu: which.
+        seconds: for how long at most.
+    """
+
+    def __init__(self, gpu: Gpu, seconds: float) -> None:
+        self.gpu = gpu
+        self.seconds = seconds
+        self.text = compile_program(SOURCE, kill=False).original_ptx
+        self._module = gpu.load(self.text)
+        self._words = gpu.host_words(8)
+        self.stream = gpu.stream(gpu.lowest_priority)
+        self.others = [gpu.stream(gpu.highest_priority) for _ in range(2)]
+        self._hold = self.function("hold")
+
+    def function(self, name: str) -> Function:
+        """One of the kernels."""
+        return self._module.function(name)
+
+    def capacity(self, threads: int) -> int:
+        """Blocks of the holding kernel that fit at once."""
+        return self.gpu.sms * self._hold.occupancy(threads)
+
+    def begin(self, blocks: int, threads: int, stream: Any, seconds: float) -> None:
+        """Launch the holding kernel."""
+        ns = int(seconds * 1e9).to_bytes(8, "little")
+        values = [self._words.address.to_bytes(8, "little"), ns]
+        buffer = pack_parameters(self._hold.parameters, values)
+        self._hold.launch((blocks, 1, 1), (threads, 1, 1), buffer, stream=stream)
+
+    def launch(self, name: str, stream: Any, shared: int = 0) -> None:
+        """Launch one block of another kernel."""
+        function = self.function(name)
+        values = [self._words.address.to_bytes(8, "little")]
+        buffer = pack_parameters(function.parameters, values)
+        function.launch((1, 1, 1), (32, 1, 1), buffer, stream=stream, shared=shared)
+
+    def finish(self, stream: Any) -> None:
+        """Wait for a stream, but no longer than the holding kernel may take."""
+        event = self.event(stream)
+        ends = time.monotonic() + 2 * self.seconds
+        while not self.over(event) and time.monotonic() < ends:
+            time.sleep(20e-6)
+
+    def event(self, stream: Any) -> Any:
+        """A point behind what is on a stream."""
+        event = check(self.gpu.cu.cuEventCreate(2))
+        check(self.gpu.cu.cuEventRecord(event, stream))
+        return event
+
+    def over(self, event: Any) -> bool:
+        """Whether everything before a point is."""
+        (status,) = self.gpu.cu.cuEventQuery(event)
+        return int(status) == 0
+
+    def begun(self) -> int:
+        """Blocks of the holding kernel that have begun."""
+        return int(self._words.words[1])
+
+    def reset(self) -> None:
+        """Before the next kernel; nothing runs."""
+        self._words.words[:] = 0
+
+    def end(self) -> None:
+        """Let what holds end, and wait for it."""
+        self._words.words[0] = 1
+        self.gpu.synchronise()
+
+    def tried(
+        self, act: Act, *, blocks: int = 1, threads: int = 32, behind: Act | None = None
+    ) -> dict[str, Any]:
+        """What becomes of ``act`` beside the kernel; ``behind`` is put behind the kernel first.
+
+        Raises:
+            TimeoutError: the kernel did not begin.
+        """
+        self.reset()
+        self.begin(blocks, threads, self.stream, self.seconds)
+        point = self.event(self.stream)
+        wanted = min(blocks, self.capacity(threads))
+        ends = time.monotonic() + BEGIN_S
+        while self.begun() < wanted:
+            if time.monotonic() > ends:
+                raise TimeoutError(f"{self.begun()} of {wanted} blocks have begun")
+        began = time.monotonic()
+        found: dict[str, Any] = {}
+        try:
+            if behind is not None:
+                behind()
+            act()
+        except DriverError as error:
+            found["error"] = str(error)
+        took = time.monotonic() - began
+        if took > self.seconds / 2:
+            time.sleep(2e-3)  # what waited may have returned a little before the point is passed
+        found["waits"] = self.over(point)
+        found["us"] = 1e6 * took
+        self.end()
+        return found
+
+
+def main() -> int:
+    """Tries, prints, keeps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--ms", type=float, default=400.0, help="how long the kernel may hold")
+    options = parser.parse_args()
+    need_gpu()
+    gpu = Gpu()
+    holder = Holder(gpu, options.ms / 1e3)
+    found: dict[str, Any] = {"calls": calls(holder)}
+    found["launches"] = {name: holder.tried(**case) for name, case in launches(holder).items()}
+    for kind, results in found.items():
+        for name, one in results.items():
+            verdict = one.get("error") or ("WAITS" if one["waits"] else "does not wait")
+            print(f"{kind:<10}{name:<44}{verdict:<16}{one['us']:>12.0f} us")
+    found["streams_at_once"] = streams_at_once(holder)
+    print(f"of {STREAMS} streams with a kernel each, {found['streams_at_once']} ran at once")
+    print(f"wrote {keep('waits', gpu, {'ms': options.ms, **found}).name}")
+    return 0
+
+
+def calls(holder: Holder) -> dict[str, Any]:
+    """Every call that gpud makes while kernels run, or would have to."""
+    cu, gpu = holder.gpu.cu, holder.gpu
+    tried: dict[str, Any] = {}
+    made: list[Any] = []
+
+    def pair(make: str, act: Act, unmake: str, undo: Callable[[Any], Any]) -> None:
+        """Both in their turn, beside a kernel each."""
+        made.clear()
+        tried[make] = holder.tried(lambda: made.append(act()))
+        if made:
+            tried[unmake] = holder.tried(lambda: undo(made[0]))
+
+    pair(
+        "cuMemHostAlloc",
+        lambda: check(cu.cuMemHostAlloc(SIZE, 2)),
+        "cuMemFreeHost",
+        lambda it: check(cu.cuMemFreeHost(it)),
+    )
+    pair(
+        "cuMemAlloc",
+        lambda: check(cu.cuMemAlloc(SIZE)),
+        "cuMemFree",
+        lambda it: check(cu.cuMemFree(it)),
+    )
+    pair(
+        "cuModuleLoadData",
+        lambda: check(cu.cuModuleLoadData(holder.text.encode() + b"\0")),
+        "cuModuleUnload",
+        lambda it: check(cu.cuModuleUnload(it)),
+    )
+    pair(
+        "cuStreamCreateWithPriority",
+        gpu.stream,
+        "cuStreamDestroy",
+        lambda it: check(cu.cuStreamDestroy(it)),
+    )
+    with suppress(AttributeError):  # a stand-in has none of these
+        locked = mmap.mmap(-1, SIZE)
+        at = np.frombuffer(locked, np.uint8).ctypes.data
+        pair(
+            "cuMemHostRegister",
+            lambda: check(cu.cuMemHostRegister(at, SIZE, 0)),
+            "cuMemHostUnregister",
+            lambda _: check(cu.cuMemHostUnregister(at)),
+        )
+        _mapping(holder, pair)
+    memory = gpu.buffer(np.zeros(1024, np.uint8))
+    given = np.zeros(1024, np.uint8)
+    tried["cuMemcpyHtoD"] = holder.tried(lambda: memory.set(given))
+    tried["cuMemcpyDtoH"] = holder.tried(memory.get)
+    which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    wide = holder.function("wide").handle
+    tried["cuFuncSetAttribute"] = holder.tried(
+        lambda: check(cu.cuFuncSetAttribute(wide, which, WIDE_BYTES))
+    )
+    return tried
+
+
+def _mapping(holder: Holder, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
+    """Memory put behind a reserved address, and taken away."""
+    cu = holder.gpu.cu
+    wanted = cu.CUmemAllocationProp()
+    wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    location = cu.CUmemLocation()
+    location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    wanted.location = location
+    access = cu.CUmemAccessDesc()
+    access.location = location
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    address = int(check(cu.cuMemAddressReserve(SIZE, 0, 0, 0)))
+
+    def commit() -> Any:
+        handle = check(cu.cuMemCreate(SIZE, wanted, 0))
+        check(cu.cuMemMap(address, SIZE, 0, handle, 0))
+        check(cu.cuMemSetAccess(address, SIZE, [access], 1))
+        return handle
+
+    def release(handle: Any) -> None:
+        check(cu.cuMemUnmap(address, SIZE))
+        check(cu.cuMemRelease(handle))
+
+    pair("cuMemCreate, cuMemMap, cuMemSetAccess", commit, "cuMemUnmap, cuMemRelease", release)
+    check(cu.cuMemAddressFree(address, SIZE))
+
+
+def launches(holder: Holder) -> dict[str, dict[str, Any]]:
+    """Launches on another stream, waited for: arguments of `Holder.tried` by name.
+
+    "Behind": behind the kernel that holds, on its stream or waiting for it. Shared memory is asked
+    for beside a block on each SM that has none, so that the SMs have to be divided anew.
+    """
+    cu = holder.gpu.cu
+    other, third = holder.others
+    semaphore = Semaphore()
+
+    def elsewhere(name: str = "quick", shared: int = 0) -> Act:
+        def act() -> None:
+            holder.launch(name, other, shared)
+            holder.finish(other)
+
+        return act
+
+    def host_function() -> None:
+        check(cu.cuLaunchHostFunc(holder.stream, semaphore.post_function, semaphore.address))
+
+    def wait_event() -> None:
+        check(cu.cuStreamWaitEvent(third, holder.event(holder.stream), 0))
+        holder.launch("quick", third)
+
+    def more() -> None:
+        for _ in range(32):
+            holder.launch("quick", holder.stream)
+            holder.event(holder.stream)
+
+    which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    check(cu.cuFuncSetAttribute(holder.function("wide").handle, which, WIDE_BYTES))
+    everywhere = {"blocks": 2 * holder.capacity(1024), "threads": 1024}
+    one_each = {"blocks": holder.gpu.sms, "threads": 512}
+    return {
+        "a launch": {"act": elsewhere()},
+        "a launch, a host function behind": {"act": elsewhere(), "behind": host_function},
+        "a launch, 32 launches behind": {"act": elsewhere(), "behind": more},
+        "a launch, a third stream behind": {"act": elsewhere(), "behind": wait_event},
+        "96 KiB of shared memory": {"act": elsewhere("wide", WIDE_BYTES), **one_each},
+        "urgent, twice as many blocks as fit": {"act": elsewhere(), **everywhere},
+        # Last: the driver keeps the room that it makes.
+        "16 KiB of local memory a thread": {"act": elsewhere("deep")},
+    }
+
+
+def streams_at_once(holder: Holder, count: int = STREAMS) -> int:
+    """How many of so many kernels on streams of their own run at once, others behind each."""
+    holder.reset()
+    streams = [holder.gpu.stream() for _ in range(count)]
+    for stream in streams:
+        holder.begin(1, 32, stream, holder.seconds)
+        holder.launch("quick", stream)
+    ends = time.monotonic() + holder.seconds / 2
+    while holder.begun() < count and time.monotonic() < ends:
+        time.sleep(1e-3)
+    begun = holder.begun()
+    holder.end()
+    for stream in streams:
+        check(holder.gpu.cu.cuStreamDestroy(stream))
+    return begun
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,48 @@
+"""What waits for a kernel, tried on the stand-in for the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench.gpu import driver, waits
+from bench.gpu.driver import DriverError, Gpu, check
+from gpud.device.cpu.device import CPUDevice
+from tests.gpu.fake_driver import FakeDriver
+
+PATIENT_S = 60.0
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    with CPUDevice(3) as device:
+        made = FakeDriver(device)
+        monkeypatch.setattr(driver, "bindings", lambda: made)
+        monkeypatch.setattr(driver, "missing", lambda: "")
+        yield Gpu()
+
+
+def test_a_call_that_returns_while_the_kernel_runs_does_not_wait(gpu: Gpu) -> None:
+    holder = waits.Holder(gpu, PATIENT_S)
+    found = holder.tried(lambda: check(gpu.cu.cuMemAlloc(64)))
+    assert not found["waits"]
+    assert found["us"] > 0
+    cases = waits.launches(holder)
+    for name in ("a launch", "a launch, a third stream behind", "96 KiB of shared memory"):
+        assert not holder.tried(**{**cases[name], "blocks": 1})["waits"], name
+    assert waits.streams_at_once(holder, 2) == 2
+
+
+def test_a_call_that_returns_when_the_kernel_is_over_waits(gpu: Gpu) -> None:
+    found = waits.calls(waits.Holder(gpu, 0.05))
+    assert found["cuMemFree"]["waits"]
+    assert found["cuMemFreeHost"]["waits"]
+    assert {"cuMemHostAlloc", "cuModuleUnload", "cuStreamDestroy", "cuFuncSetAttribute"} <= {*found}
+
+
+def test_a_call_that_fails_says_so(gpu: Gpu) -> None:
+    def fail() -> None:
+        raise DriverError("no")
+
+    assert waits.Holder(gpu, PATIENT_S).tried(fail)["error"] == "no"
