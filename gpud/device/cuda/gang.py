@@ -5,9 +5,10 @@ task block may be lost or run twice, and what the job occupies must be known.
 
 Approach: stages in persistent form are queued on the run's stream, `_WINDOW` of them at most, with
 gates between (`gpud.device.cuda.gate`). To shrink, limits of launches are lowered. To grow, one
-more launch on the same job record is begun on a stream of its own: a *helper*. Limits are never
-raised, so nobody has to know whether a block that was told to release has seen it yet. When
-everything that was launched is over, the job record says what is left, and the rest is begun anew.
+more launch on the same job record is begun on a stream of its own: a *helper*; where there are
+many, it replaces the smallest. Limits are never raised, so nobody has to know whether a block that
+was told to release has seen it yet. When everything that was launched is over, the job record says
+what is left, and the rest is begun anew.
 
 Terms: a *flight* is a launch on the device; a stage is *begun* when it has been opened, that is, up
 to ``CURRENT``; *due*: the stage that runs next when nothing is on the device.
@@ -48,7 +49,10 @@ _WINDOW: Final = 16
 """Stages that are queued at most: those that follow a growth were launched before it."""
 
 _TOP_UP: Final = _WINDOW // 2
-_MOST_HELPERS: Final = 32
+_MOST_HELPERS: Final = 6
+"""Helpers that claim, at most: each has a stream, and streams beyond the driver's connections (see
+`gpud.device.cuda.driver.ENVIRONMENT`) wait for each other."""
+
 _NEXT, _DONE, _TOTAL = cw.NEXT // 4, cw.DONE // 4, cw.TOTAL // 4
 
 
@@ -289,8 +293,18 @@ class Gang:
         if lowered:
             self._releasing_ns = self._releasing_ns or time.monotonic_ns()
         missing = rest.get(now, 0)
-        if missing and len(self._helpers) < _MOST_HELPERS and not self._all_claimed(now):
-            self._help(now, missing)
+        if missing and not self._all_claimed(now):
+            self._help(now, missing + self._folded())
+
+    def _folded(self) -> int:
+        """Release the smallest of too many helpers: how many blocks the next is to make up for."""
+        claiming = [flight for flight in self._helpers if flight.limit]
+        if len(claiming) < _MOST_HELPERS:
+            return 0
+        least = min(claiming, key=lambda flight: flight.limit)
+        count = least.limit
+        self._flights.set_limit(least, 0)
+        return count
 
     def _help(self, stage: int, count: int) -> None:
         """Add ``count`` blocks to a stage that runs."""

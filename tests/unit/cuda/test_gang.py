@@ -182,6 +182,26 @@ def test_ended_jobs_run_nothing_more() -> None:
         assert len(fake.ran) == count
 
 
+def test_a_job_that_grows_again_and_again_has_few_streams() -> None:
+    fake = FakeDriver(14)
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "p", total=1500))
+        before = fake.alive["stream"]
+        for slices in range(1, 26):
+            job.resize(slices)
+            fake.run(60)
+            device.watcher.look()
+        assert fake.resident == job.held == 25
+        assert fake.alive["stream"] - before <= 9  # one that leaves, beside those that claim
+        job.resize(3)
+        fake.run(200)
+        device.watcher.look()
+        assert fake.resident == 3
+        job.resize(20)
+        drive(fake, device, job, rounds=40_000)
+        ran_once(fake, [1500])
+
+
 @pytest.mark.parametrize("seed", [32, 35, 42, 54])
 def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
     fake = FakeDriver(seed)
