@@ -242,20 +242,24 @@ class Gang:
         """Put stages in persistent form on the stream, as many as may be."""
         run, chain, queued = self._on_device, self.chain, 0
         try:
-            while len(self._main) < _WINDOW and self._next < len(chain.stages):
+            while len(self._main) < _WINDOW and self._more:
                 stage = self._next
-                if chain.stages[stage].form != "persistent":
-                    break
                 if stage != self._due or not self._opened:
                     run.gate(stage, always=stage == self._due)
                 self._add_main(chain.blocks(stage, self.slices))
                 self._next += 1
                 queued += 1
-                if queued % _TOP_UP == 0:
-                    self._flights.notify(run.stream)
         finally:
-            if queued % _TOP_UP:
+            # Only where nothing will follow: what is behind a host function waits for it, and the
+            # watcher looks again sooner than the rest of the window can be over.
+            if queued and not self._more:
                 self._flights.notify(run.stream)
+
+    @property
+    def _more(self) -> bool:
+        """Whether another stage is to be queued."""
+        stages = self.chain.stages
+        return self._next < len(stages) and stages[self._next].form == "persistent"
 
     def _launch_hosted(self) -> None:
         """Launch a stage, or the next sub-grid of one, that is not in persistent form."""
