@@ -36,11 +36,13 @@ __all__ = [
     "FAULT",
     "HEAP",
     "LEAVE",
+    "LOOP",
     "NORETURN",
     "RESERVED",
     "check_names",
     "check_twins",
     "is_killable",
+    "is_slots",
     "kernel_of",
     "killable_of",
     "slots_of",
@@ -71,7 +73,10 @@ NORETURN: Final = frozenset((FAULT, ASSERT, LEAVE))
 RESERVED: Final = NORETURN | {ARENA, HEAP}
 """Names that a program may not define."""
 
-_RESERVED_BEGINNINGS = ("gpud_fence_", "gpud_kill_", "gpud_report_")
+LOOP: Final = "gpud_loop"
+"""What all names of a persistent loop begin with, without their first character."""
+
+_RESERVED_BEGINNINGS = ("gpud_fence_", "gpud_kill_", "gpud_report_", LOOP)
 """Of registers and labels that devices recognise, without their first character."""
 
 _DECLARING = (RegisterDeclaration, Label, Variable, BranchTargets, CallTargets, CallPrototype)
@@ -79,6 +84,7 @@ _DECLARING = (RegisterDeclaration, Label, Variable, BranchTargets, CallTargets, 
 _PSEUDO = "gpud"
 """What devices' own instructions begin with, such as a fence in one piece."""
 
+_SLOTS = "_slots"
 _SLICED = "__gpud_sliced"
 _KILLABLE = "__gpud_killable"
 
@@ -105,7 +111,12 @@ def kernel_of(entry: str) -> str:
 
 def slots_of(control: str) -> str:
     """The name of the claim slots of a persistent loop, from that of its hidden parameter."""
-    return control.removesuffix(CONTROL) + "_slots"
+    return control.removesuffix(CONTROL) + _SLOTS
+
+
+def is_slots(variable: str) -> bool:
+    """Whether a variable has the name of a persistent loop's claim slots: no user's has."""
+    return variable.startswith(LOOP) and variable.endswith(_SLOTS)
 
 
 def check_twins(module: Module) -> None:

@@ -162,6 +162,8 @@ def test_entries_that_are_not_rewritten_pass_nothing() -> None:
         "$gpud_kill_leave: bra $gpud_kill_leave;",
         ".reg .b32 %gpud_kill_<4>;",
         ".shared .b32 gpud_fence_x;",
+        ".shared .b32 gpud_loop_slots;",
+        ".reg .b32 %gpud_loop2_<3>;",
     ],
 )
 def test_registers_and_labels_that_devices_recognise_are_refused(body: str) -> None:
@@ -180,7 +182,7 @@ def test_functions_may_not_be_called_like_twins(name: str) -> None:
 
 
 def test_other_names_that_the_passes_use_are_not() -> None:
-    names = ("gpud_context", "gpud_loop", "gpud_trap")
+    names = ("gpud_context", "gpud_slice", "gpud_trap")
     declared = "".join(f".reg .b64 %{name}_ctl; ${name}_head: " for name in names)
     changed = in_form(program(f".visible .entry k() {{ {declared} trap; }}"))
     verify(changed)

@@ -159,15 +159,14 @@ def test_special_registers_anywhere_among_the_operands() -> None:
     assert "mad.lo.s32 %r1, %gpud_loop_x, %ntid.x, %tid.x;" in text
 
 
-def test_parameters_follow_the_users_and_names_do_not_clash() -> None:
+def test_the_parameter_follows_the_users() -> None:
     module = program(
-        ".global .u32 gpud_loop_slots;",
-        ".visible .entry k(.param .u64 gpud_loop_control) { ret; }",
+        ".visible .entry k(.param .u64 control) { ret; }",
         ".visible .entry zero() { ret; }",
     )
     changed = persistent(module)
     names = [p.name for p in changed.entries()["k"].parameters]
-    assert names == ["gpud_loop_control", "gpud_loop2_control"]
+    assert names == ["control", "gpud_loop_control"]
     assert [p.type for p in changed.entries()["zero"].parameters] == ["u64"]
     assert parse(print_module(changed)) == changed
 

@@ -152,9 +152,11 @@ def _names() -> Iterator[Attack]:
         source = program(f"{label}: {hit}")
         yield Attack(f"label {label}", source, "neighbour", REFUSED, "a name that gpud uses")
     source = program(f".reg .b32 %gpud_loop_slot; mov.u32 %gpud_loop_slot, 0; {hit}")
-    yield Attack("a register of the loop", source, "neighbour", ILLEGAL)
+    yield Attack("a register of the loop", source, 0, REFUSED, "a name that gpud uses")
     source = program(f"$gpud_loop_head: {hit}")
-    yield Attack("a label of the loop", source, "neighbour", ILLEGAL)
+    yield Attack("a label of the loop", source, 0, REFUSED, "a name that gpud uses")
+    slots = ".shared .align 16 .b8 gpud_loop_slots[16]; st.shared.u32 [gpud_loop_slots], 1;"
+    yield Attack("the slots of the loop", program(slots), 0, REFUSED, "a name that gpud uses")
     for name in ("k__gpud_killable", "k__gpud_sliced"):
         source = program("", name=name)
         yield Attack(f"entry {name}", source, 0, REFUSED, "names that end so are gpud's")

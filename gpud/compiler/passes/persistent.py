@@ -61,7 +61,7 @@ from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.form_rules import SLOT_BYTES
 from gpud.compiler.forms import Decision
-from gpud.compiler.names import CONTROL, slots_of
+from gpud.compiler.names import CONTROL, LOOP, slots_of
 from gpud.compiler.passes.build import Code, change_functions, fresh_stem, immediate
 from gpud.compiler.passes.coordinates import compute, replace_specials, used_coordinates
 from gpud.compiler.passes.exit_aware import meet
@@ -99,7 +99,7 @@ def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
     if not plan:
         return module
     survey = survey_of(module)
-    stem = fresh_stem(module, "gpud_loop")
+    stem = fresh_stem(module, LOOP)
 
     def change(function: Function) -> Function:
         decision = plan.get(function.name)

@@ -11,6 +11,7 @@ Terms: a *group* is the accesses that share a fence.
 
 Properties:
 * an access that is not provably inside is checked;
+* the accesses of a persistent loop to its slots are not: they lie outside of what may be accessed;
 * accesses of one group all run if the first does, or the block has ended for another reason;
 * what writes to ``.param`` writes to a struct in local memory that a call passes, never to the
   kernel's own parameters, the last of which is the control word that the loop follows.
@@ -34,6 +35,7 @@ from gpud.compiler.analysis.effects import (
 )
 from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.analysis.sizes import size_and_align, type_bytes
+from gpud.compiler.names import LOOP
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.fences import NO_CLAIM, Member, fence
 from gpud.device.cpu.codegen.homes import is_dynamic
@@ -157,6 +159,11 @@ def _writes_param(ins: ptx.Instruction, access: Access) -> bool:
     return access.space == "param" and ins.opcode.base not in ("ld", "ldu")
 
 
+def _is_loops(base: ptx.Register | ptx.Symbol) -> bool:
+    """Whether this is an address of a persistent loop's own: one in its slots."""
+    return base.name.lstrip("%").startswith(LOOP)
+
+
 def _mentions(key: _Key, register: ptx.Register) -> bool:
     base, guard, _ = key
     return base == register or (guard is not None and guard.register == register)
@@ -214,7 +221,7 @@ class _Inside:
         base, offset = access.address.base, access.address.offset
         if base is None:
             return False
-        if access.space == "shared" and self._indexes(access):
+        if access.space == "shared" and (_is_loops(base) or self._indexes(access)):
             return True
         places = self._places(base, 8) if isinstance(base, ptx.Register) else {(base.name, 0)}
         if _writes_param(ins, access) and any(name in self._constant for name, _ in places):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.analysis.sizes import offsets
-from gpud.compiler.names import slots_of
+from gpud.compiler.names import is_slots
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program
 from gpud.device.cpu.codegen.checks import define_judge
@@ -290,7 +290,6 @@ def _shared_layout(
     }
     variables = [i for i in module.items if isinstance(i, ptx.Variable)]
     variables += [s for body in bodies for s in body if isinstance(s, ptx.Variable)]
-    slots = slots_of(prepared.entry.parameters[-1].name) if prepared.entry.parameters else ""
     shared, hidden = DataLayout(), DataLayout()
     dynamic, alignment = set[str](), _DYNAMIC_ALIGNMENT
     for variable in variables:
@@ -300,7 +299,7 @@ def _shared_layout(
             dynamic.add(variable.name)
             alignment = max(alignment, variable.align or 1)
         else:
-            (hidden if variable.name == slots else shared).add(variable)
+            (hidden if is_slots(variable.name) else shared).add(variable)
     return ModuleLayout(
         data.data,
         data.const_size,
