@@ -88,12 +88,13 @@ class Device:
         self._command = [*command, "--device", spec]
         self._limits = limits
         self._host: Child | None = None
-        self._watch: Watch | None = None
+        self._watches: list[Watch] = []
         self._beats = 0  # since the host was started, or has been at one compilation
         self._at: int | None = None  # that compilation
         self._told: dict[int, None] = {}  # jobs that the host was told to start
         self._useful = False  # a job has ended on this host
         self._replacing = False
+        self._stuck = False  # the host's thread for memory was; nobody's job or program is to blame
         self._suspects = Suspects(
             outbox,
             f"device {index} ({spec})",
@@ -176,9 +177,11 @@ class Device:
         self._host = host
         self._stock = self._new_stock()
         self._beats = 0
-        self._watch = Watch(
-            self._outbox.loop, self._limits.silent, self._ask, self._silent, self._beat
-        )
+        watch = partial(Watch, self._outbox.loop, self._limits.silent)
+        self._watches = [
+            watch(partial(self._ask, _read_nothing), self._silent, self._beat),
+            watch(partial(self._ask, hm.Ping), self._memory_stuck, lambda: None),
+        ]
         try:
             if self._connect is not None:
                 host.attach(self._connect())
@@ -245,34 +248,42 @@ class Device:
 
     def _examine(self) -> tuple[JobId | None, tuple[JobId, ...]]:
         """Who may have ended the host, as far as that is certain, and whom it never heard of."""
-        alone = len(self._told) == 1 and not self._loader.compiling
+        alone = len(self._told) == 1 and not self._loader.compiling and not self._stuck
         culprit = JobId(next(iter(self._told))) if alone else None
         return culprit, tuple(map(JobId, self._pending))
 
     def _forget_host(self, reason: str) -> bool:
         """Whatever was known of the host that is gone; whether it was of use."""
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
+        for watch in self._watches:
+            watch.stop()
+        self._watches = []
         self._stock = self._new_stock()
         self._pending.clear()
         self._told.clear()
-        suspect = not self._replacing and self.state != "stopped"
+        suspect = not (self._replacing or self._stuck or self.state == "stopped")
         for module in self._loader.host_lost(reason, suspect=suspect):
             self._owner.variables_lost(module)
-        self._replacing = False
+        self._replacing = self._stuck = False
         useful, self._useful = self._useful, False
         return useful
 
-    def _ask(self, on_reply: OnReply) -> None:
-        """Something that the host's reading thread answers at once; nothing while it starts."""
+    def _ask(self, make: Callable[[int], Any], on_reply: OnReply) -> None:
+        """Something that a thread of the host answers at once; nothing while it starts."""
         if self.state == "ready" and self._host is not None:
-            self._host.request(lambda ticket: hm.ReadProgress(ticket, ()), on_reply)
+            self._host.request(make, on_reply)
         else:
             on_reply(None, None)
 
     def _silent(self) -> None:
         self._kill(f"hung: it has not answered for {self._limits.silent:g} s")
+
+    def _memory_stuck(self) -> None:
+        if self._watches[0].missed > BEATS // 2:  # nothing of it answers: it was stopped, say
+            self._silent()
+            return
+        self._stuck = True
+        limit_s = self._limits.silent
+        self._kill(f"hung: what maps its memory has been at one thing for {limit_s:g} s")
 
     def _beat(self) -> None:
         at = next(iter(self._loader.compiling), None)
@@ -477,6 +488,10 @@ class Device:
 
     def _on_log(self, message: hm.Log) -> None:
         _LOG.log(message.level, "device host %d: %s", self.index, message.text)
+
+
+def _read_nothing(ticket: int) -> hm.ReadProgress:
+    return hm.ReadProgress(ticket, ())
 
 
 def _read(module: int, name: str, offset: int, size: int, ticket: int) -> hm.ReadSymbol:

@@ -1,12 +1,13 @@
 """Is a device host still there? It is asked again and again, and its silences are counted.
 
-Problem: a process that is stopped, or whose reading thread is stuck, ends nothing and says nothing:
+Problem: a process that is stopped, or one of whose threads is stuck, ends nothing and says nothing:
 its jobs would wait for ever. A machine that is busy, or was suspended, must not look like that.
 
-Approach: every tenth of the limit the host is asked something that its reading thread answers at
-once. What is counted is how many of these moments pass without an answer, not time: if this process
-was stopped itself, or the whole machine, only one of them passes. The same beat counts how long the
-host has been starting, and how long it has been at one compilation.
+Approach: every tenth of the limit the host is asked something that one of its threads answers at
+once: the thread that reads, or that which maps memory. What is counted is how many of these moments
+pass without an answer, not time: if this process was stopped itself, or the whole machine, only one
+of them passes. The same beat counts how long the host has been starting, and how long it has been
+at one compilation.
 
 Properties:
     patient: a host that answers once in a limit is left alone;
@@ -27,7 +28,7 @@ BEATS = 10
 
 
 class Watch:
-    """Over one host.
+    """Over one thread of one host.
 
     Args:
         loop: the event loop.
@@ -35,6 +36,9 @@ class Watch:
         ask: have it asked; the function that this is given takes its answer.
         on_silent: called when it has been silent for too long.
         on_beat: called with each beat, after the host was found well.
+
+    Attributes:
+        missed: beats in a row without an answer.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Watch:
         self._on_silent = on_silent
         self._on_beat = on_beat
         self._asked = False
-        self._missed = 0
+        self.missed = 0
         self._timer: asyncio.TimerHandle | None = loop.call_later(self.beat_s, self._beat)
 
     def stop(self) -> None:
@@ -63,8 +67,8 @@ class Watch:
     def _beat(self) -> None:
         self._timer = self._loop.call_later(self.beat_s, self._beat)
         if self._asked:
-            self._missed += 1
-            if self._missed >= BEATS:
+            self.missed += 1
+            if self.missed >= BEATS:
                 self.stop()
                 self._on_silent()
                 return
@@ -78,4 +82,4 @@ class Watch:
         # An error says that it is gone, which its owner hears of in another way.
         if error is None:
             self._asked = False
-            self._missed = 0
+            self.missed = 0

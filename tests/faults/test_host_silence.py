@@ -12,9 +12,10 @@ import pytest_asyncio
 
 from gpud.device.host import messages as hm
 from gpud.device.host.fake import Behaviour, FakeHost
+from gpud.server.child import Child
 from gpud.server.daemon import Daemon
 from gpud.server.owner import Limits
-from gpud.server.suspects import Suspects
+from gpud.server.suspects import MOST_TRIALS, Suspects
 from gpud.wire import messages as wm
 from tests.integration.daemon_world import PTX, World, launch, until
 
@@ -53,10 +54,14 @@ $again:
 class Deaf(FakeHost):
     """A host that does not hear some commands, for as long as the test says."""
 
-    deaf_to: tuple[type, ...] = ()
+    def __init__(self, *, deaf_to: tuple[type, ...] = (), **of_the_host: Any) -> None:
+        super().__init__(**of_the_host)
+        self.deaf_to = deaf_to
+        self.deaf_to_entry = ""
 
     def handle(self, message: Any) -> None:
-        if isinstance(message, self.deaf_to):
+        to_entry = self.deaf_to_entry and self.deaf_to_entry == getattr(message, "entry", "")
+        if isinstance(message, self.deaf_to) or to_entry:
             self.commands.append(message)
         else:
             super().handle(message)
@@ -77,6 +82,79 @@ async def test_a_host_that_does_not_answer_is_replaced(world: World) -> None:
     await until(lambda: host.jobs)
     host.run()
     assert (await client.finished(2)).state == "done"
+
+
+async def test_a_host_whose_thread_for_memory_is_stuck_is_replaced(world: World) -> None:
+    """It reads commands and answers; but who wants memory mapped would wait for ever."""
+    host = Deaf(sms=2)
+    await world.start(host, host_timeout="500 ms")
+    client = await world.client()
+    module = await client.kernel("k")
+    client.submit(1, module)
+    client.submit(2, module)
+    await until(lambda: host.jobs)
+    host.deaf_to = (hm.Ping, hm.OpenArena, hm.CloseArena)
+    lost = await client.finished(1)
+    host.deaf_to = ()
+    assert "hung: what maps its memory has been at one thing for 0.5 s" in lost.error["message"]
+    assert lost.error["fields"]["culprit"] is None, "it ran alone, but it did not do this"
+    await until(lambda: host.jobs)
+    host.run()
+    assert (await client.finished(2)).state == "done"
+
+
+async def test_a_host_of_which_nothing_answers_is_said_to_hang(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Deaf(sms=2)
+    await world.start(host, host_timeout="500 ms")
+
+    def hears(message: Any) -> None:
+        if isinstance(message, hm.Ping):  # it is asked this second: the first has been answered
+            host.deaf_to = (hm.Ping, hm.ReadProgress)
+        Deaf.handle(host, message)
+
+    monkeypatch.setattr(host, "handle", hears)
+    device = world.daemon.devices[0]
+    await until(lambda: device.failures)
+    assert device.failures == ["hung: it has not answered for 0.5 s"]
+
+
+async def test_who_compiles_for_ever_costs_the_others_one_host(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, trials = Deaf(sms=2), []
+    await world.start(host, host_timeout="500 ms", compile_timeout="3 s")
+    device = world.daemon.devices[0]
+
+    async def start(child: Child) -> None:
+        trials.append(Deaf(sms=2, deaf_to=(hm.Measure,)))
+        child.attach(trials[-1].connect())
+
+    monkeypatch.setattr(device._suspects, "_start", start)
+    monkeypatch.setattr(device._suspects, "_limit_s", 0.2)
+    monkeypatch.setattr(device, "_limits", device._limits._replace(compile=0.5))
+    client, hostile = await world.client(), await world.client()
+    module = await client.kernel("k")
+    client.submit(1, module, 100)
+    client.submit(2, module)
+    await until(lambda: host.jobs)
+    slow = (await hostile.compile(PTX.format(name="slow"))).module
+    host.deaf_to_entry = "slow"
+    refused = await hostile.refused(lambda r: wm.Measure(r, slow, 0, (32, 1, 1), 0))
+    assert refused["code"] == "compile"
+    assert "compiling slow for blocks of 32 x 1 x 1 ends the device's host" in refused["message"]
+    lost = await client.finished(1)
+    assert lost.error["fields"]["culprit"] is None
+    await until(lambda: host.jobs)
+    host.run()
+    assert (await client.finished(2)).state == "done"
+    assert (len(trials), device.restarts) == (MOST_TRIALS, 1)
+    refused = await hostile.refused(lambda r: wm.Measure(r, slow, 0, (32, 1, 1), 0))
+    assert refused["code"] == "compile"
+    assert (len(trials), device.restarts) == (MOST_TRIALS, 1), "it is not tried again"
+    for trial in trials:
+        trial.close()
 
 
 async def test_a_host_that_compiles_for_ever_is_replaced_and_the_kernel_is_suspected(

@@ -201,6 +201,9 @@ class FakeHost(VirtualSMs):
         if descriptor is not None:
             os.close(descriptor)
 
+    def _ping(self, command: m.Ping) -> None:
+        self._send(m.Replied(command.ticket))
+
     def _load(self, command: m.Load) -> None:
         self.modules[command.module] = command.ptx
         self._send(m.Replied(command.ticket))
@@ -275,6 +278,7 @@ class FakeHost(VirtualSMs):
 _HANDLERS: dict[type, Callable[[FakeHost, Any], None]] = {
     m.OpenArena: FakeHost._open_arena,
     m.CloseArena: FakeHost._close_arena,
+    m.Ping: FakeHost._ping,
     m.Load: FakeHost._load,
     m.Unload: FakeHost._unload,
     m.Measure: FakeHost._measure,

@@ -101,6 +101,7 @@ class Host:
             m.WriteSymbol: self._write_symbol,
             m.OpenArena: lambda command: mapping(self._open_arena, self._with_file(command)),
             m.CloseArena: self._close_session,
+            m.Ping: lambda command: mapping(self._ping, command),
             m.Load: lambda command: compiling(self._load, command),
             m.Measure: lambda command: compiling(self._measure, command),
             m.Unload: self._unload,
@@ -349,6 +350,9 @@ class Host:
             raise DeviceLost(
                 f"the memory of session {command.session} cannot be unmapped: {error}"
             ) from error
+
+    def _ping(self, command: m.Ping) -> None:
+        self._send(m.Replied(command.ticket))
 
 
 def end_process(reason: str) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "Log",
     "Measure",
     "OpenArena",
+    "Ping",
     "ReadProgress",
     "ReadSymbol",
     "Refused",
@@ -190,6 +191,13 @@ class KillJob(NamedTuple):
     """
 
     job: Job
+
+
+@_front(17)
+class Ping(NamedTuple):
+    """Replies nil, from the thread that maps memory, as soon as that comes to it."""
+
+    ticket: Ticket
 
 
 # -- events ----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -169,6 +170,28 @@ def test_arenas_open_and_close_in_order_and_their_modules_go(case: Case) -> None
     assert isinstance(from_wire(refused.error), InvalidArgument)
     assert case.device.arenas == ["open 4096@0, 4096 bytes", "close"]
     assert isinstance(from_wire(case.do(m.Measure(3, 5, "k", (1, 1, 1), 0)).error), UnknownName)
+
+
+def test_a_thread_for_memory_that_is_stuck_answers_no_ping(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def map_arena(*_: Any) -> FakeDevice:
+        assert go_on.wait(TIMEOUT_S)
+        return case.device
+
+    assert case.do(m.Ping(2)) == m.Replied(2)
+    monkeypatch.setattr(case.device, "map_arena", map_arena)
+    descriptor = os.memfd_create("arena")
+    socket.send_fds(case.front, [m.HOST_PROTOCOL.encode(m.OpenArena(3, 9, 0, 4096))], [descriptor])
+    os.close(descriptor)
+    case.host.carry_out(next(case.link.receive()))
+    case.host.carry_out(m.Ping(4))
+    assert case.do(m.ReadProgress(5, ())) == m.Replied(5, [])
+    go_on.set()
+    assert case.next() == m.Replied(3, case.device.address)
+    assert case.next() == m.Replied(4)
 
 
 def test_a_session_without_arena_may_be_closed(case: Case) -> None:

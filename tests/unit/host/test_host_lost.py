@@ -152,7 +152,7 @@ def cut(kind: Any, *fields: Any) -> bytes:
 @pytest.mark.parametrize("kind", TICKETED)
 def test_a_command_that_cannot_be_read_is_refused(kind: Any) -> None:
     case = Case(LOST)
-    (refused,) = case.told(cut(kind, 77))
+    (refused,) = case.told(cut(kind, 77, *"too many"))
     assert (type(refused), refused.ticket) == (m.Refused, 77)
     assert f"{kind.__name__} cannot be read" in refused.error["message"]
     assert not case.lost
@@ -187,7 +187,7 @@ def test_a_job_of_which_a_command_cannot_be_read_ends(kind: Any) -> None:
     [
         *(cut(kind) for kind in (*TICKETED, *OF_A_JOB)),
         *(cut(kind, "?", "?") for kind in COMMANDS),
-        *(cut(kind, 5, 5) for kind in NAMELESS),
+        *(cut(kind, 5, 5, 5) for kind in NAMELESS),
         cut(m.JobEnded, 5),
         frame(b"\x92\x3f\x05"),
         frame(b"\x90"),
