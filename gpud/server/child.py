@@ -32,6 +32,9 @@ _LINK = Limits(message=256 << 20, high=1 << 62, low=1 << 61, hard=None)
 _LAST_WORDS_S = 0.5
 _VMSTAT = Path("/proc/vmstat")
 _SOCKET_BUFFER_BYTES = 1 << 20
+_OOM_SCORE = 500
+"""Added to a child's: as if it had half of the machine's memory more than it has."""
+_MOST_OOM_SCORE = 1000
 
 OnReply = Callable[[Any, GpudError | None], None]
 """Called with what was replied and None, or with None and an error."""
@@ -109,6 +112,7 @@ class Child:
         except BaseException:
             ours.close()
             raise
+        _let_go_first(self._process.pid)
         if self._over:  # killed while it was being started
             ours.close()
             self._signal()
@@ -243,6 +247,13 @@ class Child:
         for on_reply in tickets.values():
             on_reply(None, GpudError(f"the {self.what} {reason}"))
         self._on_end(reason)
+
+
+def _let_go_first(pid: int) -> None:
+    """Where memory runs out, have the system end this child before the daemon itself."""
+    with suppress(OSError):
+        place = Path(f"/proc/{pid}/oom_score_adj")
+        place.write_text(str(min(_MOST_OOM_SCORE, int(place.read_text()) + _OOM_SCORE)))
 
 
 def oom_kills() -> int:

@@ -49,6 +49,17 @@ async def test_how_it_ended(code: str, reason: str) -> None:
     assert await reason_of(code) == reason
 
 
+@pytest.fixture
+def score() -> int:
+    """What a child of this process should have, by which the system decides whom to end."""
+    return min(1000, 500 + int(Path("/proc/self/oom_score_adj").read_text()))
+
+
+async def test_a_child_goes_before_the_daemon_where_memory_runs_out(score: int) -> None:
+    program = f"while int(open('/proc/self/oom_score_adj').read()) != {score}: pass"
+    assert await reason_of(program) == "ended with exit status 0"
+
+
 async def test_an_end_for_want_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = tmp_path / "vmstat"
     counts.write_text("nr_free_pages 7\noom_kill 3\n")
