@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -133,6 +135,19 @@ def test_output_of_other_code_is_captured() -> None:
     with captured(lambda: os.write(1, b"late\n")) as found:
         os.write(1, b"early\n")
     assert found == ["early\nlate\n"]
+
+
+def test_output_that_the_c_library_holds_back_is_captured() -> None:
+    code = (
+        "import ctypes, sys\n"
+        "from tests.gpu.world import captured\n"
+        "with captured(lambda: None) as found:\n"
+        "    ctypes.CDLL(None).printf(b'from C')\n"
+        "sys.exit(found != ['from C'])\n"
+    )
+    given = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    path = os.pathsep.join(one for one in sys.path if one)
+    subprocess.run([sys.executable, "-c", code], env={**given, "PYTHONPATH": path}, check=True)
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not on PATH")

@@ -13,6 +13,10 @@ the slots are and how a limit is set:
 ``copy``         in device memory; a copy of one word on a stream of its own.
 ``memset``       in device memory; a memset of one word on a stream of its own.
 
+Blocks subtract from ``live`` at the GPU's scope: on host memory that is atomic among them, and at
+the system's scope only where the bus has atomics. The host stores and loads whole words, which is
+atomic for both sides (CUDA Programming Guide 13, 5.7.3). No word is written by both.
+
 Properties:
 * a record is complete before the launch that follows it on its stream begins, and a limit that was
   set after `ReleasePath.place` is never undone by it;
