@@ -4,8 +4,10 @@ Problem: control words must be set up for each run without asking the driver for
 memory back waits for every kernel on the device, and a persistent kernel may run for hours.
 
 Approach: blocks come from a pool by powers of two and go back there; the driver gets them when the
-device is closed. `MappedBlock` is host memory that the GPU reads and writes over the bus at the
-same address; `DeviceBlock` is the GPU's own.
+device is closed. Small ones are cut from *slabs*, the first of which is taken when the device is
+opened: whether the driver waits for kernels when it is asked for memory is not written down, and
+runs begin with the device's lock held. `MappedBlock` is host memory that the GPU reads and writes
+over the bus at the same address; `DeviceBlock` is the GPU's own.
 
 Properties:
 * a block that was taken twice is zero both times where that is said, and nobody else's in between;
@@ -31,6 +33,7 @@ from gpud.errors import OutOfMemory
 __all__ = ["DeviceBlock", "DeviceMemory", "MappedBlock", "Pool", "out_of_memory"]
 
 _LEAST_BYTES = 256
+_SLAB_BYTES = 1 << 20
 
 
 def out_of_memory(context: Context, error: DriverError, size: int) -> Exception:
@@ -68,6 +71,14 @@ class MappedBlock:
         self.view = whole[:size]
         self.words: npt.NDArray[np.uint32] = whole.view(np.uint32)
 
+    def part(self, offset: int, size: int) -> MappedBlock:
+        """Some of it, which is not to be freed; both are multiples of 256."""
+        made = object.__new__(MappedBlock)
+        made._context, made.size, made.address = self._context, size, self.address + offset
+        made.view = self.view[offset : offset + size]
+        made.words = self.words[offset // 4 : (offset + size) // 4]
+        return made
+
     def free(self) -> None:
         """Give it back to the driver; waits for the device."""
         self._context.enter().call("cuMemFreeHost", self.address)
@@ -91,6 +102,12 @@ class DeviceBlock:
         except DriverError as error:
             raise out_of_memory(context, error, size) from error
 
+    def part(self, offset: int, size: int) -> DeviceBlock:
+        """Some of it, which is not to be freed."""
+        made = object.__new__(DeviceBlock)
+        made._context, made.size, made.address = self._context, size, self.address + offset
+        return made
+
     def free(self) -> None:
         """Give it back to the driver; waits for the device."""
         self._context.enter().call("cuMemFree", self.address)
@@ -107,9 +124,12 @@ class Pool:
     def __init__(self, context: Context, kind: Any) -> None:
         self._context = context
         self._kind = kind
-        self._lock = threading.Lock()
+        # What is given back by a finalizer may be while the same thread is in here.
+        self._lock = threading.RLock()
         self._free: dict[int, list[Any]] = {}
-        self._all: list[Any] = []
+        self._slab: Any = kind(context, _SLAB_BYTES)
+        self._used = 0
+        self._all = [self._slab]
 
     def take(self, size: int) -> Any:
         """A block of ``size`` bytes or more; what is in it is nobody's business.
@@ -122,10 +142,19 @@ class Pool:
             free = self._free.get(rounded)
             if free:
                 return free.pop()
-        block = self._kind(self._context, rounded)
+            if self._used + rounded <= self._slab.size:
+                self._used += rounded
+                return self._slab.part(self._used - rounded, rounded)
+        if rounded > _SLAB_BYTES // 8:
+            block = self._kind(self._context, rounded)
+            with self._lock:
+                self._all.append(block)
+            return block
+        slab = self._kind(self._context, _SLAB_BYTES)
         with self._lock:
-            self._all.append(block)
-        return block
+            self._all.append(slab)
+            self._slab, self._used = slab, rounded
+        return slab.part(0, rounded)
 
     def give(self, block: Any) -> None:
         """Take back what `take` gave; no kernel uses it any more."""

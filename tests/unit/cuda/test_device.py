@@ -90,6 +90,7 @@ def test_too_little_memory_says_how_much_there_is() -> None:
 def test_runs_take_no_new_memory_once_they_have_run() -> None:
     fake = FakeDriver()
     with device_of(fake) as device:
+        opened = len(fake.calls)
         chain = device.prepare(launches(device, "ppp"))
         assert chain.record_bytes == 3 * JOB_BYTES
         jobs = [Job(device, chain), Job(device, chain)]
@@ -101,6 +102,27 @@ def test_runs_take_no_new_memory_once_they_have_run() -> None:
         later = fake.calls[fake.calls.index("next") :]
         assert all(job.complete for job in jobs)
         assert not [n for n in later if "Alloc" in n or "Create" in n or "Free" in n]
+        assert not [n for n in fake.calls[opened:] if "Alloc" in n or "Free" in n]
+
+
+def test_small_blocks_are_cut_from_what_was_taken_at_the_beginning() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        before = fake.alive["host"], fake.alive["device"]
+        blocks = [device.host_blocks.take(size) for size in (1, 300, 4096, 64)]
+        assert [block.size for block in blocks] == [256, 512, 4096, 256]
+        for number, block in enumerate(blocks):
+            assert block.address == block.view.ctypes.data == block.words.ctypes.data
+            block.view[:] = number
+        assert [set(block.view.tolist()) for block in blocks] == [{0}, {1}, {2}, {3}]
+        device.host_blocks.give(blocks[1])
+        assert device.host_blocks.take(257) is blocks[1]
+        assert (fake.alive["host"], fake.alive["device"]) == before
+        device.device_blocks.take(1 << 21)
+        assert fake.alive["device"] == before[1] + 1
+        taken = {device.device_blocks.take(1 << 17).address for _ in range(20)}
+        assert len(taken) == 20
+        assert fake.alive["device"] == before[1] + 3
 
 
 # -- arenas
