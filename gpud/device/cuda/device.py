@@ -169,8 +169,9 @@ class CUDADevice:
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> CUDAModule:
         """Load a PTX program; see `CUDAModule`."""
-        if not self.watcher.busy:
-            self._unload_retired()
+        with self.lock:  # so that nothing begins meanwhile
+            if not self.watcher.busy:
+                self._unload_retired()
         module = CUDAModule(self.context, text, arena)
         handle = module.release()
         self._programs[int(handle)] = handle
@@ -293,9 +294,10 @@ class CUDADevice:
                 "SM gives one block; use smaller tiles",
                 limit=self._shared_limit,
             )
-        if not self.watcher.busy:
-            with suppress(DriverError):  # then a launch says so
-                self.context.make_room(kernel.attribute("local_bytes"))
+        local_bytes = kernel.attribute("local_bytes")
+        with self.lock, suppress(DriverError):  # if it cannot be, a launch says so
+            if not self.watcher.busy:
+                self.context.make_room(local_bytes)
         driver = self.context.enter()
         if shared > _FREE_SHARED_BYTES - kernel.shared_bytes:
             # All that a block may have, so that a later, smaller launch takes nothing back.
