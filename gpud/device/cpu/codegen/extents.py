@@ -189,9 +189,10 @@ class Extents(Indices):
 
     def _narrowed(self, name: str, place: Place, values: Interval) -> Interval:
         """``values`` without those for which control does not come to ``place``."""
-        for predicate, negated, number, block in self._early.conditions(place.block):
+        for condition in self._early.conditions(place.block):
+            where = Place(condition.reader, condition.number, condition.block)
             for test, holds_not in self._tests(
-                predicate, Place(place.reader, number, block), negated=negated
+                condition.predicate, where, negated=condition.negated
             ):
                 values = self._given(name, place, values, test, negated=holds_not)
         return values

@@ -52,6 +52,8 @@ _64_BITS = ("u64", "s64", "b64")
 _PURE = frozenset(
     ("add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "not", "neg", "cvt", "mov")
 )
+_FAR = 57
+"""No arena has 2 to the power of so many bytes; five bits are left for an alignment."""
 _SAME_AT_ALL_TIMES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
 
 
@@ -134,13 +136,15 @@ class JointFences:
         base = e.value(f"add i64 {values[first.place]}, {_wrapped(first.offset)}")
         group.bias = e.value(f"sub i64 {lowest}, {base}")
         length = e.value(f"sub i64 {highest}, {lowest}")
+        if found.align > 1:
+            # As if one that is not aligned were far away: a choice would be made for each thread.
+            odd = e.value(f"and i64 {bits}, {found.align - 1}")
+            length = e.value(f"or i64 {length}, {e.value(f'shl i64 {odd}, {_FAR}')}")
         e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
         room = e.value(f"call i64 @llvm.usub.sat.i64(i64 {starts(e, bounds, span)}, i64 {length})")
         if found.align > 1:
             up = e.value(f"add i64 {room}, {found.align - 1}")
             room = e.value(f"lshr i64 {up}, {found.align.bit_length() - 1}")
-            odd = e.value(f"icmp ne i64 {e.value(f'and i64 {bits}, {found.align - 1}')}, 0")
-            room = e.value(f"select i1 {odd}, i64 0, i64 {room}")
         group.room = room
 
     def _parameter(self, place: int) -> str:

@@ -12,6 +12,7 @@ Properties: every thread that meets the conditions is in the box.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpud.device.cpu.codegen.emitter import Emitter
@@ -21,6 +22,7 @@ __all__ = ["AlignedRanges", "Box", "compared", "narrowed", "span_of"]
 
 Ends = tuple[Slope, Slope]
 """The first of a range and the one after its last: numbers, or LLVM i64."""
+_NEGATIVE = -(1 << 63)
 
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "lo": "hs", "ls": "hi", "hi": "ls",
             "hs": "lo"}  # fmt: skip
@@ -46,40 +48,44 @@ class AlignedRanges:
 
     def __init__(self, e: Emitter) -> None:
         self.e = e
-        self._offsets: dict[int, list[str]] = {}
-        self._rooms: list[str] = []
+        self._joined: dict[str, dict[int, dict[str, None]]] = {}
+        """Numbers by the condition (i1) under which they matter, and by which of their bits do."""
 
     @property
     def any(self) -> bool:
         """Whether there are offsets."""
-        return bool(self._rooms)
+        return bool(self._joined)
 
-    def add(self, offset: str, align: int, limit: str) -> None:
-        """Test that ``offset`` (i64) is a multiple of ``align`` and less than ``limit``, unsigned.
+    def add(self, first: str, end: str, align: int, limit: str, some: str = "") -> None:
+        """Test the offsets from ``first`` to ``end`` (i64), if the i1 ``some`` holds.
 
-        ``limit`` (i64) is less than 2**63.
+        ``first`` must be a multiple of ``align``, and ``end``, which is less than 2**62 above it,
+        less than ``limit`` (i64, unsigned), which is less than 2**63.
         """
-        offsets = self._offsets.setdefault(align, [])
-        if offset in offsets:
-            return
-        offsets.append(offset)
+        masks = self._joined.setdefault(some, {})
+        masks.setdefault(_NEGATIVE + align - 1, {})[first] = None
+        if end != first:
+            masks.setdefault(_NEGATIVE, {})[end] = None
         last = str(int(limit) - 1) if limit.isdigit() else self.e.value(f"sub i64 {limit}, 1")
-        self._rooms.append(self.e.value(f"sub i64 {last}, {offset}"))
+        masks.setdefault(_NEGATIVE, {})[self.e.value(f"sub i64 {last}, {end}")] = None
 
     def missed(self) -> str:
         """An i1: whether some offset does not pass."""
-        e = self.e
-        negative = -(1 << 63)
-        bad = e.value(f"and i64 {self._joined(self._rooms)}, {negative}")
-        for align, offsets in self._offsets.items():
-            bits = e.value(f"and i64 {self._joined(offsets)}, {negative + align - 1}")
-            bad = e.value(f"or i64 {bad}, {bits}")
+        e, bad = self.e, ""
+        for some, masks in self._joined.items():
+            part = ""
+            for mask, numbers in masks.items():
+                bits = e.value(f"and i64 {self._either(numbers)}, {mask}")
+                part = e.value(f"or i64 {part}, {bits}") if part else bits
+            if some:
+                part = e.value(f"select i1 {some}, i64 {part}, i64 0")
+            bad = e.value(f"or i64 {bad}, {part}") if bad else part
         return e.value(f"icmp ne i64 {bad}, 0")
 
-    def _joined(self, numbers: list[str]) -> str:
-        result = numbers[0]
-        for number in numbers[1:]:
-            result = self.e.value(f"or i64 {result}, {number}")
+    def _either(self, numbers: Iterable[str]) -> str:
+        result = ""
+        for number in numbers:
+            result = self.e.value(f"or i64 {result}, {number}") if result else number
         return result
 
 

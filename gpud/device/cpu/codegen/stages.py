@@ -25,6 +25,7 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.affine import Ramp
 from gpud.device.cpu.codegen.checks import UNLIKELY
 from gpud.device.cpu.codegen.driver import FAILED
 from gpud.device.cpu.codegen.early import EarlyChecks
@@ -63,6 +64,8 @@ class StageWriter:
         """Varying registers that threads keep in arrays at the stage's start."""
         self._inline: set[int] = set()
         """Identities of the checks that the loop at hand makes."""
+        self._ramps: dict[tuple[int, bool], Ramp] = {}
+        """Pointers that the loop at hand need not compute as the program does."""
 
     def write(self) -> None:
         """Emit the stage; the block that is open becomes its first."""
@@ -148,8 +151,9 @@ class StageWriter:
             self._loop(blocks, uniform, agree, quick=False)
             e.jump(done)
             e.place(quick)
-            self._inline = early.inline
+            self._inline, self._ramps = early.inline, early.ramps
             self._loop(blocks, uniform, agree)
+            self._ramps = {}
             e.place(done)
         else:
             self._loop(blocks, uniform, agree)
@@ -223,7 +227,7 @@ class StageWriter:
                 e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
             for ins in self.recipe:
                 with self.as_of(ins, -1):
-                    self.code.run(ins)
+                    self._make(ins, self._ramps.get((id(ins), True)))
             after = e.label("kept")
             for index, segment in enumerate(self.stage.segments):
                 following = (
@@ -281,7 +285,15 @@ class StageWriter:
             if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
                 self.kernel.collectives.resume(self.code, ins)
             elif not waits(ins):
-                self.code.run(ins)
+                self._make(ins, self._ramps.get((id(ins), False)))
+
+    def _make(self, ins: ptx.Instruction, ramp: Ramp | None) -> None:
+        """Emit ``ins``, or what it is known to make."""
+        if ramp is None:
+            self.code.run(ins)
+        else:
+            pointer = ramp.of(self.e, self.code.places.tid)
+            self.e.do(f"store ptr {pointer}, ptr {self.code.slot(written(ins)[0].name)}")
 
     @contextmanager
     def as_of(self, ins: ptx.Instruction, now: int | None = None) -> Iterator[None]:

@@ -1,0 +1,158 @@
+"""Which values of a stage grow by the same amount from thread to thread.
+
+Terms: the *slopes* of a value are by how much it grows for the next thread in x, y and z, modulo 2
+to the power of its width; for slices see `gpud.device.cpu.codegen.slices`.
+
+Addresses are computed in 32 bits before they are widened, and could wrap around between the first
+and the last thread: so where an affine value of 32 bits is widened, its lowest and highest value
+must fit 32 bits, as integers. Then the widened value is affine too.
+
+Nobody tells LLVM: an index that may wrap is none of which it can know that neighbours access
+neighbouring memory. So a loop that runs only where no value wraps need not compute such a pointer
+as the program does: it is a *ramp*, the first thread's plus the thread's number times the slope.
+
+Properties:
+* values have their slopes in all threads of the block, if none of `AffineSlices.wraps` holds;
+* so does a ramp: it is what its instruction would have given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpud.compiler.analysis.effects import written
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emitter import Emitter
+from gpud.device.cpu.codegen.ranges import Box, span_of
+from gpud.device.cpu.codegen.slices import Slices, Step
+from gpud.device.cpu.codegen.slopes import Slope, Slopes, Widening, slopes_of
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.stages import StageWriter
+
+__all__ = ["FLAT", "AffineSlices", "Ramp", "plus"]
+
+_MOST_STRIDE = 1 << 31
+FLAT: Slopes = (0, 0, 0)
+"""Of what is the same for all threads."""
+
+
+class Ramp(NamedTuple):
+    """A pointer of the first thread, in a slot, and by how much it grows from thread to thread."""
+
+    slot: str
+    slopes: Slopes
+
+    def of(self, e: Emitter, thread: tuple[str, str, str]) -> str:
+        """``ptr`` of the thread at these coordinates (i32)."""
+        pointer = e.value(f"load ptr, ptr {self.slot}")
+        for number, slope in zip(thread, self.slopes, strict=True):
+            if slope != 0:
+                small = isinstance(slope, int) and abs(slope) < _MOST_STRIDE
+                wide = e.value(f"zext i32 {number} to i64")
+                more = e.value(f"mul {'nsw ' if small else ''}i64 {wide}, {slope}")
+                pointer = e.value(f"getelementptr i8, ptr {pointer}, i64 {more}")
+        return pointer
+
+
+class AffineSlices(Slices):
+    """The slices of one stage, run for the first thread, with their slopes.
+
+    Attributes:
+        wraps: conditions (i1), any of which means that some value that was widened wraps.
+        ramps: by identity of the instruction and whether it runs before the stage's own.
+    """
+
+    def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
+        super().__init__(stage, varying)
+        self.wraps: list[str] = []
+        self.ramps: dict[tuple[int, bool], Ramp] = {}
+        self._values: dict[object, str] = {}
+        self._slopes: dict[int, Slopes | None] = {}
+        self._widened: set[int] = set()
+        """Identities of steps that are made of a widened value, and not of a ramp."""
+
+    def slopes_of(self, step: Step) -> Slopes | None:
+        """The slopes of what a step makes, None if it may have none; it and its sources are run."""
+        for one in (*self.ordered(step), step):
+            if not self._knows_slopes(one):
+                return None
+        return self._slopes[id(step)]
+
+    def slopes_at(self, step: Step, operand: ptx.Operand) -> Slopes | None:
+        """Slopes of an operand of ``step``."""
+        if isinstance(operand, ptx.Immediate):
+            return FLAT
+        if isinstance(operand, ptx.SpecialRegister) and operand.name.startswith("%tid."):
+            axis = "xyz".find(operand.name[-1])
+            return (int(axis == 0), int(axis == 1), int(axis == 2))
+        if not isinstance(operand, ptx.Register):
+            return None
+        if operand.name not in self.s.w.varying:
+            return FLAT
+        source = step.sources.get(operand.name)
+        return None if source is None else self.slopes_of(source)
+
+    def strides(self, size: int) -> Slopes:
+        """Slopes of thread number times ``size``."""
+        shape = self.s.kernel.shape
+        return (size, size * shape.x, size * shape.x * shape.y)
+
+    def _knows_slopes(self, step: Step) -> bool:
+        """Run the step for the first thread and work out its slopes; whether it has any."""
+        if id(step) in self._slopes:
+            return self._slopes[id(step)] is not None
+        self._slopes[id(step)] = None
+        sources: dict[str, Slopes] = {}
+        for name, source in step.sources.items():
+            if name not in self.s.w.varying:
+                sources[name] = FLAT
+                continue
+            known = None if source is None else self._slopes.get(id(source))
+            if known is None:
+                return False
+            sources[name] = known
+        self.run([step], self._values)
+        with self.reading(step, self._values):
+            result = slopes_of(self.code, step.ins, sources, self.strides(1), self.s.kernel)
+        if result is None:
+            return False
+        slopes, widening = result
+        if widening is not None and any(slopes):
+            self.wraps.append(self.may_wrap(step, widening))
+            self._widened.add(id(step))
+        elif any(id(source) in self._widened for source in step.sources.values()):
+            self._widened.add(id(step))
+        self._slopes[id(step)] = slopes
+        self._make_ramp(step, slopes)
+        return True
+
+    def _make_ramp(self, step: Step, slopes: Slopes) -> None:
+        name = written(step.ins)[0].name
+        if id(step) in self._widened and self.s.kernel.storage[name] == "ptr":
+            self.ramps[id(step.ins), step.now < 0] = Ramp(self._values[id(step)], slopes)
+            self._widened.discard(id(step))
+
+    def may_wrap(self, step: Step, widening: Widening) -> str:
+        """Whether a widened value leaves 32 bits for some thread (i1)."""
+        e, shape = self.e, self.s.kernel.shape
+        with self.reading(step, self._values):
+            start = self.code.read(widening.operand, "u32")
+        how = "sext" if widening.signed else "zext"
+        wide = e.value(f"{how} i32 {start} to i64")
+        whole = Box(((0, shape.x), (0, shape.y), (0, shape.z)))
+        lowest, highest = span_of(e, widening.slopes, whole)
+        result = "false"
+        for end in (lowest, highest):
+            if end == 0:
+                continue
+            value = plus(e, wide, end)
+            again = e.value(f"{how} i32 {e.value(f'trunc i64 {value} to i32')} to i64")
+            differs = e.value(f"icmp ne i64 {value}, {again}")
+            result = differs if result == "false" else e.value(f"or i1 {result}, {differs}")
+        return result
+
+
+def plus(e: Emitter, address: str, number: Slope) -> str:
+    """The sum of two i64."""
+    return address if number == 0 else e.value(f"add i64 {address}, {number}")
