@@ -63,7 +63,7 @@ class AsyncArray(ArrayRecord):
 
     async def numpy(self) -> Values:
         """The array's memory itself as a NumPy array; see `Array.numpy`."""
-        return await self._session._channel.run(self._view(None))
+        return await self._session._channel.run(self._numpy())
 
 
 class AsyncSymbol(SymbolRecord):

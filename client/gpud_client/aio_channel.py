@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
-from gpud_client.core import Core, Operation, Request, connection_lost
+from gpud_client.core import Core, Notice, Operation, Request, connection_lost
 
 __all__ = ["AsyncChannel"]
 
@@ -141,6 +141,10 @@ class AsyncChannel:
                 step.abandon()
                 raise
             return step.answer()
+        if isinstance(step, Notice):
+            self.check()
+            self._send(self.core.frame(step))
+            return None
         if step is _Room:
             future: asyncio.Future[None] = self._loop.create_future()
             self._room.append(future)

@@ -1,7 +1,8 @@
 """Arrays in a device's memory.
 
 On the CPU device a session's arrays lie in memory that the daemon and this process share:
-`Array.get` and `Array.set` are one copy, `Array.numpy` is none.
+`Array.get` and `Array.set` are one copy, `Array.numpy` is none. A GPU has memory of its own: there
+the daemon copies between it and the memory that is shared, and `Array.numpy` is not to be had.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.errors import GpudError
-from gpud.wire.messages import Allocate
-from gpud_client.core import Core, Operation, Request, Users
+from gpud.wire.messages import Allocate, Download, Upload
+from gpud_client.core import Core, Notice, Operation, Request, Users
 
 if TYPE_CHECKING:
     from gpud_client.devices import Device
@@ -140,8 +141,13 @@ class ArrayRecord:
             job for job in jobs if job.stream_number == stream._number
         ]
 
-    def _view(self, stream: Stream | None) -> Operation[Values]:
-        """The array's own memory, when the jobs to follow have ended."""
+    def _view(self, stream: Stream | None, *, fetch: bool = False) -> Operation[Values]:
+        """The array's place in shared memory, when the jobs to follow have ended.
+
+        Args:
+            stream: see `Array.get`.
+            fetch: have there what the device has; where that is the same memory, it always is.
+        """
         allocation = self._allocation
         if allocation is None:
             raise ValueError("the array was freed")
@@ -149,11 +155,32 @@ class ArrayRecord:
         jobs = self._followed(stream)
         if jobs:
             yield jobs
+        if fetch and self._copied and core.lost is None:
+            index, address, size = allocation.device, allocation.address, allocation.size
+            yield Request(lambda number: Download(number, index, address, 0, size))
         if core.lost is not None:
             raise GpudError("the array's session is closed or lost; its values are gone")
         arena = core.arenas[self._device.index]
         raw = arena.view(allocation.address, self.nbytes, allocation)
         return raw.view(self._dtype).reshape(self._shape)
+
+    @property
+    def _copied(self) -> bool:
+        return self._device.arrays == "copied"
+
+    def _numpy(self) -> Operation[Values]:
+        if self._copied:
+            raise GpudError(
+                f"the memory of {self._device.name} cannot be mapped into this process: copy the "
+                "values with get() and set()"
+            )
+        return (yield from self._view(None))
+
+    def _sent(self) -> Operation[None]:
+        """What was written to the view is to be on the device before what is submitted next."""
+        allocation = self._allocation
+        if self._copied and allocation is not None:
+            yield Notice(Upload(allocation.device, allocation.address, 0, allocation.size))
 
     def _get(self, out: Values | None, stream: Stream | None) -> Operation[Values]:
         if out is not None:
@@ -164,7 +191,7 @@ class ArrayRecord:
                     f"out has shape {out.shape} and type {out.dtype}, the array {self._shape} and "
                     f"{self._dtype}"
                 )
-        view = yield from self._view(stream)
+        view = yield from self._view(stream, fetch=True)
         if out is None:
             return view.copy()
         out[...] = view
@@ -182,8 +209,13 @@ class ArrayRecord:
             given = np.asarray(values, self._dtype)
         if given.shape != self._shape:
             raise ValueError(f"the values have shape {given.shape}, the array {self._shape}")
+        yield from self._put(given, stream)
+
+    def _put(self, values: Values, stream: Stream | None = None) -> Operation[None]:
+        """Copy in what is of the array's shape."""
         view = yield from self._view(stream)
-        view[...] = given
+        view[...] = values
+        yield from self._sent()
 
 
 class Array(ArrayRecord):
@@ -210,6 +242,7 @@ class Array(ArrayRecord):
 
         Raises:
             ValueError: The array was freed, or ``out`` does not match.
+            DeviceLost: The device lost the values; `set` writes others.
             ConnectionLost: The daemon has gone.
         """
         return self._session._channel.run(self._get(out, stream))
@@ -231,9 +264,9 @@ class Array(ArrayRecord):
         what is written through it is in the array: synchronise with `Job.result`.
 
         Raises:
-            GpudError: This process cannot map the device's memory.
+            GpudError: This process cannot map the device's memory, as that of a GPU.
         """
-        return self._session._channel.run(self._view(None))
+        return self._session._channel.run(self._numpy())
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Values:
         values = self.numpy() if copy is False else self.get()

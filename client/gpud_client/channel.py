@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
-from gpud_client.core import Core, Operation, Request, connection_lost
+from gpud_client.core import Core, Notice, Operation, Request, connection_lost
 from gpud_client.reader import Reader
 
 __all__ = ["Channel"]
@@ -121,6 +121,11 @@ class Channel:
     def _step(self, step: Any) -> Any:
         if isinstance(step, Request):
             return self._ask(step)
+        if isinstance(step, Notice):
+            with self._sending:
+                self.check()
+                self._send(self.core.frame(step))
+            return None
         for target in step:
             self.wait(target)
         return None

@@ -5,8 +5,9 @@ an incoming message means and what a lost connection does must be the same in bo
 
 Approach: the core numbers requests and jobs, holds what is outstanding, and settles it when a
 message comes in. What takes several steps (compile, then measure, then submit) is written once as a
-generator: it yields a `Request`, or a list of jobs to wait for, and is sent the answer. The shells
-(`gpud_client.channel`, `gpud_client.aio_channel`) move bytes, wait, and drive these generators.
+generator: it yields a `Request`, a `Notice`, or a list of jobs to wait for, and is sent the answer.
+The shells (`gpud_client.channel`, `gpud_client.aio_channel`) move bytes, wait, and drive these
+generators.
 
 Terms:
     settled: a request that is answered or failed, a job that has ended; it stays so.
@@ -25,7 +26,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
 from gpud.wire.codec import FrameDecoder
@@ -49,6 +50,7 @@ from gpud_client.arena import ArenaMemory
 
 __all__ = [
     "Core",
+    "Notice",
     "Operation",
     "PendingJob",
     "Request",
@@ -115,6 +117,12 @@ class Request:
         return self.value
 
 
+class Notice(NamedTuple):
+    """A message that has no answer."""
+
+    message: Any
+
+
 class PendingJob(Protocol):
     """What the core has to know of a job."""
 
@@ -155,7 +163,7 @@ class Users:
         return [job for number in self._numbers if (job := jobs.get(number)) is not None]
 
 
-Step = Request | list[Any]
+Step = Request | Notice | list[Any]
 Operation = Generator[Step, Any, T]
 
 
@@ -202,6 +210,11 @@ class Core:
         self._last_request = number
         self.requests[number] = request
         return frame
+
+    @staticmethod
+    def frame(notice: Notice) -> bytes:
+        """The frame of a message without an answer."""
+        return CLIENT_PROTOCOL.encode(notice.message)
 
     def open_job(self, job: Any, build: Callable[[int], Any]) -> bytes:
         """Numbers a job; returns its frame. Nothing has changed if it raises."""

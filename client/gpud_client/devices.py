@@ -22,6 +22,8 @@ class Device:
         memory: Bytes that arrays may take in all.
         capability: The CUDA compute capability that kernels are compiled for.
         online_sms: The most CapSM that online jobs may have together.
+        arrays: ``"shared"`` if this process can have arrays mapped, ``"copied"`` if `get` and `set`
+            copy between the device's memory and this process.
     """
 
     index: int
@@ -31,6 +33,7 @@ class Device:
     memory: int
     capability: Any
     online_sms: Fraction
+    arrays: str = "shared"
 
     @classmethod
     def _from_wire(cls, index: int, found: Mapping[str, Any]) -> Device:
@@ -44,6 +47,7 @@ class Device:
             int(found.get("memory_bytes") or 0),
             found.get("capability"),
             Fraction(sms) if online is None else _exact(online),
+            str(found.get("arrays", "shared")),
         )
 
 

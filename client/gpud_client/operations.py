@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gpud.units import Share
 from gpud.wire.messages import TOPICS, Query, Submit
-from gpud_client.arrays import Shape, Values, allocate, as_dtype, as_shape, as_values
+from gpud_client.arrays import Shape, allocate, as_dtype, as_shape, as_values
 from gpud_client.calls import Call
 from gpud_client.core import Core, Operation, Request, Users
 from gpud_client.devices import Device
@@ -152,8 +152,7 @@ class SessionRecord:
         array = yield from allocate(
             self, self._array_class, self._on(device), given.shape, given.dtype
         )
-        view: Values = yield from array._view(None)
-        view[...] = given
+        yield from array._put(given)
         return array
 
     def _compile(

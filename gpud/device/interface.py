@@ -26,6 +26,7 @@ __all__ = [
     "OUTPUT_LIMIT_BYTES",
     "RESIZABLE",
     "REWRITTEN",
+    "Arrays",
     "Chain",
     "Device",
     "Form",
@@ -206,12 +207,21 @@ class Gang(Protocol):
         """Whether `held` can only fall: all of the last launch is claimed, or it was ended."""
 
 
+Arrays = Literal["shared", "copied"]
+"""Where a session's arrays lie: in its memory file itself, or in memory of the device's own."""
+
+
 class Device(Protocol):
-    """A device as the rest of gpud sees it. Sizes are bytes."""
+    """A device as the rest of gpud sees it. Sizes are bytes.
+
+    Where arrays are ``copied``, what ``map_arena`` gives has ``commit``, ``release``, ``upload``
+    and ``download``, as `gpud.device.cuda.arena.Arena`.
+    """
 
     name: str
     kind: str
     sms: int
+    arrays: Arrays
 
     def allocate(self, size: int) -> Memory:
         """Zeroed device memory, aligned to 256 bytes."""

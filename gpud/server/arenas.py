@@ -7,6 +7,8 @@ Giving many pages back takes the kernel a while, so a large range is punched on 
 that the session asks for meanwhile wait, for the range must read as zero before it is used again.
 For the same reason a file that holds much is emptied on a thread when its session goes.
 
+Where a device has memory of its own (`gpud.server.copied`), a range is given back there first.
+
 A client maps its whole file, and can write where it has no array: that memory would be counted
 nowhere. So the files are looked at from time to time (`Arenas.look`). What lies outside of all
 arrays is given back; a session that goes on so is told to the server, which ends it.
@@ -20,13 +22,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
 from gpud.core.memory import Arena, Ledger, Range, Usage
 from gpud.errors import GpudError, InternalError, LimitExceeded
 from gpud.server import descriptors, memfd
+from gpud.server.copied import CopiedMemory
 from gpud.server.settings import MemoryLimits
 from gpud.units import Address, SessionId
 
@@ -40,6 +43,9 @@ MOST_STRIKES = 3
 
 _LARGE_BYTES = 64 << 20  # punching so much takes some 5 ms
 _LEAST_ARENA_BYTES = 1 << 20  # checks of accesses subtract up to some KiB from an arena's size
+
+
+_NONE: Mapping[int, CopiedMemory] = {}
 
 
 class Hoard(NamedTuple):
@@ -72,11 +78,13 @@ class Arenas:
         self._waiting: dict[SessionId, list[Callable[[], None]]] = {}
         self._capacities: tuple[int, ...] = ()
         self._closing = False
+        self._copied: Mapping[int, CopiedMemory] = {}
         self.descriptors_left: Callable[[], int] = lambda: 1 << 30
         self.session_limit_bytes = 0
 
-    def set_up(self, limits: MemoryLimits) -> None:
-        """Say what there is, before the first session."""
+    def set_up(self, limits: MemoryLimits, copied: Mapping[int, CopiedMemory] = _NONE) -> None:
+        """Say what there is, before the first session; ``copied`` by the device's index."""
+        self._copied = copied
         self._ledger = Ledger(
             limits.device,
             session_bytes=limits.session,
@@ -104,10 +112,18 @@ class Arenas:
         except GpudError:
             self._ledger.free(session, device, address)
             raise
+        if device in self._copied:
+            self._copied[device].copies.allocated(session, address, size)
         if (session, device) in self._told:
             return address, None
         self._told.add((session, device))
         return address, arena
+
+    def undo(self, session: SessionId, device: int, address: int) -> None:
+        """Forget an array that the device has no memory for."""
+        if session in self._opened:
+            self._ledger.free(session, device, address)
+            self._copied[device].copies.gone(session, address)
 
     def reserve(self, session: SessionId, user: int, device: int, size: int) -> None:
         """Count ``size`` bytes for module variables, and see to it that the session has an arena.
@@ -167,6 +183,8 @@ class Arenas:
             UnknownName: there is none.
         """
         self._ledger.free_after(session, device, address, last_job)
+        if device in self._copied:
+            self._copied[device].copies.freed(session, address, last_job)
 
     def settle(self, session: SessionId, oldest_job: int | None) -> None:
         """Give back what no job of the session uses any more."""
@@ -184,20 +202,44 @@ class Arenas:
     def _give_back(self, piece: Range) -> None:
         arena = self._ledger.arena(piece.session, piece.device)
         assert arena is not None
-        descriptor = self._files[piece.session, piece.device]
         offset = piece.address - arena.base
+        if piece.device in self._copied:
+            self._take_back(piece, offset)
+        else:
+            self._punch(piece, offset)
+
+    def _take_back(self, piece: Range, offset: int) -> None:
+        """Give a range back on the device, which may be copying it, and then in the file."""
+        session = piece.session
+        gone = self._going(piece)
+        self._punching[session] = self._punching.get(session, 0) + 1
+
+        def released(_: object, error: GpudError | None) -> None:
+            # With an error its host is lost, or its session: then it has nothing there any more.
+            if (session, piece.device) in self._files:
+                self._punch(piece, offset)
+            self._punched(session, gone)
+
+        self._copied[piece.device].release(session, piece.address, piece.size, released)
+
+    def _punch(self, piece: Range, offset: int) -> None:
+        descriptor = self._files[piece.session, piece.device]
         if piece.size < _LARGE_BYTES:
             memfd.punch(descriptor, offset, piece.size)
         else:
-            going = self._going_bytes
-            going[piece.session] = going.get(piece.session, 0) + piece.size
+            self._punch_later(piece.session, descriptor, [(offset, piece.size)], self._going(piece))
 
-            def gone() -> None:
-                going[piece.session] -= piece.size
-                if not going[piece.session]:
-                    del going[piece.session]
+    def _going(self, piece: Range) -> Callable[[], None]:
+        """Count a range as held until what is returned is called."""
+        going = self._going_bytes
+        going[piece.session] = going.get(piece.session, 0) + piece.size
 
-            self._punch_later(piece.session, descriptor, [(offset, piece.size)], gone)
+        def gone() -> None:
+            going[piece.session] -= piece.size
+            if not going[piece.session]:
+                del going[piece.session]
+
+        return gone
 
     def _punch_later(
         self,

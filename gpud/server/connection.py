@@ -42,6 +42,8 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wm.WriteSymbol: programs.write_symbol,
     wm.Allocate: memory.allocate,
     wm.Free: memory.free,
+    wm.Upload: memory.upload,
+    wm.Download: memory.download,
     wm.Resize: jobcontrol.resize,
     wm.Cancel: jobcontrol.cancel,
     wm.Describe: jobcontrol.describe,

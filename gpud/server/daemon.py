@@ -130,7 +130,8 @@ class Daemon:
                         f"{device.failures[-1]}; see the log above, or try gpud doctor",
                         device=device.spec,
                     )
-            self.front.arenas.set_up(settings.memory_limits(self.config, self.devices))
+            copied = {d.index: d.memory for d in self.devices if d.memory is not None}
+            self.front.arenas.set_up(settings.memory_limits(self.config, self.devices), copied)
         except BaseException:
             await self._close()
             raise

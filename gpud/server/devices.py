@@ -36,6 +36,7 @@ from typing import Any
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, UnknownName
 from gpud.server.child import Child, OnReply
+from gpud.server.copied import CopiedMemory
 from gpud.server.health import BEATS, Watch
 from gpud.server.jobs import Chain
 from gpud.server.loader import Loader, write_message
@@ -44,7 +45,7 @@ from gpud.server.owner import HOST_COMMAND, Connect, Limits, Owner
 from gpud.server.stock import Stock
 from gpud.server.stream import Outbox
 from gpud.server.suspects import Suspects
-from gpud.units import JobId
+from gpud.units import JobId, SessionId, job_pair
 
 __all__ = ["Device"]
 
@@ -62,6 +63,7 @@ class Device:
     Attributes:
         state: ``starting``, ``ready``, ``failed`` (given up) or ``stopped``.
         info: what the host said when it became ready; kept while the next one starts.
+        memory: its arrays, where they lie in memory of its own; None: they are in the files.
         failures: what has become of hosts, the latest last.
     """
 
@@ -80,6 +82,7 @@ class Device:
         self.spec = spec
         self.state = "starting"
         self.info: hm.HostReady | None = None
+        self.memory: CopiedMemory | None = None
         self.failures: list[str] = []
         self.restarts = 0
         self._owner = owner
@@ -192,6 +195,8 @@ class Device:
 
     def _on_ready(self, info: hm.HostReady) -> None:
         self.info = info
+        if self.memory is None and info.arrays == "copied":
+            self.memory = CopiedMemory(self)
         self.state = "ready"
         self._beats = self._early_ends = 0
         _LOG.info("device %d is ready: %s (pid %s)", self.index, info.name, self.pid)
@@ -210,6 +215,8 @@ class Device:
         task.add_done_callback(self._closing.discard)
         was_ready = self.state == "ready"
         culprit, unstarted = self._examine()
+        if was_ready:
+            self._lose_arrays(reason)
         useful = self._forget_host(reason)
         if self.state == "stopped":
             self._settled.set()
@@ -267,6 +274,13 @@ class Device:
         useful, self._useful = self._useful, False
         return useful
 
+    def _lose_arrays(self, reason: str) -> None:
+        """The arrays in the device's own memory are gone, but for what the files hold."""
+        if self.memory is not None:
+            said = f"were in the memory of its host, which {reason}"
+            for session, count, size in self.memory.copies.host_lost(said):
+                self._owner.arrays_lost(self, session, count, size)
+
     def _ask(self, make: Callable[[int], Any], on_reply: OnReply) -> None:
         """Something that a thread of the host answers at once; nothing while it starts."""
         if self.state == "ready" and self._host is not None:
@@ -304,15 +318,19 @@ class Device:
 
     def start_job(self, chain: Chain, message: hm.StartJob) -> None:
         """Start a job as soon as its chain and its session's memory are ready."""
-        stock, session = self._stock, message.session
+        stock, session, memory = self._stock, SessionId(message.session), self.memory
         if self._host is None or not self._host.alive:
             self._pending[message.job] = [message]  # its end is about to be known
             return
+        if memory is not None:
+            problem = memory.problem(session, job_pair(JobId(message.job))[1])
+            if problem is not None:
+                self._owner.job_ended(_not_run(message.job, problem, chain))
+                return
         if chain.ready is not stock:
             self._loader.ran(chain)
-        if stock.is_ready(chain, session):
-            self._told[message.job] = None
-            self._send(message)
+        if stock.is_ready(chain, session) and (memory is None or memory.is_written(session)):
+            self._tell(message)
             return
         pending = self._pending[message.job] = [message]
 
@@ -321,15 +339,28 @@ class Device:
                 return  # the host is gone, or the job was ended
             if error is not None and (self._host is None or not self._host.alive):
                 return  # the host is gone, and the runner is about to hear that this was pending
+            if error is None and memory is not None and not memory.is_written(session):
+                memory.when_written(session, lambda: on_ready(None))
+                return
+            if error is None and memory is not None:
+                error = memory.problem(session, job_pair(JobId(message.job))[1])
             del self._pending[message.job]
             if error is not None:
                 self._owner.job_ended(_not_run(message.job, error, chain))
                 return
-            self._told[message.job] = None
-            for one in pending:
+            first, *rest = pending
+            self._tell(first)
+            for one in rest:
                 self._send(one)
 
         stock.make_ready(chain, session, on_ready)
+
+    def _tell(self, message: hm.StartJob) -> None:
+        """Have the host start a job."""
+        self._told[message.job] = None
+        if self.memory is not None:
+            self.memory.copies.began(SessionId(message.session))
+        self._send(message)
 
     def resize_job(self, message: hm.ResizeJob) -> None:
         """Resize a job that was started."""
@@ -351,7 +382,10 @@ class Device:
         self._send(hm.KillJob(job))
 
     def _on_job_ended(self, message: hm.JobEnded) -> None:
-        self._told.pop(message.job, None)
+        if message.job in self._told:
+            del self._told[message.job]
+            if self.memory is not None:
+                self.memory.copies.ended(job_pair(JobId(message.job))[0])
         self._useful = True
         self._owner.job_ended(message)
 
@@ -424,6 +458,8 @@ class Device:
     def close_session(self, session: int) -> None:
         """Forget a session's memory; no job of it is left."""
         self._stock.close_session(session)
+        if self.memory is not None:
+            self.memory.close_session(SessionId(session))
 
     def _ask_on(self, module: Module, ask: Callable[[OnReply], None], on_reply: OnReply) -> None:
         """Ask a host, and if that is lost meanwhile, the next ones, `_MOST_ASKS` in all.
@@ -455,7 +491,13 @@ class Device:
             self._loader.request,
             self._send,
             lambda session: self._owner.arena_of(session, self.index),
+            lambda session: () if self.memory is None else self.memory.arrays_of(session),
         )
+
+    @property
+    def stock(self) -> Stock:
+        """What the present host has been told."""
+        return self._stock
 
     def _send(self, message: Any) -> None:
         if self._host is not None:

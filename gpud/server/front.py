@@ -272,6 +272,7 @@ class Front:
             "sms": info.sms if info else 0,
             "memory_bytes": self.arenas.capacity_bytes(device.index),
             "capability": info.capability if info else 0,
+            "arrays": info.arrays if info else "shared",
             "online_sms": str(online),
             "state": device.state,
         }

@@ -1,17 +1,18 @@
-"""Requests about memory: allocate and free arrays."""
+"""Requests about memory: allocate, copy and free arrays."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpud.errors import GpudError
+from gpud.errors import GpudError, InvalidArgument
+from gpud.server.copied import CopiedMemory
 from gpud.units import SessionId
 from gpud.wire import messages as wm
 
 if TYPE_CHECKING:
     from gpud.server.session import Session
 
-__all__ = ["allocate", "free"]
+__all__ = ["allocate", "download", "free", "upload"]
 
 
 def allocate(session: Session, message: wm.Allocate) -> None:
@@ -37,7 +38,19 @@ def _allocate(session: Session, message: wm.Allocate) -> None:
         told = wm.Arena(message.device, arena.base, arena.size)
         session.send_with(told, arenas.file(arena))
         session.front.devices[message.device].open_arena(session.number)
-    session.send(wm.Allocated(message.request, address))
+    memory = session.front.devices[message.device].memory
+    if memory is None:
+        session.send(wm.Allocated(message.request, address))
+        return
+
+    def committed(_: Any, error: GpudError | None) -> None:
+        if error is not None:
+            arenas.undo(number, message.device, address)
+            session.send(wm.Failed(message.request, error.to_wire()))
+        else:
+            session.send(wm.Allocated(message.request, address))
+
+    memory.commit(number, address, committed)
 
 
 def free(session: Session, message: wm.Free) -> None:
@@ -46,3 +59,33 @@ def free(session: Session, message: wm.Free) -> None:
     arenas = session.front.arenas
     arenas.free_after(number, message.device, message.array, session.last_number)
     arenas.settle(number, session.oldest_job)
+
+
+def upload(session: Session, message: wm.Upload) -> None:
+    """Jobs that are submitted from now on find what the client has written into the file."""
+    memory = _copied(session, message.device)
+    memory.write(SessionId(session.number), message.array, message.offset, message.size)
+
+
+def download(session: Session, message: wm.Download) -> None:
+    """`Answer` follows when the file has what the device has, or `Failed`."""
+
+    def copied(_: Any, error: GpudError | None) -> None:
+        if error is not None:
+            session.send(wm.Failed(message.request, error.to_wire()))
+        else:
+            session.send(wm.Answer(message.request))
+
+    memory = _copied(session, message.device)
+    number = SessionId(session.number)
+    memory.read(number, message.array, message.offset, message.size, copied)
+
+
+def _copied(session: Session, index: int) -> CopiedMemory:
+    device = session.front.usable_device(index)
+    if device.memory is None:
+        raise InvalidArgument(
+            f"the arrays of device {index} lie in the session's file itself: nothing is to be "
+            "copied"
+        )
+    return device.memory

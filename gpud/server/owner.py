@@ -59,5 +59,8 @@ class Owner(Protocol):
     def variables_lost(self, module: Module) -> None:
         """What kernels may have written to a module's variables is gone with its host."""
 
+    def arrays_lost(self, device: Device, session: int, count: int, size_bytes: int) -> None:
+        """Arrays of a session were in the memory of a host that is lost, and nowhere else."""
+
     def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
         """(base, size, descriptor) of a session's memory on a device, if it has any there."""

@@ -231,6 +231,18 @@ class Runner:
             time.monotonic_ns(), "variables-lost", self.user_of(module.session), device, *session
         )
 
+    def arrays_lost(self, device: Device, session: int, count: int, size_bytes: int) -> None:
+        """Arrays of a session were in the memory of a host that is lost, and nowhere else."""
+        self.records.happened(
+            time.monotonic_ns(),
+            "arrays-lost",
+            self.user_of(session),
+            ("device", device.index),
+            ("session", session),
+            ("arrays", count),
+            ("bytes", size_bytes),
+        )
+
     def device_given_up(self, device: Device, reason: str) -> None:
         """There will be no other host: what waits for this device fails."""
         now_ns = time.monotonic_ns()

@@ -13,19 +13,23 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from gpud.core.copies import Held
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError, UnknownName
 from gpud.server.child import OnReply
 from gpud.server.jobs import Chain
 from gpud.server.modules import Module, Shape
 
-__all__ = ["ArenaOf", "Request", "Stock"]
+__all__ = ["ArenaOf", "ArraysOf", "Request", "Stock"]
 
 ArenaOf = Callable[[int], tuple[int, int, int] | None]
 """(base, size, descriptor) of a session's memory on the device, if it has any there."""
+
+ArraysOf = Callable[[int], Sequence[Held]]
+"""A session's arrays on the device, where they are copied."""
 
 _Waiting = dict[int, list[OnReply] | None]
 """By number: None for what is there; for what was asked for, who waits for it."""
@@ -47,13 +51,22 @@ class Stock:
         request: sends a command that is answered.
         send: sends one that is not.
         arena_of: finds a session's memory.
+        arrays_of: finds what of it needs memory of the device's own.
     """
 
-    def __init__(self, request: Request, send: Callable[[Any], None], arena_of: ArenaOf) -> None:
+    def __init__(
+        self,
+        request: Request,
+        send: Callable[[Any], None],
+        arena_of: ArenaOf,
+        arrays_of: ArraysOf = lambda session: (),
+    ) -> None:
         self._request = request
         self._send = send
         self._arena_of = arena_of
+        self._arrays_of = arrays_of
         self._arenas: _Waiting = {}
+        self._arrays: dict[int, _Waiting] = {}  # by session and address
         self._modules: _Waiting = {}
         self._measured: dict[int, set[Shape]] = {}  # by module
 
@@ -93,19 +106,113 @@ class Stock:
     # -- things
 
     def open_arena(self, session: int, on_reply: OnReply) -> None:
-        """Map a session's memory, if it has any here."""
+        """Map a session's memory, if it has any here, with the arrays that it has."""
         arena = self._arena_of(session)
         if arena is None:
             on_reply(None, None)
             return
         base, size, descriptor = arena
+
+        def request(
+            make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
+        ) -> None:
+            def opened(value: Any, error: GpudError | None) -> None:
+                if error is not None or session not in self._arenas:
+                    on_reply(value, error)
+                else:
+                    self._commit_all(session, on_reply)
+
+            self._request(make, opened, descriptor)
+
         self._once(
             self._arenas,
             session,
             lambda ticket: hm.OpenArena(ticket, session, base, size),
             on_reply,
             descriptor,
+            request,
         )
+
+    # -- arrays, where they are copied
+
+    def _commit_all(self, session: int, on_reply: OnReply) -> None:
+        """Give a session's arrays memory on a new host; what fails leaves the arena closed."""
+        left = 1
+        problem: GpudError | None = None
+
+        def committed(_: Any, error: GpudError | None) -> None:
+            nonlocal left, problem
+            left -= 1
+            problem = problem or error
+            if not left:
+                if problem is not None and self._arrays.pop(session, None) is not None:
+                    self._send(hm.CloseArena(session))
+                on_reply(None, problem)
+
+        for held in self._arrays_of(session):
+            left += 1
+            self._commit(session, held, committed)
+        committed(None, None)
+
+    def _commit(self, session: int, held: Held, on_reply: OnReply) -> None:
+        address, size, from_file = held
+        offset = self._offset(session, address)
+        self._once(
+            self._arrays.setdefault(session, {}),
+            address,
+            lambda ticket: hm.Commit(ticket, session, offset, size, from_file),
+            on_reply,
+        )
+
+    def commit(self, session: int, address: int, on_reply: OnReply) -> None:
+        """Have memory behind an array."""
+
+        def opened(_: Any, error: GpudError | None) -> None:
+            held = next((one for one in self._arrays_of(session) if one.address == address), None)
+            if error is not None or held is None:
+                on_reply(None, error)
+            else:
+                self._commit(session, held, on_reply)
+
+        self.open_arena(session, opened)
+
+    def has_array(self, session: int, address: int) -> bool:
+        """Whether the host has an array, or was told of it."""
+        return address in self._arrays.get(session, ())
+
+    def release(self, session: int, address: int, size: int, on_reply: OnReply) -> None:
+        """Take the memory of an array back, if the host has it."""
+        if self._arrays.get(session, {}).pop(address, False) is False:
+            on_reply(None, None)
+        else:
+            offset = self._offset(session, address)
+            self._request(lambda ticket: hm.Release(ticket, session, offset, size), on_reply)
+
+    def upload(self, session: int, address: int, offset: int, size: int, on_reply: OnReply) -> None:
+        """Copy a part of an array that the host has from the file to the device."""
+        at = self._offset(session, address) + offset
+        self._request(lambda ticket: hm.Upload(ticket, session, at, size), on_reply)
+
+    def download(
+        self, session: int, address: int, offset: int, size: int, on_reply: OnReply
+    ) -> None:
+        """Copy a part of an array from the device to the file."""
+        at = self._offset(session, address) + offset
+
+        def opened(_: Any, error: GpudError | None) -> None:
+            if error is not None:
+                on_reply(None, error)
+            else:
+                self._request(lambda ticket: hm.Download(ticket, session, at, size), on_reply)
+
+        self.open_arena(session, opened)
+
+    def _offset(self, session: int, address: int) -> int:
+        arena = self._arena_of(session)
+        assert arena is not None, "an array without an arena"
+        return address - arena[0]
+
+    # -- modules
 
     def load(self, module: Module, on_reply: OnReply) -> None:
         """Load a module, after its session's memory: its fences are set when it is loaded."""
@@ -167,10 +274,12 @@ class Stock:
     def size(self) -> int:
         """How many things it knows of."""
         shapes = sum(map(len, self._measured.values()))
-        return len(self._arenas) + len(self._modules) + shapes
+        arrays = sum(map(len, self._arrays.values()))
+        return len(self._arenas) + arrays + len(self._modules) + shapes
 
     def close_session(self, session: int) -> None:
         """Forget a session's memory; no job of it is left."""
+        self._arrays.pop(session, None)
         if self._arenas.pop(session, False) is not False:
             self._send(hm.CloseArena(session))
 

@@ -43,6 +43,7 @@ __all__ = [
     "Compile",
     "Compiled",
     "Describe",
+    "Download",
     "Failed",
     "Finished",
     "Follow",
@@ -58,6 +59,7 @@ __all__ = [
     "Resize",
     "Submit",
     "Unload",
+    "Upload",
     "Welcome",
     "WriteSymbol",
 ]
@@ -268,6 +270,34 @@ class Follow(NamedTuple):
     on: Annotated[bool, flag(), "false ends it"] = True
 
 
+@_client(15)
+class Upload(NamedTuple):
+    """Bring a part of an array from the session's file to the device. Not answered.
+
+    For devices whose arrays are ``copied``, after the part was written to the file. Jobs that are
+    submitted later find it. A refusal comes as `Failed` with request 0.
+    """
+
+    device: Device
+    array: Annotated[int, uint(64), "its device address"]
+    offset: Annotated[int, uint(63), "of the part's first byte, in the array"]
+    size: Annotated[int, uint(63, least=1), "of the part, in bytes"]
+
+
+@_client(16)
+class Download(NamedTuple):
+    """Bring a part of an array from the device to the session's file; answered by `Answer`.
+
+    For devices whose arrays are ``copied``. Jobs that run are not waited for.
+    """
+
+    request: Request
+    device: Device
+    array: Annotated[int, uint(64), "its device address"]
+    offset: Annotated[int, uint(63), "of the part's first byte, in the array"]
+    size: Annotated[int, uint(63, least=1), "of the part, in bytes"]
+
+
 # -- from the daemon -----------------------------------------------------------------------------
 
 
@@ -282,7 +312,8 @@ class Welcome(NamedTuple):
         list[dict[str, Any]],
         plain(),
         'maps: "name", "kind" ("cpu" or "cuda"), "sms", "memory_bytes", "capability", "online_sms"'
-        " (the most that online jobs may have together)",
+        ' (the most that online jobs may have together), "arrays" ("shared": they lie in the file '
+        'of `Arena` itself; "copied": `Upload` and `Download` copy between it and the device)',
     ]
     limits: Annotated[dict[str, int], plain(), 'a map: "message_bytes", "jobs", "memory_bytes"']
     daemon: Annotated[dict[str, Any], plain(), 'a map: "version", "pid", "policy"']

@@ -14,6 +14,7 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,7 @@ class CPUDevice:
     """
 
     kind = "cpu"
+    arrays: Final = "shared"
 
     def __init__(self, sms: int | None = None, *, capability: int = 90) -> None:
         if sms is None:

@@ -6,43 +6,37 @@ daemon and the client see arrays in a memory file, the GPU needs them in its own
 
 Approach: the whole range is reserved when the arena is opened, which takes no memory.
 `Arena.commit` puts memory behind a part of it, `Arena.release` takes it away; `upload` and
-`download` copy between the file, mapped and page-locked on our side, and the device, at the same
-offset in both.
+`download` copy between the file and the device, at the same offset in both
+(`gpud.device.cuda.staging`).
 
 Terms: a *granule* is what the driver gives memory in (2 MiB and more); a *piece* is a run of
 granules that was created at once, for as long as some committed part lies in it.
 
-Algorithm: `commit` makes a piece of each gap between the pieces that its range touches, then copies
-the range from the file: what reads as zero there is zero on the device. A memset would do less work
-but needs room on an SM, and a full device may have none for hours; copies have engines of their
-own.
+Algorithm: `commit` makes a piece of each gap between the pieces that its range touches, then sets
+the range to what the file has, or to zero.
 
 Properties:
 * what `commit` could not finish, it takes back: nothing of the range is mapped that was not before;
 * a byte is mapped exactly as long as a committed part lies in its granule;
 * copies of an arena are done in their order, and when the call returns.
 
-The server has no messages for these yet: it must commit what it allocates, release what it frees,
-and copy where a session reads or writes an array. Nothing here has run on a GPU yet.
+Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
 
-import mmap
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.memory import out_of_memory
-from gpud.errors import DeviceLost, InvalidArgument, OutOfMemory
+from gpud.device.cuda.staging import Staging
+from gpud.errors import InvalidArgument, OutOfMemory
 
 __all__ = ["Arena"]
-
-_NO_RESERVE = 0x4000  # MAP_NORESERVE: the file is sparse, its size says nothing about its use
 
 
 @dataclass(slots=True)
@@ -56,10 +50,11 @@ class _Piece:
 
 
 class Arena:
-    """A reserved range of device addresses and a mapping of its file. For one thread at a time.
+    """A reserved range of device addresses and its file. For one thread at a time.
 
     Args:
         context: of the device.
+        staging: what copies go through.
         descriptor: of the file; it may be closed afterwards.
         size: bytes, a power of two.
         base: the address that the first byte shall have; 0: the driver chooses.
@@ -73,8 +68,11 @@ class Arena:
         OutOfMemory: there is no address range left.
     """
 
-    def __init__(self, context: Context, descriptor: int, size: int, base: int = 0) -> None:
+    def __init__(
+        self, context: Context, staging: Staging, descriptor: int, size: int, base: int = 0
+    ) -> None:
         self._context = context
+        self._staging = staging
         self.size = size
         self._pieces: list[_Piece] = []
         driver = context.enter()
@@ -85,23 +83,19 @@ class Arena:
         self._reserved = -(-size // self._granule) * self._granule
         with ExitStack() as undo:
             try:
-                self._file = mmap.mmap(descriptor, size, mmap.MAP_SHARED | _NO_RESERVE)
-            except (OSError, ValueError) as error:
-                raise InvalidArgument(f"the arena's file cannot be mapped: {error}") from error
-            undo.callback(self._file.close)
-            self._stream = driver.call(
-                "cuStreamCreateWithPriority",
-                int(driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING),
-                context.least_priority,
-            )
-            undo.callback(driver.call, "cuStreamDestroy", self._stream)
+                there = os.fstat(descriptor).st_size
+                self._file = os.dup(descriptor)
+            except OSError as error:
+                raise InvalidArgument(f"the arena's descriptor is of no use: {error}") from error
+            undo.callback(os.close, self._file)
+            if there < size:
+                raise InvalidArgument(f"the arena's file has {there} bytes, its range {size}")
             self.address = self._reserve(base)
             undo.pop_all()
-        self._host = np.frombuffer(self._file, np.uint8)
         self._open = True
 
-    def commit(self, offset: int, size: int) -> None:
-        """Have memory behind ``[offset, offset + size)``, with what the file has there.
+    def commit(self, offset: int, size: int, *, from_file: bool = True) -> None:
+        """Have memory behind ``[offset, offset + size)``, with what the file has there, or zeroes.
 
         Raises:
             OutOfMemory: the device has too little left.
@@ -116,7 +110,10 @@ class Arena:
                     made.append(self._created(at, stop))
                     undo.callback(self._drop, made[-1])
                 at = max(at, resume)
-            self._copy([*touched, *made], offset, size, up=True)
+            if from_file:
+                self._staging.up(self._file, offset, self.address + offset, size)
+            else:
+                self._staging.zero(self.address + offset, size)
             undo.pop_all()
         for piece in (*touched, *made):
             piece.parts += 1
@@ -133,11 +130,13 @@ class Arena:
 
     def upload(self, offset: int, size: int) -> None:
         """Copy from the file to the device; all of it is committed."""
-        self._copy(self._pieces, offset, size, up=True)
+        self._check(offset, size)
+        self._staging.up(self._file, offset, self.address + offset, size)
 
     def download(self, offset: int, size: int) -> None:
         """Copy from the device to the file; all of it is committed."""
-        self._copy(self._pieces, offset, size, up=False)
+        self._check(offset, size)
+        self._staging.down(self.address + offset, self._file, offset, size)
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """(address, size) of what is mapped: what may be read there for a kernel."""
@@ -155,34 +154,19 @@ class Arena:
         while self._pieces:
             self._drop(self._pieces.pop())
         driver.call("cuMemAddressFree", self.address, self._reserved)
-        driver.call("cuStreamDestroy", self._stream)
-        del self._host
-        self._file.close()
+        os.close(self._file)
 
     # -- pieces
 
-    def _copy(self, pieces: list[_Piece], offset: int, size: int, *, up: bool) -> None:
-        """Copy piece by piece: a copy's ends must not lie in memory that was locked separately."""
-        driver, host = self._context.enter(), self._host.ctypes.data
-        try:
-            for piece in pieces:
-                start = max(offset, piece.first * self._granule)
-                count = min(offset + size, piece.last * self._granule) - start
-                if count <= 0:
-                    continue
-                there, here = self.address + start, host + start
-                if up:
-                    driver.call("cuMemcpyHtoDAsync", there, here, count, self._stream)
-                else:
-                    driver.call("cuMemcpyDtoHAsync", here, there, count, self._stream)
-        finally:
-            self._wait()
-
-    def _wait(self) -> None:
-        try:
-            self._context.driver.call("cuStreamSynchronize", self._stream)
-        except DriverError as error:
-            raise DeviceLost(f"a copy of an arena cannot be waited for: {error}") from error
+    def _check(self, offset: int, size: int) -> None:
+        """Raises InvalidArgument if the range is not all committed."""
+        first, last = self._granules(offset, size)
+        at = first
+        for piece in self._pieces:
+            if piece.first <= at < piece.last:
+                at = piece.last
+        if at < last:
+            raise InvalidArgument(f"of {size} bytes at {offset} not all have memory behind them")
 
     def _granules(self, offset: int, size: int) -> tuple[int, int]:
         if not (size > 0 and offset >= 0 and offset + size <= self.size):
@@ -218,21 +202,14 @@ class Arena:
             driver.call("cuMemMap", address, size, 0, handle, 0)
             undo.callback(driver.call, "cuMemUnmap", address, size)
             driver.call("cuMemSetAccess", address, size, [self._access()], 1)
-            driver.call("cuMemHostRegister", *self._locked(first, last), 0)
             undo.pop_all()
         return _Piece(first, last, 0, handle)
 
     def _drop(self, piece: _Piece) -> None:
         driver, granule = self._context.enter(), self._granule
         size = (piece.last - piece.first) * granule
-        driver.call("cuMemHostUnregister", self._locked(piece.first, piece.last)[0])
         driver.call("cuMemUnmap", self.address + piece.first * granule, size)
         driver.call("cuMemRelease", piece.handle)
-
-    def _locked(self, first: int, last: int) -> tuple[int, int]:
-        """(address, size) of the file's part beside granules, in our mapping."""
-        start, end = first * self._granule, min(last * self._granule, self.size)
-        return self._host.ctypes.data + start, end - start
 
     def _access(self) -> Any:
         api = self._context.driver.api

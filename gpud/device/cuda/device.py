@@ -22,7 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from gpud.device.cuda.gate import GATE, PTX
 from gpud.device.cuda.memory import DeviceBlock, DeviceMemory, MappedBlock, Pool
 from gpud.device.cuda.module import CUDAKernel, CUDAModule
 from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.device.cuda.staging import Staging
 from gpud.device.cuda.watcher import Watcher
 from gpud.device.interface import LaunchSpec, as_dim3
 from gpud.errors import InvalidArgument, LaunchConfigError
@@ -67,6 +68,7 @@ class CUDADevice:
     """
 
     kind = "cuda"
+    arrays: Final = "copied"
 
     def __init__(
         self,
@@ -97,6 +99,8 @@ class CUDADevice:
             self.device_blocks = Pool(context, DeviceBlock)
             undo.callback(self.device_blocks.close)
             undo.callback(self._free_memory)
+            self._staging = Staging(context)
+            undo.callback(self._staging.close)
             api = self.driver.api
             self.control_stream = self.driver.call(
                 "cuStreamCreateWithPriority",
@@ -163,7 +167,7 @@ class CUDADevice:
 
     def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
         """Reserve a session's range of addresses. See `Arena`."""
-        arena = Arena(self.context, descriptor, size, base)
+        arena = Arena(self.context, self._staging, descriptor, size, base)
         self._arenas.add(arena)
         return arena
 

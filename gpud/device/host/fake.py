@@ -57,6 +57,7 @@ class FakeHost(VirtualSMs):
         memory_bytes: what `HostReady` says.
         dies_at: number of the command, from 1, at whose receipt the host dies.
         auto: let time run by itself.
+        arrays: what `HostReady` says; copies that are asked for are answered, not made.
 
     Attributes:
         commands: everything that was received, in order, over all connections.
@@ -75,6 +76,7 @@ class FakeHost(VirtualSMs):
         memory_bytes: int = 1 << 30,
         dies_at: int | None = None,
         auto: bool = False,
+        arrays: str = "shared",
     ) -> None:
         super().__init__(sms)
         self.kernels = dict(kernels or {})
@@ -82,6 +84,7 @@ class FakeHost(VirtualSMs):
         self.memory_bytes = memory_bytes
         self.dies_at = dies_at
         self.auto = auto
+        self.arrays = arrays
         self.commands: list[Any] = []
         self.events: list[Any] = []
         self.modules: dict[int, str] = {}
@@ -106,7 +109,7 @@ class FakeHost(VirtualSMs):
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._readable)
         ready = m.HostReady(f"fake, {self.sms} SMs", "cpu", self.sms, 90, self.memory_bytes)
-        self._send(ready)
+        self._send(ready._replace(arrays=self.arrays))
         return front
 
     @property
@@ -201,7 +204,7 @@ class FakeHost(VirtualSMs):
         if descriptor is not None:
             os.close(descriptor)
 
-    def _ping(self, command: m.Ping) -> None:
+    def _answer(self, command: Any) -> None:
         self._send(m.Replied(command.ticket))
 
     def _load(self, command: m.Load) -> None:
@@ -278,7 +281,11 @@ class FakeHost(VirtualSMs):
 _HANDLERS: dict[type, Callable[[FakeHost, Any], None]] = {
     m.OpenArena: FakeHost._open_arena,
     m.CloseArena: FakeHost._close_arena,
-    m.Ping: FakeHost._ping,
+    m.Ping: FakeHost._answer,
+    m.Commit: FakeHost._answer,
+    m.Release: FakeHost._answer,
+    m.Upload: FakeHost._answer,
+    m.Download: FakeHost._answer,
     m.Load: FakeHost._load,
     m.Unload: FakeHost._unload,
     m.Measure: FakeHost._measure,

@@ -4,15 +4,16 @@ Problem: whatever a kernel or a request does, the front must go on; and a job mu
 its command is there, whatever is being compiled, mapped or printed at the time.
 
 Approach: one thread reads commands and carries out the quick ones itself, so that they take effect
-in their order. Compiling goes to a thread of its own, and so does mapping memory. Everything
-that happens on the device is told from the thread on which it happens (`gpud.device.host.running`).
+in their order. Compiling goes to a thread of its own, mapping and copying memory to another. What
+happens on the device is told from the thread on which it happens (`gpud.device.host.running`).
 
 Properties:
 * a command that fails changes nothing, is answered by its error, and never ends the host;
 * so is a command that cannot be read; the host ends if it cannot tell who waits for it;
 * a device that says `gpud.errors.DeviceLost`, from any call, ends the host: nothing on it can be
   relied on any more. So does what fails where nobody can be told of it;
-* commands about memory are carried out in their order, and so are those about modules;
+* arenas are opened and closed in the order of the commands, copies of one session made in theirs,
+  and so is all that is about modules;
 * a command on a job that has ended meanwhile is ignored: `JobEnded` is its answer.
 """
 
@@ -23,7 +24,7 @@ import os
 import queue
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ import numpy as np
 from gpud.compiler.names import RESERVED
 from gpud.device.host import messages as m
 from gpud.device.host.chains import Chains
+from gpud.device.host.lanes import Lanes
 from gpud.device.host.link import Link, Unreadable
 from gpud.device.host.running import RunningJob, ended_at_once
 from gpud.device.job import Job
@@ -51,6 +53,12 @@ _LOST_STATUS = 3
 
 Handler = Callable[[Any], None]
 
+
+_PIECE_BYTES = 32 << 20
+"""What is committed, released or copied at once; then it is another session's turn."""
+
+_MAPS = -1
+"""The lane of arenas that are opened and closed: one may get the place of another."""
 
 _NOWHERE = (2**64 - 2**20, 2**20)
 """The arena of a session that has none: no memory lies there, so nothing can be reached."""
@@ -90,7 +98,7 @@ class Host:
         self._jobs: dict[int, RunningJob] = {}
         self._chains = Chains(device, self._kernel)
         compiling = _Worker("compile", self._guarded).put
-        mapping = _Worker("map", self._guarded).put
+        mapping = self._mapping = Lanes("map", self._guarded, self._session_gone)
         self._handlers: dict[type, Handler] = {
             m.StartJob: self._start_job,
             m.ResizeJob: self._resize_job,
@@ -99,15 +107,20 @@ class Host:
             m.ReadProgress: self._read_progress,
             m.ReadSymbol: self._read_symbol,
             m.WriteSymbol: self._write_symbol,
-            m.OpenArena: lambda command: mapping(self._open_arena, self._with_file(command)),
+            m.OpenArena: lambda command: mapping.put(
+                _MAPS, self._open_arena, self._with_file(command)
+            ),
+            m.Commit: lambda command: mapping.put(command.session, self._commit, command),
+            m.Release: lambda command: mapping.put(command.session, self._release, command),
+            m.Upload: lambda command: mapping.put(command.session, self._upload, command),
+            m.Download: lambda command: mapping.put(command.session, self._download, command),
             m.CloseArena: self._close_session,
-            m.Ping: lambda command: mapping(self._ping, command),
+            m.Ping: lambda command: mapping.put(_MAPS, self._ping, command),
             m.Load: lambda command: compiling(self._load, command),
             m.Measure: lambda command: compiling(self._measure, command),
             m.Unload: self._unload,
         }
         self._compiling = compiling
-        self._mapping = mapping
 
     def run(self) -> None:
         """Say that the device is there, then carry out commands until the front has gone.
@@ -117,7 +130,12 @@ class Host:
         device = self._device
         self._send(
             m.HostReady(
-                device.name, device.kind, device.sms, device.capability, device.memory_bytes
+                device.name,
+                device.kind,
+                device.sms,
+                device.capability,
+                device.memory_bytes,
+                device.arrays,
             )
         )
         try:
@@ -329,7 +347,9 @@ class Host:
         gone = {n for n, module in list(self._modules.items()) if module.session == command.session}
         self._chains.forget(gone)
         self._compiling(self._unload_session, command)
-        self._mapping(self._close_arena, command)
+        for copy in self._mapping.drop(command.session, lambda one: isinstance(one, _COPIES)):
+            self._guarded(self._session_gone, copy)
+        self._mapping.put(_MAPS, self._close_arena, command)
 
     def _unload_session(self, command: m.CloseArena) -> None:
         for number in [n for n, one in self._modules.items() if one.session == command.session]:
@@ -353,6 +373,64 @@ class Host:
 
     def _ping(self, command: m.Ping) -> None:
         self._send(m.Replied(command.ticket))
+
+    # -- arrays, where they are copied: on the mapping thread, in pieces
+
+    def _commit(self, command: m.Commit) -> Iterator[None]:
+        arena = self._arena(command.session)
+        done: list[tuple[int, int]] = []
+        try:
+            for offset, size in _pieces(command):
+                arena.commit(offset, size, from_file=command.from_file)
+                done.append((offset, size))
+                yield
+        except GpudError:
+            for offset, size in done:
+                arena.release(offset, size)
+            raise
+        self._send(m.Replied(command.ticket))
+
+    def _release(self, command: m.Release) -> Iterator[None]:
+        arena = self._arena(command.session)
+        for offset, size in _pieces(command):
+            arena.release(offset, size)
+            yield
+        self._send(m.Replied(command.ticket))
+
+    def _upload(self, command: m.Upload) -> Iterator[None]:
+        arena = self._arena(command.session)
+        for offset, size in _pieces(command):
+            arena.upload(offset, size)
+            yield
+        self._send(m.Replied(command.ticket))
+
+    def _download(self, command: m.Download) -> Iterator[None]:
+        arena = self._arena(command.session)
+        for offset, size in _pieces(command):
+            arena.download(offset, size)
+            yield
+        self._send(m.Replied(command.ticket))
+
+    def _arena(self, session: int) -> Any:
+        opened = self._arenas.get(session)
+        if opened is None:
+            raise UnknownName(f"session {session} has no memory on this device")
+        return opened.arena
+
+    def _session_gone(self, command: Any) -> None:
+        raise UnknownName(f"session {command.session} was closed meanwhile")
+
+
+_COPIES = (m.Commit, m.Release, m.Upload, m.Download)
+
+
+def _pieces(command: Any) -> Iterator[tuple[int, int]]:
+    """(offset, size) of the pieces of a command's part of an arena; equal parts have equal ones."""
+    at, end = command.offset, command.offset + command.size
+    while at < end:
+        following = min(end, (at // _PIECE_BYTES + 1) * _PIECE_BYTES)
+        yield at, following - at
+        at = following
 
 
 def end_process(reason: str) -> None:

@@ -19,6 +19,8 @@ __all__ = [
     "HOST_PROTOCOL",
     "BlocksLeft",
     "CloseArena",
+    "Commit",
+    "Download",
     "EndJob",
     "HostReady",
     "JobEnded",
@@ -32,10 +34,12 @@ __all__ = [
     "ReadProgress",
     "ReadSymbol",
     "Refused",
+    "Release",
     "Replied",
     "ResizeJob",
     "StartJob",
     "Unload",
+    "Upload",
     "WriteSymbol",
 ]
 
@@ -69,7 +73,7 @@ class Launch(NamedTuple):
 
 @_front(1)
 class OpenArena(NamedTuple):
-    """Map a session's memory; comes with its file descriptor on the CPU device.
+    """Map a session's memory; comes with the descriptor of its file.
 
     Replies the device address of its first byte: ``base`` if that is not 0.
     """
@@ -200,6 +204,54 @@ class Ping(NamedTuple):
     ticket: Ticket
 
 
+Offset = Annotated[int, uint(63), "of the first byte, from the arena's"]
+Size = Annotated[int, uint(63, least=1), "in bytes"]
+
+
+@_front(13)
+class Commit(NamedTuple):
+    """Have memory behind a part of an arena, where arrays are copied. Replies nil.
+
+    This and what follows are carried out in their order, for each session.
+    """
+
+    ticket: Ticket
+    session: Session
+    offset: Offset
+    size: Size
+    from_file: Annotated[bool, flag(), "begin with what the file has there; else with zeroes"]
+
+
+@_front(14)
+class Release(NamedTuple):
+    """Undo a `Commit` of the same part. Replies nil. No job that could use it is left."""
+
+    ticket: Ticket
+    session: Session
+    offset: Offset
+    size: Size
+
+
+@_front(15)
+class Upload(NamedTuple):
+    """Copy from the file to the device; the part is committed. Replies nil."""
+
+    ticket: Ticket
+    session: Session
+    offset: Offset
+    size: Size
+
+
+@_front(16)
+class Download(NamedTuple):
+    """Copy from the device to the file; the part is committed. Replies nil."""
+
+    ticket: Ticket
+    session: Session
+    offset: Offset
+    size: Size
+
+
 # -- events ----------------------------------------------------------------------------------------
 
 
@@ -212,6 +264,11 @@ class HostReady(NamedTuple):
     sms: Annotated[int, uint(16), "its capacity"]
     capability: Annotated[int, uint(16), "compute capability times ten"]
     memory_bytes: Annotated[int, uint(64), "for arrays"]
+    arrays: Annotated[
+        str,
+        choice("shared", "copied"),
+        "where they lie: in the sessions' files themselves, or in memory of the device's own",
+    ] = "shared"
 
 
 @_host(65)

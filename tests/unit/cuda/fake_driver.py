@@ -93,7 +93,6 @@ class FakeDriver:
         self._memory: dict[int, tuple[str, np.ndarray[Any, Any]]] = {}
         self._spans: dict[int, int] = {}
         self._mapped: dict[int, int] = {}
-        self._locked: dict[int, int] = {}
         self._handles: dict[int, Any] = {}
         self._next = 0x1000
         self._streams: dict[int, Stream] = {0: Stream(0, 0)}
@@ -268,10 +267,13 @@ class FakeDriver:
         return ctypes.string_at(address, size)
 
     def _reaches(self, address: int, size: int) -> bool:
-        return any(
-            start <= address and address + size <= start + length
-            for start, length in (*self._spans.items(), *self._mapped.items())
-        )
+        end = address + size
+        if any(at <= address and end <= at + length for at, length in self._spans.items()):
+            return True
+        for start, length in sorted(self._mapped.items()):  # neighbours are as one
+            if start <= address < start + length:
+                address = start + length
+        return address >= end
 
     def _new(self, kind: str, value: Any = None) -> int:
         self._next += 0x10
@@ -448,15 +450,6 @@ class FakeDriver:
     def _cuMemSetAccess(self, address: int, size: int, access: list[Any], count: int) -> None:
         assert self._mapped[address] == size
         assert len(access) == count
-
-    def _cuMemHostRegister(self, address: int, size: int, flags: int) -> None:
-        assert address not in self._locked
-        self._locked[address] = size
-        self.alive["locked"] += 1
-
-    def _cuMemHostUnregister(self, address: int) -> None:
-        del self._locked[address]
-        self.alive["locked"] -= 1
 
     # -- modules
 

@@ -58,6 +58,7 @@ class FakeDevice:
         return self
 
     address = 0x5000
+    arrays = "shared"
 
     def close(self) -> None:
         self.arenas.append("close")

@@ -1,0 +1,279 @@
+"""A device's arrays where they lie in memory of its own, beside the sessions' files.
+
+Problem: memory has to be there before an array is used, and the values with it; neither a client
+nor a job may see what a lost host has left behind; and nobody is to wait for another's copies.
+
+Approach: `gpud.core.copies` knows what the files hold. Requests to the host go through the stock
+(`gpud.server.stock`), so that a new host gets the arrays again when a session first needs it. A job
+is started when what its session has written has arrived.
+
+Properties:
+    seen: a job that is submitted after an array was written finds what was written;
+    bounded: however often a session writes, at most `MOST_PARTS` copies of an array wait;
+    said: values that are lost, or could not be copied, are an error for whoever would use them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from gpud.core.copies import Copies, Held, Lost
+from gpud.errors import DeviceLost, GpudError, LimitExceeded, OutOfMemory
+from gpud.server.child import OnReply
+from gpud.server.stock import Stock
+from gpud.units import SessionId
+
+__all__ = ["MOST_PARTS", "MOST_READS", "CopiedMemory"]
+
+MOST_PARTS = 64
+"""Different parts of one array that may wait to be copied to the device."""
+
+MOST_READS = 4096
+"""Copies from the device that a session may wait for."""
+
+_MOST_ASKS = 3
+_KEEP_TRYING = "write all of it with set(), or free it"
+
+
+class Host(Protocol):
+    """What it needs of the device: `gpud.server.devices.Device`."""
+
+    @property
+    def stock(self) -> Stock:
+        """Of the present host."""
+
+    def when_ready(self, action: Callable[[], None], on_reply: OnReply) -> None:
+        """Do ``action`` when there is a host, or tell ``on_reply`` why there is none."""
+
+    def lost(self, reason: str) -> DeviceLost:
+        """The error for what cannot be done on this device."""
+
+
+class _Writes:
+    """Parts of an array, (offset, bytes), that are on their way to the device."""
+
+    def __init__(self) -> None:
+        self.going: tuple[int, int] | None = None
+        self.waiting: dict[tuple[int, int], None] = {}
+
+
+class CopiedMemory:
+    """Of one device."""
+
+    def __init__(self, host: Host) -> None:
+        self.copies = Copies()
+        self._host = host
+        self._writes: dict[tuple[SessionId, int], _Writes] = {}
+        self._writing: Counter[SessionId] = Counter()
+        self._when_written: dict[SessionId, list[Callable[[], None]]] = {}
+        self._reads: Counter[SessionId] = Counter()
+        self._releases = 0
+        self._when_released: list[Callable[[], None]] = []
+
+    # -- arrays
+
+    def arrays_of(self, session: int) -> list[Held]:
+        """What a new host needs memory for."""
+        return self.copies.arrays(SessionId(session))
+
+    def commit(self, session: SessionId, address: int, on_reply: OnReply) -> None:
+        """Have memory behind a new array."""
+
+        def committed(value: Any, error: GpudError | None) -> None:
+            if isinstance(error, OutOfMemory) and self._releases:
+                # What it lacks may just be on its way back.
+                self._when_released.append(again)
+            else:
+                on_reply(value, error)
+
+        def again() -> None:
+            self._ask(lambda reply: self._host.stock.commit(session, address, reply), committed)
+
+        again()
+
+    def release(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Take the memory of an array back that no job can use any more."""
+        self.copies.gone(session, address)
+        self._writes.pop((session, address), None)
+        self._releases += 1
+
+        def released(value: Any, error: GpudError | None) -> None:
+            self._releases -= 1
+            done(value, error)
+            if not self._releases:
+                waiting, self._when_released = self._when_released, []
+                for action in waiting:
+                    action()
+
+        self._host.stock.release(session, address, size, released)
+
+    def close_session(self, session: SessionId) -> None:
+        """Forget a session's arrays; its arena is closed."""
+        self.copies.closed(session)
+        for key in [key for key in self._writes if key[0] == session]:
+            del self._writes[key]
+        self._reads.pop(session, None)
+
+    # -- from the file to the device
+
+    def write(self, session: SessionId, address: int, offset: int, size: int) -> None:
+        """The session has written a part of an array into the file.
+
+        Raises:
+            UnknownName, InvalidArgument: there is no such part.
+            LimitExceeded: too many different parts of the array wait.
+        """
+        self.copies.check(session, address, offset, size)
+        part = (offset, size)
+        key = (session, address)
+        writes = self._writes.get(key)
+        if writes is not None and part not in writes.waiting:
+            if len(writes.waiting) >= MOST_PARTS:
+                raise LimitExceeded(
+                    f"{MOST_PARTS} parts of the array at {address:#x} wait to be copied to the "
+                    "device; write larger parts, or wait for a job",
+                    limit="parts",
+                    value=MOST_PARTS,
+                )
+        self.copies.written(session, address, offset, size)
+        if writes is not None:
+            writes.waiting[part] = None
+        else:
+            self._write(key, _Writes(), part)
+
+    def _write(self, key: tuple[SessionId, int], writes: _Writes, part: tuple[int, int]) -> None:
+        session, address = key
+        stock = self._host.stock
+        if not stock.has_array(session, address):
+            return  # it is copied when the host gets the array
+        self._writes[key] = writes
+        writes.going = part
+        self._writing[session] += 1
+        stock.upload(session, address, *part, partial(self._written, key, writes, stock))
+
+    def _written(
+        self,
+        key: tuple[SessionId, int],
+        writes: _Writes,
+        stock: Stock,
+        _: Any,
+        error: GpudError | None,
+    ) -> None:
+        session, address = key
+        if self._writes.get(key) is writes:
+            del self._writes[key]
+            if error is not None and not isinstance(error, DeviceLost):
+                reason = f"could not be copied to the device ({error.message})"
+                self.copies.lose(session, address, reason)
+            elif writes.waiting:
+                part = next(iter(writes.waiting))
+                del writes.waiting[part]
+                self._write(key, writes, part)
+        self._writing[session] -= 1
+        if not self._writing[session]:
+            del self._writing[session]
+            for action in self._when_written.pop(session, ()):
+                action()
+
+    # -- from the device to the file
+
+    def read(
+        self, session: SessionId, address: int, offset: int, size: int, on_reply: OnReply
+    ) -> None:
+        """Have the file hold a part of an array as the device has it.
+
+        Raises:
+            UnknownName, InvalidArgument: there is no such part.
+            LimitExceeded: the session waits for too many already.
+        """
+        self.copies.check(session, address, offset, size)
+        if self._reads[session] >= MOST_READS:
+            raise LimitExceeded(
+                f"the session waits for {MOST_READS} copies from the device; wait for some",
+                limit="reads",
+                value=MOST_READS,
+            )
+        self._reads[session] += 1
+
+        def told(value: Any, error: GpudError | None) -> None:
+            self._reads[session] -= 1
+            on_reply(value, error)
+
+        def ask(reply: OnReply) -> None:
+            try:
+                self.copies.check(session, address, offset, size)  # it may have been freed
+                reason = self.copies.lost_values(session, address)
+            except GpudError as error:
+                reply(None, error)
+                return
+            if reason is not None:
+                told(None, self._lost_array(address, reason))  # no other host has them either
+            elif self.copies.in_file(session, address):
+                reply(None, None)
+            else:
+                moves = self.copies.reading(session, address)
+
+                def copied(value: Any, error: GpudError | None) -> None:
+                    if error is None:
+                        self.copies.read(session, address, offset, size, moves)
+                    reply(value, error)
+
+                self._host.stock.download(session, address, offset, size, copied)
+
+        self._ask(ask, told)
+
+    def _lost_array(self, address: int, reason: str) -> DeviceLost:
+        return self._host.lost(
+            f"has lost the array at {address:#x}: its values {reason}; {_KEEP_TRYING}"
+        )
+
+    # -- jobs
+
+    def problem(self, session: SessionId, number: int) -> DeviceLost | None:
+        """Why a job must not be started: it could use values that are lost."""
+        found = self.copies.problem(session, number)
+        return None if found is None else self._host.lost(_described(found))
+
+    def is_written(self, session: SessionId) -> bool:
+        """Whether all that the session has written has arrived."""
+        return session not in self._writing
+
+    def when_written(self, session: SessionId, action: Callable[[], None]) -> None:
+        """Do ``action`` as soon as that is so."""
+        if session in self._writing:
+            self._when_written.setdefault(session, []).append(action)
+        else:
+            action()
+
+    # -- asking
+
+    def _ask(self, ask: Callable[[OnReply], None], on_reply: OnReply) -> None:
+        """Ask a host, and if that is lost meanwhile, the next ones, `_MOST_ASKS` in all."""
+        asked = 0
+
+        def again() -> None:
+            nonlocal asked
+            asked += 1
+            ask(replied)
+
+        def replied(value: Any, error: GpudError | None) -> None:
+            if isinstance(error, DeviceLost) and asked < _MOST_ASKS:
+                self._host.when_ready(again, on_reply)
+            else:
+                on_reply(value, error)
+
+        self._host.when_ready(again, on_reply)
+
+
+def _described(found: Lost) -> str:
+    count = len(found.arrays) + found.freed
+    arrays = "an array" if count == 1 else f"{count} arrays"
+    where = f" (at {', '.join(map(hex, found.arrays[:3]))})" if found.arrays else ""
+    them, its = ("it", "its") if count == 1 else ("them", "their")
+    return (
+        f"has lost {arrays}{where} of the session's, which the job could have used: {its} values "
+        f"{found.reason}; write all of {them} with set(), or free {them}, and submit again"
+    )
