@@ -208,7 +208,7 @@ def _gpu(light: bool) -> Check:
     if not Path("/proc/driver/nvidia/version").exists() and not Path("/dev/nvidiactl").exists():
         return _missing(nothing)
     if light or _version("nvidia-ml-py") is None:
-        return _ok("the NVIDIA driver is loaded", _NO_CUDA_YET)
+        return _ok("the NVIDIA driver is loaded", _AUTO)
     import pynvml
 
     try:
@@ -226,10 +226,10 @@ def _gpu(light: bool) -> Check:
         pynvml.nvmlShutdown()
     if not names:
         return _missing(nothing)
-    return _ok(f"driver {driver}, {', '.join(names)}", _NO_CUDA_YET)
+    return _ok(f"driver {driver}, {', '.join(names)}", _AUTO)
 
 
-_NO_CUDA_YET = "this version of gpud runs kernels on the CPU device only"
+_AUTO = "--device auto serves the first GPU, if the CUDA extra is installed"
 
 
 def _cuda(light: bool) -> Check:

@@ -40,8 +40,8 @@ class DeviceSpec(NamedTuple):
 def parse_device(text: str) -> DeviceSpec:
     """Reads a device specification; ``parse_device(str(spec)) == spec``.
 
-    ``auto`` is the CPU device, until daemons can serve another. Whether there is such a GPU is for
-    whoever opens it to find out.
+    Whether there is such a GPU is for whoever opens it to find out. ``auto`` is the CPU device
+    here: whoever can look for a GPU has done so before.
 
     Raises:
         ValueError: the text is no device specification, or asks for what no device is.

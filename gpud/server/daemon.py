@@ -159,7 +159,8 @@ class Daemon:
         self.runner = Runner(Scheduler(rules), loop, records, self._event_log)
         self.runner.on_bug = self._fail
         limits = settings.host_limits(config)
-        specs = settings.device_specs(config)
+        ours = self._connect is None and self._host_command is HOST_COMMAND
+        specs = settings.device_specs(config, look=ours)
         self.runner.devices.extend(
             Device(
                 index,

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from gpud.config import Config
 from gpud.core.settings import Settings
 from gpud.device.spec import parse_device
-from gpud.errors import InvalidArgument, MissingDependency
+from gpud.errors import InvalidArgument
 from gpud.server.devices import Device
+from gpud.server.gpus import check_gpu, has_gpu
 from gpud.server.owner import Limits
 
 __all__ = [
@@ -20,6 +21,9 @@ __all__ = [
     "memory_limits",
     "scheduler_settings",
 ]
+
+_AUTO = "auto"
+_GPU = "cuda:0"
 
 
 def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
@@ -38,25 +42,27 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
     )
 
 
-def device_specs(config: Config) -> list[str]:
-    """The devices, each named completely.
+def device_specs(config: Config, *, look: bool = True) -> list[str]:
+    """The devices, each named completely; ``auto`` is a GPU if there is one. May take a second.
+
+    Args:
+        config: says which.
+        look: whether to look if there are such GPUs.
 
     Raises:
-        InvalidArgument: one is none.
+        InvalidArgument: one is none, or there is no such GPU.
         MissingDependency: one needs what is not installed.
     """
+    texts = [text.strip() for text in config.devices]
+    if look and _AUTO in texts and has_gpu():
+        texts = [_GPU if text == _AUTO else text for text in texts]
     try:
-        specs = [parse_device(text) for text in config.devices]
+        specs = [parse_device(text) for text in texts]
     except ValueError as error:
         raise InvalidArgument(f"--device: {error}") from None
     for spec in specs:
-        if spec.kind == "cuda":
-            # The device is there, but nothing commits or copies arrays on it yet.
-            raise MissingDependency(
-                f"the CUDA device ({str(spec)!r})",
-                extra="cuda13",
-                cause="daemons of this version serve the CPU device only",
-            )
+        if look and spec.kind == "cuda":
+            check_gpu(spec.number)
     return [str(spec) for spec in specs]
 
 

@@ -83,7 +83,7 @@ async def scene() -> AsyncIterator[Scene]:
     world = World()
     try:
         kernels = {SECRET: Behaviour(block_ns=None)}
-        await world.start(FakeHost(sms=4, kernels=kernels, auto=True))
+        await world.start(FakeHost(sms=4, kernels=kernels, auto=True, arrays="copied"))
         one = Scene(world, await world.client(ALICE), await world.client(BOB))
         await one.set_up()
         yield one
@@ -119,6 +119,11 @@ REACHING: dict[str, tuple[type[Any], list[tuple[Make, Any]]]] = {
         [(lambda s, r: wm.WriteSymbol(r, s.module, "table", 0, b"x"), "unknown-name")],
     ),
     "Free": (wm.Free, [(lambda s, r: wm.Free(0, s.array), "unknown-name")]),
+    "Upload": (wm.Upload, [(lambda s, r: wm.Upload(0, s.array, 0, 1), "unknown-name")]),
+    "Download": (
+        wm.Download,
+        [(lambda s, r: wm.Download(r, 0, s.array, 0, 1), "unknown-name")],
+    ),
     "Resize": (
         wm.Resize,
         [
@@ -176,7 +181,7 @@ async def test_nothing_of_another_users_is_reached(scene: Scene, name: str) -> N
             found = finished.state if finished.error is None else finished.error["code"]
             assert found == expected
             continue
-        numbered = 0 if type(message) in (wm.Unload, wm.Free) else request
+        numbered = 0 if type(message) in (wm.Unload, wm.Free, wm.Upload) else request
         answer = await scene.bob.expect(
             wm.Failed if isinstance(expected, str) else wm.Answer,
             lambda one: one.request == numbered,  # type: ignore[attr-defined]  # noqa: B023

@@ -1,9 +1,14 @@
 """A stand-in for ``cuda.bindings.driver`` that runs kernels: streams, with the CPU device behind.
 
-Enumerations are the real ones. Device memory is memory of this process. What is put on a stream
-happens in its order, and beside other streams; a copy that names no stream is ordered with the null
-stream only, as the driver has it. It shows that the code around the driver makes sense, not that
-the driver does what is expected of it.
+Enumerations are the real ones. Device memory is memory of this process, full of rubbish when it is
+new; what of a reserved range has no memory behind it ends the process when it is touched. What is
+put on a stream happens in its order, and beside other streams; a copy that names no stream is
+ordered with the null stream only, as the driver has it. It shows that the code around the driver
+makes sense, not that the driver does what is expected of it.
+
+Fences are the CPU device's, for the range that a program was given after it was loaded. A fault is
+written into the job record when the launch is over, without the number of the task block: only the
+rewritten program knows that, and here it was not what found the fault.
 """
 
 from __future__ import annotations
@@ -19,8 +24,11 @@ from typing import Any
 
 from cuda.bindings import driver as real
 
+from gpud.compiler import control_words as cw
+from gpud.compiler.names import ARENA
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.launch import Launch
+from gpud.errors import GpudError, IllegalAddress
 
 __all__ = ["FakeDriver"]
 
@@ -30,6 +38,12 @@ OK = real.CUresult.CUDA_SUCCESS
 Answer = tuple[Any, ...]
 Step = Callable[[Callable[[], None]], None]
 """Something on a stream: begins it, and calls what it is given when it is over."""
+
+_GRANULE = 1 << 21
+_EVERYTHING = 2**64 - 1  # the size of a range that is no limit
+_READ_WRITE, _NO_ACCESS = 3, 0
+_PRIVATE, _FIXED, _ANONYMOUS, _NO_RESERVE, _NO_REPLACE = 0x2, 0x10, 0x20, 0x4000, 0x100000
+_RUBBISH = 0xA5
 
 _ATTRIBUTES = {
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 9,
@@ -66,10 +80,14 @@ class FakeDriver:
     Attributes:
         freed: how many pieces of memory were given back.
         launches: how many kernels were launched.
+        copied_bytes: between host and device, by copies that streams made.
+        room_bytes: what is left for `cuMemCreate`.
     """
 
-    def __init__(self, device: CPUDevice) -> None:
+    def __init__(self, device: CPUDevice, memory_bytes: int = 1 << 30) -> None:
         self.device = device
+        self.memory_bytes = self.room_bytes = memory_bytes
+        self.copied_bytes = 0
         self.launches = 0
         self.freed = 0
         self._memory: dict[int, Any] = {}
@@ -248,10 +266,10 @@ class FakeDriver:
         return OK, _ATTRIBUTES.get(which.name, self.device.sms)
 
     def cuDeviceTotalMem(self, device: int) -> Answer:
-        return OK, 1 << 30
+        return OK, self.memory_bytes
 
     def cuMemGetInfo(self) -> Answer:
-        return OK, 1 << 29, 1 << 30
+        return OK, self.room_bytes, self.memory_bytes
 
     def cuCtxGetStreamPriorityRange(self) -> Answer:
         return OK, 0, -5
@@ -299,6 +317,7 @@ class FakeDriver:
         return self.cuMemcpyHtoD(to, of, size)
 
     def cuMemcpyHtoDAsync(self, to: int, of: int, size: int, stream: Any) -> Answer:
+        self.copied_bytes += size
         return self._now(stream, lambda: ctypes.memmove(int(to), int(of), size))
 
     def cuMemcpyDtoHAsync(self, to: int, of: int, size: int, stream: Any) -> Answer:
@@ -314,6 +333,48 @@ class FakeDriver:
         raw = int(word).to_bytes(4, "little") * count
         return self._now(stream, lambda: ctypes.memmove(int(to), raw, len(raw)))
 
+    # -- memory behind ranges of addresses
+
+    def cuMemGetAllocationGranularity(self, wanted: Any, kind: Any) -> Answer:
+        return OK, _GRANULE
+
+    def cuMemAddressReserve(self, size: int, align: int, base: int, flags: int) -> Answer:
+        found = _mapped(base, size, _NO_ACCESS, _NO_REPLACE if base else 0)
+        if found is None:
+            return real.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
+        return OK, found
+
+    def cuMemAddressFree(self, address: int, size: int) -> Answer:
+        assert _libc.munmap(address, size) == 0
+        return (OK,)
+
+    def cuMemCreate(self, size: int, wanted: Any, flags: int) -> Answer:
+        assert size % _GRANULE == 0
+        with self._lock:
+            if size > self.room_bytes:
+                return real.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
+            self.room_bytes -= size
+        return OK, _Piece(size)
+
+    def cuMemRelease(self, piece: _Piece) -> Answer:
+        with self._lock:
+            self.room_bytes += piece.size
+        return (OK,)
+
+    def cuMemMap(self, address: int, size: int, offset: int, piece: _Piece, flags: int) -> Answer:
+        assert (offset, size) == (0, piece.size)
+        assert _mapped(address, size, _NO_ACCESS, _FIXED) == address
+        return (OK,)
+
+    def cuMemSetAccess(self, address: int, size: int, access: list[Any], count: int) -> Answer:
+        assert _libc.mprotect(address, size, _READ_WRITE) == 0
+        ctypes.memset(address, _RUBBISH, size)
+        return (OK,)
+
+    def cuMemUnmap(self, address: int, size: int) -> Answer:
+        assert _mapped(address, size, _NO_ACCESS, _FIXED) == address
+        return (OK,)
+
     # -- programs
 
     def cuModuleLoadData(self, image: bytes) -> Answer:
@@ -327,6 +388,7 @@ class FakeDriver:
         return (OK,)
 
     def cuModuleGetFunction(self, module: Any, name: bytes) -> Answer:
+        module.fence()
         return OK, module.loaded.kernel(name.decode())
 
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> Answer:
@@ -364,6 +426,8 @@ class FakeDriver:
             def ended(launch: Launch) -> None:
                 if launch.output:  # as a GPU's driver does, in time for whoever waits
                     os.write(1, launch.output)
+                if launch.error is not None:
+                    _record(launch.error, int.from_bytes(raw[-8:], "little"))
                 over()
 
             self.launches += 1
@@ -383,3 +447,59 @@ class Module:
 
     def __int__(self) -> int:
         return id(self)
+
+    def fence(self) -> None:
+        """Check accesses from now on, if the program was told of a range."""
+        loaded = self.loaded
+        offset = loaded.layout.data.offsets.get(ARENA)
+        if offset is not None:
+            base, size = (
+                int.from_bytes(loaded.data.memory[at : at + 8].tobytes(), "little")
+                for at in (offset, offset + 8)
+            )
+            loaded.fenced = None if size == _EVERYTHING else (base, size)
+
+
+class _Piece:
+    """Memory that can be mapped."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def _record(error: GpudError, control: int) -> None:
+    """Write a fault into the record of the job that has this launch record, as programs do."""
+    job = ctypes.c_uint64.from_address(control + cw.JOB).value
+
+    def put(at: int, value: int) -> None:
+        ctypes.c_uint32.from_address(job + at).value = value & 0xFFFFFFFF
+
+    fields: Any = error
+    if isinstance(error, IllegalAddress):
+        kind = cw.FaultKind.MISALIGNED if fields.misaligned else cw.FaultKind.ADDRESS
+        ctypes.c_uint64.from_address(job + cw.FAULT_ADDRESS).value = fields.address
+    else:
+        kind = cw.FaultKind.TRAP
+    put(cw.FAULT_KIND, kind)
+    put(cw.FAULT_SITE, -1 if fields.site is None else fields.site)
+    put(cw.FAULT_CLAIM, 0)
+    for index, extent in enumerate(fields.thread or (0, 0, 0)):
+        put(cw.FAULT_THREAD + 4 * index, extent)
+    put(cw.NEXT, max(ctypes.c_uint32.from_address(job + cw.TOTAL).value, 0))
+    put(cw.FAULT_STATE, cw.COMPLETE)
+    ctypes.c_uint32.from_address(control + cw.LIVE).value = 0
+
+
+def _mapped(address: int, size: int, access: int, how: int) -> int | None:
+    flags = _PRIVATE | _ANONYMOUS | _NO_RESERVE | how
+    found = _libc.mmap(address or None, size, access, flags, -1, 0)
+    return None if found == ctypes.c_void_p(-1).value else int(found)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

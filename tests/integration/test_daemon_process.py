@@ -379,7 +379,7 @@ def test_json_logs(daemon: Process) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--device", "cuda"), "cuda13"),
+        (("--device", "cuda:99"), "nvidia-smi"),
         (("--policy", "nonsense"), "reservations"),
         (("--socket", "/" + "x" * 120), "107"),
         (("--offline-floor", "-1"), "offline"),

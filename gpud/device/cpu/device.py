@@ -14,7 +14,6 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from gpud.device.cpu.machine_memory import memory_limit_bytes
 from gpud.device.cpu.module import CPUKernel, CPUModule
 from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
 from gpud.device.cpu.room import Room
-from gpud.device.interface import LaunchSpec, as_dim3
+from gpud.device.interface import Arrays, LaunchSpec, as_dim3
 from gpud.errors import LaunchConfigError
 
 __all__ = ["CPUDevice", "CPUMemory"]
@@ -68,7 +67,7 @@ class CPUDevice:
     """
 
     kind = "cpu"
-    arrays: Final = "shared"
+    arrays: Arrays = "shared"
 
     def __init__(self, sms: int | None = None, *, capability: int = 90) -> None:
         if sms is None:

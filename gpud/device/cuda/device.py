@@ -22,7 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from gpud.device.cuda.module import CUDAKernel, CUDAModule
 from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.cuda.staging import Staging
 from gpud.device.cuda.watcher import Watcher
-from gpud.device.interface import LaunchSpec, as_dim3
+from gpud.device.interface import Arrays, LaunchSpec, as_dim3
 from gpud.errors import InvalidArgument, LaunchConfigError
 
 __all__ = ["CUDADevice"]
@@ -68,7 +68,7 @@ class CUDADevice:
     """
 
     kind = "cuda"
-    arrays: Final = "copied"
+    arrays: Arrays = "copied"
 
     def __init__(
         self,

@@ -156,8 +156,8 @@ def open_driver() -> Driver:
     """The machine's driver, initialised.
 
     Raises:
-        MissingDependency: there is no driver, or its bindings are not installed.
-        InvalidArgument: there is no GPU, or it does not answer.
+        MissingDependency: its bindings are not installed.
+        InvalidArgument: there is no driver, or no GPU, or it does not answer.
     """
     # Read by cuInit, and whatever they were: we would wait for kernels that run for hours.
     os.environ.update(ENVIRONMENT)
@@ -174,9 +174,12 @@ def open_driver() -> Driver:
         ) from error
     except RuntimeError as error:
         # The bindings look for libcuda at the first call, and say so in this way.
-        raise MissingDependency(
-            "the NVIDIA driver (libcuda.so.1)",
-            extra=_EXTRA,
-            cause=f"{error}; the driver itself comes with the system, not with pip",
+        raise InvalidArgument(
+            f"there is no NVIDIA driver that could be used (libcuda.so.1: {_first_line(error)}); "
+            "it comes with the system, not with pip: see nvidia-smi, or serve --device cpu"
         ) from error
     return driver
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,39 @@
+"""``python -m gpud.device.cuda.probe INDEX``: whether there is a GPU that gpud can use.
+
+In a process of its own, which asks the driver and ends: nothing of CUDA is loaded by who asks, and
+no context is made. Prints the error that a device host would end with, as JSON, or null.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from gpud.device.cuda.driver import open_driver
+from gpud.errors import GpudError, InvalidArgument
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    """Look, and print what is wrong."""
+    found: GpudError | None = None
+    try:
+        _look(int(arguments[0]))
+    except GpudError as error:
+        found = error
+    print(json.dumps(None if found is None else found.to_wire()))  # noqa: T201
+    return 0
+
+
+def _look(index: int) -> None:
+    driver = open_driver()
+    count = int(driver.call("cuDeviceGetCount"))
+    if not index < count:
+        raise InvalidArgument(
+            f"there is no cuda:{index}: the driver shows {count} GPU{'s' * (count != 1)} here"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

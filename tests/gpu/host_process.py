@@ -1,0 +1,35 @@
+"""A device host process with the CUDA device, over the stand-in for the driver.
+
+    python -m tests.gpu.host_process --device cuda:0 --fd N
+
+The environment may say how much memory the GPU has (`MEMORY`), in bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpud.device.cpu.device import CPUDevice
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver import Driver
+from gpud.device.host import __main__ as host
+from gpud.device.spec import DeviceSpec
+from tests.gpu.fake_driver import FakeDriver
+
+__all__ = ["COMMAND", "MEMORY"]
+
+COMMAND = ("-m", "tests.gpu.host_process")
+MEMORY = "GPUD_TEST_GPU_MEMORY"
+SMS = 2
+
+
+def opened(spec: DeviceSpec) -> CUDADevice:
+    """The device that ``spec`` names: the stand-in has one."""
+    room = int(os.environ.get(MEMORY, str(1 << 30)))
+    return CUDADevice(spec.number, driver=Driver(FakeDriver(CPUDevice(SMS), room)))
+
+
+if __name__ == "__main__":
+    host.open_device = opened
+    sys.exit(host.main())
