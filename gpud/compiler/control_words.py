@@ -9,19 +9,22 @@ record that all launches of a job share. The same bytes serve every device.
 
 Terms: a *task block* is a block of the user's grid, number ``z * gx * gy + y * gx + x``; a
 *persistent block* is one that was launched; its index is its raw ``%ctaid.x``; a block *leaves*
-when it runs no further task block. A *divider* is a (multiplier, shift) pair for one divisor.
+when it runs no further task block. SMs are *named* by a bitmap, in which bit s stands for the SM
+whose ``%smid`` is s. A *divider* is a (multiplier, shift) pair for one divisor.
 
-Launch record, 32 bytes:
+Launch record, 32 bytes at a multiple of 16; blocks read the second half of it at once:
 
 ====== ===== ======== ===========================================================================
 offset type  name     meaning
 ====== ===== ======== ===========================================================================
 0      u64   job      address of the job record
-8      u32   limit    persistent blocks whose index is >= limit release; written by the host
-12     u32   live     persistent blocks that have not left; the host sets it to their number
+8      u32   live     persistent blocks that have not left; the host sets it to their number
                       before the launch, each leaver subtracts 1 after a fence; unused in slices
-16     u32   base     sliced form: number of this sub-grid's first task block
-20     12 B           reserved, 0
+12     u32   base     sliced form: number of this sub-grid's first task block
+16     u32   limit    persistent blocks whose index is >= limit release; written by the host
+20     4 B            reserved, 0
+24     u64   named    address of the 32 bytes that name SMs: persistent blocks on one of them
+                      release; 0: none is named. Both are written by the host
 ====== ===== ======== ===========================================================================
 
 Job record, 128 bytes:
@@ -85,6 +88,7 @@ Properties:
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 from math import prod
 from typing import Final, NamedTuple
@@ -115,6 +119,9 @@ __all__ = [
     "LIMIT",
     "LIVE",
     "MAX_TASK_BLOCKS",
+    "MOST_SMS",
+    "NAMED",
+    "NAMED_BYTES",
     "NEXT",
     "NOTHING",
     "NO_FAULT",
@@ -130,14 +137,22 @@ __all__ = [
     "fault_of",
     "job_record",
     "launch_record",
+    "named_sms",
 ]
 
 # Byte offsets in the launch record.
 JOB: Final = 0
-LIMIT: Final = 8
-LIVE: Final = 12
-BASE: Final = 16
+LIVE: Final = 8
+BASE: Final = 12
+LIMIT: Final = 16
+NAMED: Final = 24
 LAUNCH_BYTES: Final = 32
+
+NAMED_BYTES: Final = 32
+"""Of the bitmap that names SMs."""
+
+MOST_SMS: Final = 8 * NAMED_BYTES
+"""The SMs that can be named; what lies above is named with the one of the same last bits."""
 
 # Byte offsets in the job record.
 NEXT: Final = 0
@@ -179,7 +194,8 @@ MAX_TASK_BLOCKS: Final = 2**31 - 1
 """The most task blocks of one job: claims must not wrap, and dividers need n < 2**31."""
 
 LAUNCH_RECORD: Final = [
-    ("job", "<u8"), ("limit", "<u4"), ("live", "<u4"), ("base", "<u4"), ("reserved", "V12"),
+    ("job", "<u8"), ("live", "<u4"), ("base", "<u4"), ("limit", "<u4"), ("reserved", "V4"),
+    ("named", "<u8"),
 ]  # fmt: skip
 """The launch record as `numpy.dtype` takes it; the compiler itself does without NumPy."""
 
@@ -193,7 +209,7 @@ JOB_RECORD: Final = [
 ]  # fmt: skip
 """The job record as `numpy.dtype` takes it."""
 
-_LAUNCH = struct.Struct("<QIII12x")
+_LAUNCH = struct.Struct("<QIII4xQ")
 _JOB = struct.Struct("<7I4x4I16x64x")
 _FAULT = struct.Struct("<8I3Q8x")
 
@@ -243,15 +259,30 @@ def job_record(grid: tuple[int, int, int]) -> bytes:
     return _JOB.pack(0, total, x, y, z, flags, 0, *divider(x), *divider(y))
 
 
-def launch_record(job: int, blocks: int, *, base: int = 0) -> bytes:
+def launch_record(job: int, blocks: int, *, base: int = 0, named: int = 0) -> bytes:
     """The launch record of a launch, none of whose blocks is told to release: `LAUNCH_BYTES` bytes.
 
     Args:
         job: device address of the job record.
         blocks: persistent blocks, or blocks of the sub-grid in sliced form.
         base: sliced form: the sub-grid's first task block.
+        named: device address of a bitmap as `named_sms` makes it, 0: no SM is named.
     """
-    return _LAUNCH.pack(job, blocks, blocks, base)
+    return _LAUNCH.pack(job, blocks, base, blocks, named)
+
+
+def named_sms(sms: Iterable[int]) -> bytes:
+    """The bitmap that names these SMs: `NAMED_BYTES` bytes.
+
+    Raises:
+        ValueError: a number is not in 0..`MOST_SMS` - 1.
+    """
+    bits = 0
+    for number in sms:
+        if not 0 <= number < MOST_SMS:
+            raise ValueError(f"SMs 0 to {MOST_SMS - 1} can be named, not {number}")
+        bits |= 1 << number
+    return bits.to_bytes(NAMED_BYTES, "little")
 
 
 def fault_of(job: bytes | bytearray | memoryview) -> FaultRecord | None:

@@ -10,7 +10,7 @@ Implementations: `gpud.device.cpu.device.CPUDevice`. All pass ``tests/conformanc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, SupportsIndex
 
@@ -35,6 +35,7 @@ __all__ = [
     "LaunchSpec",
     "Memory",
     "Parameter",
+    "Partitions",
     "ProgramModule",
     "as_dim3",
     "pack_parameters",
@@ -140,6 +141,20 @@ class LaunchSpec(NamedTuple):
         return cls(kernel, form, as_dim3("grid", grid), as_dim3("block", block), packed, shared)
 
 
+class Partitions(NamedTuple):
+    """Which numbers of whole SMs a device can give to one job alone.
+
+    Attributes:
+        step: every multiple of so many SMs; 0: none, the device cannot.
+        most: the most SMs of all partitions together.
+        why: why it cannot, for people.
+    """
+
+    step: int = 0
+    most: int = 0
+    why: str = ""
+
+
 class Chain(Protocol):
     """Launches made ready on a device; may be run any number of times, also at once."""
 
@@ -176,6 +191,17 @@ class Gang(Protocol):
 
     def resize(self, slices: int) -> None:
         """Have ``slices`` slices from now on; returns at once."""
+
+    def clear(self, sms: Collection[int]) -> None:
+        """Have no blocks on these SMs from now on, by ``%smid``; returns at once.
+
+        What is there leaves at its next task block. `slices` stays: blocks come again on other SMs
+        as there is room, on a device that can choose where. Each call replaces what was said
+        before. The blocks of launches that cannot be resized stay to their end.
+
+        Raises:
+            ValueError: there is no such SM.
+        """
 
     def end(self) -> None:
         """Release everything and run nothing more; it is over when the last block has left."""
@@ -222,6 +248,7 @@ class Device(Protocol):
     kind: str
     sms: int
     arrays: Arrays
+    partitions: Partitions
 
     def allocate(self, size: int) -> Memory:
         """Zeroed device memory, aligned to 256 bytes."""
@@ -253,6 +280,7 @@ class Device(Protocol):
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
+        exclusive: int = 0,
     ) -> Gang:
         """A run of a `Chain` of this device; nothing of it runs before `Gang.resize`.
 
@@ -261,6 +289,11 @@ class Device(Protocol):
             priority: larger is more urgent.
             on_left: called after blocks have left, unless the gang is over; must be cheap.
             on_over: called once, when its last block has left and nothing more will run.
+            exclusive: so many whole SMs are this run's alone until it is over, and it runs nowhere
+                else; see `partitions`. What others have there leaves now, at its next task block.
+
+        Raises:
+            InvalidArgument: there are not so many SMs, or the device cannot.
         """
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ Thread-safe: a scheduler may resize from one thread while blocks leave on others
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from gpud.device.interface import Chain, Device, Form, Gang, LaunchSpec
@@ -43,6 +43,8 @@ class Job:
         launches: what it runs; or what `Device.prepare` made of that, which starts quicker.
         occupancy: M of the job; default: the least of its launches'.
         priority: larger is more urgent.
+        exclusive: so many whole SMs are the job's alone until it is done, and it runs on no others;
+            what `gpud.device.interface.Partitions` allows.
         on_left: called with the job after blocks of it have left, unless it is over; on a thread
             of the device, without any lock. Must be cheap.
         on_done: called once with the job when nothing more will happen, likewise.
@@ -51,6 +53,7 @@ class Job:
         LaunchConfigError: a grid or block is malformed or too large for the device.
         KernelRejected: a kernel uses something that the device does not run.
         ValueError: the size of a parameter buffer is not the kernel's.
+        InvalidArgument: so many SMs cannot be the job's alone.
     """
 
     __slots__ = ("_done", "_finished", "_gang", "_left", "chain", "device")
@@ -62,6 +65,7 @@ class Job:
         *,
         occupancy: int | None = None,
         priority: int = 0,
+        exclusive: int = 0,
         on_left: Callable[[Job], None] | None = None,
         on_done: Callable[[Job], None] | None = None,
     ) -> None:
@@ -76,7 +80,7 @@ class Job:
         # Held until the job is over: cheaper than an Event, which few jobs need.
         self._finished = _thread.allocate_lock()
         self._finished.acquire()
-        self._gang: Gang = device.gang(chain, priority, self._blocks_left, self._over)
+        self._gang: Gang = device.gang(chain, priority, self._blocks_left, self._over, exclusive)
 
     # -- what a scheduler does with it
 
@@ -119,6 +123,14 @@ class Job:
     def stop(self) -> None:
         """`resize` to 0: running task blocks end, unclaimed ones stay in the job."""
         self._gang.resize(0)
+
+    def clear(self, sms: Collection[int]) -> None:
+        """Have no blocks on these SMs from now on; see `gpud.device.interface.Gang.clear`.
+
+        Raises:
+            ValueError: there is no such SM.
+        """
+        self._gang.clear(sms)
 
     def end(self) -> None:
         """Release all blocks and run no more; the job is done when the last has left."""

@@ -35,6 +35,9 @@ from gpud.compiler.ptx.model import (
     Vector,
 )
 
+SMS = 3
+"""The blocks of a launch are dealt out among so many SMs."""
+
 MASK = {8: 0xFF, 16: 0xFFFF, 32: 0xFFFFFFFF, 64: 0xFFFFFFFFFFFFFFFF}
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "eq": lambda a, b: a == b,
@@ -205,6 +208,8 @@ class Machine:
     def _special(self, thread: Thread, name: str) -> int:
         base, _, axis = name.partition(".")
         block = thread.block
+        if name == "%smid":
+            return block.index % SMS
         values = {
             "%tid": thread.index,
             "%ntid": block.size,

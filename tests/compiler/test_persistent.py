@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from tests.compiler.flat import compiled, entry, instructions, program
 from tests.compiler.machine import Machine, MachineError, Stuck
 from tests.compiler.planted import FAULTS
 
-CTL, JOB, HITS, BAD = 0x1000, 0x2000, 0x10000, 0x8000
+CTL, JOB, HITS, BAD, NAMED = 0x1000, 0x2000, 0x10000, 0x8000, 0x9000
 
 COUNT = """
 extern "C" __global__ void count(unsigned* hits, unsigned* bad) {
@@ -295,6 +295,36 @@ def test_every_task_block_runs_once(
     check(run(module, grid, threads, events, seed), grid, threads)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_on_named_sms_leave_and_the_others_finish(seed: int) -> None:
+    grid, threads, blocks = (60, 1, 1), 2, 5
+    machine = Machine(persistent(compiled(COUNT)), seed)
+
+    def begin(sms: Iterable[int]) -> None:
+        machine.words(JOB, words.job_record(grid))
+        machine.words(HITS, bytes(4 * 60))
+        machine.memory[BAD] = 0
+        machine.words(NAMED, words.named_sms(sms))
+        machine.words(CTL, words.launch_record(JOB, blocks, named=NAMED))
+        machine.launch("count", blocks, (threads, 1, 1), HITS, BAD, CTL)
+
+    begin([])
+    machine.run(100 + 50 * seed)
+    machine.words(NAMED, words.named_sms([1]))  # that of blocks 1 and 4
+    while any(block.threads for block in machine.blocks if block.index in (1, 4)):
+        machine.run(1)
+    assert machine.memory[JOB + words.NEXT] < 60, "they stayed to the end"
+    assert machine.memory[CTL + words.LIVE] == 3
+    machine.run()
+    check(machine, grid, threads)
+    assert machine.memory[CTL + words.LIVE] == 0
+
+    begin(range(words.MOST_SMS))
+    machine.run()
+    assert machine.memory[JOB + words.NEXT] == 0, "somebody claimed on an SM that was named"
+    assert machine.memory[CTL + words.LIVE] == 0
+
+
 def failures(change: Callable[[Module], Module]) -> int:
     """How many of some runs go wrong when the rewritten kernels are changed."""
     found = 0
@@ -403,5 +433,5 @@ def test_survey_finds_nothing_new_outside_the_loop() -> None:
     module = compiled(COUNT)
     before, after = Survey(module), Survey(persistent(module))
     new = set(after.uses["count"].specials) - set(before.uses["count"].specials)
-    assert new <= {"%tid.x", "%tid.y", "%tid.z", "%ctaid.x"}
+    assert new <= {"%tid.x", "%tid.y", "%tid.z", "%ctaid.x", "%smid"}
     assert after.uses["count"].calls == before.uses["count"].calls

@@ -66,9 +66,22 @@ def offsets(dtype: np.dtype[Any]) -> dict[str, int]:
 def test_layout_of_the_launch_record() -> None:
     dtype = np.dtype(words.LAUNCH_RECORD)
     assert dtype.itemsize == words.LAUNCH_BYTES == 32
-    assert offsets(dtype) == {"job": 0, "limit": 8, "live": 12, "base": 16}
-    record = np.frombuffer(words.launch_record(0x1234567890, 7, base=9), dtype)[0]
-    assert record.tolist()[:4] == (0x1234567890, 7, 7, 9)
+    assert offsets(dtype) == {"job": 0, "live": 8, "base": 12, "limit": 16, "named": 24}
+    assert (words.LIMIT % 16, words.NAMED) == (0, words.LIMIT + 8), "blocks load both at once"
+    record = np.frombuffer(words.launch_record(0x1234567890, 7, base=9, named=96), dtype)[0]
+    found = {name: int(record[name]) for name in ("job", "live", "base", "limit", "named")}
+    assert found == {"job": 0x1234567890, "live": 7, "base": 9, "limit": 7, "named": 96}
+
+
+def test_each_sm_has_its_bit() -> None:
+    assert words.named_sms([]) == bytes(words.NAMED_BYTES)
+    bits = np.unpackbits(
+        np.frombuffer(words.named_sms([0, 9, words.MOST_SMS - 1]), np.uint8), bitorder="little"
+    )
+    assert np.flatnonzero(bits).tolist() == [0, 9, words.MOST_SMS - 1]
+    for number in (-1, words.MOST_SMS):
+        with pytest.raises(ValueError, match="can be named"):
+            words.named_sms([number])
 
 
 def test_layout_of_the_job_record() -> None:

@@ -17,7 +17,7 @@ Algorithm, for every thread; ``slot`` toggles between the two slots::
     slots[1] = NOTHING                        # no previous task block
     head: if leader:
               claim = NOTHING
-              if block index < launch.limit:  # not told to release
+              if block index < launch.limit and %smid is not named:  # not told to release
                   n = atomic_add(job.next, 1); if n < job.total: claim = n
               slots[slot] = claim
           block-wide barrier                  # everybody has finished the previous task block
@@ -31,6 +31,10 @@ Why one barrier is enough with two slots: the leader can run ahead of a slow thr
 only, so it writes the other slot while the slow one still reads this one. With one slot it would
 overwrite a claim that somebody has not read. The barrier also keeps a fast warp from touching
 shared memory that a slow one still uses for the previous task block.
+
+A block is told to release by its index or by the SM that it is on; it does the same in both cases.
+The limit and the address of the bitmap that names SMs come with one load, and a launch of which no
+SM is named, as most are, reads no bitmap.
 
 Properties:
 * ``only entries``: nothing but entries of the plan changes, and the input stays as it was;
@@ -78,6 +82,7 @@ from gpud.compiler.ptx.model import (
     Statement,
     Symbol,
     Variable,
+    Vector,
     opcode,
 )
 from gpud.compiler.reports import claim_beside, slot_of
@@ -190,16 +195,12 @@ class _Loop:
         code = self._code
         met, publish = code.label("meet"), code.label("publish")
         ctl, job = code.register("control", "b64"), code.register("job", "b64")
-        limit, index, total = (code.register(name) for name in ("limit", "index", "total"))
-        stop, valid = code.register("stop", "pred"), code.register("valid", "pred")
+        total, valid = code.register("total"), code.register("valid", "pred")
         code("ld.param.u64", ctl, Address(self._control))
         code("ld.global.nc.u64", job, Address(ctl, words.JOB))
         code("bra", met, unless=leader)
-        code("ld.volatile.global.u32", limit, Address(ctl, words.LIMIT))
-        code("mov.u32", index, SpecialRegister("%ctaid.x"))
         code("mov.u32", claim, immediate(words.NOTHING))
-        code("setp.ge.u32", stop, index, limit)
-        code("bra", publish, when=stop)
+        self._heed_release(ctl, publish)
         code("atom.global.add.u32", claim, Address(job, words.NEXT), 1)
         code("ld.global.nc.u32", total, Address(job, words.TOTAL))
         code("setp.lt.u32", valid, claim, total)
@@ -207,6 +208,33 @@ class _Loop:
         code.place(publish)
         code("st.shared.u32", Address(slot), claim)
         code.place(met)
+
+    def _heed_release(self, ctl: Register, told: Symbol) -> None:
+        """Go to ``told`` if the block has been told to release."""
+        code = self._code
+        word, named = code.register("word", "b64"), code.register("named", "b64")
+        limit, index, bits = (code.register(name) for name in ("limit", "index", "bits"))
+        stop, stays = code.register("stop", "pred"), code.label("stays")
+        code("ld.volatile.global.v2.u64", Vector((word, named)), Address(ctl, words.LIMIT))
+        code("cvt.u32.u64", limit, word)
+        code("mov.u32", index, SpecialRegister("%ctaid.x"))
+        code("setp.ge.u32", stop, index, limit)
+        code("bra", told, when=stop)
+        code("setp.eq.u64", stop, named, 0)
+        code("bra", stays, when=stop)
+        # Only the last bits of the SM's number count, so that no other word is ever read.
+        code("mov.u32", index, SpecialRegister("%smid"))
+        code("shr.u32", bits, index, 3)
+        code("and.b32", bits, bits, words.NAMED_BYTES - 4)
+        code("cvt.u64.u32", word, bits)
+        code("add.u64", named, named, word)
+        code("ld.volatile.global.u32", bits, Address(named))
+        code("and.b32", index, index, 31)
+        code("shr.u32", bits, bits, index)
+        code("and.b32", bits, bits, 1)
+        code("setp.ne.u32", stop, bits, 0)
+        code("bra", told, when=stop)
+        code.place(stays)
 
     def _meet(self, slot: Register, claim: Register) -> None:
         code = self._code

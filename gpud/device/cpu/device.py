@@ -27,7 +27,7 @@ from gpud.device.cpu.machine_memory import memory_limit_bytes
 from gpud.device.cpu.module import CPUKernel, CPUModule
 from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
 from gpud.device.cpu.room import Room
-from gpud.device.interface import Arrays, LaunchSpec, as_dim3
+from gpud.device.interface import Arrays, LaunchSpec, Partitions, as_dim3
 from gpud.errors import LaunchConfigError
 
 __all__ = ["CPUDevice", "CPUMemory"]
@@ -83,6 +83,7 @@ class CPUDevice:
         self.limits: SMLimits = SM_LIMITS[capability]
         # The other half is for programs: this one, its clients and whatever else runs here.
         self.memory_bytes = memory_limit_bytes() // 2
+        self.partitions = Partitions(1, sms)
         self._grids = 0
         self.room = Room(sms)
         # Native code must not outlive the memory that it works on.
@@ -156,12 +157,16 @@ class CPUDevice:
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
+        exclusive: int = 0,
     ) -> Gang:
         """A run of a chain, which begins with its first `Gang.resize`. See `Gang`."""
         with self.room.lock:
             number = self._grids + 1
             self._grids += len(chain.totals)
-        return Gang(self.room, chain, priority, number, on_left, on_over)
+            gang = Gang(self.room, chain, priority, number, on_left, on_over, exclusive)
+            if exclusive:
+                self.room.part(gang)
+        return gang
 
     def close(self) -> None:
         """End the SM threads. Launches that still run are dropped."""

@@ -10,7 +10,8 @@ chosen so that whole SMs come free. Seats that have no room yet are only a numbe
 is no work for anybody.
 
 Terms: a seat is *present* from the moment that an SM has it until Python has heard that it left;
-*kept*: present and not released; *missing*: to be present as soon as there is room.
+*kept*: present and not released; *missing*: to be present as soon as there is room; *moving*:
+released because of the SM that it is on, and to be missing when it has left.
 
 Properties:
 * present and missing seats are never more than allotted, apart from those released;
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from gpud.compiler import control_words as cw
@@ -73,6 +74,8 @@ class Gang:
         error: what it failed with, or ``None``.
         over: whether nothing more will happen.
         cost: what a seat takes from its SM, see `gpud.device.cpu.room`.
+        exclusive: how many whole SMs are its own, and the only ones where it has seats; 0: none.
+        cleared: numbers of SMs where it is to have no seats.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Gang:
         number: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
+        exclusive: int = 0,
     ) -> None:
         self._room = room
         self.chain = chain
@@ -100,10 +104,13 @@ class Gang:
         self.first_block_ns = 0
         self.release_ns = 0
         self.cost = room.cost(chain)
+        self.exclusive = exclusive
+        self.cleared: frozenset[int] = frozenset()
         self._ended = False
         self._final = (0, 0, chain.total)
         self._seats = 0
         self._released: dict[int, Seat] = {}
+        self._moving: set[int] = set()  # those of the released that have moved
         self._released_ns = 0
         self._began_ns = 0
         self._printed = bytearray()
@@ -127,6 +134,23 @@ class Gang:
             if not self.over and not self._ended:
                 self._room.check_open()
                 self._resize(slices)
+            self._room.settle([self])
+        self._room.tell()
+
+    def clear(self, sms: Collection[int]) -> None:
+        """Have no seats on these SMs from now on; those there leave and come back elsewhere.
+
+        The seats of a launch in form whole that has begun stay where they are.
+
+        Raises:
+            ValueError: there is no such SM.
+        """
+        with self._room.lock:
+            if not all(0 <= number < len(self._room.sms) for number in sms):
+                raise ValueError(f"there are SMs 0 to {len(self._room.sms) - 1}, not {sorted(sms)}")
+            if not self.over and not self._ended:
+                self.cleared = frozenset(sms)
+                self.leave(self.cleared)
             self._room.settle([self])
         self._room.tell()
 
@@ -205,7 +229,8 @@ class Gang:
     @property
     def missing(self) -> int:
         """Seats that it would have if there were room."""
-        seats, kept = self._seats, len(self.kept)
+        # A seat that moves has its place until it has left: no gang holds more than it was given.
+        seats, kept = self._seats, len(self.kept) + len(self._moving)
         if kept >= seats or self.over or self._words[_STOP]:
             return 0
         chain, stage = self.chain, self._words[_CURRENT]
@@ -261,25 +286,42 @@ class Gang:
             # A seat between two blocks leaves at once.
             return homes[seat.sm], -seat.sm.index, seat.words[_BEGUN] != Begun.NO, -seat.index
 
-        for seat in sorted(self.kept.values(), key=order)[:count]:
-            del self.kept[seat.index]
-            self._released[seat.block] = seat
-            seat.index = NONE
-            # The SM loop relies on this order.
-            seat.words[_INDEX] = NONE
-            seat.words[LIMIT] = 0
+        self._let_go(sorted(self.kept.values(), key=order)[:count])
         # Indices are the lowest ones: which seats run in a launch depends on it.
         free = iter([i for i in range(self._seats) if i not in self.kept])
         for index in [i for i in self.kept if i >= self._seats]:
             seat = self.kept.pop(index)
             self._enlist(seat, next(free))
 
+    def leave(self, sms: Collection[int]) -> None:
+        """Have the seats on these SMs move to others, where there is room. With the room's lock."""
+        if self.over or self._is_fixed():
+            return
+        seats = [seat for seat in self.kept.values() if seat.sm and seat.sm.index in sms]
+        if seats:
+            if not self._released:
+                self._released_ns = time.monotonic_ns()
+            self._let_go(seats)
+            self._moving.update(seat.block for seat in seats)
+
+    def _let_go(self, seats: list[Seat]) -> None:
+        """Take their index from seats."""
+        for seat in seats:
+            del self.kept[seat.index]
+            self._released[seat.block] = seat
+            seat.index = NONE
+            # The SM loop relies on this order.
+            seat.words[_INDEX] = NONE
+            seat.words[LIMIT] = 0
+
     def _call_back(self) -> None:
-        """Keep released seats that have not left yet."""
+        """Keep released seats that have not left yet, but for those that move."""
         free = self.free_indices()
         for block, seat in list(self._released.items()):
-            if len(self.kept) >= self._seats:
+            if len(self.kept) + len(self._moving) >= self._seats:
                 return
+            if block in self._moving:
+                continue
             del self._released[block]
             self._enlist(seat, next(free))
             seat.words[LIMIT] = 1
@@ -325,6 +367,7 @@ class Gang:
             del self.kept[seat.index]
         else:
             self._released.pop(seat.block)
+            self._moving.discard(seat.block)
             if not self._released:
                 took = time.monotonic_ns() - self._released_ns
                 self.release_ns = max(self.release_ns, took)

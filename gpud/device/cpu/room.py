@@ -8,13 +8,18 @@ arithmetic, and M such blocks fit an SM's limits of threads, blocks and shared m
 mixture does too. Gangs that miss seats wait in order; whenever something has left or is wanted, the
 first of them gets what there is.
 
+Some SMs can be one gang's alone, its *partition*: others' seats there move elsewhere, none come
+there, and it has none elsewhere.
+
 A gang with slices for k SMs has its seats on k of them if it can, as many on each: it then shares
 an SM with as few others as possible, and when it shrinks by a whole SM, an SM comes free.
 
 Properties:
 * what resides on an SM never exceeds its limits, unless what is free lies in pieces on several SMs:
   the seats of all SMs together never take more than these have;
-* room goes to the gangs of the highest priority first, in order of arrival;
+* room goes to the gangs of the highest priority first, in order of arrival; but who waits for its
+  partition does not keep others from their SMs;
+* no SM is in two partitions, and one is given up when its gang is over;
 * whoever waits for a gang is told after its last seat has left, without any lock;
 * the memory of a seat is used again only after it has left its SM.
 """
@@ -34,6 +39,7 @@ from gpud.device.cpu.gang import Gang
 from gpud.device.cpu.records import MAX_SLOTS
 from gpud.device.cpu.seat import SeatPool
 from gpud.device.cpu.sm import VirtualSM
+from gpud.errors import InvalidArgument
 
 __all__ = ["SM_ROOM", "Room"]
 
@@ -58,7 +64,7 @@ class Room:
         self._waiting: list[Gang] = []
         self._over: deque[Gang] = deque()
         self._pool = SeatPool()
-        self._used = 0
+        self._owners: dict[VirtualSM, Gang] = {}
         self.sms = [VirtualSM(index, self._left) for index in range(sms)]
 
     def close(self) -> None:
@@ -87,15 +93,52 @@ class Room:
         for gang in gangs:
             if gang.missing and gang not in self._waiting:
                 insort(self._waiting, gang, key=lambda one: (-one.priority, one.number))
-        while self._waiting:
-            # Later gangs must not overtake one that waits for room.
-            gang = self._waiting[0]
-            if not self._seat(gang):
-                break
-            self._waiting.pop(0)
+        self._seat_waiting()
         for gang in gangs:
             if gang.check_over():
                 self._over.append(gang)
+                if gang.exclusive:
+                    self._owners = {sm: one for sm, one in self._owners.items() if one is not gang}
+                    self._seat_waiting()
+
+    def part(self, gang: Gang) -> None:
+        """Give a gang its partition: the SMs on which the least is. With the lock.
+
+        Raises:
+            InvalidArgument: too many SMs are in partitions.
+        """
+        free = [sm for sm in self.sms if sm not in self._owners]
+        if len(free) < gang.exclusive:
+            raise InvalidArgument(
+                f"{gang.exclusive} SMs cannot be one job's alone: {len(free)} of {len(self.sms)} "
+                "are no other job's alone"
+            )
+        chosen = sorted(free, key=_used)[: gang.exclusive]
+        self._owners |= dict.fromkeys(chosen, gang)
+        numbers = {sm.index for sm in chosen}
+        seated = {seat.gang for seat in self._pool.by_block.values() if seat.sm in chosen}
+        for other in seated:
+            if other is not None:
+                other.leave(numbers)
+
+    def _is_open(self, sm: VirtualSM, gang: Gang) -> bool:
+        """Whether a gang may have seats on an SM."""
+        owner = self._owners.get(sm)
+        if gang.exclusive:
+            return owner is gang
+        return owner is None and sm.index not in gang.cleared
+
+    def _seat_waiting(self) -> None:
+        """Give those that wait what there is."""
+        waits = dict.fromkeys((True, False), False)
+        for gang in list(self._waiting):
+            # Later gangs must not overtake one that waits for the same room.
+            if waits[gang.exclusive > 0]:
+                continue
+            if self._seat(gang):
+                self._waiting.remove(gang)
+            elif any(self._is_open(sm, gang) for sm in self.sms):
+                waits[gang.exclusive > 0] = True
 
     def tell(self) -> None:
         """Tell those whose gangs are over. Without the lock: they may call back."""
@@ -114,6 +157,8 @@ class Room:
         cost, homes = gang.cost, gang.homes
         room = {}
         for sm in self.sms:
+            if not self._is_open(sm, gang):
+                continue
             fit = min((SM_ROOM - sm.used) // cost, MAX_SLOTS - sm.seats)
             if fit > 0:
                 room[sm] = fit
@@ -133,7 +178,7 @@ class Room:
                 if not room[sm]:
                     del room[sm]
             else:
-                found = self._in_pieces(cost)
+                found = self._in_pieces(gang)
                 if found is None:
                     return False
                 sm = found
@@ -141,16 +186,16 @@ class Room:
             seat = self._pool.take(gang.chain.seat_bytes, gang.chain.owner)
             sm.used += cost
             sm.seats += 1
-            self._used += cost
             gang.seated(seat, sm, index)
             sm.add(seat.block, gang.address, index)
         return True
 
-    def _in_pieces(self, cost: int) -> VirtualSM | None:
+    def _in_pieces(self, gang: Gang) -> VirtualSM | None:
         """An SM for a seat that fits none, if what is left on all of them is enough for it."""
-        if self._used + cost > len(self.sms) * SM_ROOM:
+        sms = [sm for sm in self.sms if self._is_open(sm, gang)]
+        if sum(sm.used for sm in sms) + gang.cost > len(sms) * SM_ROOM:
             return None
-        return min((sm for sm in self.sms if sm.seats < MAX_SLOTS), key=_used, default=None)
+        return min((sm for sm in sms if sm.seats < MAX_SLOTS), key=_used, default=None)
 
     # -- events from the SMs
 
@@ -164,7 +209,6 @@ class Room:
                 assert gang is not None
                 sm.used -= gang.cost
                 sm.seats -= 1
-                self._used -= gang.cost
                 gang.left(seat)
                 self._pool.give(seat)
                 gangs[gang] = None
