@@ -3,8 +3,9 @@
 Enumerations are the real ones. Device memory is memory of this process, full of rubbish when it is
 new; what of a reserved range has no memory behind it ends the process when it is touched. What is
 put on a stream happens in its order, and beside other streams; a copy that names no stream is
-ordered with the null stream only, as the driver has it. It shows that the code around the driver
-makes sense, not that the driver does what is expected of it.
+ordered with the null stream only, as the driver has it. A green context has some of the CPU device's
+SMs, which are split one by one. It shows that the code around the driver makes sense, not that the
+driver does what is expected of it.
 
 Fences are the CPU device's, for the range that a program was given after it was loaded. A fault is
 written into the job record when the launch is over, without the number of the task block: only the
@@ -50,6 +51,7 @@ _ATTRIBUTES = {
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 0,
     "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
     "CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH": 1,
+    "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR": 2048,
     "CU_FUNC_ATTRIBUTE_NUM_REGS": 8,
     "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 0,
     "CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES": 0,
@@ -66,9 +68,10 @@ class Event:
 
 
 class Stream:
-    """What was put on a stream and is not over."""
+    """What was put on a stream and is not over; ``sms``: where its kernels run, None: anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, sms: tuple[int, ...] | None = None) -> None:
+        self.sms = sms
         self.queue: deque[Step] = deque()
         self.busy = False
         self.captured: list[Step] | None = None
@@ -95,6 +98,8 @@ class FakeDriver:
         self._idle = threading.Condition(self._lock)
         self._null = Stream()
         self._streams = [self._null]
+        self._resources: dict[int, tuple[Any, tuple[int, ...]]] = {}
+        self._described: list[tuple[int, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("cu"):
@@ -166,6 +171,47 @@ class FakeDriver:
     def cuStreamWriteValue32(self, stream: Any, to: int, value: int, flags: int) -> Answer:
         word = int(value).to_bytes(4, "little")
         return self._now(stream, lambda: ctypes.memmove(int(to), word, 4))
+
+    # -- green contexts
+
+    def _resource(self, numbers: tuple[int, ...]) -> Any:
+        made = real.CUdevResource()
+        made.type = real.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        made.sm.smCount, made.sm.minSmPartitionSize = len(numbers), 1
+        self._resources[int(made.getPtr())] = made, numbers
+        return made
+
+    def cuDeviceGetDevResource(self, device: int, kind: Any) -> Answer:
+        return OK, self._resource(tuple(range(self.device.sms)))
+
+    def cuDevSmResourceSplitByCount(
+        self, groups: int, whole: Any, flags: int, least: int
+    ) -> Answer:
+        _, numbers = self._resources[int(whole.getPtr())]
+        most = min(groups, len(numbers) // least)
+        parts = [numbers[at : at + least] for at in range(0, most * least, least)]
+        rest = self._resource(numbers[most * least :])
+        return OK, [self._resource(part) for part in parts], most, rest
+
+    def cuDevResourceGenerateDesc(self, resources: list[Any], count: int) -> Answer:
+        found = [number for one in resources for number in self._resources[int(one.getPtr())][1]]
+        self._described.append(tuple(found))
+        return OK, len(self._described) - 1
+
+    def cuGreenCtxCreate(self, described: int, device: int, flags: int) -> Answer:
+        assert flags == 1
+        return OK, self._described[described]
+
+    def cuGreenCtxDestroy(self, green: tuple[int, ...]) -> Answer:
+        return (OK,)
+
+    def cuCtxFromGreenCtx(self, green: tuple[int, ...]) -> Answer:
+        return OK, "context"
+
+    def cuGreenCtxStreamCreate(self, green: tuple[int, ...], flags: int, priority: int) -> Answer:
+        answer = self.cuStreamCreateWithPriority(flags, priority)
+        answer[1].sms = green
+        return answer
 
     # -- events and graphs
 
@@ -421,6 +467,7 @@ class FakeDriver:
             buffer += ctypes.string_at(place or 0, parameter.size)
         assert math.prod((gx, gy, gz, bx, by, bz)) > 0
         grid, block, raw = (gx, gy, gz), (bx, by, bz), bytes(buffer)
+        on = stream if isinstance(stream, Stream) else self._null
 
         def step(over: Callable[[], None]) -> None:
             def ended(launch: Launch) -> None:
@@ -431,7 +478,7 @@ class FakeDriver:
                 over()
 
             self.launches += 1
-            self.device.launch(kernel, grid, block, raw, shared=shared, on_done=ended)
+            self.device.launch(kernel, grid, block, raw, shared=shared, sms=on.sms, on_done=ended)
 
         return self._put(stream, step)
 

@@ -14,6 +14,7 @@ import pytest
 from bench.gpu import driver, release_latency, resize
 from bench.gpu.driver import Gpu
 from gpud.device.cpu.device import CPUDevice
+from gpud.device.interface import Partitions
 from tests.conformance.runner import LoadedCase
 from tests.conformance.stress import stress
 from tests.conformance.suite import differences_between, find
@@ -21,6 +22,7 @@ from tests.gpu.fake_driver import FakeDriver
 from tests.gpu.native import run_native
 from tests.gpu.test_bench_stamps import cpu_clock
 from tests.gpu.test_conformance import check, results
+from tests.gpu.test_partitions import alone_on_its_sms
 from tests.gpu.world import OnDevice
 
 OTHERS = ("write_value", "copy", "memset")
@@ -76,3 +78,8 @@ def test_release_and_steps_are_measured(gpu: Gpu, cuda: Any) -> None:
     assert len(row.first) == 1
     found = resize.measure(cuda, cpu_clock, 0.02, 500.0, 0.01)
     assert found["lost"] == 0
+
+
+def test_a_partition_is_one_jobs_alone(gpu: Gpu, cuda: Any) -> None:
+    assert cuda.partitions == Partitions(1, 2)
+    alone_on_its_sms(cuda, 1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,7 @@ class CPUDevice:
         *,
         shared: int = 0,
         priority: int = 0,
+        sms: Collection[int] | None = None,
         on_done: Callable[[Launch], None] | None = None,
     ) -> Launch:
         """Start a raw grid of blocks; returns at once.
@@ -135,6 +136,7 @@ class CPUDevice:
             parameters: the kernel's parameter buffer.
             shared: dynamic shared memory of a block, in bytes.
             priority: larger is more urgent.
+            sms: the only ones where its blocks run; default: all.
             on_done: called once, on an SM's thread, when the last block has left.
 
         Raises:
@@ -145,7 +147,8 @@ class CPUDevice:
             kernel, "unmodified", as_dim3("grid", tuple(grid)), self._check_block(block),
             parameters, shared,
         )  # fmt: skip
-        return Launch(self, self.prepare([spec]), priority, on_done)
+        cleared = () if sms is None else set(range(self.sms)) - set(sms)
+        return Launch(self, self.prepare([spec]), priority, on_done, cleared)
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Chain:
         """Make a chain of launches ready; it may be run any number of times. See `Chain`."""

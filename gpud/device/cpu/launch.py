@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from gpud.errors import GpudError
@@ -23,6 +23,7 @@ class Launch:
         chain: one launch, not rewritten.
         priority: larger is served first when room comes free.
         on_done: called once, on an SM's thread, when the last block has left.
+        cleared: SMs where it has no blocks.
     """
 
     def __init__(
@@ -31,11 +32,14 @@ class Launch:
         chain: Chain,
         priority: int,
         on_done: Callable[[Launch], None] | None,
+        cleared: Collection[int] = (),
     ) -> None:
         self._name = chain.launches[0].name
         self._on_done = on_done
         self._done = threading.Event()
         self._gang = device.gang(chain, priority, on_left=lambda: None, on_over=self._over)
+        if cleared:
+            self._gang.clear(cleared)
         self._gang.resize(1)
 
     @property

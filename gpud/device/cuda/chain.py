@@ -83,7 +83,7 @@ class Chain:
         total: task blocks in all.
         occupancy: M of the chain.
         image: address of the job records of a fresh run, page-locked.
-        record_bytes: how many bytes they are.
+        record_bytes: how many bytes they are, and the bitmap behind them that names SMs.
     """
 
     def __init__(
@@ -113,12 +113,13 @@ class Chain:
         # The most slices that what follows each stage can use.
         slices = [self.slices_of(index, stage.total) for index, stage in enumerate(self.stages)]
         self._later = [*list(accumulate(reversed(slices), max))[::-1][1:], 0]
-        self.record_bytes = cw.JOB_BYTES * len(self.stages)
+        jobs_bytes = cw.JOB_BYTES * len(self.stages)
+        self.record_bytes = jobs_bytes + cw.NAMED_BYTES
         block = device.host_blocks.take(self.record_bytes)
         weakref.finalize(self, device.host_blocks.give, block)
-        fresh = b"".join(cw.job_record(stage.grid) for stage in self.stages)
+        fresh = b"".join(cw.job_record(stage.grid) for stage in self.stages) + cw.named_sms(())
         block.view[: self.record_bytes] = np.frombuffer(fresh, np.uint8)
-        words = block.words[: self.record_bytes // 4].reshape(-1, cw.JOB_BYTES // 4)
+        words = block.words[: jobs_bytes // 4].reshape(-1, cw.JOB_BYTES // 4)
         words[1:, cw.NEXT // 4] = words[1:, cw.TOTAL // 4]
         self.image: int = block.address
 

@@ -33,6 +33,7 @@ from gpud.device.cuda.driver import Driver, DriverError, open_driver
 from gpud.device.cuda.flights import Flights
 from gpud.device.cuda.gang import Gang
 from gpud.device.cuda.gate import GATE, PTX
+from gpud.device.cuda.green import Green, Place
 from gpud.device.cuda.memory import DeviceBlock, DeviceMemory, MappedBlock, Pool
 from gpud.device.cuda.module import CUDAKernel, CUDAModule
 from gpud.device.cuda.release import RELEASE_PATHS
@@ -59,7 +60,9 @@ class CUDADevice:
         watch: whether a thread watches launches; tests may look themselves.
 
     Attributes:
-        context, flights, watcher, host_blocks, device_blocks, control_stream: what runs share.
+        context, flights, watcher, green, host_blocks, device_blocks, control_stream: what runs
+            share.
+        partitions: which numbers of SMs can be one job's alone.
         lock: guards all runs.
 
     Raises:
@@ -101,6 +104,9 @@ class CUDADevice:
             undo.callback(self._free_memory)
             self._staging = Staging(context)
             undo.callback(self._staging.close)
+            self.green = Green(context, self.device_blocks)
+            undo.callback(self.green.close)
+            self.partitions = self.green.partitions
             api = self.driver.api
             self.control_stream = self.driver.call(
                 "cuStreamCreateWithPriority",
@@ -206,9 +212,28 @@ class CUDADevice:
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
+        exclusive: int = 0,
     ) -> Gang:
-        """A run of a chain, which begins with its first `Gang.resize`. See `Gang`."""
-        return Gang(self, chain, priority, on_left, on_over)
+        """A run of a chain, which begins with its first `Gang.resize`. See `Gang`.
+
+        Raises:
+            InvalidArgument: so many SMs cannot be its own.
+        """
+        if not exclusive:
+            return Gang(self, chain, priority, on_left, on_over)
+        with self.lock:
+            self.check_open()
+            try:
+                partition = self.green.take(exclusive)
+            except DriverError as error:
+                raise InvalidArgument(
+                    f"{exclusive} SMs cannot be one job's alone: the driver makes no green context "
+                    f"of them: {error}"
+                ) from error
+            gang = Gang(self, chain, priority, on_left, on_over, partition)
+            self.watcher.make_way()
+        self.hurry()
+        return gang
 
     def synchronize(self) -> None:
         """Wait until everything on the device is over."""
@@ -239,6 +264,11 @@ class CUDADevice:
         """Returns if the device is not closed; raises RuntimeError if it is."""
         if self._closed:
             raise RuntimeError("the device is closed")
+
+    def give_partition(self, partition: Place) -> None:
+        """A run is over whose SMs were its own. With the lock."""
+        self.green.give(partition)
+        self.watcher.make_way()
 
     def later(self, call: Callable[[], None]) -> None:
         """Have ``call`` called without the lock, by whoever gives it back next. With the lock."""

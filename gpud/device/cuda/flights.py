@@ -27,6 +27,7 @@ from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.gate import GateParameters
+from gpud.device.cuda.green import Place
 from gpud.device.cuda.release import ReleasePath, Slot
 from gpud.device.cuda.semaphore import Semaphore
 from gpud.errors import DeviceLost, GpudError
@@ -45,7 +46,10 @@ class Flight:
         slot: of its launch record, None if it has none.
         counts: whether its blocks count themselves out when they leave.
         event: over when it is.
+        place: where its blocks are; None: anywhere.
         stream: its own, given back with it; None if others are on the stream.
+        named: whether blocks of it may have left because of the SM that they were on; as it is
+            not known which, those that have an index below the limit need not be there then.
     """
 
     stage: int
@@ -54,7 +58,9 @@ class Flight:
     slot: Slot | None
     counts: bool
     event: Any
+    place: Place | None = None
     stream: Any = None
+    named: bool = False
 
 
 class Flights:
@@ -65,8 +71,8 @@ class Flights:
         release: where launch records are.
         semaphore: posted when a stream gets to a `notify`.
         gate: the gate's kernel.
-        cooperative: the most blocks of a kernel that can be launched together, as (blocks of all
-            SMs) for an occupancy of 1; 0: the device cannot.
+        cooperative: the most blocks of a kernel that can be launched together anywhere, as (blocks
+            of all SMs) for an occupancy of 1; 0: the device cannot.
     """
 
     def __init__(
@@ -89,27 +95,36 @@ class Flights:
             api.CUevent_flags.CU_EVENT_BLOCKING_SYNC
         )
         self._wake = api.CUhostFn(semaphore.post_function)
-        self._streams: dict[bool, list[Any]] = {True: [], False: []}
+        self._streams: dict[tuple[Place | None, bool], list[Any]] = {}
         self._events: list[Any] = []
         self._all_streams: list[Any] = []
         self._all_events: list[Any] = []
 
     # -- streams and events
 
-    def take_stream(self, urgent: bool) -> Any:
-        """A stream on which nothing is; ``urgent``: its blocks get room first."""
-        if self._streams[urgent]:
-            return self._streams[urgent].pop()
+    def take_stream(self, urgent: bool, place: Place | None = None) -> Any:
+        """A stream on which nothing is.
+
+        Args:
+            urgent: its blocks get room first.
+            place: the SMs that they run on; None: any.
+        """
+        free = self._streams.get((place, urgent))
+        if free:
+            return free.pop()
         priority = self._context.greatest_priority if urgent else self._context.least_priority
-        made = self._context.enter().call(
-            "cuStreamCreateWithPriority", self._stream_flags, priority
-        )
+        if place is None:
+            made = self._context.enter().call(
+                "cuStreamCreateWithPriority", self._stream_flags, priority
+            )
+        else:
+            made = place.stream(self._stream_flags, priority)
         self._all_streams.append(made)
         return made
 
-    def give_stream(self, stream: Any, urgent: bool) -> None:
+    def give_stream(self, stream: Any, urgent: bool, place: Place | None = None) -> None:
         """Take back a stream on which everything is over."""
-        self._streams[urgent].append(stream)
+        self._streams.setdefault((place, urgent), []).append(stream)
 
     def take_event(self) -> Any:
         """An event; as long as it was not recorded again it is what it was."""
@@ -132,7 +147,16 @@ class Flights:
         driver.call("cuLaunchKernel", self._gate, 1, 1, 1, 1, 1, 1, 0, stream, pointers, 0)
 
     def begin(
-        self, chain: Chain, stage: int, count: int, stream: Any, *, job: int, base: int = 0
+        self,
+        chain: Chain,
+        stage: int,
+        count: int,
+        stream: Any,
+        *,
+        job: int,
+        place: Place | None,
+        base: int = 0,
+        named: int = 0,
     ) -> Flight:
         """Launch ``count`` blocks of a stage on ``stream``.
 
@@ -142,7 +166,9 @@ class Flights:
             count: blocks; in form whole and unmodified all of the grid.
             stream: where.
             job: address of the stage's job record.
+            place: of the stream.
             base: sliced form: the first task block.
+            named: address of the bitmap that names SMs on which it is to have no blocks; 0: none.
 
         Raises:
             GpudError, DriverError: it could not begin; nothing is held.
@@ -154,9 +180,9 @@ class Flights:
         try:
             if what.form != "unmodified":
                 slot = self.release.take()
-                record = cw.launch_record(job, count, base=base)
+                record = cw.launch_record(job, count, base=base, named=named)
                 self.release.place(slot, record, stream)
-            self._launch(chain, stage, count, stream, slot)
+            self._launch(chain, stage, count, stream, slot, place)
         except (GpudError, DriverError):
             self.give_event(event)
             if slot is not None:
@@ -166,7 +192,8 @@ class Flights:
             self._context.driver.call("cuEventRecord", event, stream)
         except DriverError as error:
             raise DeviceLost(f"{what.kernel.name} runs and cannot be followed: {error}") from error
-        return Flight(stage, count, count, slot, what.form == "persistent", event)
+        counts = what.form == "persistent"
+        return Flight(stage, count, count, slot, counts, event, place, named=named != 0)
 
     def notify(self, stream: Any) -> None:
         """Have the semaphore posted when ``stream`` gets here."""
@@ -187,6 +214,16 @@ class Flights:
             return flight.count
         return self.release.live(flight.slot)
 
+    def staying(self, flight: Flight) -> int:
+        """How many of its blocks may stay: those not told to release that are there."""
+        return min(flight.limit, self.live(flight)) if flight.named else flight.limit
+
+    def name(self, flight: Flight, named: int) -> None:
+        """Release the blocks on SMs that are named in the bitmap at ``named``; 0: none."""
+        if flight.slot is not None and flight.counts:
+            self.release.set_named(flight.slot, named)
+            flight.named |= named != 0
+
     def set_limit(self, flight: Flight, limit: int) -> None:
         """Release the blocks from ``limit`` on; a limit is never raised again."""
         assert flight.slot is not None
@@ -200,7 +237,7 @@ class Flights:
         if flight.slot is not None:
             self.release.give(flight.slot)
         if flight.stream is not None:
-            self.give_stream(flight.stream, urgent)
+            self.give_stream(flight.stream, urgent, flight.place)
 
     def close(self) -> None:
         """Give everything back; nothing is on the device."""
@@ -211,15 +248,24 @@ class Flights:
             driver.call("cuStreamDestroy", stream)
         self._all_events, self._all_streams = [], []
 
-    def _launch(self, chain: Chain, stage: int, count: int, stream: Any, slot: Slot | None) -> None:
+    def _launch(
+        self,
+        chain: Chain,
+        stage: int,
+        count: int,
+        stream: Any,
+        slot: Slot | None,
+        place: Place | None,
+    ) -> None:
         what = chain.stages[stage]
         control = 0 if slot is None else self.release.address(slot)
         parameters = chain.parameters(stage, control)
         grid = (count, 1, 1) if what.form in ("persistent", "sliced") else what.grid
         shape = (what.kernel.handle, *grid, *what.block, what.shared, stream, parameters)
         driver = self._context.enter()
+        sms = self._cooperative if place is None else min(place.sms, self._cooperative)
         # Blocks of a kernel in form whole may wait for each other: all of them or none.
-        if what.form == "whole" and what.total <= self._cooperative * what.occupancy:
+        if what.form == "whole" and what.total <= sms * what.occupancy:
             driver.call("cuLaunchCooperativeKernel", *shape)
         else:
             driver.call("cuLaunchKernel", *shape, 0)

@@ -10,6 +10,13 @@ many, it replaces the smallest. Limits are never raised, so nobody has to know w
 was told to release has seen it yet. When everything that was launched is over, the job record says
 what is left, and the rest is begun anew.
 
+Some SMs may be *barred*: they were to be cleared, or are other jobs' alone. They are named in the
+run's bitmap, and every launch that could be there is pointed to it. How many blocks of a launch are
+on named SMs nobody knows; so as many of it count as staying as are there and not told to release,
+which is too many until the others have left, and then right: helpers take their place then. What is
+launched while there are partitions runs on the SMs of none. With SMs that were cleared besides, a
+run does not grow: nothing would keep its new blocks from them.
+
 Terms: a *flight* is a launch on the device; a stage is *begun* when it has been opened, that is, up
 to ``CURRENT``; *due*: the stage that runs next when nothing is on the device.
 
@@ -27,7 +34,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -37,6 +44,7 @@ from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.failure import failure_of
 from gpud.device.cuda.flights import Flight
+from gpud.device.cuda.green import Place
 from gpud.device.cuda.run import Run
 from gpud.errors import GpudError, InternalError
 
@@ -65,6 +73,8 @@ class Gang:
         priority: more than 0: its blocks get room before those of others.
         on_left: called after blocks have left, unless the gang is over.
         on_over: called once when it is over.
+        partition: the SMs that are its own, and the only ones where it has blocks; None: it has
+            none of its own.
 
     Both are called without any lock, on the watcher's thread or in `resize`, `end` and `kill`.
     """
@@ -76,6 +86,7 @@ class Gang:
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
+        partition: Place | None = None,
     ) -> None:
         self._device = device
         self._flights = device.flights
@@ -83,6 +94,8 @@ class Gang:
         self._urgent = priority > 0
         self._on_left = on_left
         self._on_over = on_over
+        self._partition = partition
+        self._cleared: frozenset[int] = frozenset()
         self.slices = 0
         self.error: GpudError | None = None
         self.over = False
@@ -117,6 +130,19 @@ class Gang:
                 self._device.check_open()
                 self.slices = slices
                 self._attempt(self._settle)
+        self._device.hurry()
+
+    def clear(self, sms: Collection[int]) -> None:
+        """Have no blocks on these SMs from now on; and grow only when none is cleared any more.
+
+        Raises:
+            ValueError: an SM of such a number cannot be named.
+        """
+        cw.named_sms(sms)
+        with self._device.lock:
+            if not self.over and not self._ended:
+                self._cleared = frozenset(sms)
+                self._attempt(self._name)
         self._device.hurry()
 
     def end(self) -> None:
@@ -165,6 +191,11 @@ class Gang:
                 if flight.stage > now:
                     live = min(live, flight.limit)
                 blocks[flight.stage] = blocks.get(flight.stage, 0) + live
+            if any(flight.named for flight in (*self._main, *self._helpers)):
+                # Helpers take the place of those that leave their SM.
+                if not self._astray and not self._all_claimed(now):
+                    again = self.chain.blocks(now, self.slices)
+                    blocks[now] = max(blocks.get(now, 0), again)
             held = max(self.chain.slices_of(stage, live) for stage, live in blocks.items())
             return held if self._stopping else max(held, self.chain.later(now, self.slices))
 
@@ -179,7 +210,12 @@ class Gang:
             now = self._run.current
             return now == len(self.chain.stages) - 1 and self._all_claimed(now)
 
-    # -- for the watcher, with the lock
+    # -- for the device and the watcher, with the lock
+
+    def make_way(self) -> None:
+        """There is another partition, or one less."""
+        if not self._stopping:
+            self._attempt(self._name)
 
     def look(self) -> bool:
         """See which flights are over and which blocks have left; whether anything changed."""
@@ -223,14 +259,15 @@ class Gang:
         """Have what runs follow ``slices``."""
         if self._main or self._helpers:
             self._adjust()
-        elif self.slices:
+        elif self.slices and len(self._barred) < self._device.sms:
             self._begin()
 
     def _begin(self) -> None:
         """Nothing is on the device: begin with the due stage."""
         self._device.watcher.add(self)
         if self._run is None:
-            self._run = Run(self._device, self.chain, self._urgent)
+            self._run = Run(self._device, self.chain, self._urgent, self._place)
+            self._run.name(self._barred)
         self._next = self._due
         if self.chain.stages[self._due].form == "persistent":
             self._queue()
@@ -241,6 +278,7 @@ class Gang:
     def _queue(self) -> None:
         """Put stages in persistent form on the stream, as many as may be."""
         run, chain, queued = self._on_device, self.chain, 0
+        run.move(self._place)
         try:
             while len(self._main) < _WINDOW and self._more:
                 stage = self._next
@@ -264,6 +302,7 @@ class Gang:
     def _launch_hosted(self) -> None:
         """Launch a stage, or the next sub-grid of one, that is not in persistent form."""
         run, stage = self._on_device, self.chain.stages[self._due]
+        run.move(self._place)
         run.begin(self._due)
         count = stage.total
         if stage.form == "sliced":
@@ -275,8 +314,9 @@ class Gang:
     def _add_main(self, count: int, *, base: int = 0) -> None:
         run, stage = self._on_device, self._next
         flight = self._flights.begin(
-            self.chain, stage, count, run.stream, job=run.job(stage), base=base
-        )
+            self.chain, stage, count, run.stream,
+            job=run.job(stage), place=run.place, base=base, named=self._named,
+        )  # fmt: skip
         self._main.append(flight)
         run.loose = False
 
@@ -289,14 +329,14 @@ class Gang:
         lowered = False
         for flight in (*self._main, *self._helpers):
             share = rest.setdefault(flight.stage, chain.blocks(flight.stage, self.slices))
-            limit = min(flight.limit, share)
-            rest[flight.stage] = share - limit
-            if limit < flight.limit:
-                self._flights.set_limit(flight, limit)
+            staying = self._flights.staying(flight)
+            if share < staying:
+                self._flights.set_limit(flight, share)
                 lowered = True
+            rest[flight.stage] = share - min(staying, share)
         if lowered:
             self._releasing_ns = self._releasing_ns or time.monotonic_ns()
-        missing = rest.get(now, 0)
+        missing = 0 if self._astray else rest.get(now, 0)
         if missing and not self._all_claimed(now):
             self._help(now, missing + self._folded())
 
@@ -305,26 +345,61 @@ class Gang:
         claiming = [flight for flight in self._helpers if flight.limit]
         if len(claiming) < _MOST_HELPERS:
             return 0
-        least = min(claiming, key=lambda flight: flight.limit)
-        count = least.limit
+        least = min(claiming, key=self._flights.staying)
+        count = self._flights.staying(least)
         self._flights.set_limit(least, 0)
         return count
 
     def _help(self, stage: int, count: int) -> None:
         """Add ``count`` blocks to a stage that runs."""
-        run, stream = self._on_device, self._flights.take_stream(self._urgent)
+        run, place = self._on_device, self._place
+        stream = self._flights.take_stream(self._urgent, place)
         # Before the launch: the gate behind the stage must see it.
         run.help(stage)
         try:
             run.wait_on(stream)  # the copy that sets up the records may be behind a long one
-            flight = self._flights.begin(self.chain, stage, count, stream, job=run.job(stage))
+            flight = self._flights.begin(
+                self.chain, stage, count, stream,
+                job=run.job(stage), place=place, named=self._named,
+            )  # fmt: skip
         except (GpudError, DriverError):
-            self._flights.give_stream(stream, self._urgent)
+            self._flights.give_stream(stream, self._urgent, place)
             raise
         flight.stream = stream
         self._helpers.append(flight)
         self._lives += count
         self._flights.notify(stream)
+
+    @property
+    def _place(self) -> Place | None:
+        """Where launches run from now on; None: anywhere."""
+        return self._device.green.rest if self._partition is None else self._partition
+
+    @property
+    def _barred(self) -> frozenset[int]:
+        """The SMs on which it is to have no blocks."""
+        others = frozenset[int]() if self._partition else self._device.green.numbers
+        return self._cleared | others
+
+    @property
+    def _astray(self) -> bool:
+        """Whether blocks that are launched now could be on a barred SM."""
+        return bool(self._cleared) or (self._place is None and bool(self._barred))
+
+    @property
+    def _named(self) -> int:
+        """What a launch that is begun now is pointed to."""
+        return self._on_device.named if self._astray else 0
+
+    def _name(self) -> None:
+        """Have blocks leave the SMs that are barred."""
+        barred = self._barred
+        if self._run is not None:
+            self._run.name(barred)
+            for flight in (*self._main, *self._helpers):
+                self._flights.name(flight, self._run.named if barred else 0)
+        if self.slices:
+            self._settle()
 
     def _stop(self) -> None:
         """Open nothing more and release everything."""
@@ -377,7 +452,7 @@ class Gang:
             self._sliced_done = self._sliced
         elif self._on_device.current < flight.stage:
             self._stalled = True  # its gate was closed, and so are all behind it
-        elif flight.limit:
+        elif flight.limit and not flight.named:
             self._claimed = max(self._claimed, flight.stage)  # it was over by itself
         self._flights.forget(flight, self._urgent)
 
@@ -407,8 +482,8 @@ class Gang:
             self._due, self._opened = now, True
         if self._stopping or self._due == len(self.chain.stages):
             self._finish()
-        elif self.slices:
-            self._begin()
+        else:
+            self._settle()
 
     def _finish(self) -> None:
         """Nothing is on the device and nothing will be."""
@@ -418,12 +493,17 @@ class Gang:
             self._final = self._progress()
         except DriverError as error:
             self.error = self.error or InternalError(str(error), stage="device host, CUDA")
-        self.over = True
         self._releasing_ns = 0
         self._device.watcher.remove(self)
         if self._run is not None:
             run, self._run = self._run, None
             run.close()
+        self._be_over()
+
+    def _be_over(self) -> None:
+        self.over = True
+        if self._partition is not None:
+            self._device.give_partition(self._partition)
         self._device.later(self._on_over)
 
     def _progress(self) -> tuple[int, int, int]:
@@ -467,15 +547,26 @@ class Gang:
     def _all_claimed(self, stage: int) -> bool:
         """Whether blocks of a begun stage have left that were not told to; may be late to say so.
 
-        A block leaves by itself only if it finds nothing to claim.
+        A block leaves by itself only if it finds nothing to claim; or it was on an SM that was
+        named, so that of such a launch only the job record tells.
         """
         if self.chain.stages[stage].form != "persistent":
             return self._sliced == self.chain.stages[stage].total
-        return self._claimed >= stage or any(
-            self._flights.live(flight) < flight.limit
-            for flight in (*self._main, *self._helpers)
-            if flight.stage == stage
-        )
+        if self._claimed < stage:
+            left = [
+                flight.named
+                for flight in (*self._main, *self._helpers)
+                if flight.stage == stage and self._flights.live(flight) < flight.limit
+            ]
+            if not left or (all(left) and not self._nothing_left(stage)):
+                return False
+            self._claimed = stage
+        return True
+
+    def _nothing_left(self, stage: int) -> bool:
+        run = self._on_device
+        words = np.frombuffer(run.record(stage, cw.FAULT), np.uint32)
+        return run.is_ready and int(words[_NEXT]) >= self.chain.stages[stage].total
 
     def _count_lives(self) -> int:
         return sum(self._flights.live(flight) for flight in (*self._main, *self._helpers))

@@ -5,7 +5,8 @@ while the kernel runs, soon, and without a place on an SM, for there may be none
 be cheap. Which way is fastest is for a GPU to say.
 
 Approach: launch records (`gpud.compiler.control_words`) live in *slots*. A release path is where
-the slots are and how a limit is set:
+the slots are and how a limit is set. Where the bitmap lies that names SMs is set in the same way,
+but for its 8 bytes, which all paths but the first copy.
 
 ``mapped``       in host memory that the GPU reads over the bus; setting it is one store. The
                  default until the others have been measured.
@@ -20,7 +21,8 @@ atomic for both sides (CUDA Programming Guide 13, 5.7.3). No word is written by 
 Properties:
 * a record is complete before the launch that follows it on its stream begins, and a limit that was
   set after `ReleasePath.place` is never undone by it;
-* a slot is used again only after it was given back.
+* a slot is used again only after it was given back;
+* `ReleasePath.live` is never less than the truth.
 
 None of the four has run on a GPU yet. A memset may be a kernel, which waits for room.
 """
@@ -40,7 +42,7 @@ from gpud.errors import LimitExceeded
 __all__ = ["RELEASE_PATHS", "ReleasePath", "Slot"]
 
 _SLOTS = 1 << 14
-_LIMIT, _LIVE = cw.LIMIT // 4, cw.LIVE // 4
+_LIMIT, _LIVE, _NAMED = cw.LIMIT // 4, cw.LIVE // 4, cw.NAMED // 8
 _WORDS = cw.LAUNCH_BYTES // 4
 
 Slot = int
@@ -65,6 +67,7 @@ class ReleasePath:
         self._host = MappedBlock(context, _SLOTS * cw.LAUNCH_BYTES)
         self._words = self._host.words.reshape(_SLOTS, _WORDS)
         self._bytes = self._host.view.reshape(_SLOTS, cw.LAUNCH_BYTES)
+        self._quads = self._bytes.view(np.uint64)
         self._free = list(range(_SLOTS - 1, -1, -1))
 
     def take(self) -> Slot:
@@ -93,6 +96,10 @@ class ReleasePath:
         """Tell blocks whose index is ``limit`` or more to release; returns at once."""
         self._words[slot, _LIMIT] = limit
 
+    def set_named(self, slot: Slot, named: int) -> None:
+        """Set the address of the bitmap that names SMs, 0: none are named; returns at once."""
+        self._quads[slot, _NAMED] = named
+
     def live(self, slot: Slot) -> int:
         """How many blocks of the launch have not left."""
         return int(self._words[slot, _LIVE])
@@ -119,6 +126,7 @@ class _InDeviceMemory(ReleasePath):
             )
             undo.callback(driver.call, "cuStreamDestroy", self._stream)
             timing = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            self._on_the_way: set[Slot] = set()
             self._placed = driver.call("cuEventCreate", timing)
             undo.callback(driver.call, "cuEventDestroy", self._placed)
             self._close = undo.pop_all()
@@ -130,20 +138,36 @@ class _InDeviceMemory(ReleasePath):
         super().place(slot, record, stream)
         driver = self._context.enter()
         source = self._host.address + slot * cw.LAUNCH_BYTES
+        self._arrived()
+        self._on_the_way.add(slot)
         # On our stream, so that whatever sets the limit afterwards comes afterwards.
         driver.call("cuMemcpyHtoDAsync", self.address(slot), source, cw.LAUNCH_BYTES, self._stream)
         driver.call("cuEventRecord", self._placed, self._stream)
         driver.call("cuStreamWaitEvent", stream, self._placed, 0)
 
+    def _arrived(self) -> bool:
+        """Whether all records that were placed are in device memory."""
+        if self._context.enter().is_over(self._placed):
+            self._on_the_way.clear()
+        return not self._on_the_way
+
     def set_limit(self, slot: Slot, limit: int) -> None:
         self._words[slot, _LIMIT] = limit
         self._write(slot, self.address(slot) + cw.LIMIT, limit)
+
+    def set_named(self, slot: Slot, named: int) -> None:
+        super().set_named(slot, named)
+        source = self._host.address + slot * cw.LAUNCH_BYTES + cw.NAMED
+        to = self.address(slot) + cw.NAMED
+        self._context.enter().call("cuMemcpyHtoDAsync", to, source, 8, self._stream)
 
     def _write(self, slot: Slot, address: int, limit: int) -> None:
         """Have a limit written at ``address``."""
         raise NotImplementedError
 
     def live(self, slot: Slot) -> int:
+        if slot in self._on_the_way and not self._arrived():
+            return super().live(slot)  # what is there is another launch's
         found = np.empty(1, np.uint32)
         self._context.copy_out(found.ctypes.data, self.address(slot) + cw.LIVE, 4)
         return int(found[0])

@@ -1,12 +1,16 @@
 """What one run of a chain has on the device: a stream, its run words, and its job records.
 
 Job records are set up by a copy on the run's own stream, so that no launch there is before it and
-no thread waits for it; a launch on another stream waits for it there, see `Run.wait_on`. Run words
-are those of `gpud.device.cuda.gate`.
+no thread waits for it; a launch on another stream waits for it there, see `Run.wait_on`. Behind
+them is a bitmap of SMs on which the run is to have no blocks (`gpud.compiler.control_words`). Run
+words are those of `gpud.device.cuda.gate`.
+
+A run can move to a stream of another place (`gpud.device.cuda.green`): what is on the old one goes
+on there, and the new one waits for it.
 
 Properties:
 * a `Run` that could not be made holds nothing;
-* what it held is used again only when nothing on its stream can touch it.
+* what it held is used again only when nothing on its streams can touch it.
 
 It has not run on a GPU yet.
 """
@@ -22,6 +26,7 @@ from gpud.compiler import control_words as cw
 from gpud.device.cuda import gate
 from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.driver import DriverError
+from gpud.device.cuda.green import Place
 from gpud.errors import DeviceLost
 
 if TYPE_CHECKING:
@@ -37,14 +42,21 @@ class Run:
         device: where.
         chain: whose image the records begin with; kept by the caller.
         urgent: whether its stream is of the highest priority.
+        place: where its launches run; None: anywhere.
 
     Attributes:
         stream: for its launches.
+        place: of the stream.
         loose: whether something is on the stream that no flight waits for.
+        named: address of the bitmap.
     """
 
-    def __init__(self, device: CUDADevice, chain: Chain, urgent: bool) -> None:
+    def __init__(
+        self, device: CUDADevice, chain: Chain, urgent: bool, place: Place | None = None
+    ) -> None:
         self._device = device
+        self._urgent = urgent
+        self._said = bytes(cw.NAMED_BYTES)
         self.loose = False
         with ExitStack() as undo:
             self._page = device.host_blocks.take(gate.RUN_BYTES)
@@ -52,13 +64,15 @@ class Run:
             self._page.view[:] = 0
             self._records = device.device_blocks.take(chain.record_bytes)
             undo.callback(device.device_blocks.give, self._records)
-            self.stream = device.flights.take_stream(urgent)
-            undo.callback(device.flights.give_stream, self.stream, urgent)
+            self.stream = device.flights.take_stream(urgent, place)
+            self.place = place
+            undo.callback(device.flights.give_stream, self.stream, urgent, place)
             self._ready = device.flights.take_event()
             undo.callback(device.flights.give_event, self._ready)
             undo.callback(self._settle)
             driver = device.context.enter()
             to, size = self._records.address, chain.record_bytes
+            self.named: int = to + size - cw.NAMED_BYTES
             driver.call("cuMemcpyHtoDAsync", to, chain.image, size, self.stream)
             self.loose = True
             driver.call("cuEventRecord", self._ready, self.stream)
@@ -75,6 +89,21 @@ class Run:
                 self._device.context.enter().call("cuStreamSynchronize", self.stream)
             except DriverError as error:
                 raise DeviceLost(f"a run's stream cannot be waited for: {error}") from error
+
+    def move(self, place: Place | None) -> None:
+        """Have what is launched from now on run in ``place``, after what is on the stream."""
+        if place is self.place:
+            return
+        flights = self._device.flights
+        driver = self._device.context.enter()
+        stream = flights.take_stream(self._urgent, place)
+        self._close.callback(flights.give_stream, stream, self._urgent, place)
+        event = flights.take_event()
+        self._close.callback(flights.give_event, event)
+        driver.call("cuEventRecord", event, self.stream)
+        driver.call("cuStreamWaitEvent", stream, event, 0)
+        self.stream, self.place, self.loose = stream, place, True
+        self._close.callback(self._settle)
 
     # -- words
 
@@ -119,6 +148,19 @@ class Run:
         found = np.empty(size, np.uint8)
         self._device.context.copy_out(found.ctypes.data, self.job(stage), size)
         return found.tobytes()
+
+    def name(self, sms: frozenset[int]) -> None:
+        """Name these SMs in the bitmap, once the records are set up; returns at once."""
+        bits = cw.named_sms(sms)
+        driver = self._device.context.enter()
+        stream = self._device.control_stream
+        for at in range(0, cw.NAMED_BYTES, 4):
+            if bits[at : at + 4] != self._said[at : at + 4]:
+                if not self.is_ready:
+                    self.wait_on(stream)
+                word = int.from_bytes(bits[at : at + 4], "little")
+                driver.call("cuStreamWriteValue32", stream, self.named + at, word, 0)
+        self._said = bits
 
     @property
     def is_ready(self) -> bool:

@@ -96,6 +96,11 @@ class Watcher:
         self._tell()
         return pause
 
+    def make_way(self) -> None:
+        """Tell every gang that the device's partitions are others now. With the lock."""
+        for gang in list(self._gangs):
+            gang.make_way()
+
     def end_all(self) -> None:
         """End every gang that has launches; nobody looks after them any more."""
         for gang in list(self._gangs):

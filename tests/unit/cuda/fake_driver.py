@@ -7,7 +7,8 @@ Approach: it stands where ``cuda.bindings.driver`` would. Enumerations and struc
 ones; functions are here. Device memory is memory of this process, so addresses mean something.
 What is put on streams happens when a test says so: `FakeDriver.step` does one thing,
 `FakeDriver.run` all. Kernels are what the rewriter makes of them, reduced to what the device sees:
-a block reads its limit, claims, and counts.
+a block reads its limit, sees whether its SM is named, claims, and counts. Blocks are placed on SMs;
+those on streams of green contexts only on the SMs of these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import random
 import struct
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,28 +29,39 @@ from cuda.bindings import driver as real
 from gpud.compiler import control_words as cw
 from gpud.compiler.ptx.model import Variable
 from gpud.compiler.ptx.parser import parse
-from gpud.device.cuda import gate
+from gpud.device.cuda import gate, green
 from gpud.device.interface import parameters_of
 
 _NO_CONTEXT = ("cuInit", "cuDevice", "cuCtxSetCurrent")
 _WAITING = ("cuCtxSetLimit", "cuMemFree", "cuMemFreeHost", "cuModuleUnload", "cuCtxSynchronize")
 
 
+class Block:
+    """A block, to come or there, and its SM once it is there."""
+
+    def __init__(self, doing: Callable[[Block], Iterator[None]]) -> None:
+        self.doing = doing(self)
+        self.sm = -1
+
+
 class Launch:
     """A kernel on the device: blocks that are to come, and those that are there."""
 
-    def __init__(self, name: str, blocks: list[Iterator[None]]) -> None:
+    def __init__(self, name: str, blocks: list[Block], sms: tuple[int, ...]) -> None:
         self.name = name
+        self.sms = sms
         self.pending = deque(blocks)
-        self.resident: list[Iterator[None]] = []
+        self.resident: list[Block] = []
+        self.placed: Counter[int] = Counter()
 
 
 class Stream:
     """What was put on a stream, in order."""
 
-    def __init__(self, number: int, priority: int) -> None:
+    def __init__(self, number: int, priority: int, sms: tuple[int, ...]) -> None:
         self.number = number
         self.priority = priority
+        self.sms = sms
         self.queue: deque[Callable[[], bool]] = deque()
 
 
@@ -57,7 +70,12 @@ class FakeDriver:
 
     Args:
         seed: of the order in which streams and blocks go on.
-        room: blocks that can be resident.
+        room: blocks that can be resident, as many on each SM.
+        sms: how many SMs there are.
+        unit: how many of them are the fewest that a green context has; what is left of a division
+            by that remains.
+        version: of CUDA, as the driver tells it.
+        tells: SMs whose blocks read another number than theirs.
 
     Attributes:
         fail_at: the number of the call that fails, from 1; 0: none.
@@ -66,14 +84,30 @@ class FakeDriver:
         calls: names, in order.
         seen: the arguments of the first call of each.
         ran: (kernel, address of the job record, task block), in order.
+        where: the SM on which each of these ran.
         faults: task blocks that fault: (kernel, task block) to a `cw.FaultKind`.
         waits: calls that waited for the device while blocks were there.
         log: what the driver writes into the log of a load that fails.
     """
 
-    def __init__(self, seed: int = 0, room: int = 64) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        room: int = 64,
+        *,
+        sms: int = 4,
+        unit: int = 1,
+        version: int = 13000,
+        tells: Mapping[int, int] | None = None,
+    ) -> None:
         self.random = random.Random(seed)
         self.room = room
+        self.sms = sms
+        self.unit = unit
+        self.version = version
+        self.tells = tells or {}
+        self.units = list(range(sms))  # what the driver splits, in order
+        self.random.shuffle(self.units)
         self.fail_at = 0
         self.fail_with = "UNKNOWN_TO_US"
         self.only: tuple[str, ...] = ()
@@ -81,6 +115,7 @@ class FakeDriver:
         self.seen: dict[str, tuple[Any, ...]] = {}
         self.counted = 0
         self.ran: list[tuple[str, int, int]] = []
+        self.where: list[int] = []
         self.faults: dict[tuple[str, int], cw.FaultKind] = {}
         self.waits: list[str] = []
         self.log = b"ptxas fatal: nothing is right here\nmore\n"
@@ -95,7 +130,8 @@ class FakeDriver:
         self._mapped: dict[int, int] = {}
         self._handles: dict[int, Any] = {}
         self._next = 0x1000
-        self._streams: dict[int, Stream] = {0: Stream(0, 0)}
+        self._streams: dict[int, Stream] = {0: Stream(0, 0, tuple(range(sms)))}
+        self._resources: dict[int, tuple[Any, list[int]]] = {}
         self._events: dict[int, list[bool]] = {}
         self._launches: list[Launch] = []
         self._current = threading.local()
@@ -148,6 +184,15 @@ class FakeDriver:
         """Blocks that are there."""
         return sum(len(launch.resident) for launch in self._launches)
 
+    def on_sms(self, name: str = "") -> Counter[int]:
+        """How many blocks are there on each SM, of kernels whose name begins so."""
+        return Counter(
+            block.sm
+            for launch in self._launches
+            if launch.name.startswith(name)
+            for block in launch.resident
+        )
+
     def step(self) -> bool:
         """Do one thing that can be done; whether there was one."""
         ways: list[Callable[[], bool]] = []
@@ -175,7 +220,7 @@ class FakeDriver:
 
     def _go_on(self, launch: Launch) -> bool:
         block = self.random.choice(launch.resident)
-        if next(block, self) is self:
+        if next(block.doing, self) is self:
             launch.resident.remove(block)
         return True
 
@@ -184,7 +229,15 @@ class FakeDriver:
         if launch not in self._launches:
             self._launches.append(launch)
         while launch.pending and self.resident < self.room:
-            launch.resident.append(launch.pending.popleft())
+            there = self.on_sms()
+            free = [sm for sm in launch.sms if there[sm] < -(-self.room // self.sms)]
+            if not free:
+                break
+            self.random.shuffle(free)
+            block = launch.pending.popleft()
+            block.sm = min(free, key=lambda sm: (there[sm], launch.placed[sm]))
+            launch.placed[block.sm] += 1
+            launch.resident.append(block)
         if launch.pending or launch.resident:
             return False
         self._launches.remove(launch)
@@ -192,10 +245,13 @@ class FakeDriver:
 
     # -- what blocks do
 
-    def _persistent(self, name: str, control: int, index: int) -> Iterator[None]:
+    def _persistent(self, name: str, control: int, index: int, block: Block) -> Iterator[None]:
         job = self.u64(control + cw.JOB)
         yield
         while index < self.u32(control + cw.LIMIT):
+            named = self.u64(control + cw.NAMED)
+            if named and self.u32(named + block.sm // 32 * 4) >> block.sm % 32 & 1:
+                break
             claim = self.u32(job + cw.NEXT)
             self.put(job + cw.NEXT, claim + 1)
             total = self.u32(job + cw.TOTAL)
@@ -206,7 +262,7 @@ class FakeDriver:
             if kind is not None:
                 self._fault(job, kind, claim)
                 break
-            self.ran.append((name, job, claim))
+            self._ran(name, job, claim, block)
             self.put(job + cw.DONE, self.u32(job + cw.DONE) + 1)
             yield
             if self.u32(job + cw.KILL):
@@ -222,20 +278,29 @@ class FakeDriver:
             self.put(job + cw.FAULT_ADDRESS, 0xDEAD00)
             self.put(job + cw.FAULT_STATE, cw.COMPLETE)
 
-    def _sliced(self, name: str, control: int, index: int) -> Iterator[None]:
+    def _ran(self, name: str, job: int, claim: int, block: Block) -> None:
+        self.ran.append((name, job, claim))
+        self.where.append(block.sm)
+
+    def _probe(self, words: int, block: Block) -> Iterator[None]:
+        yield
+        number = min(self.tells.get(block.sm, block.sm), cw.MOST_SMS)
+        self.put(words + 64 + 4 * number, 1)
+
+    def _sliced(self, name: str, control: int, index: int, block: Block) -> Iterator[None]:
         job, claim = self.u64(control + cw.JOB), self.u32(control + cw.BASE) + index
         yield
         kind = self.faults.get((name, claim))
         if kind is None:
-            self.ran.append((name, job, claim))
+            self._ran(name, job, claim, block)
         else:
             self._fault(job, kind, claim)
 
-    def _plain(self, name: str, index: int) -> Iterator[None]:
+    def _plain(self, name: str, index: int, block: Block) -> Iterator[None]:
         yield
-        self.ran.append((name, 0, index))
+        self._ran(name, 0, index, block)
 
-    def _gate(self, job: int, previous: int, run: int, stage: int) -> Iterator[None]:
+    def _gate(self, job: int, previous: int, run: int, stage: int, _: Block) -> Iterator[None]:
         yield
         if self.u32(run + 4 * gate.STOP):
             return
@@ -333,7 +398,8 @@ class FakeDriver:
 
     def _cuDeviceGetAttribute(self, which: Any, device: int) -> int:
         return {
-            "MULTIPROCESSOR_COUNT": 4,
+            "MULTIPROCESSOR_COUNT": self.sms,
+            "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
             "COMPUTE_CAPABILITY_MAJOR": 9,
             "COMPUTE_CAPABILITY_MINOR": 0,
             "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
@@ -505,7 +571,58 @@ class FakeDriver:
     def _cuStreamCreateWithPriority(self, flags: int, priority: int) -> int:
         assert flags == int(real.CUstream_flags.CU_STREAM_NON_BLOCKING)
         number = self._new("stream")
-        self._streams[number] = Stream(number, priority)
+        self._streams[number] = Stream(number, priority, tuple(range(self.sms)))
+        return number
+
+    # -- green contexts
+
+    def _cuDriverGetVersion(self) -> int:
+        return self.version
+
+    def _resource(self, numbers: list[int]) -> Any:
+        made = real.CUdevResource()
+        made.type = real.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        made.sm.smCount = len(numbers)
+        made.sm.minSmPartitionSize, made.sm.smCoscheduledAlignment = self.unit, 1
+        self._resources[int(made.getPtr())] = (made, numbers)
+        return made
+
+    def _numbers(self, resource: Any) -> list[int]:
+        return self._resources[int(resource.getPtr())][1]
+
+    def _cuDeviceGetDevResource(self, device: int, kind: Any) -> Any:
+        assert kind == real.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        return self._resource(self.units)
+
+    def _cuDevSmResourceSplitByCount(
+        self, groups: int, whole: Any, flags: int, least: int
+    ) -> tuple[list[Any], int, Any]:
+        numbers = self._numbers(whole)
+        assert least % self.unit == 0
+        most = min(groups, len(numbers) // least)
+        parts = [numbers[least * n : least * (n + 1)] for n in range(most)]
+        found = [self._resource(part) for part in parts]
+        return found, most, self._resource(numbers[least * most :])
+
+    def _cuDevResourceGenerateDesc(self, resources: list[Any], count: int) -> int:
+        assert len(resources) == count > 0
+        self._next += 0x10
+        self._handles[self._next] = [n for one in resources for n in self._numbers(one)]
+        return self._next
+
+    def _cuGreenCtxCreate(self, described: int, device: int, flags: int) -> int:
+        assert flags == int(real.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
+        return self._new("green", [tuple(self._handles[described]), set()])
+
+    def _cuGreenCtxDestroy(self, green: int) -> None:
+        _, streams = self._drop("green", green)
+        assert not streams & self._streams.keys(), "streams outlive their context"
+
+    def _cuGreenCtxStreamCreate(self, green: int, flags: int, priority: int) -> int:
+        number = self._cuStreamCreateWithPriority(flags, priority)
+        numbers, streams = self._handles[green]
+        self._streams[number].sms = numbers
+        streams.add(number)
         return number
 
     def _cuStreamDestroy(self, stream: int) -> None:
@@ -569,15 +686,18 @@ class FakeDriver:
             raw = ctypes.string_at(at, parameter.size)  # now: the driver copies them
             values.append(int.from_bytes(raw, "little"))
         count = shape[0] * shape[1] * shape[2]
+        doing: list[Callable[[Block], Iterator[None]]]
         if entry.name == gate.GATE:
             job, previous, run, stage = values
-            blocks = [self._gate(job, previous, run, stage)]
+            doing = [partial(self._gate, job, previous, run, stage)]
+        elif entry.name == green.PROBE:
+            doing = [partial(self._probe, values[0])] * count
         elif entry.name.startswith("persistent"):
             assert shape[1:3] == (1, 1)
-            blocks = [self._persistent(entry.name, values[-1], index) for index in range(count)]
+            doing = [partial(self._persistent, entry.name, values[-1], n) for n in range(count)]
         elif entry.name.startswith(("sliced", "whole")):
-            blocks = [self._sliced(entry.name, values[-1], index) for index in range(count)]
+            doing = [partial(self._sliced, entry.name, values[-1], n) for n in range(count)]
         else:
-            blocks = [self._plain(entry.name, index) for index in range(count)]
-        launch = Launch(entry.name, blocks)
+            doing = [partial(self._plain, entry.name, n) for n in range(count)]
+        launch = Launch(entry.name, [Block(one) for one in doing], self._streams[stream].sms)
         self._put_on(stream, lambda: self._admit(launch))

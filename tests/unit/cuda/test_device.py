@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from gpud.compiler.control_words import JOB_BYTES
+from gpud.compiler.control_words import JOB_BYTES, NAMED_BYTES
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cuda.arena import Arena
 from gpud.device.cuda.device import CUDADevice
@@ -92,7 +92,7 @@ def test_runs_take_no_new_memory_once_they_have_run() -> None:
     with device_of(fake) as device:
         opened = len(fake.calls)
         chain = device.prepare(launches(device, "ppp"))
-        assert chain.record_bytes == 3 * JOB_BYTES
+        assert chain.record_bytes == 3 * JOB_BYTES + NAMED_BYTES
         jobs = [Job(device, chain), Job(device, chain)]
         for job in jobs:
             job.resize(1)
@@ -142,6 +142,7 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
         driver = device.context.enter()
         source = np.frombuffer(b"there", np.uint8)
         driver.call("cuMemcpyHtoD", arena.address + GRANULE, source.ctypes.data, 5)
+        driver.call("cuStreamSynchronize", 0)
         arena.download(GRANULE, 5)
         assert os.pread(memfd, 5, GRANULE) == b"there"
         for outside in (0, 3 * GRANULE, 3 * GRANULE - 1):

@@ -202,7 +202,7 @@ def test_a_job_that_grows_again_and_again_has_few_streams() -> None:
         ran_once(fake, [1500])
 
 
-@pytest.mark.parametrize("seed", [32, 35, 42, 54])
+@pytest.mark.parametrize("seed", [2, 5, 19, 32])
 def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
     fake = FakeDriver(seed)
     with device_of(fake) as device:

@@ -1,0 +1,67 @@
+"""Whole SMs that are one job's alone on a GPU: nobody else has blocks there while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpud.device.job import Job, LaunchSpec
+from tests.conformance.test_named_sms import SOURCE
+from tests.unit.cpu.running import OPEN, TIMEOUT_S, pointer, rewritten, until, words
+
+THREADS = 1024
+
+
+class Work:
+    """A job whose task blocks say where they run and wait at a gate."""
+
+    def __init__(self, device: Any, total: int, exclusive: int = 0) -> None:
+        self._door, self.gate = words(device, 2)
+        self._places, self.where = words(device, total)
+        self._out, _ = words(device, total * THREADS)
+        kernel = device.load(rewritten(SOURCE, "persistent").ptx).kernel("work")
+        values = [pointer(one) for one in (self._door, self._places, self._out)]
+        launch = LaunchSpec.of(kernel, "persistent", total, THREADS, values)
+        self.occupancy: int = device.occupancy(kernel, (THREADS, 1, 1))
+        self.job = Job(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
+
+    def waiting(self) -> int:
+        """Task blocks that wait at the gate."""
+        return int(self.gate[1]) - int(self.gate[0])
+
+    def finish(self) -> None:
+        """Open the gate."""
+        self.gate[0] = OPEN
+        self.job.result(TIMEOUT_S)
+
+
+def alone_on_its_sms(device: Any, sms: int) -> None:
+    """Give a job ``sms`` SMs that another one has blocks on, and look where both run."""
+    offline = Work(device, 16 * device.sms)
+    slots = device.sms * offline.occupancy
+    offline.job.resize(slots)
+    until(lambda: offline.waiting() == slots)
+    online = Work(device, sms * offline.occupancy, exclusive=sms)
+    offline.job.resize(slots - sms * offline.occupancy)
+    online.job.resize(sms * offline.occupancy)
+    offline.gate[0] = slots
+    until(lambda: online.waiting() == sms * offline.occupancy)
+    until(lambda: offline.waiting() == slots - sms * offline.occupancy)
+    alone = set(online.where.tolist())
+    assert len(alone) == sms
+    begun = int(offline.gate[1])
+    assert not alone & set(offline.where[slots:begun].tolist())
+    online.finish()
+    offline.job.resize(slots)
+    until(lambda: offline.waiting() == slots)
+    offline.finish()
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+def test_a_partition_is_one_jobs_alone(cuda: Any) -> None:
+    step, most, why = cuda.partitions
+    assert step, why
+    for sms in (step, most // 2 // step * step):
+        alone_on_its_sms(cuda, max(step, sms))
