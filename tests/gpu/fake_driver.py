@@ -3,9 +3,9 @@
 Enumerations are the real ones. Device memory is memory of this process, full of rubbish when it is
 new; what of a reserved range has no memory behind it ends the process when it is touched. What is
 put on a stream happens in its order, and beside other streams; a copy that names no stream is
-ordered with the null stream only, as the driver has it. A green context has some of the CPU device's
-SMs, which are split one by one. It shows that the code around the driver makes sense, not that the
-driver does what is expected of it.
+ordered with the null stream only, as the driver has it. A green context has some of the CPU
+device's SMs, which are split one by one. It shows that the code around the driver makes sense, not
+that the driver does what is expected of it.
 
 Fences are the CPU device's, for the range that a program was given after it was loaded. A fault is
 written into the job record when the launch is over, without the number of the task block: only the
