@@ -6,6 +6,10 @@ Problem: a persistent kernel may run for hours, and the driver's manual says of 
 they wait for it ("may perform implicit synchronization"). One that waits under the device's lock
 stops everything.
 
+And what a look at a word in host memory costs, which blocks take before every claim where limits
+are there (release path ``mapped``), beside one at a word in device memory: from one block, and from
+as many as fit.
+
 Approach: a kernel holds the GPU until the host says so or `--ms` are over. Meanwhile one thing is
 done: a call, or a launch elsewhere that is waited for. If the kernel is over when that has
 returned, it waited. Where the kernel is to be everywhere, it has as many blocks as fit, or twice as
@@ -46,6 +50,11 @@ extern "C" __global__ void hold(volatile unsigned* words, unsigned long long ns)
     if (threadIdx.x == 0) atomicAdd((unsigned*)words + 1, 1u);
     while (words[0] == 0 && timer() - began < ns) {}
 }
+extern "C" __global__ void looks(volatile unsigned* word, int count) {
+    if (threadIdx.x == 0)
+        for (int k = 0; k < count; k++)
+            if (word[0] == 7) break;
+}
 extern "C" __global__ void quick(unsigned* words) { atomicAdd(words + 2, 1u); }
 extern "C" __global__ void deep(unsigned* words) {
     unsigned big[4096];
@@ -62,6 +71,7 @@ extern "C" __global__ void wide(unsigned* words) {
 SIZE = 2 << 20
 WIDE_BYTES = 96 << 10
 STREAMS = 40
+LOOKS = 1000
 BEGIN_S = 30.0
 
 Act = Callable[[], Any]
@@ -187,6 +197,9 @@ def main() -> int:
             print(f"{kind:<10}{name:<44}{verdict:<16}{one['us']:>12.0f} us")
     found["streams_at_once"] = streams_at_once(holder)
     print(f"of {STREAMS} streams with a kernel each, {found['streams_at_once']} ran at once")
+    found["look_us"] = looks(holder)
+    for name, took in found["look_us"].items():
+        print(f"{'look':<10}{name:<44}{'':<16}{took:>12.3f} us")
     print(f"wrote {keep('waits', gpu, {'ms': options.ms, **found}).name}")
     return 0
 
@@ -337,6 +350,29 @@ def streams_at_once(holder: Holder, count: int = STREAMS) -> int:
     for stream in streams:
         check(holder.gpu.cu.cuStreamDestroy(stream))
     return begun
+
+
+def looks(holder: Holder, count: int = LOOKS) -> dict[str, float]:
+    """Microseconds from one look of a block at a word to its next."""
+    gpu = holder.gpu
+    function = holder.function("looks")
+    mapped, own = gpu.host_words(8), gpu.buffer(np.zeros(8, np.uint32))
+    first, last = gpu.event(), gpu.event()
+
+    def once(blocks: int, buffer: bytes) -> float:
+        first.record(holder.stream)
+        function.launch((blocks, 1, 1), (64, 1, 1), buffer, stream=holder.stream)
+        last.record(holder.stream)
+        return last.since_us(first) / count
+
+    found: dict[str, float] = {}
+    for where, address in (("host", mapped.address), ("device", own.address)):
+        for blocks in (1, gpu.sms * function.occupancy(64)):
+            values = [address.to_bytes(8, "little"), count.to_bytes(4, "little")]
+            buffer = pack_parameters(function.parameters, values)
+            once(blocks, buffer)  # warms up
+            found[f"{where} memory, {blocks} blocks"] = once(blocks, buffer)
+    return found
 
 
 if __name__ == "__main__":

@@ -46,3 +46,9 @@ def test_a_call_that_fails_says_so(gpu: Gpu) -> None:
         raise DriverError("no")
 
     assert waits.Holder(gpu, PATIENT_S).tried(fail)["error"] == "no"
+
+
+def test_a_look_at_a_word_takes_time(gpu: Gpu) -> None:
+    found = waits.looks(waits.Holder(gpu, PATIENT_S), 20)
+    assert len(found) == 4
+    assert all(took > 0 for took in found.values())
