@@ -172,12 +172,13 @@ class Holder:
             act()
         except DriverError as error:
             found["error"] = str(error)
-        took = time.monotonic() - began
-        if took > self.seconds / 2:
-            time.sleep(2e-3)  # what waited may have returned a little before the point is passed
-        found["waits"] = self.over(point)
-        found["us"] = 1e6 * took
-        self.end()
+        finally:
+            took = time.monotonic() - began
+            if took > self.seconds / 2:
+                time.sleep(2e-3)  # what waited may return a little before the point is passed
+            found["waits"] = self.over(point)
+            found["us"] = 1e6 * took
+            self.end()
         return found
 
 
@@ -251,6 +252,8 @@ def calls(holder: Holder) -> dict[str, Any]:
             lambda _: check(cu.cuMemHostUnregister(at)),
         )
         _mapping(holder, pair)
+    with suppress(DriverError):  # older drivers have no green contexts
+        _green(holder, pair)
     memory = gpu.buffer(np.zeros(1024, np.uint8))
     given = np.zeros(1024, np.uint8)
     tried["cuMemcpyHtoD"] = holder.tried(lambda: memory.set(given))
@@ -288,6 +291,34 @@ def _mapping(holder: Holder, pair: Callable[[str, Act, str, Callable[[Any], Any]
 
     pair("cuMemCreate, cuMemMap, cuMemSetAccess", commit, "cuMemUnmap, cuMemRelease", release)
     check(cu.cuMemAddressFree(address, SIZE))
+
+
+def _green(holder: Holder, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
+    """A green context of half of the SMs, and a stream in one."""
+    cu, gpu = holder.gpu.cu, holder.gpu
+    whole = check(
+        cu.cuDeviceGetDevResource(gpu.device, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+    )
+
+    def made() -> Any:
+        groups, _, _ = check(cu.cuDevSmResourceSplitByCount(1, whole, 0, gpu.sms // 2))
+        described = check(cu.cuDevResourceGenerateDesc([groups[0]], 1))
+        return check(cu.cuGreenCtxCreate(described, gpu.device, 1))
+
+    pair(
+        "cuGreenCtxCreate",
+        made,
+        "cuGreenCtxDestroy",
+        lambda it: check(cu.cuGreenCtxDestroy(it)),
+    )
+    green = made()
+    pair(
+        "cuGreenCtxStreamCreate",
+        lambda: check(cu.cuGreenCtxStreamCreate(green, 1, gpu.highest_priority)),
+        "cuStreamDestroy, of a green context",
+        lambda it: check(cu.cuStreamDestroy(it)),
+    )
+    check(cu.cuGreenCtxDestroy(green))
 
 
 def launches(holder: Holder) -> dict[str, dict[str, Any]]:
