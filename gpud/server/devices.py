@@ -337,7 +337,7 @@ class Device:
         def on_ready(error: GpudError | None) -> None:
             if stock is not self._stock or self._pending.get(message.job) is not pending:
                 return  # the host is gone, or the job was ended
-            if error is not None and (self._host is None or not self._host.alive):
+            if self._host is None or not self._host.alive:
                 return  # the host is gone, and the runner is about to hear that this was pending
             if error is None and memory is not None and not memory.is_written(session):
                 memory.when_written(session, lambda: on_ready(None))

@@ -7,9 +7,10 @@ ordered with the null stream only, as the driver has it. A green context has som
 device's SMs, which are split one by one. It shows that the code around the driver makes sense, not
 that the driver does what is expected of it.
 
-Fences are the CPU device's, for the range that a program was given after it was loaded. A fault is
-written into the job record when the launch is over, without the number of the task block: only the
-rewritten program knows that, and here it was not what found the fault.
+Fences are the CPU device's, for the range that a program was given after it was loaded; so are kill
+polls, which a kill word that is written on a stream reaches. A fault is written into the job record
+when the launch is over, without the number of the task block: only the rewritten program knows
+that, and here it was not what found the fault.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 from cuda.bindings import driver as real
 
 from gpud.compiler import control_words as cw
-from gpud.compiler.names import ARENA
+from gpud.compiler.names import ARENA, CONTROL
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.launch import Launch
 from gpud.errors import GpudError, IllegalAddress
@@ -84,15 +85,17 @@ class FakeDriver:
         freed: how many pieces of memory were given back.
         launches: how many kernels were launched.
         copied_bytes: between host and device, by copies that streams made.
-        room_bytes: what is left for `cuMemCreate`.
+        room_bytes: what is left for `cuMemCreate`; a quarter of the memory never is.
     """
 
     def __init__(self, device: CPUDevice, memory_bytes: int = 1 << 30) -> None:
         self.device = device
-        self.memory_bytes = self.room_bytes = memory_bytes
+        self.memory_bytes = memory_bytes
+        self.room_bytes = memory_bytes * 3 // 4
         self.copied_bytes = 0
         self.launches = 0
         self.freed = 0
+        self._running: list[_Running] = []
         self._memory: dict[int, Any] = {}
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
@@ -169,8 +172,14 @@ class FakeDriver:
         return self._now(stream, lambda: _HOST_FUNCTION(int(function))(data))
 
     def cuStreamWriteValue32(self, stream: Any, to: int, value: int, flags: int) -> Answer:
-        word = int(value).to_bytes(4, "little")
-        return self._now(stream, lambda: ctypes.memmove(int(to), word, 4))
+        def write() -> None:
+            ctypes.c_uint32.from_address(int(to)).value = value
+            with self._lock:
+                killed = [one for one in self._running if one.job + cw.KILL == int(to)]
+            for one in killed:
+                one.look()
+
+        return self._now(stream, write)
 
     # -- green contexts
 
@@ -469,16 +478,30 @@ class FakeDriver:
         grid, block, raw = (gx, gy, gz), (bx, by, bz), bytes(buffer)
         on = stream if isinstance(stream, Stream) else self._null
 
+        rewritten = kernel.parameters and kernel.parameters[-1].name.endswith(CONTROL)
+
         def step(over: Callable[[], None]) -> None:
+            control = int.from_bytes(raw[-8:], "little") if rewritten else 0
+            job = ctypes.c_uint64.from_address(control + cw.JOB).value if rewritten else 0
+
+            running = _Running(job)
+
             def ended(launch: Launch) -> None:
+                with self._lock:
+                    self._running.remove(running)
                 if launch.output:  # as a GPU's driver does, in time for whoever waits
                     os.write(1, launch.output)
-                if launch.error is not None:
-                    _record(launch.error, int.from_bytes(raw[-8:], "little"))
+                if rewritten:
+                    _left(launch.error, control, job)
                 over()
 
             self.launches += 1
-            self.device.launch(kernel, grid, block, raw, shared=shared, sms=on.sms, on_done=ended)
+            with self._lock:
+                self._running.append(running)
+            running.launch = self.device.launch(
+                kernel, grid, block, raw, shared=shared, sms=on.sms, on_done=ended
+            )
+            running.look()  # it may have been killed before there was anything to kill
 
         return self._put(stream, step)
 
@@ -507,6 +530,19 @@ class Module:
             loaded.fenced = None if size == _EVERYTHING else (base, size)
 
 
+class _Running:
+    """A launch on the device, with the address of its job record; 0: it has none."""
+
+    def __init__(self, job: int) -> None:
+        self.job = job
+        self.launch: Launch | None = None
+
+    def look(self) -> None:
+        """End its blocks at their next poll, if its kill word is set."""
+        if self.job and self.launch and ctypes.c_uint32.from_address(self.job + cw.KILL).value:
+            self.launch.kill()
+
+
 class _Piece:
     """Memory that can be mapped."""
 
@@ -514,9 +550,11 @@ class _Piece:
         self.size = size
 
 
-def _record(error: GpudError, control: int) -> None:
-    """Write a fault into the record of the job that has this launch record, as programs do."""
-    job = ctypes.c_uint64.from_address(control + cw.JOB).value
+def _left(error: GpudError | None, control: int, job: int) -> None:
+    """All blocks of a launch have left: what those count and record that end in the middle."""
+    ctypes.c_uint32.from_address(control + cw.LIVE).value = 0
+    if error is None:
+        return
 
     def put(at: int, value: int) -> None:
         ctypes.c_uint32.from_address(job + at).value = value & 0xFFFFFFFF
@@ -532,9 +570,8 @@ def _record(error: GpudError, control: int) -> None:
     put(cw.FAULT_CLAIM, 0)
     for index, extent in enumerate(fields.thread or (0, 0, 0)):
         put(cw.FAULT_THREAD + 4 * index, extent)
-    put(cw.NEXT, max(ctypes.c_uint32.from_address(job + cw.TOTAL).value, 0))
+    put(cw.NEXT, ctypes.c_uint32.from_address(job + cw.TOTAL).value)
     put(cw.FAULT_STATE, cw.COMPLETE)
-    ctypes.c_uint32.from_address(control + cw.LIVE).value = 0
 
 
 def _mapped(address: int, size: int, access: int, how: int) -> int | None:

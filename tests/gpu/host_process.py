@@ -1,13 +1,10 @@
 """A device host process with the CUDA device, over the stand-in for the driver.
 
-    python -m tests.gpu.host_process --device cuda:0 --fd N
-
-The environment may say how much memory the GPU has (`MEMORY`), in bytes.
+python -m tests.gpu.host_process --device cuda:0 --fd N
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 from gpud.device.cpu.device import CPUDevice
@@ -17,17 +14,17 @@ from gpud.device.host import __main__ as host
 from gpud.device.spec import DeviceSpec
 from tests.gpu.fake_driver import FakeDriver
 
-__all__ = ["COMMAND", "MEMORY"]
+__all__ = ["COMMAND", "MEMORY_BYTES"]
 
 COMMAND = ("-m", "tests.gpu.host_process")
-MEMORY = "GPUD_TEST_GPU_MEMORY"
+MEMORY_BYTES = 64 << 20
 SMS = 2
 
 
 def opened(spec: DeviceSpec) -> CUDADevice:
     """The device that ``spec`` names: the stand-in has one."""
-    room = int(os.environ.get(MEMORY, str(1 << 30)))
-    return CUDADevice(spec.number, driver=Driver(FakeDriver(CPUDevice(SMS), room)))
+    driver = Driver(FakeDriver(CPUDevice(SMS), MEMORY_BYTES))
+    return CUDADevice(spec.number, driver=driver)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ class Launch:
         """Start no further raw block; running ones go on to their end."""
         self._gang.end()
 
+    def kill(self) -> None:
+        """`stop`; running blocks leave at their next kill poll."""
+        self._gang.kill()
+
     def _over(self) -> None:
         self._done.set()
         if self._on_done is not None:

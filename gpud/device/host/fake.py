@@ -41,6 +41,7 @@ from typing import Any
 from gpud.compiler.names import is_killable, killable_of
 from gpud.device.host import messages as m
 from gpud.device.host.virtual import Behaviour, FakeJob, FakeLaunch, VirtualSMs
+from gpud.errors import GpudError
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
 
@@ -65,6 +66,7 @@ class FakeHost(VirtualSMs):
         modules: the PTX of the loaded modules by number.
         arenas: (base, size, descriptor or None) of each open arena by session.
         symbols: the bytes of module variables by (module, name); grown as tests write them.
+        holds: classes of commands on copied arrays that are not answered at once, see `answer`.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class FakeHost(VirtualSMs):
         self.dies_at = dies_at
         self.auto = auto
         self.arrays = arrays
+        self.holds: set[type] = set()
+        self._held: list[Any] = []
         self.commands: list[Any] = []
         self.events: list[Any] = []
         self.modules: dict[int, str] = {}
@@ -132,6 +136,7 @@ class FakeHost(VirtualSMs):
             os.close(descriptor)
         self.arenas.clear()
         self._descriptors.clear()
+        self._held.clear()
 
     def close(self) -> None:
         """End it for good; may be called twice."""
@@ -206,6 +211,20 @@ class FakeHost(VirtualSMs):
 
     def _answer(self, command: Any) -> None:
         self._send(m.Replied(command.ticket))
+
+    def answer(self, error: GpudError | None = None) -> None:
+        """Answer what was held, oldest first; refuse it if there is an error."""
+        held, self._held = self._held, []
+        for command in held:
+            if error is None:
+                self._answer(command)
+            else:
+                self._send(m.Refused(command.ticket, error.to_wire()))
+
+    def _copy(self, command: Any) -> None:
+        self._held.append(command)
+        if type(command) not in self.holds:
+            self.answer()
 
     def _load(self, command: m.Load) -> None:
         self.modules[command.module] = command.ptx
@@ -282,10 +301,10 @@ _HANDLERS: dict[type, Callable[[FakeHost, Any], None]] = {
     m.OpenArena: FakeHost._open_arena,
     m.CloseArena: FakeHost._close_arena,
     m.Ping: FakeHost._answer,
-    m.Commit: FakeHost._answer,
-    m.Release: FakeHost._answer,
-    m.Upload: FakeHost._answer,
-    m.Download: FakeHost._answer,
+    m.Commit: FakeHost._copy,
+    m.Release: FakeHost._copy,
+    m.Upload: FakeHost._copy,
+    m.Download: FakeHost._copy,
     m.Load: FakeHost._load,
     m.Unload: FakeHost._unload,
     m.Measure: FakeHost._measure,
