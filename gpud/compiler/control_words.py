@@ -46,10 +46,12 @@ offset type  name         meaning
 40     u32   y_multiplier divider by grid_y
 44     u32   y_shift
 48     16 B               reserved, 0
-64     64 B  fault        the fault record
+64     56 B  fault        the fault record
+120    u64   output       distance from this record to the run's output record
+                          (`gpud.compiler.print_words`); 0: nobody listens
 ====== ===== ============ =======================================================================
 
-Fault record, 64 bytes from offset 64 of the job record on: the first thing that went wrong in the
+Fault record, 56 bytes from offset 64 of the job record on: the first thing that went wrong in the
 job. Whoever changes ``state`` from 0 to 1 writes it, and nobody else does.
 
 ====== ===== ============ =======================================================================
@@ -66,7 +68,6 @@ offset type  name         meaning
 96     u64   address      the address that was accessed; assertions: address of the message
 104    u64   file         assertions: address of the file's name
 112    u64   function     assertions: address of the function's name
-120    8 B                reserved, 0
 ====== ===== ============ =======================================================================
 
 Algorithm: for a divisor d >= 1 with 2**(s-1) < d <= 2**s, multiplier = floor(2**(31+s) / d) + 1
@@ -126,6 +127,7 @@ __all__ = [
     "NOTHING",
     "NO_FAULT",
     "ONE_DIMENSIONAL",
+    "OUTPUT",
     "TOTAL",
     "X_DIVIDER",
     "Y_DIVIDER",
@@ -164,6 +166,7 @@ KILL: Final = 28
 X_DIVIDER: Final = 32
 Y_DIVIDER: Final = 40
 FAULT: Final = 64
+OUTPUT: Final = 120
 JOB_BYTES: Final = 128
 
 # Byte offsets in the job record of the parts of the fault record.
@@ -176,7 +179,7 @@ FAULT_LINE: Final = FAULT + 28
 FAULT_ADDRESS: Final = FAULT + 32
 FAULT_FILE: Final = FAULT + 40
 FAULT_FUNCTION: Final = FAULT + 48
-FAULT_BYTES: Final = 64
+FAULT_BYTES: Final = 56
 
 NO_FAULT: Final = 0
 """The state of a fault record that nobody has written."""
@@ -205,13 +208,13 @@ JOB_RECORD: Final = [
     ("x_shift", "<u4"), ("y_multiplier", "<u4"), ("y_shift", "<u4"), ("reserved0", "V16"),
     ("fault_state", "<u4"), ("fault_kind", "<u4"), ("fault_site", "<u4"), ("fault_claim", "<u4"),
     ("fault_thread", "<u4", 3), ("fault_line", "<u4"), ("fault_address", "<u8"),
-    ("fault_file", "<u8"), ("fault_function", "<u8"), ("reserved1", "V8"),
+    ("fault_file", "<u8"), ("fault_function", "<u8"), ("output", "<u8"),
 ]  # fmt: skip
 """The job record as `numpy.dtype` takes it."""
 
 _LAUNCH = struct.Struct("<QIII4xQ")
-_JOB = struct.Struct("<7I4x4I16x64x")
-_FAULT = struct.Struct("<8I3Q8x")
+_JOB = struct.Struct("<7I4x4I16x56xQ")
+_FAULT = struct.Struct("<8I3Q")
 
 
 class FaultKind(IntEnum):
@@ -242,11 +245,12 @@ class FaultRecord(NamedTuple):
     function: int
 
 
-def job_record(grid: tuple[int, int, int]) -> bytes:
+def job_record(grid: tuple[int, int, int], *, output: int = 0) -> bytes:
     """The job record of a fresh job, nothing claimed and nothing done: `JOB_BYTES` bytes.
 
     Args:
         grid: task blocks in x, y, z.
+        output: distance to the output record in bytes, 0 if there is none.
 
     Raises:
         ValueError: a dimension is below 1, or there are more than `MAX_TASK_BLOCKS`.
@@ -256,7 +260,7 @@ def job_record(grid: tuple[int, int, int]) -> bytes:
         raise ValueError(f"a grid has 1 to {MAX_TASK_BLOCKS} task blocks, not {grid}")
     x, y, z = grid
     flags = ONE_DIMENSIONAL if y == z == 1 else 0
-    return _JOB.pack(0, total, x, y, z, flags, 0, *divider(x), *divider(y))
+    return _JOB.pack(0, total, x, y, z, flags, 0, *divider(x), *divider(y), output)
 
 
 def launch_record(job: int, blocks: int, *, base: int = 0, named: int = 0) -> bytes:

@@ -38,6 +38,7 @@ __all__ = [
     "LEAVE",
     "LOOP",
     "NORETURN",
+    "PRINT",
     "RESERVED",
     "check_names",
     "check_twins",
@@ -67,6 +68,9 @@ HEAP: Final = "gpud_heap"
 CONTROL: Final = "_control"
 """What the name of a rewritten kernel's hidden parameter ends with."""
 
+PRINT: Final = "gpud_print"
+"""``(format, values, most)``: what stands for ``vprintf``; begins the names of what it calls."""
+
 NORETURN: Final = frozenset((FAULT, ASSERT, LEAVE))
 """The functions that never return."""
 
@@ -76,8 +80,8 @@ RESERVED: Final = NORETURN | {ARENA, HEAP}
 LOOP: Final = "gpud_loop"
 """What all names of a persistent loop begin with, without their first character."""
 
-_RESERVED_BEGINNINGS = ("gpud_fence_", "gpud_kill_", "gpud_report_", LOOP)
-"""Of registers and labels that devices recognise, without their first character."""
+_RESERVED_BEGINNINGS = ("gpud_fence_", "gpud_kill_", "gpud_report_", LOOP, PRINT)
+"""Of registers, labels and functions that devices recognise, without their first character."""
 
 _DECLARING = (RegisterDeclaration, Label, Variable, BranchTargets, CallTargets, CallPrototype)
 

@@ -16,10 +16,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 
-__all__ = ["EVERYTHING", "TEXT_LIMIT_BYTES", "UNREADABLE", "Reach"]
+from gpud.compiler.print_words import TEXT_LIMIT_BYTES
 
-TEXT_LIMIT_BYTES = 1 << 16
-"""The longest text, without its NUL, that is read for a kernel."""
+__all__ = ["EVERYTHING", "TEXT_LIMIT_BYTES", "UNREADABLE", "Reach"]
 
 UNREADABLE = b"(unreadable)"
 

@@ -226,7 +226,7 @@ def test_kernels_that_stay_whole_pass_the_special_registers() -> None:
 
 
 def test_passes_run_in_order_and_only_on_their_forms() -> None:
-    watching = ["traps", "fence", "kill"]
+    watching = ["traps", "fence", "kill", "output"]
     forming = ["hidden-parameters", "exit-aware", "persistent", "sliced"]
     assert [p.name for p in PASSES] == [*watching, *forming, "faults"]
     module = entry("ret;")
@@ -238,7 +238,7 @@ def test_passes_run_in_order_and_only_on_their_forms() -> None:
         plan = {"k": classify(module, "k", force=form)}
         stages: list[str] = []
         rewrite(module, plan, after=lambda name, _: stages.append(name))  # noqa: B023
-        assert stages == ["traps", *names, "faults"]
+        assert stages == ["traps", "output", *names, "faults"]
         stages.clear()
         note = stages.append
         rewrite(module, plan, fence=True, kill=True, after=lambda name, _: note(name))  # noqa: B023

@@ -123,13 +123,13 @@ def _names() -> Iterator[Attack]:
         top = f".extern .func {name} (.param .b64 a);\n"
         source = program(call(name, "%rd1"), top)
         yield Attack(f"extern {name}", source, 0, REFUSED, "not defined")
-    for name in ("gpud_fault", "gpud_assert", "gpud_leave"):
+    for name in ("gpud_fault", "gpud_assert", "gpud_leave", "gpud_print"):
         top = f".func {name} (.param .b64 a) {{ ret; }}\n"
         source = program(call(name, "%rd1") + hit, top)
         yield Attack(f"function {name}", source, "neighbour", REFUSED, "a name that gpud uses")
         source = program(call(name, "%rd1"))
         yield Attack(f"call of {name}", source, 0, REFUSED, "not declared")
-    for name in ("memcpy", "system", "step", "gpud_print"):
+    for name in ("memcpy", "system", "step", "gpud_heap_take"):
         top = f".func {name} (.param .b64 a) {{ ret; }}\n"
         yield Attack(f"function {name}", program(call(name, "%rd1"), top), 0, RUNS)
     for space in ("const", "global"):

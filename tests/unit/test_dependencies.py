@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 # A part may import itself, the standard library, and what stands here. The longest name counts.
 ABOVE = "gpud"  # anything of gpud's
 BELOW_DEVICES = ("gpud.units", "gpud.errors", "gpud.compiler", "gpud.device.interface")
-FAULTS = ("gpud.device.faults", "gpud.device.reach")  # the same for all devices
+SAME = ("gpud.device.faults", "gpud.device.output", "gpud.device.reach")  # for all devices
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.units": (),
     "gpud.errors": ("gpud.units",),
@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device.host": (*BELOW_DEVICES, "gpud.device", "gpud.wire", "numpy"),
-    "gpud.device.cpu": (*BELOW_DEVICES, *FAULTS, "llvmlite", "numpy"),
-    "gpud.device.cuda": (*BELOW_DEVICES, *FAULTS, "cuda", "cupy", "numpy"),
+    "gpud.device.cpu": (*BELOW_DEVICES, *SAME, "llvmlite", "numpy"),
+    "gpud.device.cuda": (*BELOW_DEVICES, *SAME, "cuda", "cupy", "numpy"),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),
     "gpud.server": (ABOVE, "msgpack", "uvloop"),
     "gpud.cli": (ABOVE, "typer", "rich"),

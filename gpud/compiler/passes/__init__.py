@@ -4,8 +4,9 @@ A pass is a pure function from a module and a plan (the `Decision` of each entry
 its input is not changed. It is given the part of the plan whose forms it applies to, and the table
 of sites if it plants reports of faults. A new pass is one file and one row of the table.
 
-The first passes plant what watches over a kernel (traps that tell, fences, kill polls), those in
-the middle bring it into its form, and the last gives what was planted what the form knows.
+The first passes plant what watches over a kernel (traps that tell, fences, kill polls) and what
+writes down its output, those in the middle bring it into its form, and the last gives what was
+planted what the form knows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gpud.compiler.passes.faults import pass_faults
 from gpud.compiler.passes.fence import pass_fence
 from gpud.compiler.passes.hidden_parameters import pass_coordinates
 from gpud.compiler.passes.kill import pass_kill
+from gpud.compiler.passes.output import pass_output
 from gpud.compiler.passes.persistent import pass_persistent
 from gpud.compiler.passes.sliced import pass_sliced
 from gpud.compiler.passes.traps import pass_traps
@@ -57,6 +59,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("traps", _ALL, pass_traps, reports=True),
     Pass("fence", _ALL, pass_fence, reports=True, only="fence"),
     Pass("kill", _ALL, pass_kill, only="kill"),
+    Pass("output", _ALL, pass_output),
     Pass("hidden-parameters", _RESIZABLE, pass_coordinates),
     Pass("exit-aware", frozenset((Form.PERSISTENT,)), pass_exit_aware),
     Pass("persistent", frozenset((Form.PERSISTENT,)), pass_persistent),

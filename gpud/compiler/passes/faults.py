@@ -6,7 +6,8 @@ knows. The code that finds nothing wrong must not pay for them.
 
 Approach: the last pass. It completes the calls of the three functions of
 `gpud.compiler.passes.fault_functions` with the context, gives functions (``.func``) that contain
-such calls the context as hidden parameters, and adds the functions themselves.
+such calls the context as hidden parameters, and adds the functions themselves. Functions that only
+ask for the job record's address get what leads to it, ``ctl``.
 
 Terms: the *context* is the control words' address (``ctl``), the running task block's number
 (``claim``) and an address in the loop's slots (``slots``); `NOTHING` stands for what there is not.
@@ -16,7 +17,8 @@ kind, site, address)``; the other two likewise. Then the calls of each function 
 (`gpud.compiler.reports`). ``ctl`` is loaded from its parameter at the start of
 the function: in an entry that is a constant, which takes no register until it is used. In
 persistent form ``claim`` and ``slots`` are the loop's own registers; else both are `NOTHING`, and
-the function works the number out. A function with kill polls gets the job record's address.
+the function works the number out. A function that declares `JOB_REGISTER` (for kill polls, or to
+print) gets the job record's address in it.
 
 Properties:
 * only functions that have such calls, or call functions that do, are touched;
@@ -76,7 +78,12 @@ def pass_faults(module: Module, plan: Mapping[str, Decision]) -> Module:
     """
     module = _with_control(module, plan)
     survey = survey_of(module)
-    own = {name: CONTEXT for name, uses in survey.uses.items() if _reports(uses.function, survey)}
+    own: dict[str, tuple[str, ...]] = {}
+    for name, uses in survey.uses.items():
+        if _reports(uses.function, survey):
+            own[name] = CONTEXT
+        elif _asks_for_job(uses.function):
+            own[name] = CONTEXT[:1]
     if not own:
         return module
     writer = _Context(fresh_stem(module, "gpud_context"), survey, own, plan)
@@ -117,15 +124,11 @@ class _Context(HiddenParameters):
     def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
         context = tuple(here[key] for key in CONTEXT)
         body: list[Statement] = []
-        polls = False
         for statement in function.body or ():
-            if isinstance(statement, Instruction):
-                if _is_report(statement):
-                    statement = _completed(statement, context)  # noqa: PLW2901
-            elif isinstance(statement, RegisterDeclaration):
-                polls = polls or statement.name == JOB_REGISTER.name
+            if isinstance(statement, Instruction) and _is_report(statement):
+                statement = _completed(statement, context)  # noqa: PLW2901
             body.append(statement)
-        if polls:
+        if _asks_for_job(function):
             code = Code(self._stem)
             ctl = here["ctl"]
             if not isinstance(ctl, Register):
@@ -141,6 +144,13 @@ class _Context(HiddenParameters):
 
 def _reports(function: Function, survey: Survey) -> bool:
     return any(name in NORETURN for name in survey.uses[function.name].calls)
+
+
+def _asks_for_job(function: Function) -> bool:
+    return any(
+        isinstance(statement, RegisterDeclaration) and statement.name == JOB_REGISTER.name
+        for statement in function.body or ()
+    )
 
 
 def _is_report(ins: Instruction) -> bool:
@@ -185,6 +195,8 @@ def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
 def _with_functions(module: Module) -> Module:
     """``module`` with the functions that its reports call, before all others."""
     first = next(n for n, item in enumerate(module.items) if isinstance(item, Function))
-    called = {name for uses in survey_of(module).uses.values() for name in uses.calls} | {LEAVE}
+    called = {name for uses in survey_of(module).uses.values() for name in uses.calls}
+    if not called.isdisjoint(NORETURN):
+        called.add(LEAVE)  # what the others call
     added = [replace(f) for name, f in fault_functions().items() if name in called]
     return replace(module, items=[*module.items[:first], *added, *module.items[first:]])

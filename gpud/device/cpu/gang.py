@@ -24,7 +24,6 @@ The room's lock guards it all: see the sections of the class.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ from gpud.device.cpu.chain import Chain
 from gpud.device.cpu.failure import failure_of
 from gpud.device.cpu.records import CHAIN, NONE, STAGE, STAGE_BYTES, Begun, Reason, stages_at
 from gpud.device.cpu.seat import LIMIT, Seat, word_of
-from gpud.device.interface import OUTPUT_LIMIT_BYTES
+from gpud.device.output import Printed
 from gpud.errors import GpudError
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ _CURRENT, _SLICES, _STOP, _KILL, _FIRST, _GRID_ID = (
 _NEXT, _DONE = (STAGE[name][0] // 4 for name in ("next", "done"))
 _STAGE_WORDS = STAGE_BYTES // 4
 _INDEX, _STAGE, _BEGUN, _REASON = map(word_of, ("index", "stage", "begun", "reason"))
-_TRUNCATED = b"\n... output truncated\n"
 
 
 class Gang:
@@ -70,7 +68,7 @@ class Gang:
         present: how many seats are on SMs.
         homes: how many of them each SM has.
         slices: what it has been given.
-        hears: whether what its blocks print now is kept.
+        printed: what its blocks print.
         error: what it failed with, or ``None``.
         over: whether nothing more will happen.
         cost: what a seat takes from its SM, see `gpud.device.cpu.room`.
@@ -98,7 +96,7 @@ class Gang:
         self.kept: dict[int, Seat] = {}
         self.present = 0
         self.homes: dict[VirtualSM, int] = {}
-        self.hears = True
+        self.printed = Printed()
         self.error: GpudError | None = None
         self.over = False
         self.first_block_ns = 0
@@ -113,8 +111,6 @@ class Gang:
         self._moving: set[int] = set()  # those of the released that have moved
         self._released_ns = 0
         self._began_ns = 0
-        self._printed = bytearray()
-        self._print_lock = threading.Lock()
         self._run = chain.take()
         self.address = self._run.address
         self._words = self._run.words
@@ -210,19 +206,7 @@ class Gang:
     @property
     def output(self) -> bytes:
         """What its blocks printed so far; what is over the limit is replaced by a word of that."""
-        with self._print_lock:
-            return bytes(self._printed)
-
-    def print(self, text: bytes) -> None:
-        """Add to `output`; called from SM threads."""
-        with self._print_lock:
-            if not self.hears:
-                return
-            room = OUTPUT_LIMIT_BYTES - len(_TRUNCATED) - len(self._printed)
-            self._printed += text[:room]
-            if len(text) > room:
-                self._printed += _TRUNCATED
-                self.hears = False
+        return self.printed.text
 
     # -- for the room, with its lock
 

@@ -74,12 +74,12 @@ class Seat:
     @property
     def hears(self) -> bool:
         """Whether what its block prints now is kept."""
-        return self.gang is not None and self.gang.hears
+        return self.gang is not None and self.gang.printed.hears
 
     def print(self, text: bytes) -> None:
         """Its block has printed this."""
         if self.gang is not None:
-            self.gang.print(text)
+            self.gang.printed.add(text)
 
     def reach(self) -> Reach:
         """What its block's pointers may mean: see `gpud.device.reach`."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpud.compiler import control_words as cw
+from gpud.compiler.print_words import OUTPUT_RECORD_BYTES
 from gpud.compiler.program import kernel_of
 from gpud.device.cuda.module import CUDAKernel
 from gpud.device.interface import REWRITTEN, Form, LaunchSpec, as_dim3
@@ -60,6 +61,7 @@ class Stage(NamedTuple):
         total: task blocks.
         occupancy: M of this launch.
         pointers: address of the array of pointers to its parameters.
+        prints: whether it writes down what it prints.
     """
 
     kernel: CUDAKernel
@@ -70,6 +72,7 @@ class Stage(NamedTuple):
     total: int
     occupancy: int
     pointers: int
+    prints: bool
 
 
 class Chain:
@@ -83,7 +86,9 @@ class Chain:
         total: task blocks in all.
         occupancy: M of the chain.
         image: address of the job records of a fresh run, page-locked.
-        record_bytes: how many bytes they are, and the bitmap behind them that names SMs.
+        record_bytes: how many bytes they are, and behind them the output record, if anything prints,
+            and the bitmap that names SMs.
+        output: distance from the first job record to the output record; 0: nothing prints.
     """
 
     def __init__(
@@ -114,10 +119,17 @@ class Chain:
         slices = [self.slices_of(index, stage.total) for index, stage in enumerate(self.stages)]
         self._later = [*list(accumulate(reversed(slices), max))[::-1][1:], 0]
         jobs_bytes = cw.JOB_BYTES * len(self.stages)
-        self.record_bytes = jobs_bytes + cw.NAMED_BYTES
+        self.output = jobs_bytes if any(stage.prints for stage in self.stages) else 0
+        fresh = b"".join(
+            cw.job_record(stage.grid, output=self.output - cw.JOB_BYTES * n if stage.prints else 0)
+            for n, stage in enumerate(self.stages)
+        )
+        fresh += bytes(OUTPUT_RECORD_BYTES if self.output else 0) + cw.named_sms(())
+        self.record_bytes = len(fresh)
+        if self.output:
+            device.output_buffers.prepare()
         block = device.host_blocks.take(self.record_bytes)
         weakref.finalize(self, device.host_blocks.give, block)
-        fresh = b"".join(cw.job_record(stage.grid) for stage in self.stages) + cw.named_sms(())
         block.view[: self.record_bytes] = np.frombuffer(fresh, np.uint8)
         words = block.words[: jobs_bytes // 4].reshape(-1, cw.JOB_BYTES // 4)
         words[1:, cw.NEXT // 4] = words[1:, cw.TOTAL // 4]
@@ -209,4 +221,5 @@ def _stage(device: CUDADevice, spec: LaunchSpec, pointers: int) -> Stage:
         )
     measured = device.occupancy(kernel, block, spec.shared)
     occupancy = spec.occupancy or measured
-    return Stage(kernel, spec.form, grid, block, spec.shared, total, occupancy, pointers)
+    prints = kernel.prints and spec.form in REWRITTEN
+    return Stage(kernel, spec.form, grid, block, spec.shared, total, occupancy, pointers, prints)

@@ -12,7 +12,7 @@ Properties:
 * after `CUDADevice.close` nothing of it is left in the driver;
 * callbacks are called without the lock, in the order of what they tell.
 
-Nothing here has run on a GPU yet. What kernels print goes to this process's standard output.
+Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from gpud.device.cuda.gate import GATE, PTX
 from gpud.device.cuda.green import Green, Place
 from gpud.device.cuda.memory import DeviceBlock, DeviceMemory, MappedBlock, Pool
 from gpud.device.cuda.module import CUDAKernel, CUDAModule
+from gpud.device.cuda.output import OutputBuffers
 from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.cuda.staging import Staging
 from gpud.device.cuda.watcher import Watcher
@@ -60,8 +61,8 @@ class CUDADevice:
         watch: whether a thread watches launches; tests may look themselves.
 
     Attributes:
-        context, flights, watcher, green, host_blocks, device_blocks, control_stream: what runs
-            share.
+        context, flights, watcher, green, host_blocks, device_blocks, output_buffers,
+            control_stream: what runs share.
         partitions: which numbers of SMs can be one job's alone.
         lock: guards all runs.
 
@@ -101,6 +102,8 @@ class CUDADevice:
             undo.callback(self.host_blocks.close)
             self.device_blocks = Pool(context, DeviceBlock)
             undo.callback(self.device_blocks.close)
+            self.output_buffers = OutputBuffers(context)
+            undo.callback(self.output_buffers.close)
             undo.callback(self._free_memory)
             self._staging = Staging(context)
             undo.callback(self._staging.close)

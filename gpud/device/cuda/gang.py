@@ -45,6 +45,7 @@ from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.failure import failure_of
 from gpud.device.cuda.flights import Flight
 from gpud.device.cuda.green import Place
+from gpud.device.cuda.output import printed_text
 from gpud.device.cuda.run import Run
 from gpud.errors import GpudError, InternalError
 
@@ -114,6 +115,7 @@ class Gang:
         self._lives = 0
         self._releasing_ns = 0
         self._final = (0, 0, chain.total)
+        self._printed = b""
         self._run: Run | None = None
 
     # -- for everybody
@@ -164,8 +166,14 @@ class Gang:
 
     @property
     def output(self) -> bytes:
-        """Nothing: what kernels print goes to the host process's standard output."""
-        return b""
+        """What its blocks printed so far; made anew at each call.
+
+        Plain launches print to this process's standard output instead.
+        """
+        with self._device.lock:
+            run = self._run
+            printed = self._printed if self.over or run is None else run.printed
+        return printed_text(printed)
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -230,6 +238,8 @@ class Gang:
         if not self.over:
             self.error = error
             self.over = True
+            if self._run is not None:
+                self._printed = self._run.printed
             self._device.later(self._on_over)
 
     # -- running
@@ -497,6 +507,7 @@ class Gang:
         self._device.watcher.remove(self)
         if self._run is not None:
             run, self._run = self._run, None
+            self._printed = run.printed
             run.close()
         self._be_over()
 

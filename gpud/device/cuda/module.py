@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.compiler.analysis.sizes import size_and_align
-from gpud.compiler.names import ARENA, HEAP
+from gpud.compiler.analysis.survey import survey
+from gpud.compiler.names import ARENA, HEAP, PRINT
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
@@ -74,11 +75,15 @@ class CUDAKernel:
         name: in the PTX.
         handle: the driver's.
         parameters: with the offsets that PTX gives them.
+        prints: whether it may print, and for its own job.
         occupancies: M by block shape and dynamic shared memory, as far as it was asked for.
     """
 
-    def __init__(self, module: CUDAModule, entry: ptx.Function, handle: Any) -> None:
+    def __init__(
+        self, module: CUDAModule, entry: ptx.Function, handle: Any, *, prints: bool
+    ) -> None:
         self.module = module
+        self.prints = prints
         self.name = entry.name
         self.handle = handle
         self.parameters: tuple[Parameter, ...] = parameters_of(entry)
@@ -118,6 +123,7 @@ class CUDAModule:
         self.context = context
         self.arena = arena
         self._entries = program.entries()
+        self._printing = _printing(program)
         self._kernels: dict[str, CUDAKernel] = {}
         self._addresses: dict[str, int | None] = {}
         variables = [
@@ -150,7 +156,9 @@ class CUDAModule:
             if name not in self._entries:
                 raise KernelNotFound(name, available=tuple(self._entries))
             handle = self.context.enter().call("cuModuleGetFunction", self._handle, name.encode())
-            found = self._kernels[name] = CUDAKernel(self, self._entries[name], handle)
+            entry = self._entries[name]
+            found = CUDAKernel(self, entry, handle, prints=name in self._printing)
+            self._kernels[name] = found
         return found
 
     def symbol(self, name: str) -> Any:
@@ -245,6 +253,18 @@ class DeviceBytes:
         if step != 1:
             raise ValueError("device memory is read and written without steps")
         return start, max(0, stop - start)
+
+
+def _printing(program: ptx.Module) -> frozenset[str]:
+    """The entries of ``program`` that can reach `gpud.compiler.names.PRINT`."""
+    if not any(function.name == PRINT for function in program.functions()):
+        return frozenset()
+    found = survey(program)
+    return frozenset(
+        name
+        for name in program.entries()
+        if any(uses.function.name == PRINT for uses in found.closure(name))
+    )
 
 
 def visible(program: ptx.Module) -> ptx.Module:

@@ -1,9 +1,10 @@
-"""What one run of a chain has on the device: a stream, its run words, and its job records.
+"""What one run of a chain has on the device: a stream, run words, job records, an output buffer.
 
 Job records are set up by a copy on the run's own stream, so that no launch there is before it and
 no thread waits for it; a launch on another stream waits for it there, see `Run.wait_on`. Behind
-them is a bitmap of SMs on which the run is to have no blocks (`gpud.compiler.control_words`). Run
-words are those of `gpud.device.cuda.gate`.
+them is a bitmap of SMs on which the run is to have no blocks (`gpud.compiler.control_words`) and,
+if a kernel of the chain prints, the output record (`gpud.compiler.print_words`). Run words are
+those of `gpud.device.cuda.gate`.
 
 A run can move to a stream of another place (`gpud.device.cuda.green`): what is on the old one goes
 on there, and the new one waits for it.
@@ -23,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpud.compiler import control_words as cw
+from gpud.compiler.print_words import OUTPUT_RECORD_BYTES, output_record
 from gpud.device.cuda import gate
 from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.green import Place
+from gpud.device.cuda.output import OUTPUT_BYTES, is_unused
 from gpud.errors import DeviceLost
 
 if TYPE_CHECKING:
@@ -59,9 +62,12 @@ class Run:
         self._said = bytes(cw.NAMED_BYTES)
         self.loose = False
         with ExitStack() as undo:
-            self._page = device.host_blocks.take(gate.RUN_BYTES)
+            self._page = device.host_blocks.take(gate.RUN_BYTES + OUTPUT_RECORD_BYTES)
             undo.callback(device.host_blocks.give, self._page)
             self._page.view[:] = 0
+            self._output = device.output_buffers.take() if chain.output else None
+            if self._output is not None:
+                undo.callback(device.output_buffers.give, self._output)
             self._records = device.device_blocks.take(chain.record_bytes)
             undo.callback(device.device_blocks.give, self._records)
             self.stream = device.flights.take_stream(urgent, place)
@@ -75,6 +81,11 @@ class Run:
             self.named: int = to + size - cw.NAMED_BYTES
             driver.call("cuMemcpyHtoDAsync", to, chain.image, size, self.stream)
             self.loose = True
+            if self._output is not None:
+                record = output_record(self._output.address, OUTPUT_BYTES)
+                self._page.view[gate.RUN_BYTES :][: len(record)] = np.frombuffer(record, np.uint8)
+                of, size = self._page.address + gate.RUN_BYTES, len(record)
+                driver.call("cuMemcpyHtoDAsync", to + chain.output, of, size, self.stream)
             driver.call("cuEventRecord", self._ready, self.stream)
             self._close = undo.pop_all()
 
@@ -104,6 +115,13 @@ class Run:
         driver.call("cuStreamWaitEvent", stream, event, 0)
         self.stream, self.place, self.loose = stream, place, True
         self._close.callback(self._settle)
+
+    @property
+    def printed(self) -> bytes:
+        """The output buffer as it is now; nothing if nothing is there."""
+        if self._output is None or is_unused(self._output):
+            return b""
+        return bytes(self._output.view)
 
     # -- words
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.module import CPUKernel
-from gpud.device.cpu.output import MOST_BYTES, MOST_WIDTH, format_printf
+from gpud.device.cpu.output import PackedArguments
 from gpud.device.interface import OUTPUT_LIMIT_BYTES
-from gpud.device.job import Job, LaunchSpec
-from gpud.device.reach import Reach
-from tests.unit.cpu.running import TIMEOUT_S, cuda, rewritten, words
+from gpud.device.output import MOST_BYTES, MOST_WIDTH, format_printf
+from gpud.device.reach import EVERYTHING, Reach
+from tests.unit.cpu.running import TIMEOUT_S, cuda, words
+from tests.unit.printing import ALL_LINES, ARENA, HOSTILE, SAID, SOURCE, load, run
 
 
 def formatted(text: str, *values: tuple[str, Any]) -> str:
@@ -37,7 +37,8 @@ def formatted(text: str, *values: tuple[str, Any]) -> str:
         data += bytes(-len(data) % size) + struct.pack("<" + kind, value)
     buffer = (ctypes.c_uint64 * (len(data) // 8 + 1))()
     ctypes.memmove(buffer, data, len(data))
-    return format_printf(text.encode(), ctypes.addressof(buffer)).decode()
+    arguments = PackedArguments(ctypes.addressof(buffer), Reach((EVERYTHING,)))
+    return format_printf(text.encode(), arguments).decode()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ class Memory:
 def printed(text: bytes, packed: bytes = b"", strings: bytes = b"") -> bytes:
     """What is printed for packed values, behind which the strings lie."""
     memory = Memory(packed + strings)
-    return format_printf(text, Memory.BASE, memory.reach)
+    return format_printf(text, PackedArguments(Memory.BASE, memory.reach))
 
 
 def at(offset: int) -> bytes:
@@ -144,7 +145,7 @@ def test_values_that_are_not_there_are_not_read() -> None:
     assert printed(b"%d %d", struct.pack("<i", 5)) == b"5 (unreadable)"
     assert printed(b"%lld") == b"(unreadable)"
     assert printed(b"%*d", struct.pack("<i", 5)) == b"(unreadable)"
-    assert format_printf(b"%f", 2**64 - 4, Reach([])) == b"(unreadable)"
+    assert format_printf(b"%f", PackedArguments(2**64 - 4, Reach([]))) == b"(unreadable)"
 
 
 def test_fields_are_no_wider_than_the_limit() -> None:
@@ -187,18 +188,6 @@ def test_any_format_with_any_values(text: bytes, packed: bytes) -> None:
 
 # -- from kernels ------------------------------------------------------------------------------
 
-SOURCE = r"""
-extern "C" __global__ void all(int* returned) {
-    short small = -3; float half = 0.5f; char letter = 'z';
-    const char* name = "kernel";
-    returned[0] = printf("%d %hd %c %s %5.2f %lld %llu %x %%|%*d|%p\n", 1, small, letter, name,
-                         half, -5000000000LL, 18446744073709551615ULL, 255u, 4, 7, (void*)16);
-    returned[1] = printf("plain\n");
-    returned[2] = printf("%d%%\n", 5);
-}
-extern "C" __global__ void many() { printf("%d.%d\n", blockIdx.x, threadIdx.x); }
-"""
-
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[CPUDevice]:
@@ -211,9 +200,7 @@ def test_printf_in_a_kernel(device: CPUDevice) -> None:
     kernel = device.load(cuda(SOURCE)).kernel("all")
     launch = device.launch(kernel, (1, 1, 1), (1, 1, 1), memory.address.to_bytes(8, "little"))
     launch.result(TIMEOUT_S)
-    assert launch.output.decode() == (
-        "1 -3 z kernel  0.50 -5000000000 18446744073709551615 ff %|   7|0x10\nplain\n5%\n"
-    )
+    assert launch.output.decode() == ALL_LINES
     # CUDA C++ Programming Guide, "Formatted Output": the number of arguments, 0 without any.
     assert returned[1] == 0
     assert returned[2] == 1
@@ -227,54 +214,22 @@ def test_lines_of_different_threads_stay_whole(device: CPUDevice) -> None:
     assert sorted(lines) == sorted(f"{b}.{t}" for b in range(20) for t in range(33))
 
 
-HOSTILE = r"""
-extern "C" __device__ int vprintf(const char*, const char*);
-extern "C" __global__ void format(const char* text) { vprintf(text, 0); }
-extern "C" __global__ void string(const char* text) { printf("<%s>\n", text); }
-extern "C" __global__ void values(const char* packed) { vprintf("%d\n", packed); }
-__device__ char own[] = "its own";
-__device__ __noinline__ void deep(char first) {
-    char local[8] = {first, 'e', 'e', 'p', 0};
-    printf("%s\n", local);
-}
-extern "C" __global__ void legal() {
-    char local[8] = {'l', 'o', 'c', 'a', 'l', 0};
-    __shared__ char shared[8];
-    shared[0] = 's'; shared[1] = 0;
-    printf("%s %s %s ", own, local, shared);
-    deep('d');
-}
-extern "C" __global__ void much() {
-    for (int i = 0; i < 1000; i++) printf("%1000d%1000d\n", threadIdx.x, i);
-}
-"""
-ARENA = 1 << 20
-
-
-def run(device: CPUDevice, kernel: CPUKernel, *values: bytes) -> Job:
-    """Run one thread of a rewritten kernel."""
-    job = Job(device, [LaunchSpec.of(kernel, "persistent", 1, 1, list(values))])
-    job.resize(1)
-    job.result(TIMEOUT_S)
-    return job
-
-
-@pytest.mark.parametrize("kernel", ["format", "string", "values"])
+@pytest.mark.parametrize("kernel", SAID)
 def test_a_kernel_reads_nothing_outside_its_arena(device: CPUDevice, kernel: str) -> None:
     memory = device.allocate(ARENA)
-    loaded = device.load(rewritten(HOSTILE).ptx, (memory.address, ARENA)).kernel(kernel)
+    loaded = load(device, HOSTILE, memory).kernel(kernel)
     unmapped = device.allocate(64).address
     for pointer in (8, unmapped, 2**47 - 1, 2**64 - 8, memory.address + ARENA):
         launch = run(device, loaded, pointer.to_bytes(8, "little"))
-        said = {"format": b"", "string": b"<(unreadable)>\n", "values": b"(unreadable)\n"}
-        assert launch.output == said[kernel]
+        assert launch.output == SAID[kernel]
 
 
 def test_a_kernel_prints_what_is_its_own(device: CPUDevice) -> None:
     memory = device.allocate(ARENA)
-    module = device.load(rewritten(HOSTILE).ptx, (memory.address, ARENA))
+    module = load(device, HOSTILE, memory)
     launch = run(device, module.kernel("legal"))
-    assert launch.output == b"its own local s deep\n"
+    assert launch.output == b"its own local s\n"
+    assert run(device, module.kernel("nested")).output == b"deep\n"
     memory.view[8:16] = bytearray(b"arena\0\0\0")
     pointer = (memory.address + 8).to_bytes(8, "little")
     launch = run(device, module.kernel("string"), pointer)
@@ -283,7 +238,8 @@ def test_a_kernel_prints_what_is_its_own(device: CPUDevice) -> None:
 
 def test_what_a_job_prints_is_bounded_and_says_so(device: CPUDevice) -> None:
     kernel = device.load(cuda(HOSTILE)).kernel("much")
-    launch = device.launch(kernel, (1, 1, 1), (10, 1, 1), b"")
+    lines = (1000).to_bytes(4, "little")
+    launch = device.launch(kernel, (1, 1, 1), (10, 1, 1), lines)
     launch.result(TIMEOUT_S)
     output = launch.output
     assert len(output) == OUTPUT_LIMIT_BYTES

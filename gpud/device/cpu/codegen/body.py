@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.effects import callee
 from gpud.compiler.analysis.sizes import type_bytes
+from gpud.compiler.names import PRINT
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.checks import check, end_if_failed, poll
@@ -231,7 +232,7 @@ class ThreadCode(Thread):
         results: tuple[ptx.Operand, ...],
         arguments: tuple[ptx.Operand, ...],
     ) -> None:
-        if name in ("malloc", "free", "vprintf"):
+        if name in ("malloc", "free", "vprintf", PRINT):
             self._call_external(name, results, arguments)
             return
         function = self.program.functions.get(name)
@@ -284,7 +285,7 @@ class ThreadCode(Thread):
             e.do(f"call void @free(ptr {pointer})")
         else:
             e.module.declare("declare i32 @gpud_print(ptr, i64, i64)")
-            text, values = (self.read(a, "u64") for a in arguments)
+            text, values = (self.read(a, "u64") for a in arguments[:2])
             count = e.value(f"call i32 @gpud_print(ptr %b, i64 {text}, i64 {values})")
             self.write(results[0], "s32", count)
 

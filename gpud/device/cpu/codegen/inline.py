@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.names import PRINT
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.substitute import rename
@@ -19,7 +20,7 @@ from gpud.errors import KernelRejected
 
 __all__ = ["KNOWN_EXTERNALS", "Inliner", "around", "call_parts", "possible_callees"]
 
-KNOWN_EXTERNALS = frozenset(("vprintf", "malloc", "free", "__assertfail"))
+KNOWN_EXTERNALS = frozenset(("vprintf", "malloc", "free", "__assertfail", PRINT))
 """Device functions that the CPU device provides."""
 
 

@@ -38,6 +38,7 @@ from gpud.compiler.analysis.effects import (
     flags,
     is_call,
 )
+from gpud.compiler.names import PRINT
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.bounds import with_bounds
@@ -82,9 +83,7 @@ def prepare(
     Raises:
         KernelRejected: a suspending function is recursive, or a called function is not defined.
     """
-    defined = {
-        f.name: f for f in module.functions() if f.body is not None and f.name not in ENDINGS
-    }
+    defined = {f.name: f for f in module.functions() if f.body is not None and not _is_own(f.name)}
     functions = {
         name: simplify(_parameters_to_registers(f), fenced=fenced) for name, f in defined.items()
     }
@@ -102,6 +101,11 @@ def prepare(
         prepared, *others = with_homes(module, [prepared, *rest.values()], addressed)
         rest = {function.name: function for function in others}
     return Prepared(prepared, rest, addressed)
+
+
+def _is_own(name: str) -> bool:
+    """Whether this device has its own code for a function that gpud's passes have added."""
+    return name in ENDINGS or name.startswith(PRINT)
 
 
 def addressed_functions(module: ptx.Module) -> list[str]:

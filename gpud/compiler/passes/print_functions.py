@@ -1,0 +1,417 @@
+"""The functions that write down what a kernel prints, as PTX.
+
+Problem: ``vprintf`` gets a format, and the address of arguments whose number and sizes only the
+format tells. Any of it may be wrong, and nothing may be read that the program could not read.
+
+Approach: `gpud_print` reads the format as the host will (`gpud.device.output`), to know which
+arguments there are and which of them are texts. It does so twice: first to measure, then, with
+room reserved in the run's buffer (`gpud.compiler.print_words`), to copy.
+
+Algorithm. Scan: behind a ``%`` flags, width, precision, length, letter; what is no conversion is
+passed over from behind the ``%``. Each argument is aligned to its size. A text is looked at up to
+its NUL or its precision. After the first scan, one atomic addition reserves the entry; a call that
+does not fit leaves a mark and nothing else. After the second, a fence, and the entry is complete.
+
+Properties:
+* ``bounded``: every loop ends after `TEXT_LIMIT_BYTES` steps a text; an entry is never longer than
+  what was reserved for it, even if other threads change the texts in between;
+* ``readable``: in a fenced program only the arena, the program's variables and its heap are read,
+  and shared and local memory, whose extent a fence does not know either;
+* ``values``: of the arguments no more bytes are read than the caller says are there;
+* a call returns the number of its conversions, -1 if the format cannot be read; and waits for
+  nobody.
+
+Source: CUDA C++ Programming Guide 13.0, "Formatted Output"; C17, section 7.21.6.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from gpud.compiler import control_words as words
+from gpud.compiler import print_words as out
+from gpud.compiler.analysis.sizes import size_and_align
+from gpud.compiler.names import ARENA, HEAP, PRINT
+from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.polls import JOB_REGISTER
+from gpud.compiler.ptx.model import Function, Variable
+from gpud.compiler.ptx.parser import parse
+
+__all__ = ["ROOM", "print_functions"]
+
+ROOM = f"{PRINT}_room"
+LENGTH = f"{PRINT}_length"
+COPY = f"{PRINT}_copy"
+SCAN = f"{PRINT}_scan"
+
+_HEAD = ".version 6.4\n.target sm_75\n.address_size 64\n"
+_LARGE = 1 << 30
+_WIDEST = 1024  # a precision that is written in the format is cut to this, as on the host
+
+
+def print_functions(variables: Iterable[Variable]) -> list[Function]:
+    """The functions, each after those that it calls.
+
+    Args:
+        variables: of the program, in ``.global`` and ``.const``, its fences' own among them. If
+            these are not there, the program may read everything.
+    """
+    known = list(variables)
+    declared = "".join(
+        f".{one.space} .align 8 .b8 {one.name}[{max(1, size_and_align(one)[0])}];\n"
+        for one in known
+    )
+    room = flatten_module(parse(_HEAD + declared + _room(known)))
+    return [*room.functions(), *_fixed()]
+
+
+def _room(variables: list[Variable]) -> str:
+    """How many bytes may be read from an address on; 0: none."""
+    names = {one.name for one in variables}
+    if ARENA not in names:
+        return f"""
+.func (.reg .b32 %room) {ROOM}(.reg .b64 %address)
+{{
+    mov.u32 %room, {_LARGE};
+    ret;
+}}
+"""
+    ranges = "".join(_within(f"ld.const.v2.u64 {{%base, %size}}, [{name}];")
+                     for name in (ARENA, HEAP) if name in names)  # fmt: skip
+    for one in variables:
+        size = size_and_align(one)[0]
+        if one.name not in (ARENA, HEAP) and size:
+            ranges += _within(
+                f"mov.u64 %base, {one.name};\n    cvta.{one.space}.u64 %base, %base;\n"
+                f"    mov.u64 %size, {size};"
+            )
+    return f"""
+.func (.reg .b32 %room) {ROOM}(.reg .b64 %address)
+{{
+    .reg .b64 %base, %size, %off; .reg .pred %yes;
+    mov.u32 %room, {_LARGE};
+    isspacep.local %yes, %address;
+    @%yes bra $end;
+    isspacep.shared %yes, %address;
+    @%yes bra $end;
+{ranges}    mov.u32 %room, 0;
+    bra $end;
+$inside:
+    sub.s64 %size, %size, %off;
+    min.u64 %size, %size, {_LARGE};
+    cvt.u32.u64 %room, %size;
+$end:
+    ret;
+}}
+"""
+
+
+def _within(range_: str) -> str:
+    return f"""    {range_}
+    sub.s64 %off, %address, %base;
+    setp.lt.u64 %yes, %off, %size;
+    @%yes bra $inside;
+"""
+
+
+@cache
+def _fixed() -> tuple[Function, ...]:
+    declared = f".func (.reg .b32 %room) {ROOM}(.reg .b64 %address);\n"
+    module = flatten_module(parse(_HEAD + declared + _LENGTH + _COPY + _SCAN + _PRINT))
+    return tuple(function for function in module.functions() if function.body is not None)
+
+
+_LENGTH = f"""
+.func (.reg .b32 %found) {LENGTH}(.reg .b64 %text, .reg .b32 %limit)
+{{
+    .reg .b32 %room, %byte; .reg .pred %yes;
+    call (%room), {ROOM}, (%text);
+    mov.u32 %found, 0;
+$more:
+    setp.ge.u32 %yes, %found, %limit;
+    @%yes bra $end;
+    setp.ge.u32 %yes, %found, %room;
+    @%yes bra $none;
+    ld.u8 %byte, [%text];
+    setp.eq.u32 %yes, %byte, 0;
+    @%yes bra $end;
+    add.s64 %text, %text, 1;
+    add.u32 %found, %found, 1;
+    bra $more;
+$none:
+    mov.u32 %found, {out.UNREADABLE};
+$end:
+    ret;
+}}
+"""
+"""The length of a text: up to its NUL or to the limit."""
+
+_COPY = f"""
+.func {COPY}(.reg .b64 %to, .reg .b64 %from, .reg .b32 %count)
+{{
+    .reg .b64 %word, %byte; .reg .b32 %shift; .reg .pred %yes;
+$word:
+    mov.u64 %word, 0;
+    mov.u32 %shift, 0;
+$byte:
+    setp.eq.u32 %yes, %count, 0;
+    @%yes bra $rest;
+    ld.u8 %byte, [%from];
+    shl.b64 %byte, %byte, %shift;
+    or.b64 %word, %word, %byte;
+    add.s64 %from, %from, 1;
+    sub.u32 %count, %count, 1;
+    add.u32 %shift, %shift, 8;
+    setp.lt.u32 %yes, %shift, 64;
+    @%yes bra $byte;
+    st.global.u64 [%to], %word;
+    add.s64 %to, %to, 8;
+    bra $word;
+$rest:
+    setp.eq.u32 %yes, %shift, 0;
+    @%yes bra $end;
+    st.global.u64 [%to], %word;
+$end:
+    ret;
+}}
+"""
+"""Bytes from anywhere, as whole words: the buffer lies behind a bus."""
+
+
+def _one_of(letters: str) -> str:
+    """Whether ``%c`` is one of ``letters``, which all lie within 64 codes, in ``%yes``."""
+    first = min(map(ord, letters))
+    mask = sum(1 << ord(letter) - first for letter in letters)
+    return f"""sub.u32 %n, %c, {first};
+    mov.u64 %wide, {mask};
+    shr.u64 %wide, %wide, %n;
+    and.b64 %wide, %wide, 1;
+    setp.ne.u64 %yes, %wide, 0;"""
+
+
+_NEXT = """cvt.u64.u32 %wide, %at;
+    add.s64 %wide, %wide, %format;
+    setp.lt.u32 %yes, %at, %length;
+    mov.u32 %c, 0;
+    @%yes ld.u8 %c, [%wide];
+    add.u32 %at, %at, 1;"""
+"""The next byte of the format, 0 behind its end, in ``%c``."""
+
+_IS_FLAG, _IS_LONG = _one_of("-+ #0"), _one_of("jzt")
+_IS_LETTER, _IS_WIDE = _one_of("diouxXcfFeEgGaAsp"), _one_of("fFeEgGaAsp")
+
+_SCAN = f"""
+.func (.reg .b64 %found) {SCAN}(.reg .b64 %format, .reg .b32 %length, .reg .b64 %values,
+    .reg .b32 %most, .reg .b64 %to, .reg .b64 %end)
+{{
+    .reg .b64 %wide, %pointer, %size;
+    .reg .b32 %count, %used, %at, %start, %c, %n;
+    .reg .b32 %width, %precision, %given, %long, %place, %text;
+    .reg .pred %yes, %no, %over;
+    mov.u64 %size, 0;
+    mov.u32 %at, 0;
+    mov.u32 %used, 0;
+    mov.u32 %count, 0;
+$scan:
+    setp.ge.u32 %over, %at, %length;
+    @%over bra $scanned;
+    {_NEXT}
+    setp.ne.u32 %yes, %c, {ord("%")};
+    @%yes bra $scan;
+    mov.u32 %start, %at;
+    mov.u32 %width, 0;
+    mov.u32 %precision, -1;
+    mov.u32 %given, 0;
+    mov.u32 %long, 0;
+$flags:
+    {_NEXT}
+    {_IS_FLAG}
+    @%yes bra $flags;
+    setp.ne.u32 %yes, %c, {ord("*")};
+    @%yes bra $digits;
+    mov.u32 %width, 4;
+    {_NEXT}
+    bra $point;
+$digits:
+    sub.u32 %n, %c, {ord("0")};
+    setp.gt.u32 %yes, %n, 9;
+    @%yes bra $point;
+    {_NEXT}
+    bra $digits;
+$point:
+    setp.ne.u32 %yes, %c, {ord(".")};
+    @%yes bra $modifier;
+    mov.u32 %precision, 0;
+    {_NEXT}
+    setp.ne.u32 %yes, %c, {ord("*")};
+    @%yes bra $places;
+    mov.u32 %given, 1;
+    {_NEXT}
+    bra $modifier;
+$places:
+    sub.u32 %n, %c, {ord("0")};
+    setp.gt.u32 %yes, %n, 9;
+    @%yes bra $modifier;
+    mad.lo.u32 %precision, %precision, 10, %n;
+    min.u32 %precision, %precision, {_WIDEST};
+    {_NEXT}
+    bra $places;
+$modifier:
+    setp.eq.u32 %yes, %c, {ord("L")};
+    @%yes bra $more;
+    {_IS_LONG}
+    @%yes bra $long;
+    setp.eq.u32 %yes, %c, {ord("l")};
+    @%yes mov.u32 %long, 1;
+    setp.eq.u32 %no, %c, {ord("h")};
+    or.pred %yes, %yes, %no;
+    @!%yes bra $letter;
+    mov.u32 %text, %c;
+    {_NEXT}
+    setp.ne.u32 %yes, %c, %text;
+    @%yes bra $letter;
+    bra $more;
+$long:
+    mov.u32 %long, 1;
+$more:
+    {_NEXT}
+$letter:
+    setp.eq.u32 %yes, %c, {ord("%")};
+    @%yes bra $scan;
+    {_IS_LETTER}
+    @%yes bra $conversion;
+    mov.u32 %at, %start;
+    bra $scan;
+$conversion:
+    add.u32 %count, %count, 1;
+    add.u32 %used, %used, %width;
+    setp.eq.u32 %yes, %given, 0;
+    @%yes bra $value;
+    cvt.u64.u32 %wide, %used;
+    add.s64 %wide, %wide, %values;
+    add.u32 %used, %used, 4;
+    setp.le.u32 %yes, %used, %most;
+    @%yes ld.u32 %precision, [%wide];
+$value:
+    {_IS_WIDE}
+    setp.ne.u32 %no, %long, 0;
+    or.pred %yes, %yes, %no;
+    @%yes bra $eight;
+    add.u32 %used, %used, 4;
+    bra $scan;
+$eight:
+    add.u32 %used, %used, 7;
+    and.b32 %used, %used, -8;
+    mov.u32 %place, %used;
+    add.u32 %used, %used, 8;
+    setp.ne.u32 %yes, %c, {ord("s")};
+    @%yes bra $scan;
+    setp.gt.u32 %yes, %used, %most;
+    @%yes bra $scan;
+    cvt.u64.u32 %wide, %place;
+    add.s64 %wide, %wide, %values;
+    ld.u64 %pointer, [%wide];
+    setp.lt.s32 %no, %precision, 0;
+    min.u32 %n, %precision, {out.TEXT_LIMIT_BYTES};
+    @%no mov.u32 %n, {out.TEXT_LIMIT_BYTES + 1};
+    call (%text), {LENGTH}, (%pointer, %n);
+    setp.gt.u32 %yes, %text, {out.TEXT_LIMIT_BYTES};
+    @%yes mov.u32 %text, {out.UNREADABLE};
+    selp.u32 %n, 0, %text, %yes;
+    add.u32 %width, %n, 15;
+    and.b32 %width, %width, -8;
+    cvt.u64.u32 %wide, %width;
+    add.u64 %size, %size, %wide;
+    add.u64 %wide, %wide, %to;
+    setp.gt.u64 %yes, %wide, %end;
+    @%yes bra $scan;
+    st.global.u32 [%to], %place;
+    st.global.u32 [%to+4], %text;
+    add.u64 %to, %to, 8;
+    call {COPY}, (%to, %pointer, %n);
+    mov.u64 %to, %wide;
+    bra $scan;
+$scanned:
+    min.u32 %used, %used, %most;
+    shl.b32 %count, %count, 16;
+    or.b32 %count, %count, %used;
+    cvt.u64.u32 %found, %count;
+    shl.b64 %size, %size, 32;
+    or.b64 %found, %found, %size;
+    ret;
+}}
+"""
+"""Read a format, and write down between ``to`` and ``end`` the texts that its arguments mean.
+
+Returns the bytes of the arguments that are there (the lowest 16 bits), the number of conversions
+(16 bits more: it is at most half of `TEXT_LIMIT_BYTES`), and above the bytes of all texts.
+"""
+
+_PRINT = f"""
+.func (.param .b32 {PRINT}_count) {PRINT}(
+    .param .b64 {PRINT}_format, .param .b64 {PRINT}_values, .param .b32 {PRINT}_most)
+{{
+    .reg .b64 {JOB_REGISTER.name}, %format, %values, %record, %buffer, %limit, %start, %end;
+    .reg .b64 %entry, %found, %size, %texts, %place, %wide;
+    .reg .b32 %most, %length, %count, %packed, %n;
+    .reg .pred %yes;
+    ld.param.u64 %format, [{PRINT}_format];
+    ld.param.u64 %values, [{PRINT}_values];
+    ld.param.u32 %most, [{PRINT}_most];
+    mov.u32 %count, -1;
+    call (%length), {LENGTH}, (%format, {out.TEXT_LIMIT_BYTES + 1});
+    setp.gt.u32 %yes, %length, {out.TEXT_LIMIT_BYTES};
+    @%yes bra $done;
+    call (%n), {ROOM}, (%values);
+    min.u32 %most, %most, %n;
+    cvt.u32.u64 %n, %values;
+    and.b32 %n, %n, 7;
+    setp.ne.u32 %yes, %n, 0;
+    @%yes mov.u32 %most, 0;
+    call (%found), {SCAN}, (%format, %length, %values, %most, 0, 0);
+    shr.u64 %size, %found, 32;
+    cvt.u32.u64 %count, %found;
+    and.b32 %packed, %count, 65535;
+    shr.u32 %count, %count, 16;
+    ld.global.u64 %record, [{JOB_REGISTER.name}+{words.OUTPUT}];
+    setp.eq.u64 %yes, %record, 0;
+    @%yes bra $done;
+    add.s64 %record, %record, {JOB_REGISTER.name};
+    add.u32 %n, %length, 7;
+    and.b32 %n, %n, -8;
+    cvt.u64.u32 %place, %n;
+    add.u32 %n, %packed, 7;
+    and.b32 %n, %n, -8;
+    cvt.u64.u32 %texts, %n;
+    add.u64 %size, %size, {out.ENTRY_BYTES};
+    add.u64 %size, %size, %place;
+    add.u64 %size, %size, %texts;
+    ld.global.u64 %buffer, [%record+{out.BUFFER}];
+    ld.global.u64 %limit, [%record+{out.SIZE}];
+    atom.global.add.u64 %start, [%record+{out.USED}], %size;
+    add.u64 %end, %start, %size;
+    setp.le.u64 %yes, %end, %limit;
+    @%yes bra $fits;
+    st.volatile.global.u32 [%buffer], 1;
+    bra $done;
+$fits:
+    add.u64 %entry, %buffer, %start;
+    add.u64 %end, %buffer, %end;
+    cvt.u32.u64 %n, %size;
+    st.global.u32 [%entry], %n;
+    st.global.u32 [%entry+{out.FORMAT}], %length;
+    st.global.u32 [%entry+{out.VALUES}], %packed;
+    add.u64 %wide, %entry, {out.ENTRY_BYTES};
+    call {COPY}, (%wide, %format, %length);
+    add.u64 %wide, %wide, %place;
+    call {COPY}, (%wide, %values, %packed);
+    add.u64 %wide, %wide, %texts;
+    call (%found), {SCAN}, (%format, %length, %values, %most, %wide, %end);
+    membar.sys;
+    st.volatile.global.u32 [%entry+{out.COMPLETE}], 1;
+$done:
+    st.param.b32 [{PRINT}_count], %count;
+    ret;
+}}
+"""
