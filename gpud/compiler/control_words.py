@@ -227,6 +227,8 @@ class FaultKind(IntEnum):
     ASSERT = 4
     MISALIGNED = 5
     """The address is in the session's memory but no multiple of what the access demands."""
+    TARGET = 6
+    """A jump or call that goes to none of its targets; ``address`` is its index or pointer."""
 
 
 class FaultRecord(NamedTuple):

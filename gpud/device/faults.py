@@ -63,6 +63,9 @@ def error_of(
     if record.kind in (FaultKind.ADDRESS, FaultKind.MISALIGNED):
         misaligned = record.kind == FaultKind.MISALIGNED
         return IllegalAddress(record.address, space=space, misaligned=misaligned, **place)
+    if record.kind == FaultKind.TARGET:
+        cause = f"a jump or call to {record.address:#x}, which is none of its targets"
+        return KernelTrap(cause, **place)
     if record.kind != FaultKind.ASSERT:
         return KernelTrap(_CAUSES.get(record.kind, "trap"), **place)
     message, file, function = (

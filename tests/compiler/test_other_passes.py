@@ -226,7 +226,7 @@ def test_kernels_that_stay_whole_pass_the_special_registers() -> None:
 
 
 def test_passes_run_in_order_and_only_on_their_forms() -> None:
-    watching = ["traps", "fence", "kill", "output"]
+    watching = ["traps", "fence", "targets", "kill", "output"]
     forming = ["hidden-parameters", "exit-aware", "persistent", "sliced"]
     assert [p.name for p in PASSES] == [*watching, *forming, "faults"]
     module = entry("ret;")

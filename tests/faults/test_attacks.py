@@ -295,9 +295,9 @@ def _functions() -> Iterator[Attack]:
     proto = "P: .callprototype _ (); {} call %rd2, (), P;"
     for value in ("host", 0, 7):
         source = program(proto.format(""), ".func f { ret; }\n")
-        yield Attack(f"a call of {value}", source, value, RUNS)
+        yield Attack(f"a call of {value}", source, value, TRAPPED)
     table = "T: .branchtargets L0, L1; cvt.u32.u64 %r2, %rd2; brx.idx %r2, T; L0: mov.u32 %r3, 1;"
-    yield Attack("brx beyond its table", program(table + "L1:"), 0xFFFFFFF0, RUNS)
+    yield Attack("brx beyond its table", program(table + "L1:"), 0xFFFFFFF0, TRAPPED)
 
 
 def _wide_recursion(count: int) -> str:

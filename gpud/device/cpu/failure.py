@@ -32,6 +32,7 @@ _KINDS = {
     Failure.ADDRESS: FaultKind.ADDRESS,
     Failure.MISALIGNED: FaultKind.MISALIGNED,
     Failure.BREAKPOINT: FaultKind.BREAKPOINT,
+    Failure.TARGET: FaultKind.TARGET,
 }
 _SPACES = {
     Space.GLOBAL: "global",

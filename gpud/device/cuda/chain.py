@@ -86,8 +86,8 @@ class Chain:
         total: task blocks in all.
         occupancy: M of the chain.
         image: address of the job records of a fresh run, page-locked.
-        record_bytes: how many bytes they are, and behind them the output record, if anything prints,
-            and the bitmap that names SMs.
+        record_bytes: how many bytes they are, with the output record, if anything prints, and the
+            bitmap that names SMs behind them.
         output: distance from the first job record to the output record; 0: nothing prints.
     """
 

@@ -4,9 +4,9 @@ The bytes are those of `gpud.compiler.print_words`, in host memory that the GPU 
 all that is needed, so nothing of the GPU's is read, and what was complete when a context was lost
 is there still.
 
-Buffers are kept and used again: whether the driver waits for kernels when it is asked for page-locked
-memory is not written down, and runs begin with the device's lock held. So one is made when a chain
-that prints is prepared.
+Buffers are kept and used again: whether the driver waits for kernels when it is asked for
+page-locked memory is not written down, and runs begin with the device's lock held. So one is made
+when a chain that prints is prepared.
 
 Properties:
 * a buffer that is taken reads as zero;

@@ -26,7 +26,7 @@ RAW_ASSERT = "__assertfail"
 BREAKPOINT = "brkpt"
 
 _FAILURES = {1: Failure.ADDRESS, 2: Failure.TRAP, 3: Failure.BREAKPOINT, 4: Failure.ASSERT,
-             5: Failure.MISALIGNED}  # fmt: skip
+             5: Failure.MISALIGNED, 6: Failure.TARGET}  # fmt: skip
 """What is reported for each kind of fault that a program knows."""
 _TABLE = sum(failure << 4 * kind for kind, failure in _FAILURES.items())
 _CONTEXT = 3

@@ -78,6 +78,8 @@ class Failure:
     KILLED = 7
     STACK = 8
     """Calls inside each other need more local memory than there is for them."""
+    TARGET = 9
+    """A jump or call that goes to none of its targets."""
 
 
 class Space:
