@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -229,3 +231,22 @@ def test_nobody_reads_or_moves_the_fences(case: Case, name: str) -> None:
     case.device.symbols[name] = np.zeros(16, np.uint8)
     for command in (m.ReadSymbol(3, 5, name, 0, 16), m.WriteSymbol(3, 5, name, 0, bytes(16))):
         assert isinstance(from_wire(case.do(command).error), UnknownName)
+
+
+def test_what_the_c_library_prints_is_in_the_log_at_once() -> None:
+    code = (
+        "import ctypes, os\n"
+        "from gpud.device.host.__main__ import _prepare_process\n"
+        "_prepare_process()\n"
+        "ctypes.CDLL(None).printf(b'from a kernel\\n')\n"
+        "os._exit(0)\n"
+    )
+    given = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    path = os.pathsep.join(one for one in sys.path if one)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**given, "PYTHONPATH": path},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"from a kernel\n"
