@@ -34,7 +34,8 @@ from functools import partial
 from typing import Any
 
 from gpud.device.host import messages as hm
-from gpud.errors import DeviceLost, GpudError, UnknownName
+from gpud.errors import DeviceLost, GpudError, ProtocolError, UnknownName
+from gpud.server.believed import check_error, check_reply
 from gpud.server.child import Child, OnReply
 from gpud.server.copied import CopiedMemory
 from gpud.server.health import BEATS, Watch
@@ -114,7 +115,7 @@ class Device:
         self._stock = self._new_stock()
         self._pending: dict[int, list[Any]] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
-            hm.BlocksLeft: owner.blocks_left,
+            hm.BlocksLeft: self._on_blocks_left,
             hm.JobEnded: self._on_job_ended,
             hm.Replied: self._on_replied,
             hm.Refused: self._on_refused,
@@ -381,11 +382,16 @@ class Device:
         """End the task blocks of a job where they are: it was told to end and has not."""
         self._send(hm.KillJob(job))
 
-    def _on_job_ended(self, message: hm.JobEnded) -> None:
+    def _on_blocks_left(self, message: hm.BlocksLeft) -> None:
         if message.job in self._told:
-            del self._told[message.job]
-            if self.memory is not None:
-                self.memory.copies.ended(job_pair(JobId(message.job))[0])
+            self._owner.blocks_left(message)
+
+    def _on_job_ended(self, message: hm.JobEnded) -> None:
+        if message.job not in self._told or not self._is_error(message.error):
+            return  # not this host's to end; or its end, of which the owner hears
+        del self._told[message.job]
+        if self.memory is not None:
+            self.memory.copies.ended(job_pair(JobId(message.job))[0])
         self._useful = True
         self._owner.job_ended(message)
 
@@ -510,11 +516,24 @@ class Device:
             on_reply(None, self.lost("is being started again; ask again"))
             return
 
+        command: Any = None
+
+        def made(ticket: int) -> Any:
+            nonlocal command
+            command = make(ticket)
+            return command
+
         def replied(value: Any, error: GpudError | None) -> None:
+            try:
+                if error is None:
+                    check_reply(command, value)
+            except ProtocolError as problem:
+                value, error = None, GpudError(f"sent what cannot be: {problem}")
+                self._kill(error.message)
             # A link that ends says so as a plain error.
             on_reply(value, self.lost(str(error)) if type(error) is GpudError else error)
 
-        self._host.request(make, replied, descriptor)
+        self._host.request(made, replied, descriptor)
 
     def _on_message(self, host: Child, message: Any) -> None:
         if host is self._host:
@@ -526,7 +545,17 @@ class Device:
 
     def _on_refused(self, message: hm.Refused) -> None:
         assert self._host is not None
-        self._host.reply(message.ticket, None, message.error)
+        if self._is_error(message.error):
+            self._host.reply(message.ticket, None, message.error)
+
+    def _is_error(self, plain: dict[str, Any] | None) -> bool:
+        """Whether an error can be read; the host is replaced if not."""
+        try:
+            check_error(plain)
+        except ProtocolError as problem:
+            self._kill(f"sent what cannot be: {problem}")
+            return False
+        return True
 
     def _on_log(self, message: hm.Log) -> None:
         _LOG.log(message.level, "device host %d: %s", self.index, message.text)

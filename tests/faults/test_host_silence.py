@@ -12,6 +12,8 @@ import pytest_asyncio
 
 from gpud.device.host import messages as hm
 from gpud.device.host.fake import Behaviour, FakeHost
+from gpud.errors import ProtocolError
+from gpud.server.believed import check_reply
 from gpud.server.child import Child
 from gpud.server.daemon import Daemon
 from gpud.server.owner import Limits
@@ -180,6 +182,91 @@ async def test_a_host_that_compiles_for_ever_is_replaced_and_the_kernel_is_suspe
     assert (case.entry, case.block) == ("k", (32, 1, 1))
     assert "hung: it was compiling k for blocks of 32 x 1 x 1" in reason
     assert device.failures[0] == reason
+
+
+NONSENSE: dict[type, tuple[Any, ...]] = {
+    hm.Measure: (0, -1, 1 << 16, "4", None, [1], True),
+    hm.ReadSymbol: (None, b"", b"12345", "1234"),
+    hm.ReadProgress: (None, 5, [5], [[1, 2]], [["1", 2, 3]], [[77, 0, 1]], [[77, 2, 1]]),
+    hm.OpenArena: (None, 5),
+    hm.Load: (0, b""),
+    hm.WriteSymbol: (False,),
+}
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+async def test_a_reply_that_cannot_be_is_seen(kind: Any) -> None:
+    fields: dict[type, tuple[Any, ...]] = {
+        hm.Measure: (1, 5, "k", (32, 1, 1), 0),
+        hm.ReadProgress: (1, (5,)),
+        hm.OpenArena: (1, 9, 4096, 4096),
+    }
+    command = kind(*fields.get(kind, (1, 5, "name", 0, 4)[: len(kind._fields)]))
+    good = {
+        hm.Measure: 4, hm.ReadSymbol: b"1234", hm.ReadProgress: [[5, 0, 1]], hm.OpenArena: 4096,
+    }  # fmt: skip
+    check_reply(command, good.get(kind))
+    for value in NONSENSE[kind]:
+        with pytest.raises(ProtocolError):
+            check_reply(command, value)
+
+
+@pytest.mark.parametrize("how", ["occupancy", "refusal", "end"])
+async def test_a_host_that_says_what_cannot_be_is_replaced(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    host = FakeHost(sms=2)
+    await world.start(host)
+    client = await world.client()
+    module = (await client.compile(PTX.format(name="k"))).module
+    device = world.daemon.devices[0]
+    told = 0
+
+    def lies(event: Any) -> None:
+        nonlocal told
+        measured = bool(host.commands) and isinstance(host.commands[-1], hm.Measure)
+        lie: Any = None
+        if how == "end" and isinstance(event, hm.JobEnded):
+            lie = event._replace(error={"code": 5})
+        elif how != "end" and measured and isinstance(event, hm.Replied):
+            lie = hm.Refused(event.ticket, {}) if how == "refusal" else event._replace(value=0)
+        if lie is not None and not told:
+            told, event = told + 1, lie
+        FakeHost._send(host, event)
+
+    monkeypatch.setattr(host, "_send", lies)
+    assert await client.measure(module) == 1, "the next host is asked"
+    number = 1
+    if how == "end":
+        number = 2
+        client.submit(1, module)
+        await until(lambda: host.jobs)
+        host.run()
+        assert (await client.finished(1)).error["code"] == "device-lost"
+    assert told == 1
+    await until(lambda: device.restarts == 1)
+    assert "sent what cannot be" in device.failures[0]
+    client.submit(number, module)
+    await until(lambda: host.jobs)
+    host.run()
+    assert (await client.finished(number)).state == "done"
+
+
+async def test_a_host_says_nothing_of_jobs_that_are_not_its_own(world: World) -> None:
+    hosts = [FakeHost(sms=2), FakeHost(sms=2)]
+    await world.start(*hosts)
+    client = await world.client()
+    module = await client.kernel("k")
+    client.submit(1, module, 100)
+    await until(lambda: hosts[0].jobs)
+    (number,) = hosts[0].jobs
+    hosts[1]._send(hm.BlocksLeft(number, 0, 0, exhausted=True))
+    hosts[1]._send(hm.JobEnded(number, None, True, b"not so", 100, 100, 0, 0))
+    await client.query("status")
+    hosts[0].run()
+    finished = await client.finished(1)
+    assert (finished.state, finished.output) == ("done", b"")
+    assert [device.restarts for device in world.daemon.devices] == [0, 0]
 
 
 async def test_a_request_is_not_asked_for_ever(world: World) -> None:

@@ -1,0 +1,63 @@
+"""What a device host says, looked at before anything follows from it.
+
+Problem: a host runs clients' code, and its memory may be damaged when it speaks. Its messages have
+the right types (`gpud.wire`); what they mean may still be impossible, and the front counts on it.
+
+Approach: each reply is held against its command, and each error is read once, before anybody hears
+of it. A host that says what cannot be is replaced, as one that is lost.
+
+Properties:
+    sound: a reply that passes can be used as `gpud.device.host.messages` says of its command.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpud.device.host import messages as hm
+from gpud.errors import ProtocolError, from_wire
+
+__all__ = ["check_error", "check_reply"]
+
+_MOST_OCCUPANCY = (1 << 16) - 1
+
+
+def check_reply(command: Any, value: Any) -> None:
+    """Returns if ``value`` can be the reply to ``command``.
+
+    Raises:
+        ProtocolError: it cannot.
+    """
+    if isinstance(command, hm.Measure):
+        fine = type(value) is int and 0 < value <= _MOST_OCCUPANCY
+    elif isinstance(command, hm.ReadSymbol):
+        fine = type(value) is bytes and len(value) == command.size
+    elif isinstance(command, hm.ReadProgress):
+        fine = type(value) is list and all(_is_progress(one, command) for one in value)
+    elif isinstance(command, hm.OpenArena):
+        fine = type(value) is int and command.base in (0, value)
+    else:
+        fine = value is None
+    if not fine:
+        raise ProtocolError(f"{value!r:.100} is no reply to {type(command).__name__}")
+
+
+def check_error(plain: dict[str, Any] | None) -> None:
+    """Returns if an error can be read, or there is none.
+
+    Raises:
+        ProtocolError: it cannot.
+    """
+    try:
+        if plain is not None:
+            from_wire(plain)
+    except ValueError as error:
+        raise ProtocolError(f"{error!s:.200}") from error
+
+
+def _is_progress(row: Any, command: hm.ReadProgress) -> bool:
+    """Whether this is [job, task blocks done, in all] of a job that was asked about."""
+    if type(row) is not list or len(row) != 3 or any(type(one) is not int for one in row):
+        return False
+    job, done, total = row
+    return job in command.jobs and 0 <= done <= total
