@@ -14,12 +14,14 @@ block shape; a *trial* is the host that does nothing else.
 Properties:
     no_blame_by_accident: only hosts that were lost with nothing else in them count;
     bounded: a case costs the real host once, and `MOST_TRIALS` others;
-    one_answer: whoever asks about a case hears of it once.
+    one_answer: whoever asks about a case hears of it once;
+    small: of a program that nobody asks about only a digest is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -57,6 +59,11 @@ class Case(NamedTuple):
     block: tuple[int, int, int] = (0, 0, 0)
     shared: int = 0
 
+    @property
+    def digest(self) -> Case:
+        """The same, with a digest in the program's place."""
+        return self._replace(ptx=hashlib.sha256(self.ptx.encode()).hexdigest())
+
     def __str__(self) -> str:
         if self.entry is None:
             return "loading the program"
@@ -86,6 +93,7 @@ class Suspects:
         self._what = what
         self._start = start
         self._limit_s = limit_s
+        # By their digests.
         self._guilty: OrderedDict[Case, CompileError] = OrderedDict()
         self._suspected: OrderedDict[Case, list[Verdict]] = OrderedDict()
         self._trials: set[asyncio.Task[None]] = set()
@@ -93,10 +101,11 @@ class Suspects:
 
     def suspect(self, case: Case, reason: str) -> None:
         """The host was lost while it was at this case."""
-        if self._start is None or case in self._suspected or case in self._guilty:
+        key = case.digest
+        if self._start is None or key in self._suspected or key in self._guilty:
             return
         _LOG.warning("%s: its host %s while it was %s", self._what, reason, case)
-        self._suspected[case] = []
+        self._suspected[key] = []
         if len(self._suspected) > _MOST_CASES:
             oldest = next(iter(self._suspected))
             if not self._suspected[oldest]:
@@ -110,8 +119,8 @@ class Suspects:
         if not self._guilty and not self._suspected:
             verdict(None)
             return
-        guilty = self._guilty.get(case)
-        waiting = self._suspected.get(case)
+        key = case.digest
+        guilty, waiting = self._guilty.get(key), self._suspected.get(key)
         if guilty is not None or waiting is None:
             verdict(guilty)
             return
@@ -144,14 +153,14 @@ class Suspects:
                 break
             _LOG.warning("%s: trial %d of %s: the host %s", self._what, trial, case, reason)
         else:
-            error = self._guilty[case] = CompileError(
+            error = self._guilty[case.digest] = CompileError(
                 f"{case} ends the device's host: tried {MOST_TRIALS} times in one of its own, it "
                 f"{reason}; the daemon does not try it again until it is restarted. Change the "
                 "kernel, and report this"
             )
             if len(self._guilty) > _MOST_CASES:
                 self._guilty.popitem(last=False)
-        for verdict in self._suspected.pop(case, ()):
+        for verdict in self._suspected.pop(case.digest, ()):
             verdict(error)
 
     async def _try(self, case: Case) -> str | None:

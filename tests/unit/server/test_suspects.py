@@ -171,3 +171,16 @@ async def test_no_more_than_so_many_are_remembered() -> None:
     for number in range(1000):
         world.suspects.suspect(Case("ptx", f"k{number}"), "crashed")
     assert len(world.suspects._suspected) <= 256
+
+
+async def test_small() -> None:
+    world = World(dies_at=1)
+    large = BAD._replace(ptx="x" * (1 << 20))
+    world.suspects.suspect(large, "crashed")
+    assert [len(case.ptx) for case in world.suspects._suspected] == [64]
+    world.ask(large)
+    await world.judged()
+    assert isinstance(world.verdicts[0], CompileError)
+    assert [len(case.ptx) for case in world.suspects._guilty] == [64]
+    assert not world.suspects._suspected
+    await world.close()
