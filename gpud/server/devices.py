@@ -181,10 +181,9 @@ class Device:
         self._host = host
         self._stock = self._new_stock()
         self._beats = 0
-        watch = partial(Watch, self._outbox.loop, self._limits.silent)
         self._watches = [
-            watch(partial(self._ask, _read_nothing), self._silent, self._beat),
-            watch(partial(self._ask, hm.Ping), self._memory_stuck, lambda: None),
+            self._watch(_read_nothing, self._silent, self._beat),
+            self._watch(hm.Ping, self._memory_stuck),
         ]
         try:
             if self._connect is not None:
@@ -282,6 +281,15 @@ class Device:
             for session, count, size in self.memory.copies.host_lost(said):
                 self._owner.arrays_lost(self, session, count, size)
 
+    def _watch(
+        self,
+        make: Callable[[int], Any],
+        on_silent: Callable[[], None],
+        on_beat: Callable[[], None] = lambda: None,
+    ) -> Watch:
+        ask = partial(self._ask, make)
+        return Watch(self._outbox.loop, self._limits.silent, ask, on_silent, on_beat)
+
     def _ask(self, make: Callable[[int], Any], on_reply: OnReply) -> None:
         """Something that a thread of the host answers at once; nothing while it starts."""
         if self.state == "ready" and self._host is not None:
@@ -295,6 +303,10 @@ class Device:
     def _memory_stuck(self) -> None:
         if self._watches[0].missed > BEATS // 2:  # nothing of it answers: it was stopped, say
             self._silent()
+            return
+        if self.memory is not None and self._told:
+            # A driver may wait for kernels before it unmaps, and those may run for hours.
+            self._watches[1] = self._watch(hm.Ping, self._memory_stuck)
             return
         self._stuck = True
         limit_s = self._limits.silent

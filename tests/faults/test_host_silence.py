@@ -105,6 +105,23 @@ async def test_a_host_whose_thread_for_memory_is_stuck_is_replaced(world: World)
     assert (await client.finished(2)).state == "done"
 
 
+async def test_memory_of_a_devices_own_may_wait_for_its_kernels(world: World) -> None:
+    host = Deaf(sms=2, arrays="copied")
+    await world.start(host, host_timeout="200 ms")
+    client = await world.client()
+    client.submit(1, await client.kernel("k"))
+    await until(lambda: host.jobs)
+    host.deaf_to, host.commands = (hm.Ping,), []
+    # It is asked again only after it was silent for the whole limit.
+    await until(lambda: sum(type(command) is hm.Ping for command in host.commands) == 3)
+    device = world.daemon.devices[0]
+    assert device.restarts == 0
+    host.run()
+    assert (await client.finished(1)).state == "done"
+    await until(lambda: device.failures)
+    assert "what maps its memory" in device.failures[0]
+
+
 async def test_a_host_of_which_nothing_answers_is_said_to_hang(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
