@@ -135,6 +135,7 @@ class Daemon:
         except BaseException:
             await self._close()
             raise
+        self.front.watch_gpus()
         for listener in self._listeners:
             loop.add_reader(listener.socket.fileno(), self._accept, listener)
         self.front.compiler.prestart()
@@ -299,6 +300,8 @@ class Daemon:
             closing = [self.front.compiler.close(), *(device.close() for device in self.devices)]
             await asyncio.gather(*closing)
             self.runner.close()
+            for gauges in self.front.gauges.values():
+                gauges.close()
             self.front.arenas.close()
         if self._event_log is not None:
             self._event_log.close()

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Container, Iterator
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ from gpud.server.arenas import Arenas
 from gpud.server.compiling import Compiler, Wish
 from gpud.server.connection import Connection
 from gpud.server.devices import Device
+from gpud.server.gauges import Gauges
 from gpud.server.jobs import Job, brief
 from gpud.server.modules import Module
 from gpud.server.quota import Users
@@ -51,6 +53,7 @@ class Front:
         answers: those that take long to make.
         measuring: whose kernels are made ready, by device and user.
         users: what each of them has.
+        gauges: what GPUs say of themselves, by the device's index.
         sessions: by number; those whose client has gone stay until their jobs have ended.
     """
 
@@ -82,6 +85,7 @@ class Front:
         self.measuring = Turns()
         self.answers = Answers(outbox.loop)
         self.users = Users(config)
+        self.gauges: dict[int, Gauges] = {}
         self._next_session = 1
         self._next_module = 1
         self._ended: dict[JobId, Job] = {}
@@ -238,8 +242,24 @@ class Front:
             {"version": gpud.__version__, "pid": os.getpid(), "policy": self.config.policy},
         )
 
+    def watch_gpus(self) -> None:
+        """Have the figures of the devices that are GPUs read from now on."""
+        for device in self.devices:
+            if device.info is not None and device.info.uuid:
+                on_xid = partial(self._xid, device.index)
+                gauges = Gauges(self.outbox.loop, device.info.uuid, on_xid)
+                self.gauges[device.index] = gauges
+
+    def _xid(self, index: int, number: int) -> None:
+        _LOG.warning("device %d: the driver reports Xid %d; see NVIDIA's Xid Errors", index, number)
+        self.records.happened(
+            time.monotonic_ns(), "gpu-error", None, ("device", index), ("xid", number)
+        )
+
     def look(self) -> None:
-        """End the sessions that keep memory outside of their arrays; called once in a second."""
+        """Once in a second: read GPUs, end sessions that keep memory outside of their arrays."""
+        for gauges in self.gauges.values():
+            gauges.look()
         hoards = {hoard.session: hoard for hoard in self.arenas.look()}
         if not hoards:
             return

@@ -124,8 +124,10 @@ def _status(session: Session, limit: int) -> Steps[dict[str, Any]]:
 
 def _device(front: Front, device: Device, load: _Load) -> dict[str, Any]:
     down = device.state != "ready" and device.failures
+    gauges = front.gauges.get(device.index)
     return {
         **front.describe_device(device),
+        **({} if gauges is None else gauges.figures()),
         "pid": device.pid,
         "restarts": device.restarts,
         "error": device.failures[-1] if down else None,

@@ -344,3 +344,11 @@ def test_memory_that_nobody_has_ends_the_host_and_nobody_elses_arrays(
             job.result(timeout=TIMEOUT_S)
         served.host_replaced(before)
         assert np.array_equal(add_and_get(idle, kept, 1), ints(2))
+
+
+def test_what_a_gpu_says_of_itself_is_unknown_where_nobody_can_ask(gpu: gc.Session) -> None:
+    (device,) = gpu.query("status")["devices"]
+    assert device["kind"] == "cuda"
+    # The stand-in's GPU is none that NVML knows, if there is NVML here at all.
+    assert device["gpu_utilisation_percent"] is None
+    assert device["gpu_last_xid"] is None

@@ -33,6 +33,13 @@ DEVICES = (
     Column("online_sms", "for online", words.share, right=True),
     Column("memory_bytes", "memory", words.size, right=True),
     Column("memory_used_bytes", "used", words.size, right=True),
+    Column("gpu_utilisation_percent", "GPU %", words.count, right=True),
+    Column("gpu_memory_used_bytes", "on GPU", words.size, right=True),
+    Column("gpu_sm_clock_mhz", "MHz", words.count, right=True),
+    Column("gpu_temperature_c", "deg C", words.count, right=True),
+    Column("gpu_power_w", "W", words.rounded, right=True),
+    Column("gpu_ecc_uncorrected", "ECC", words.count, right=True),
+    Column("gpu_last_xid", "Xid", words.count, right=True),
     Column("restarts", "restarts", words.count, right=True),
     Column("error", "problem"),
 )

@@ -115,6 +115,7 @@ def _device(number: int, device: Mapping[str, Any], jobs: list[Mapping[str, Any]
     used, whole = device.get("memory_used_bytes"), device.get("memory_bytes")
     if used is not None:
         line.append(f", memory {words.size(used)} of {words.size(whole)}")
+    line.append(words.gauges(device))
     if device.get("state") not in (None, "ready"):
         line.append(f", {device['state']}", style="red")
     return line

@@ -13,9 +13,11 @@ __all__ = [
     "count",
     "error",
     "first",
+    "gauges",
     "meter",
     "percent",
     "progress",
+    "rounded",
     "seconds",
     "share",
     "size",
@@ -88,6 +90,26 @@ def share(value: Any) -> str:
 def count(value: Any) -> str:
     """A whole number with its thousands apart."""
     return f"{value:,}" if isinstance(value, int) else "-"
+
+
+def rounded(value: Any) -> str:
+    """A figure without its fraction."""
+    return f"{value:,.0f}" if isinstance(value, int | float) else "-"
+
+
+def gauges(device: Mapping[str, Any]) -> str:
+    """What a GPU says of itself, to follow other words; nothing for what is none."""
+    if "gpu_utilisation_percent" not in device:
+        return ""
+    shown = (
+        (device.get("gpu_utilisation_percent"), "%"),
+        (device.get("gpu_sm_clock_mhz"), " MHz"),
+        (device.get("gpu_temperature_c"), " \u00b0C"),
+        (device.get("gpu_power_w"), " W"),
+    )
+    xid = device.get("gpu_last_xid")
+    words = ", ".join(f"{rounded(value)}{unit}" for value, unit in shown)
+    return f", GPU {words}" + ("" if xid is None else f", Xid {xid}")
 
 
 def percent(part: float, whole: float) -> str:

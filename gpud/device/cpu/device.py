@@ -68,6 +68,7 @@ class CPUDevice:
 
     kind = "cpu"
     arrays: Arrays = "shared"
+    uuid = ""
 
     def __init__(self, sms: int | None = None, *, capability: int = 90) -> None:
         if sms is None:

@@ -80,8 +80,8 @@ class Host:
     """One device and the link to the front.
 
     Args:
-        device: see `gpud.device.interface.Device`; with ``map_arena``, ``capability`` and
-            ``memory_bytes``.
+        device: see `gpud.device.interface.Device`; with ``map_arena``,
+            ``capability``, ``memory_bytes`` and ``uuid``.
         link: to the front.
         on_lost: stands in for `end_process`, in tests.
     """
@@ -136,6 +136,7 @@ class Host:
                 device.capability,
                 device.memory_bytes,
                 device.arrays,
+                device.uuid,
             )
         )
         try:

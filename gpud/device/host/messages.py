@@ -269,6 +269,7 @@ class HostReady(NamedTuple):
         choice("shared", "copied"),
         "where they lie: in the sessions' files themselves, or in memory of the device's own",
     ] = "shared"
+    uuid: Annotated[str, text(64), "of a GPU, as NVML takes it"] = ""
 
 
 @_host(65)

@@ -292,6 +292,31 @@ def test_fences_that_are_off_are_said(peer: Peer, capsys: pytest.CaptureFixture[
         assert ("FENCES OFF" in capsys.readouterr().out) is not fences
 
 
+def test_what_a_gpu_says_of_itself_is_shown(
+    peer: Peer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    (device,) = ANSWERS["status"]["devices"]
+    figures = {
+        "gpu_utilisation_percent": 40, "gpu_memory_used_bytes": 3 << 30, "gpu_sm_clock_mhz": 1980,
+        "gpu_temperature_c": None, "gpu_power_w": 123.456, "gpu_last_xid": 79,
+    }  # fmt: skip
+    peer.answers["status"] = {**ANSWERS["status"], "devices": [{**device, **figures}]}
+    assert main(["status"]) == DONE
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    heading = next(line for line in lines if "allocated" in line)
+    row = lines[-1]
+    assert "GPU %" in heading
+    assert "deg C" not in heading
+    for word in ("40", "3 GiB", "1,980", "123", "79"):
+        assert word in row
+    assert main(["top", "--count", "1"]) == DONE
+    assert "GPU 40%, 1,980 MHz, - \u00b0C, 123 W, Xid 79" in capsys.readouterr().out
+    peer.answers["status"] = ANSWERS["status"]
+    assert main(["status"]) == DONE
+    assert "GPU %" not in capsys.readouterr().out
+
+
 def test_what_the_daemon_refuses_is_one_line(
     peer: Peer, capsys: pytest.CaptureFixture[str]
 ) -> None:

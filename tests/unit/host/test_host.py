@@ -61,6 +61,7 @@ class FakeDevice:
 
     address = 0x5000
     arrays = "shared"
+    uuid = ""
 
     def close(self) -> None:
         self.arenas.append("close")

@@ -26,7 +26,7 @@ class BrokenDevice:
     """A device of which every call fails."""
 
     name, kind, sms, capability, memory_bytes = "broken", "cpu", 2, 90, 1 << 20
-    arrays = "shared"
+    arrays, uuid = "shared", ""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
