@@ -74,6 +74,10 @@ CALLED = """
   st.param.u32 [result], %r2; ret; }
 .func (.param .u32 result) plain(.param .u32 a)
 { .reg .u32 %r<3>; ld.param.u32 %r1, [a]; add.u32 %r2, %r1, 2; st.param.u32 [result], %r2; ret; }
+.func (.param .u32 result) long(.param .u32 a)
+{ .reg .u32 %r<3>; .reg .pred %p<2>; ld.param.u32 %r1, [a]; mov.u32 %r2, 0;
+  AGAIN: add.u32 %r2, %r2, %r1; setp.lt.u32 %p1, %r2, 9; @%p1 bra AGAIN;
+  st.param.u32 [result], %r2; ret; }
 .func loops(.param .u32 a)
 { .reg .u32 %r1; .param .u32 x; ld.param.u32 %r1, [a]; bar.sync 0; st.param.u32 [x], %r1;
   call loops, (x); ret; }
@@ -93,11 +97,16 @@ def test_a_function_in_which_threads_wait_is_inlined() -> None:
 
 
 def test_a_function_in_which_nobody_waits_stays_one() -> None:
-    module = kernel(call("plain"), CALLED)
+    module = kernel(call("long"), CALLED)
     found = prepare(module, module.entries()["k"])
     assert len([i for i in instructions(found.entry) if is_call(i)]) == 1
-    assert "plain" in found.functions
+    assert "long" in found.functions
     assert "sums" not in found.functions
+
+
+def test_a_function_of_a_few_instructions_is_inlined() -> None:
+    entry = prepared(call("plain"), CALLED)
+    assert not [i for i in instructions(entry) if is_call(i)]
 
 
 def test_recursion_through_a_barrier_is_refused() -> None:

@@ -176,7 +176,8 @@ def test_shared_addresses_of_32_bits_that_begin_below_0(world: Arena, low: int) 
 
 CALLS = f"""{HEAD}{TOP}
 .func put(.param .b64 p)
-{{ .reg .b64 %rd<4>; ld.param.b64 %rd1, [p]; st.u32 [%rd1+4], 1; ret; }}
+{{ .reg .b64 %rd<4>; .reg .pred %p1; ld.param.b64 %rd1, [p]; setp.eq.u64 %p1, %rd1, 1;
+@%p1 bra END; st.u32 [%rd1+4], 1; END: ret; }}
 .visible .entry k(.param .u64 q, .param .u64 n)
 {{ .reg .b64 %rd<10>; .local .align 16 .b8 mine[16];
 ld.param.u64 %rd1, [q]; ld.param.u64 %rd3, [n]; mov.u64 %rd2, mine; cvta.local.u64 %rd2, %rd2;

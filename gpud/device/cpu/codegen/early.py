@@ -146,7 +146,7 @@ class EarlyChecks(Boxes):
         if self._ranges.any:
             flags_.append(self._ranges.missed())
         if pure:
-            flags_.append(self._pure(pure))
+            flags_.append(self._tested(pure))
         result = "false"
         for flag in dict.fromkeys(flags_):
             result = e.value(f"or i1 {result}, {flag}")
@@ -241,6 +241,24 @@ class EarlyChecks(Boxes):
         e = self.e
         off = address if bounds.first == "0" else e.value(f"sub i64 {address}, {bounds.first}")
         return e.value(f"icmp uge i64 {off}, {starts(e, bounds, found.span)}")
+
+    def _tested(self, fences: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
+        """Whether a pure fence misses (i1): if bounds do not tell, a loop over threads does."""
+        e, extents = self.e, Extents(self)
+        conditions: list[str] = []
+        try:
+            for ins, _, _ in fences:
+                conditions += extents.misses(ins)
+        except UnknownValue:
+            return self._pure(fences)
+        result = e.alloca("i1", "pure")
+        e.do(f"store i1 false, ptr {result}")
+        perhaps = "false"
+        for one in dict.fromkeys((*conditions, *extents.doubts)):
+            perhaps = e.value(f"or i1 {perhaps}, {one}")
+        with e.when(perhaps):
+            e.do(f"store i1 {self._pure(fences)}, ptr {result}")
+        return e.value(f"load i1, ptr {result}")
 
     def _pure(self, fences: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
         """A loop over all threads that tests these fences; an i1 as `emit`."""

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.checks import bounds_of, bounds_vary, hull_misses
 from gpud.device.cpu.codegen.fences import check_of
-from gpud.device.cpu.codegen.indices import AT_MOST, Indices, Place
+from gpud.device.cpu.codegen.indices import AT_MOST, Place
 from gpud.device.cpu.codegen.interval_rules import BITS, signed
 from gpud.device.cpu.codegen.intervals import End, Interval
 from gpud.device.cpu.codegen.ranges import compared
+from gpud.device.cpu.codegen.remainders import Remainders
 from gpud.device.cpu.codegen.slices import UnknownValue
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _DEEPEST = 60
 _UNSIGNED = ("%ctaid.", "%nctaid.", "%ntid.")
 
 
-class Extents(Indices):
+class Extents(Remainders):
     """Intervals of one stage, worked out where code is being written: before its loop.
 
     Whoever asks for `misses` must ask for `doubts` afterwards: they are those of all fences.
@@ -41,7 +42,6 @@ class Extents(Indices):
     def __init__(self, early: EarlyChecks) -> None:
         super().__init__(early)
         self._code = early.code
-        self._made: dict[object, Interval] = {}
         self._open: set[object] = set()
 
     # -- fences
@@ -52,13 +52,8 @@ class Extents(Indices):
         Raises:
             UnknownValue: nothing can be said before the loop.
         """
-        before = dict(self._made), dict(self._indices), list(self.doubts)
-        try:
+        with self.undone_if_unknown():
             return self._misses(ins)
-        except UnknownValue:
-            # What was worked out stands under doubts that nobody will ask about.
-            self._made, self._indices, self.doubts = before
-            raise
 
     def _misses(self, ins: ptx.Instruction) -> list[str]:
         found = check_of(ins)
@@ -259,7 +254,9 @@ class Extents(Indices):
         if found is None:
             if len(self._open) > _DEEPEST:
                 raise UnknownValue
-            found = self.result(made.reader, lambda o, type_: self._operand(o, type_, made))
+            found = self.remainder(made)
+            if found is None:
+                found = self.result(made.reader, lambda o, type_: self._operand(o, type_, made))
             self._made[key] = found
         return found
 

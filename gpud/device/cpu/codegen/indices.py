@@ -15,6 +15,8 @@ Properties:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -78,6 +80,20 @@ class Indices(Rules):
         self._s = early.s
         self._flow = early.s.w.flow
         self._indices: dict[str, _Index | None] = {}
+        self._made: dict[object, Interval] = {}
+
+    @contextmanager
+    def undone_if_unknown(self) -> Iterator[None]:
+        """Where nothing can be said, what was worked out on the way is forgotten.
+
+        It stands under doubts that nobody will ask about.
+        """
+        before = dict(self._made), dict(self._indices), list(self.doubts)
+        try:
+            yield
+        except UnknownValue:
+            self._made, self._indices, self.doubts = before
+            raise
 
     def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
         """What all definitions of a register but some give."""

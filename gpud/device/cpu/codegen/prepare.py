@@ -4,8 +4,9 @@ Problem: a thread that waits (at a barrier, a warp collective, in a loop that po
 left and entered again later. That is simple where the waiting stands in the kernel's own body, and
 needs a stack of its own where it stands in a function that the kernel called.
 
-Approach: every function in which a thread can wait, trap or exit is inlined into the kernel;
-an indirect call that may reach one becomes a chain of comparisons over the functions whose
+Approach: every function in which a thread can wait, trap or exit is inlined into the kernel, and
+so is one of a few instructions, whose results may be the same for all threads, or indices; an
+indirect call that may reach one becomes a chain of comparisons over the functions whose
 address the program takes. All other functions stay functions, compiled as they are. Parameters of
 calls, which PTX keeps in ``.param`` variables, become registers where they are scalars.
 
@@ -33,6 +34,7 @@ from gpud.compiler.analysis.effects import (
     BARRIER,
     COLLECTIVE,
     EXIT,
+    TERMINATOR,
     TRAP,
     callee,
     flags,
@@ -51,6 +53,9 @@ from gpud.device.cpu.codegen.webs import split_webs
 from gpud.errors import KernelRejected
 
 __all__ = ["Prepared", "addressed_functions", "prepare"]
+
+_SMALL = 40
+"""Instructions of a function that is inlined although its threads cannot wait there."""
 
 
 @dataclass(slots=True)
@@ -91,7 +96,8 @@ def prepare(
         functions = {name: with_bounds(module, f, shape) for name, f in functions.items()}
     addressed = tuple(n for n in addressed_functions(module) if n in defined)
     suspending = _suspending(functions, addressed)
-    body = Inliner(functions, addressed, suspending).expand(functions[entry.name])
+    inlined = suspending | {n for n, f in functions.items() if n not in addressed and _is_small(f)}
+    body = Inliner(functions, addressed, inlined).expand(functions[entry.name])
     prepared = ptx.Function(
         "entry", entry.name, entry.parameters, (), entry.attributes, _isolate(body), entry.linkage
     )
@@ -157,6 +163,20 @@ def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) ->
         found |= more
         changed = bool(more)
     return found
+
+
+def _is_small(function: ptx.Function) -> bool:
+    """Whether a function that does not suspend is straight code, and little of it."""
+    instructions = _instructions(function)
+    if function.kind != "func" or len(instructions) > _SMALL:
+        return False
+    if any(isinstance(s, ptx.Variable) for s in function.body or ()):
+        return False
+    last = instructions[-1] if instructions else None
+    return all(
+        not is_call(ins) and (ins is last or not flags(ins.opcode) & TERMINATOR)
+        for ins in instructions
+    )
 
 
 def _instructions(function: ptx.Function) -> list[ptx.Instruction]:
