@@ -41,6 +41,17 @@ extern "C" __global__ void chosen(int* out, const int* p, const int* q, float wh
         else if (!(which < 0.0f)) out[i] = q[i];
     }
 }
+extern "C" __global__ void earlier(int* out, const int* a, int first, int end, int step) {
+    int i = (int)threadIdx.x;
+    bool mine = i >= first && i < end;
+    bool small = i < step;
+    for (int k = 0; k < 2; k++) {
+        if (mine) out[i - first] = a[i - first] + k;
+        __syncthreads();
+        if (small) out[i + 1024] += k;
+        __syncthreads();
+    }
+}
 """
 
 
@@ -170,3 +181,22 @@ def test_conditions_on_other_than_integers(world: Arena) -> None:
     assert outside(chosen(0, bad, 1.0), bad, (0, 0, 0))
     assert outside(chosen(0, bad, float("nan")), bad, (0, 0, 0))
     assert chosen(bad, bad, -1.0) is None
+
+
+def test_conditions_from_in_front_of_a_barrier(world: Arena) -> None:
+    words = world.words(np.int32)
+
+    def earlier(a: int, first: int, end: int, step: int) -> object:
+        words[:] = 0
+        values = (np.int32(one) for one in (first, end, step))
+        return world.run(SOURCE, world.base, a, *values, name="earlier", block=64)
+
+    assert earlier(world.end - 4 * 20, 10, 30, 64) is None
+    assert words[:21].tolist() == [1] * 20 + [0]
+    assert (words[1024:1088] == 1).all()
+    assert earlier(world.end, 10, 10, 0) is None  # nobody
+    assert earlier(world.end, 80, 90, 0) is None
+    assert outside(earlier(world.end - 4 * 20, 10, 31, 0), world.end, (30, 0, 0))
+    assert outside(earlier(world.base - 4, 10, 30, 0), world.base - 4, (10, 0, 0))
+    assert earlier(world.base + 4 * 5, -5, 1, 0) is None
+    assert outside(earlier(world.end - 4 * 10, -5, 6, 0), world.end, (5, 0, 0))

@@ -156,6 +156,9 @@ def generate_kernel(
     )
     kernel.arena, kernel.heap = arena, heap
     if arena is not None:
+        kernel.conditions = Recomputable(
+            regions.flow, convergence.varying, convergence.inner, conditions=True
+        )
         # What gpud adds comes last, and is none of the program's business.
         hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
         kernel.parameter_window = min(hidden, default=parameter_bytes)

@@ -73,6 +73,7 @@ class Slices:
 
     def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
         self.s = stage
+        self.varying = varying
         self.e = stage.e
         self.code = stage.code
         self._definitions: dict[str, list[tuple[int, int, ptx.Instruction]]] = {}
