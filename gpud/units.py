@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
-from typing import NewType
+from typing import NamedTuple, NewType
 
 __all__ = [
     "Address",
@@ -24,6 +24,7 @@ __all__ = [
     "CapSM",
     "JobId",
     "Nanoseconds",
+    "Partitions",
     "SessionId",
     "Share",
     "TaskBlock",
@@ -49,6 +50,21 @@ Nanoseconds = NewType("Nanoseconds", int)
 
 TaskBlock = NewType("TaskBlock", int)
 """A task block's number in its grid, 0..total-1, x fastest."""
+
+
+class Partitions(NamedTuple):
+    """Which numbers of whole SMs a device can give to one job alone.
+
+    Attributes:
+        step: every multiple of so many SMs; 0: none, the device cannot.
+        most: the most SMs of all such jobs together.
+        why: why it cannot, for people.
+    """
+
+    step: int = 0
+    most: int = 0
+    why: str = ""
+
 
 JobId = NewType("JobId", int)
 """Identifies a job for the life of the daemon; never used again for another.

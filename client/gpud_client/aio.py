@@ -134,13 +134,23 @@ class AsyncKernel(KernelRecord):
         after: Sequence[AsyncJob] = (),
         device: Device | int | None = None,
         weight: int = 1,
+        exclusive: bool = False,
     ) -> AsyncJob:
         """Submit a launch as a job; see `Kernel.submit`."""
         session = self._session
         call = Call(self, grid, block, args, shared)
         job: AsyncJob = await session._channel.run(
             session._submit(
-                (call,), reservation, quota, deadline, timeout, stream, after, device, weight
+                (call,),
+                reservation,
+                quota,
+                deadline,
+                timeout,
+                stream,
+                after,
+                device,
+                weight,
+                exclusive,
             )
         )
         return job
@@ -248,11 +258,21 @@ class AsyncSession(SessionRecord):
         after: Sequence[AsyncJob] = (),
         device: Device | int | None = None,
         weight: int = 1,
+        exclusive: bool = False,
     ) -> AsyncJob:
         """Submit a chain of launches as one job; see `Session.sequence`."""
         found: AsyncJob = await self._channel.run(
             self._submit(
-                calls, reservation, quota, deadline, timeout, stream, after, device, weight
+                calls,
+                reservation,
+                quota,
+                deadline,
+                timeout,
+                stream,
+                after,
+                device,
+                weight,
+                exclusive,
             )
         )
         return found

@@ -24,6 +24,7 @@ class Device:
         online_sms: The most CapSM that online jobs may have together.
         arrays: ``"shared"`` if this process can have arrays mapped, ``"copied"`` if `get` and `set`
             copy between the device's memory and this process.
+        exclusive_step: SMs can be one job's own in multiples of so many; 0: they cannot.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Device:
     capability: Any
     online_sms: Fraction
     arrays: str = "shared"
+    exclusive_step: int = 0
 
     @classmethod
     def _from_wire(cls, index: int, found: Mapping[str, Any]) -> Device:
@@ -48,6 +50,7 @@ class Device:
             found.get("capability"),
             Fraction(sms) if online is None else _exact(online),
             str(found.get("arrays", "shared")),
+            int(found.get("exclusive_step") or 0),
         )
 
 

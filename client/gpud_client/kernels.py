@@ -193,6 +193,7 @@ class Kernel(KernelRecord):
         after: Sequence[Job] = (),
         device: Device | int | None = None,
         weight: int = 1,
+        exclusive: bool = False,
     ) -> Job:
         """Submit a launch as a job; returns at once.
 
@@ -212,6 +213,9 @@ class Kernel(KernelRecord):
             after: Jobs that must have ended before, however they ended.
             device: Where to run; None: where the arrays are, else where it was compiled first.
             weight: 1 to 1000: an offline job's part when capacity is shared.
+            exclusive: Have the reservation in whole SMs that are the job's own: nobody else's
+                blocks are there until it has ended. Rounded up to what the device can set apart,
+                see `Device.exclusive_step`; such a job cannot be resized.
 
         Raises:
             TypeError: An argument is of the wrong kind, or there are too many or too few.
@@ -225,7 +229,16 @@ class Kernel(KernelRecord):
         call = Call(self, grid, block, args, shared)
         job: Job = session._channel.run(
             session._submit(
-                (call,), reservation, quota, deadline, timeout, stream, after, device, weight
+                (call,),
+                reservation,
+                quota,
+                deadline,
+                timeout,
+                stream,
+                after,
+                device,
+                weight,
+                exclusive,
             )
         )
         return job

@@ -198,6 +198,7 @@ class SessionRecord:
         after: Sequence[JobRecord],
         device: Device | int | None,
         weight: int,
+        exclusive: bool,
     ) -> Operation[Any]:
         chain = yield from self._chain(calls, device)
         on = chain.device
@@ -219,6 +220,8 @@ class SessionRecord:
         timeout_ns = None if timeout is None else _as_ns("timeout", timeout)
         if weight != 1 and (type(weight) is not int or not 1 <= weight <= _MOST_WEIGHT):
             raise ValueError(f"a weight is a whole number from 1 to {_MOST_WEIGHT}, not {weight!r}")
+        if exclusive and reservation is None:
+            raise ValueError("exclusive goes with a reservation: how many SMs are the job's own")
         if timeout is not None and reservation is None:
             for call in calls:
                 yield from call.kernel._make_killable(call, on)
@@ -233,7 +236,7 @@ class SessionRecord:
                 user.add(number, core)
             return Submit(
                 number, index, launches, amounts.reservation, amounts.quota, line, follow,
-                deadline_ns, timeout_ns, weight,
+                deadline_ns, timeout_ns, weight, bool(exclusive),
             )  # fmt: skip
 
         yield from self._channel.submitting(job, build)

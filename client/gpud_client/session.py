@@ -189,6 +189,7 @@ class Session(SessionRecord):
         after: Sequence[Job] = (),
         device: Device | int | None = None,
         weight: int = 1,
+        exclusive: bool = False,
     ) -> Job:
         """Submit a chain of launches as one job, in one message.
 
@@ -204,13 +205,23 @@ class Session(SessionRecord):
             after: Jobs that must have ended before.
             device: Where to run.
             weight: An offline job's part when capacity is shared.
+            exclusive: Have SMs of its own.
 
         Raises:
             GpudError, TypeError, ValueError: As for `Kernel.submit`.
         """
         job: Job = self._channel.run(
             self._submit(
-                calls, reservation, quota, deadline, timeout, stream, after, device, weight
+                calls,
+                reservation,
+                quota,
+                deadline,
+                timeout,
+                stream,
+                after,
+                device,
+                weight,
+                exclusive,
             )
         )
         return job

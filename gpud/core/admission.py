@@ -1,11 +1,13 @@
 """What a job asks for, in slices, and whether its device can ever grant it.
 
-A reservation is rounded up to slices and a quota down. What the device can never grant is refused
-at submission, with what would be granted; what it cannot grant now waits.
+A reservation is rounded up to slices, or to whole SMs that can be a job's own; a quota down.
+What the device can never grant is refused at submission, with what would be granted; what it cannot
+grant now waits.
 """
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 from gpud.core.capacity import slices_above, slices_below
@@ -13,6 +15,7 @@ from gpud.core.events import ResizeRequested
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import JobState
 from gpud.errors import AdmissionError, GpudError, InvalidArgument
+from gpud.units import Partitions
 
 __all__ = ["check_amounts", "check_resize", "size"]
 
@@ -20,7 +23,11 @@ _MOST_WEIGHT = 1000
 
 
 def check_amounts(
-    reservation: Fraction | None, quota: Fraction | None, weight: int = 1
+    reservation: Fraction | None,
+    quota: Fraction | None,
+    weight: int = 1,
+    *,
+    exclusive: bool = False,
 ) -> GpudError | None:
     """Returns what is wrong with the shares of a submission, whatever the device; None if nothing.
 
@@ -29,6 +36,10 @@ def check_amounts(
     if reservation is not None and quota is not None:
         return InvalidArgument(
             "a job has a reservation (then it is online) or a quota (offline), not both"
+        )
+    if exclusive and reservation is None:
+        return InvalidArgument(
+            "SMs of its own are for an online job: exclusive goes with a reservation"
         )
     for name, share in (("reservation", reservation), ("quota", quota)):
         if share is not None and share <= 0:
@@ -45,6 +56,10 @@ def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:
     error = check_amounts(event.reservation, event.quota)
     if error is not None:
         return error
+    if job.exclusive:
+        return InvalidArgument(
+            f"job {job.name} has SMs of its own, which it keeps as they are: it cannot be resized"
+        )
     if job.state is JobState.ENDING:
         return InvalidArgument(f"job {job.name} is being ended and cannot be resized")
     if job.online != (event.reservation is not None):
@@ -56,13 +71,16 @@ def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:
     return None
 
 
-def size(job: JobRecord, sms: int, floor: Fraction) -> GpudError | None:
+def size(job: JobRecord, sms: int, floor: Fraction, partitions: Partitions) -> GpudError | None:
     """Works out ``least``, ``most`` and ``quota_slices`` of a job for a device of ``sms`` SMs.
 
-    ``floor`` is the CapSM that online jobs leave to offline ones. Returns what is wrong if the
-    device can never grant what the job asks for; its sizes are unspecified then.
+    ``floor`` is the CapSM that online jobs leave to offline ones, ``partitions`` what the device
+    can set apart. Returns what is wrong if the device can never grant what the job asks for; its
+    sizes are unspecified then.
     """
     need = job.whole_need(sms) if job.whole else 0
+    if job.reservation is not None and job.exclusive:
+        return _size_exclusive(job, job.reservation, sms - floor, partitions, need)
     if job.reservation is not None:
         return _size_online(job, job.reservation, sms, floor, need)
     every = sms * job.occupancy
@@ -106,6 +124,32 @@ def _size_online(
         )
     if slices < need:
         return _whole_refusal(job, "reservation", reservation, need, sms)
+    return None
+
+
+def _size_exclusive(
+    job: JobRecord, reservation: Fraction, limit: Fraction, partitions: Partitions, need: int
+) -> GpudError | None:
+    step, most, why = partitions
+    if not step:
+        return AdmissionError(
+            f"no SMs of the device can be one job's own: {why}; submit the job without exclusive",
+            requested=reservation,
+            capacity=0,
+        )
+    most = min(most, math.floor(limit)) // step * step
+    own = math.ceil(reservation / step) * step
+    if own > most:
+        return AdmissionError(
+            f"a reservation of {reservation} SMs is {own} SMs of the job's own, which the device "
+            f"sets apart in multiples of {step}: more than the {most} that can be; ask for less",
+            requested=reservation,
+            capacity=most,
+        )
+    slices = own * job.occupancy
+    job.least = job.most = job.quota_slices = slices
+    if slices < need:
+        return _whole_refusal(job, "reservation", Fraction(own), need, own)
     return None
 
 

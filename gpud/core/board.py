@@ -30,7 +30,7 @@ from gpud.core.capacity import SCALE, amount_of
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
 from gpud.core.settings import Settings
-from gpud.units import JobId
+from gpud.units import JobId, Partitions
 
 __all__ = ["Board", "Queue"]
 
@@ -54,6 +54,7 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         name: as in ``--device``.
         sms: S; None before it was up for the first time.
         capacity: S as an amount, or 0.
+        partitions: which numbers of SMs can be one job's alone.
         floor, floor_sms: what online jobs leave to offline ones, as an amount and in CapSM.
         jobs: that are ready, by id: waiting or started here.
         waiting_online: sorted by deadline, then arrival.
@@ -68,6 +69,7 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         self.name = str(device)
         self.sms: int | None = None
         self.capacity = 0
+        self.partitions = Partitions()
         self.floor = 0
         self.floor_sms = Fraction(0)
         self.culprit: JobId | None = None
@@ -99,6 +101,13 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
     def physically_free(self) -> int:
         """Returns what offline jobs may take; negative while online jobs wait for blocks to go."""
         return self.capacity - self.charged - self.kept
+
+    def can_part(self, job: JobRecord) -> bool:
+        """Whether the SMs that are to be a job's own, if any, can be set apart now."""
+        if not job.exclusive:
+            return True
+        taken = sum(one.partition for one in self.jobs.values() if one.started)
+        return taken + job.partition <= self.partitions.most
 
     # -- what a policy does
 
@@ -158,10 +167,12 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         self.dirty = True
         state = job.state
         piece = job.slice
-        slices, held = job.slices, job.held
+        slices, held, exhausted = job.slices, job.held, job.exhausted
+        if job.exclusive:  # what is set apart for it is nobody else's before its end
+            held, exhausted = max(slices, held), False
         if state is JobState.RUNNING or state is JobState.PAUSED:
             charge = held * piece
-            if job.exhausted:
+            if exhausted:
                 alloc = min(slices, held) * piece
                 coming = charge
             else:
@@ -204,12 +215,13 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
             self.kept -= self.keeps.popleft()[1]
             self.dirty = True
 
-    def came_up(self, sms: int, floor_sms: Fraction) -> None:
+    def came_up(self, sms: int, floor_sms: Fraction, partitions: Partitions) -> None:
         """Takes in that the device is up, without jobs on it, perhaps with another size."""
         self.sms = sms
         self.capacity = sms * SCALE
         self.floor_sms = floor_sms
         self.floor = amount_of(floor_sms)
+        self.partitions = partitions
         self.dirty = True
 
     def lost(self) -> None:

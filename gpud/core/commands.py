@@ -35,6 +35,7 @@ class StartJob(NamedTuple):
         slices: how many slices of 1/occupancy CapSM it has.
         epoch: 0.
         online: its blocks go first where there is room.
+        exclusive: so many whole SMs are its own, and it runs nowhere else; 0: none are.
     """
 
     job: JobId
@@ -43,6 +44,7 @@ class StartJob(NamedTuple):
     slices: int
     epoch: int
     online: bool
+    exclusive: int = 0
 
 
 class ResizeJob(NamedTuple):

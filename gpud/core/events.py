@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from gpud.units import JobId, SessionId
+from gpud.units import JobId, Partitions, SessionId
 
 __all__ = [
     "BlocksLeft",
@@ -49,12 +49,14 @@ class DeviceReady(NamedTuple):
         device: its index.
         sms: S, its capacity in CapSM.
         name: the device as in ``--device``, for messages; by default its index.
+        partitions: which numbers of its SMs can be one job's alone.
     """
 
     now_ns: int
     device: int
     sms: int
     name: str = ""
+    partitions: Partitions = Partitions(why="the device does not say that it can")
 
 
 class DeviceFailed(NamedTuple):
@@ -101,6 +103,7 @@ class JobSubmitted(NamedTuple):
         deadline_ns: absolute, as ``now_ns``; orders waiting online jobs.
         timeout_ns: of running, from its start.
         weight: an offline job's part when capacity is shared among offline jobs.
+        exclusive: its reservation is in whole SMs, on which nobody else's blocks are.
         killable: its kernels look now and then whether they are to end, so that
             `gpud.core.commands.KillJob` ends them wherever they are.
     """
@@ -118,6 +121,7 @@ class JobSubmitted(NamedTuple):
     timeout_ns: int | None = None
     weight: int = 1
     killable: bool = False
+    exclusive: bool = False
 
 
 class ResizeRequested(NamedTuple):

@@ -26,6 +26,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         submission: the event that brought it.
         reservation, quota: as submitted or as last resized; both None for the whole device.
         online: it has a reservation.
+        exclusive: its reservation is in whole SMs, which are its own from its start to its end.
         weight: an offline job's part when capacity is shared.
         occupancy: M, counted; `slice` is the amount of 1/M CapSM.
         whole: a launch of it cannot be resized, so that the job cannot.
@@ -57,6 +58,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "device",
         "entries",
         "epoch",
+        "exclusive",
         "exhausted",
         "followers",
         "grants",
@@ -101,6 +103,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.reservation = event.reservation
         self.quota = event.quota
         self.online = event.reservation is not None
+        self.exclusive = event.exclusive
         self.weight = event.weight
         self.deadline_ns = event.deadline_ns
         launches = event.launches
@@ -171,6 +174,11 @@ class JobRecord(Lifecycle[JobState, JobInput]):
     def live(self) -> bool:
         """Whether it was started and not told to end."""
         return self.state in _HOLDS
+
+    @property
+    def partition(self) -> int:
+        """Returns how many whole SMs are its own from its start on."""
+        return self.least // self.occupancy if self.exclusive else 0
 
     @property
     def growth_room(self) -> int:

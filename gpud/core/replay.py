@@ -22,6 +22,7 @@ from gpud.core.events import Event, LaunchShape
 from gpud.core.scheduler import Scheduler
 from gpud.core.settings import Settings
 from gpud.errors import GpudError, InvalidArgument
+from gpud.units import Partitions
 
 __all__ = ["VERSION", "Step", "read_event", "replay", "steps", "write_header", "write_line"]
 
@@ -144,5 +145,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "quota": Fraction,
     "after": tuple,
     "unstarted": tuple,
+    "partitions": lambda row: Partitions(*row),
 }
 """How fields that JSON has no type for are read."""

@@ -16,6 +16,8 @@ Properties (each holds after every event, and has a test of its name):
     quota: no offline job has, or holds, more than its quota;
     reservation: no online job that was started has less than its reservation, until every task
         block of it is claimed;
+    partitions: no more SMs are set apart than the device can, and in no other numbers; what is
+        set apart for a job is nobody else's until it has ended;
     once: a job that is finished as done has run every task block, and none is started again once
         its device may have begun it;
     gives_up: a job whose device is lost again and again while it is being started fails then;
@@ -208,7 +210,12 @@ class Scheduler:
             return UnknownName(f"there is no device {job.device}; there are: {known}")
         if board.state is DeviceState.GONE:
             return _lost(board, "failed for good and is not started again; use another device")
-        refusal = check_amounts(job.reservation, job.quota, job.weight)
+        refusal = check_amounts(job.reservation, job.quota, job.weight, exclusive=job.exclusive)
+        if refusal is None and job.exclusive and not self.policy.keeps_reservations:
+            refusal = InvalidArgument(
+                f"the daemon's policy {self.policy.name!r} keeps no reservations, so no job has "
+                "SMs of its own"
+            )
         if refusal is None and board.sms is not None:
             refusal = self.policy.size(job, board)
         return refusal
@@ -370,7 +377,7 @@ class Scheduler:
         board.step(DeviceInput.UP, self.now_ns)
         board.now_ns = self.now_ns
         board.name = event.name or board.name
-        board.came_up(event.sms, self.settings.floor(event.sms))
+        board.came_up(event.sms, self.settings.floor(event.sms), event.partitions)
         # Sizes depend on S, and what fitted before may not fit now.
         for job in list(self.jobs.values()):
             if job.device == event.device:
@@ -452,7 +459,9 @@ class Scheduler:
         board.resized.clear()
         for job in board.starting:
             self._out.append(
-                out.StartJob(job.id, board.device, job.occupancy, job.slices, 0, job.online)
+                out.StartJob(
+                    job.id, board.device, job.occupancy, job.slices, 0, job.online, job.partition
+                )
             )
             timeout_ns = job.submission.timeout_ns
             if timeout_ns is not None:

@@ -1,8 +1,8 @@
 """Checks every invariant of a scheduler's state from scratch: for tests, and under ``debug``.
 
 Properties checked, with the names that `gpud.core.scheduler` gives them: capacity, quota,
-reservation; and of the books: sums, filed, sessions. What a single state cannot show (once, awake,
-equal_logs) is checked by the tests, against a model of a device.
+reservation, partitions; and of the books: sums, filed, sessions. What a single state cannot show
+(once, awake, equal_logs) is checked by the tests, against a model of a device.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ def _board(board: Board, *, keeps_reservations: bool) -> Iterator[str]:
     for name, total in sums.items():
         if getattr(board, name) != total:
             yield f"sums: {board.what} counts {name} as {getattr(board, name)}, it is {total}"
+    own = [job.partition for job in jobs if job.started and job.exclusive]
+    if sum(own) > board.partitions.most or any(sms % max(1, board.partitions.step) for sms in own):
+        yield f"partitions: {board.what} sets {own} SMs apart, and can {board.partitions}"
     yield from _filed(board, jobs)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Sup
 from gpud.compiler.analysis.sizes import offsets, size_and_align
 from gpud.compiler.ptx import model as ptx
 from gpud.errors import LaunchConfigError
+from gpud.units import Partitions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,6 @@ __all__ = [
     "LaunchSpec",
     "Memory",
     "Parameter",
-    "Partitions",
     "ProgramModule",
     "as_dim3",
     "pack_parameters",
@@ -139,20 +139,6 @@ class LaunchSpec(NamedTuple):
         parameters = kernel.parameters[:-1] if form in REWRITTEN else kernel.parameters
         packed = pack_parameters(parameters, values)
         return cls(kernel, form, as_dim3("grid", grid), as_dim3("block", block), packed, shared)
-
-
-class Partitions(NamedTuple):
-    """Which numbers of whole SMs a device can give to one job alone.
-
-    Attributes:
-        step: every multiple of so many SMs; 0: none, the device cannot.
-        most: the most SMs of all partitions together.
-        why: why it cannot, for people.
-    """
-
-    step: int = 0
-    most: int = 0
-    why: str = ""
 
 
 class Chain(Protocol):

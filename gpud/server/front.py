@@ -294,6 +294,7 @@ class Front:
             "capability": info.capability if info else 0,
             "arrays": info.arrays if info else "shared",
             "online_sms": str(online),
+            "exclusive_step": info.partition_step if info else 0,
             "state": device.state,
         }
 

@@ -34,7 +34,7 @@ from gpud.server.faults import NearestArray, resolved
 from gpud.server.jobs import Job
 from gpud.server.modules import Module
 from gpud.telemetry.records import Change, Records
-from gpud.units import JobId, SessionId, job_name
+from gpud.units import JobId, Partitions, SessionId, job_name
 
 __all__ = ["Runner"]
 
@@ -151,6 +151,7 @@ class Runner:
         timeout_ns: int | None,
         weight: int,
         killable: bool = False,
+        exclusive: bool = False,
     ) -> None:
         """Have a checked job run. Its owner is told when it has ended, maybe at once."""
         self.jobs[job.id] = job
@@ -171,6 +172,7 @@ class Runner:
                 timeout_ns,
                 weight,
                 killable,
+                exclusive,
             )
         )
 
@@ -200,7 +202,9 @@ class Runner:
         self.records.happened(
             now_ns, "device-ready", None, ("device", device.index), ("name", device.info.name)
         )
-        self.feed(ev.DeviceReady(now_ns, device.index, device.info.sms, device.spec))
+        info = device.info
+        partitions = Partitions(info.partition_step, info.partition_most, info.partition_why)
+        self.feed(ev.DeviceReady(now_ns, device.index, info.sms, device.spec, partitions))
 
     def device_failed(
         self, device: Device, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
@@ -294,6 +298,7 @@ class Runner:
                 command.slices,
                 command.epoch,
                 command.online,
+                command.exclusive,
             ),
         )
         self._changed(job)

@@ -104,6 +104,7 @@ def _submit(session: Session, message: Submit) -> None:
         timeout_ns=message.timeout_ns,
         weight=message.weight,
         killable=killable,
+        exclusive=message.exclusive,
     )
 
 

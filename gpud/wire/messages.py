@@ -201,6 +201,9 @@ class Submit(NamedTuple):
     weight: Annotated[
         int, uint(16, least=1, most=1000), "an offline job's part when capacity is shared"
     ] = 1
+    exclusive: Annotated[
+        bool, flag(), "online: the reservation is in whole SMs, where nobody else's blocks are"
+    ] = False
 
 
 @_client(8)

@@ -14,7 +14,7 @@ import pytest
 from bench.gpu import driver, release_latency, resize
 from bench.gpu.driver import Gpu
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.interface import Partitions
+from gpud.units import Partitions
 from tests.conformance.runner import LoadedCase
 from tests.conformance.stress import stress
 from tests.conformance.suite import differences_between, find

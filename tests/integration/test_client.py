@@ -31,6 +31,10 @@ extern "C" __global__ void spin(const volatile int* stop, int* done) {
     while (!*stop) {}
     atomicAdd(done, 1);
 }
+extern "C" __global__ void place(int* where, const volatile int* go) {
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(where[blockIdx.x]));
+    while (!*go) {}
+}
 extern "C" __global__ void slow(int* done, int rounds) {
     volatile float x = 1;
     for (int i = 0; i < rounds; i++) x = x * 1.0001f;
@@ -281,6 +285,37 @@ def test_online_goes_first(gpu: gc.Session, module: gc.Module) -> None:
     assert mine.get()[0] == 24
     assert not background.done()
     assert background.stats["resizes"] > 0
+    background.cancel()
+    with pytest.raises(gc.JobCancelled):
+        background.result(TIMEOUT_S)
+
+
+def test_sms_of_its_own(gpu: gc.Session, module: gc.Module) -> None:
+    assert gpu.device.exclusive_step == 1
+    slow, done = module.kernel("slow"), gpu.zeros(1, np.int32)
+    background = slow.submit(100_000, 1024, (done, 2_000))
+    until(lambda: background.progress[0] > 3)
+    place, go = module.kernel("place"), gpu.zeros(1, np.int32)
+    where = [gpu.array(np.full(2, 99, np.int32)) for _ in range(2)]
+    looks, gone = [one.numpy() for one in where], go.numpy()  # later they would wait for the jobs
+    # On 1 SM of 2 each, though their blocks are small: they do not share.
+    jobs = [
+        place.submit(2, 32, (one, go), reservation=0.1, stream=gpu.stream(), exclusive=True)
+        for one in where
+    ]
+    until(lambda: all(99 not in look for look in looks))
+    homes = [set(look.tolist()) for look in looks]
+    assert sorted(map(tuple, homes)) == [(0,), (1,)]
+    assert [job.allocation for job in jobs] == [1, 1]
+    assert background.allocation == 0
+    with pytest.raises(gc.GpudError, match="SMs of its own"):
+        jobs[0].resize(reservation=0.5)
+    with pytest.raises(ValueError, match="goes with a reservation"):
+        place.submit(2, 32, (where[0], go), exclusive=True)
+    gone[0] = 1
+    for job in jobs:
+        job.result(TIMEOUT_S)
+    until(lambda: background.allocation == 2)
     background.cancel()
     with pytest.raises(gc.JobCancelled):
         background.result(TIMEOUT_S)

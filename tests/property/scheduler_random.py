@@ -119,6 +119,7 @@ def submit(world: World, draw: random.Random, device: int) -> JobId | None:
     if kind < 0.35:
         more["reservation"] = draw.choice(SHARES)
         more["deadline_ns"] = draw.choice((None, world.now_ns + draw.randint(1, 500)))
+        more["exclusive"] = draw.random() < 0.25
     elif kind < 0.75:
         more["quota"] = draw.choice(SHARES)
     return world.submit(

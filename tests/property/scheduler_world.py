@@ -23,9 +23,19 @@ from gpud.core.events import LaunchShape
 from gpud.core.replay import replay, write_header, write_line
 from gpud.core.scheduler import Scheduler, Settings
 from gpud.errors import GpudError
-from gpud.units import JobId, SessionId, job_id
+from gpud.units import JobId, Partitions, SessionId, job_id
 
-CHECKS = ("capacity", "quota", "reservation", "once", "awake", "equal_logs", "order", "books")
+CHECKS = (
+    "capacity",
+    "quota",
+    "reservation",
+    "partitions",
+    "once",
+    "awake",
+    "equal_logs",
+    "order",
+    "books",
+)
 """Names of the properties, as a `Broken` carries them. "order" is that of streams and ``after``."""
 
 
@@ -38,6 +48,11 @@ class Broken(AssertionError):
 
 
 Told = out.StartJob | out.ResizeJob | out.EndJob | out.KillJob
+
+
+def partitions_of(sms: int) -> Partitions:
+    """A device of 4 SMs and more sets them apart by twos, and keeps one."""
+    return Partitions(1, sms) if sms < 4 else Partitions(2, (sms - 1) // 2 * 2)
 
 
 @dataclass
@@ -54,6 +69,7 @@ class Work:
     launch: int = 0
     claimed: int = 0  # task blocks of the present launch
     ran: int = 0  # task blocks of all launches
+    own: int = 0  # SMs that nobody else has until it is over
     ending: bool = False
     stuck: bool = False  # blocks never leave
     deaf: bool = False  # even if they are killed
@@ -113,6 +129,8 @@ class Work:
         """Slices that the scheduler has given it, as far as it can know."""
         if self.told_to_end:
             return 0
+        if self.own:
+            return self.own * self.occupancy
         if self.reported is not None and self.reported[1]:
             return min(self.commanded, self.reported[0])
         return self.commanded
@@ -152,7 +170,7 @@ class World:
         self.sms[device] = sms
         self.work.setdefault(device, {})
         self.outbox.setdefault(device, deque())
-        self.send(ev.DeviceReady(self.now_ns, device, sms))
+        self.send(ev.DeviceReady(self.now_ns, device, sms, partitions=partitions_of(sms)))
 
     def open(self) -> SessionId:
         session = SessionId(len(self.sessions) + 1)
@@ -367,6 +385,9 @@ class World:
                 work = Work(self.live[command.job], command.occupancy)
                 work.inbox.append(command)
                 work.commanded = command.slices
+                work.own = command.exclusive
+                if (work.own > 0) is not work.submission.exclusive:
+                    raise Broken("partitions", f"{command} sets {work.own} SMs apart")
                 self.work[command.device][command.job] = work
                 if not command.online:
                     grew[command.device] = None
@@ -470,9 +491,13 @@ class World:
             if sms is None:
                 continue
             physical = allocated = Fraction(0)
+            step, most, _ = partitions_of(sms)
+            own = [work.own for work in works.values()]
+            if sum(own) > most or any(one % step for one in own):
+                raise Broken("partitions", f"{own} SMs of {sms} are set apart")
             for job, work in works.items():
                 bound = work.bound()
-                physical += Fraction(bound, work.occupancy)
+                physical += max(Fraction(work.own), Fraction(bound, work.occupancy))
                 allocated += Fraction(work.allocated(), work.occupancy)
                 self._check_job(job, work, bound)
             if allocated > sms:
@@ -570,6 +595,11 @@ class World:
             amount = Fraction(
                 math.ceil((self.reservation[first.id] or 0) * first.occupancy), first.occupancy
             )
+            step, most, _ = partitions_of(sms)
+            if first.exclusive:
+                amount = Fraction(math.ceil(amount / step) * step)
+                if sum(work.own for work in works.values()) + amount > most:
+                    return
             can_give = sum(Fraction(w.wanted, w.occupancy) for _, w in victims)
             floor = self.settings.floor(sms)
             if floor and (victims or offline):

@@ -94,12 +94,20 @@ class Histories(RuleBasedStateMachine):
         timeout_ns=st.sampled_from((None, None, 300)),
         weight=st.sampled_from((1, 1, 3, 1000)),
         killable=st.booleans(),
+        exclusive=st.booleans(),
     )
     def submit(
-        self, data: st.DataObject, launches: Any, share: Fraction, kind: str, **more: Any
+        self,
+        data: st.DataObject,
+        launches: Any,
+        share: Fraction,
+        kind: str,
+        exclusive: bool,
+        **more: Any,
     ) -> None:
         if kind != "neither":
             more[kind] = share
+        more["exclusive"] = exclusive and kind == "reservation"
         known = list(self.world.live)
         if known:
             more["after"] = tuple(data.draw(st.lists(st.sampled_from(known), max_size=2)))
@@ -329,6 +337,14 @@ class NeverGrows(Reservations):
         return False
 
 
+class SetsTooManyApart(Reservations):
+    """As many SMs as there are can be jobs' own, whatever the device said."""
+
+    def settle(self, board: Board) -> None:
+        board.partitions = board.partitions._replace(most=board.sms or 0)
+        super().settle(board)
+
+
 class Moody(Reservations):
     """What is decided depends on how often it was decided before, in this process."""
 
@@ -428,13 +444,14 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (under(RoundsQuotasUp), {"quota"}),
     (under(ForgetsWhatIsHeld), {"quota"}),
     (under(TakesFromOnline), {"reservation"}),
+    (under(SetsTooManyApart), {"partitions"}),
     (under(Oversleeps), {"awake"}),
     (under(NeverGrows), {"awake"}),
     (under(Moody), {"equal_logs"}),
     (lambda: Faulty("twice"), {"once"}),
     (lambda: Faulty("early"), {"once"}),
     (lambda: Faulty("mute"), {"once", "order"}),
-    (lambda: Faulty("lost"), {"capacity"}),
+    (lambda: Faulty("lost"), {"capacity", "once"}),
     (lambda: StartsAgain(Settings(grace_ns=200)), {"once"}),
     (lambda: Murders(Settings(grace_ns=200)), {"once"}),
     (lambda: ForgetsStreams(Settings(grace_ns=200)), {"order", "awake"}),

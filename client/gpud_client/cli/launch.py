@@ -69,6 +69,10 @@ def run(
     quota: Annotated[
         str | None, typer.Option("--quota", metavar="SHARE", help="Run offline, with at most this.")
     ] = None,
+    exclusive: Annotated[
+        bool,
+        typer.Option("--exclusive", help="Reserve whole SMs, where nobody else's blocks are."),
+    ] = False,
     timeout: Annotated[
         float | None, typer.Option("--timeout", help="End the job after so many seconds.")
     ] = None,
@@ -96,6 +100,8 @@ def run(
             raise typer.BadParameter(f"--out {number}=...: argument {number} is no array")
     if reservation is not None and quota is not None:
         raise typer.BadParameter("give --reservation or --quota, not both")
+    if exclusive and reservation is None:
+        raise typer.BadParameter("--exclusive goes with --reservation")
     for share in (reservation, quota):
         share_of(share, 1)  # a typing mistake is found before anything is compiled
     if timeout is not None and timeout <= 0:
@@ -132,6 +138,7 @@ def run(
                 quota=quota,
                 timeout=timeout,
                 device=on,
+                exclusive=exclusive,
             )
         problem = _watch(job, kernel, quiet=as_json or not sys.stderr.isatty())
         report = _report(job, function, held, show if problem is None else 0, problem)

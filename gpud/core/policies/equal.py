@@ -29,7 +29,7 @@ class Equal:
     def size(self, job: JobRecord, board: Board) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
         assert board.sms is not None, "sizes are worked out for a device that was up"
-        error = admission.size(job, board.sms, board.floor_sms)
+        error = admission.size(job, board.sms, board.floor_sms, board.partitions)
         if job.online:
             job.quota_slices = board.sms * job.occupancy
             if not job.whole:

@@ -28,7 +28,7 @@ class Fifo:
     def size(self, job: JobRecord, board: Board) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
         assert board.sms is not None, "sizes are worked out for a device that was up"
-        error = admission.size(job, board.sms, board.floor_sms)
+        error = admission.size(job, board.sms, board.floor_sms, board.partitions)
         job.least = job.most
         return error
 
@@ -43,6 +43,6 @@ class Fifo:
         waiting = board.waiting
         while waiting:
             job = waiting[0][2]
-            if job.least * job.slice > board.physically_free:
+            if job.least * job.slice > board.physically_free or not board.can_part(job):
                 return
             board.start(job, job.least)

@@ -19,7 +19,9 @@ Rules:
        way (blocks that were told to leave, jobs that end), the room is kept for it; else jobs that
        run grow meanwhile. So a job with large slices, or one in form whole, is never starved by
        small ones that come later.
-    5. A job in form whole starts with all that it needs and keeps it. No such offline job is
+    5. An exclusive job has whole SMs of its own, as the device can set them apart. They are all its
+       own until it has ended, and it is not resized.
+    6. A job in form whole starts with all that it needs and keeps it. No such offline job is
        started while an online job waits.
 
 Properties: those of `gpud.core.validate`.
@@ -53,7 +55,7 @@ class Reservations:
     def size(self, job: JobRecord, board: Board) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
         assert board.sms is not None, "sizes are worked out for a device that was up"
-        return admission.size(job, board.sms, board.floor_sms)
+        return admission.size(job, board.sms, board.floor_sms, board.partitions)
 
     def resized(self, board: Board, job: JobRecord) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.resized`."""
@@ -77,7 +79,7 @@ class Reservations:
         waiting = board.waiting_online
         while waiting:
             job = waiting[0][2]
-            if not self.make_room(board, job.least * job.slice):
+            if not board.can_part(job) or not self.make_room(board, job.least * job.slice):
                 break
             board.start(job, job.least)
         while self.share_out(board):

@@ -27,8 +27,9 @@ from gpud.device.cpu.machine_memory import memory_limit_bytes
 from gpud.device.cpu.module import CPUKernel, CPUModule
 from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
 from gpud.device.cpu.room import Room
-from gpud.device.interface import Arrays, LaunchSpec, Partitions, as_dim3
+from gpud.device.interface import Arrays, LaunchSpec, as_dim3
 from gpud.errors import LaunchConfigError
+from gpud.units import Partitions
 
 __all__ = ["CPUDevice", "CPUMemory"]
 

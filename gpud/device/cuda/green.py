@@ -51,8 +51,8 @@ from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.memory import Pool
 from gpud.device.cuda.module import CUDAModule
-from gpud.device.interface import Partitions
 from gpud.errors import DeviceLost, GpudError, InvalidArgument
+from gpud.units import Partitions
 
 __all__ = ["PROBE", "PTX", "Green", "Place"]
 

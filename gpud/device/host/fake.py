@@ -113,6 +113,7 @@ class FakeHost(VirtualSMs):
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._readable)
         ready = m.HostReady(f"fake, {self.sms} SMs", "cpu", self.sms, 90, self.memory_bytes)
+        ready = ready._replace(partition_step=1, partition_most=self.sms)
         self._send(ready._replace(arrays=self.arrays))
         return front
 

@@ -50,6 +50,8 @@ from gpud.errors import (
 __all__ = ["Host", "end_process"]
 
 _LOST_STATUS = 3
+_MOST_WHY = 1024
+"""Characters of a reason in `HostReady`."""
 
 Handler = Callable[[Any], None]
 
@@ -127,7 +129,7 @@ class Host:
 
         Jobs may still be running when this returns: the caller ends the process.
         """
-        device = self._device
+        device, parts = self._device, self._device.partitions
         self._send(
             m.HostReady(
                 device.name,
@@ -137,6 +139,9 @@ class Host:
                 device.memory_bytes,
                 device.arrays,
                 device.uuid,
+                parts.step,
+                parts.most,
+                parts.why[:_MOST_WHY],
             )
         )
         try:
@@ -235,6 +240,7 @@ class Host:
             self._device,
             chain,
             priority=1 if command.online else 0,
+            exclusive=command.exclusive,
             on_left=running.on_left,
             on_done=running.on_done,
         )

@@ -139,6 +139,7 @@ class StartJob(NamedTuple):
     slices: Annotated[int, uint(32), "what it has now"]
     epoch: Annotated[int, uint(32), "0 for the start, one more with each `ResizeJob`"]
     online: Annotated[bool, flag(), "its blocks start before those of offline jobs"]
+    exclusive: Annotated[int, uint(16), "so many whole SMs are its own, 0: none"] = 0
 
 
 @_front(7)
@@ -270,6 +271,11 @@ class HostReady(NamedTuple):
         "where they lie: in the sessions' files themselves, or in memory of the device's own",
     ] = "shared"
     uuid: Annotated[str, text(64), "of a GPU, as NVML takes it"] = ""
+    partition_step: Annotated[
+        int, uint(16), "whole SMs can be one job's own in multiples of so many; 0: they cannot"
+    ] = 0
+    partition_most: Annotated[int, uint(16), "SMs that can be jobs' own, all together"] = 0
+    partition_why: Annotated[str, text(1024), "why they cannot, for people"] = ""
 
 
 @_host(65)

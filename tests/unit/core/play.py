@@ -10,7 +10,7 @@ from gpud.core import events as ev
 from gpud.core.events import LaunchShape
 from gpud.core.job import JobRecord
 from gpud.core.scheduler import Scheduler, Settings
-from gpud.units import JobId, SessionId
+from gpud.units import JobId, Partitions, SessionId
 
 MANY = 10**6
 
@@ -23,7 +23,7 @@ class Play:
         self.now_ns = 0
         self.numbers: dict[int, int] = {}
         for device, count in enumerate(sms):
-            self.send(ev.DeviceReady(0, device, count, f"cpu:{count}"))
+            self.send(ev.DeviceReady(0, device, count, f"cpu:{count}", Partitions(1, count)))
         self.open(1)
 
     def send(self, event: ev.Event) -> list[out.Command]:

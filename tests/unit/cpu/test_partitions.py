@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.interface import Partitions
 from gpud.device.job import Job, LaunchSpec
 from gpud.errors import InvalidArgument
+from gpud.units import Partitions
 from tests.unit.cpu.running import OPEN, TIMEOUT_S, pointer, rewritten, until, words
 
 SOURCE = r"""

@@ -12,9 +12,10 @@ from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.device.cuda import green
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.release import RELEASE_PATHS
-from gpud.device.interface import LaunchSpec, Partitions
+from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import InvalidArgument
+from gpud.units import Partitions
 from tests.unit.cuda.fake_driver import FakeDriver
 from tests.unit.cuda.running import PROGRAM, device_of, drive, launches
 

@@ -16,6 +16,7 @@ from gpud.device.host.host import Host
 from gpud.device.host.link import Link
 from gpud.device.host.running import RunningJob
 from gpud.errors import DeviceLost, GpudError, InvalidArgument
+from gpud.units import Partitions
 from gpud.wire.codec import FrameDecoder, frame
 from gpud.wire.table import Sender
 
@@ -27,6 +28,7 @@ class BrokenDevice:
 
     name, kind, sms, capability, memory_bytes = "broken", "cpu", 2, 90, 1 << 20
     arrays, uuid = "shared", ""
+    partitions = Partitions()
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
