@@ -175,7 +175,7 @@ def test_run_reads_and_writes_files(daemon: Daemon, tmp_path: Path) -> None:
 def test_run_of_a_template_online_in_another_form(daemon: Daemon) -> None:
     status, out, err = daemon.run(
         "fill<double>", "-g", "2", "-b", "32", "-a", "zeros:f64:8x8", "-a", "f64:1.5",
-        "--reservation", "1", "--form", "sliced", "--option=-DN=4",
+        "--reservation", "1", "--exclusive", "--form", "sliced", "--option=-DN=4",
     )  # fmt: skip
     assert (status, err) == (0, "")
     assert "float64 8x8: 1.5 1.5" in out
@@ -192,6 +192,7 @@ def test_run_of_a_template_online_in_another_form(daemon: Daemon) -> None:
         ("trap", [], 1, ["failed", "trap"]),
         ("trap", ["--option=--no-such-option"], 1, ["no-such-option"]),
         ("trap", ["--quota", "1", "--reservation", "1"], 2, ["not both"]),
+        ("trap", ["--quota", "1", "--exclusive"], 2, ["goes with --reservation"]),
         ("trap", ["--reservation", "100"], 1, ["100"]),
         ("trap", ["--device", "7"], 2, ["--device 7"]),
         ("trap", ["--shared", "10000000"], 1, ["shared"]),
