@@ -22,7 +22,7 @@ offset type  name     meaning
                       before the launch, each leaver subtracts 1 after a fence; unused in slices
 12     u32   base     sliced form: number of this sub-grid's first task block
 16     u32   limit    persistent blocks whose index is >= limit release; written by the host
-20     4 B            reserved, 0
+20     u32   begun    not 0: the first block has begun (the CUDA device: `gpud.device.cuda.begun`)
 24     u64   named    address of the 32 bytes that name SMs: persistent blocks on one of them
                       release; 0: none is named. Both are written by the host
 ====== ===== ======== ===========================================================================
@@ -96,6 +96,7 @@ from typing import Final, NamedTuple
 
 __all__ = [
     "BASE",
+    "BEGUN",
     "COMPLETE",
     "DONE",
     "FAULT",
@@ -147,6 +148,7 @@ JOB: Final = 0
 LIVE: Final = 8
 BASE: Final = 12
 LIMIT: Final = 16
+BEGUN: Final = 20
 NAMED: Final = 24
 LAUNCH_BYTES: Final = 32
 
@@ -197,7 +199,7 @@ MAX_TASK_BLOCKS: Final = 2**31 - 1
 """The most task blocks of one job: claims must not wrap, and dividers need n < 2**31."""
 
 LAUNCH_RECORD: Final = [
-    ("job", "<u8"), ("live", "<u4"), ("base", "<u4"), ("limit", "<u4"), ("reserved", "V4"),
+    ("job", "<u8"), ("live", "<u4"), ("base", "<u4"), ("limit", "<u4"), ("begun", "<u4"),
     ("named", "<u8"),
 ]  # fmt: skip
 """The launch record as `numpy.dtype` takes it; the compiler itself does without NumPy."""

@@ -214,6 +214,11 @@ class Flights:
             return flight.count
         return self.release.live(flight.slot)
 
+    def has_begun(self, flight: Flight) -> bool:
+        """Whether its first block has begun; without a launch record not before it is over."""
+        begun = flight.slot is not None and self.release.begun(flight.slot)
+        return begun or self.is_over(flight)
+
     def staying(self, flight: Flight) -> int:
         """How many of its blocks may stay: those not told to release that are there."""
         return min(flight.limit, self.live(flight)) if flight.named else flight.limit

@@ -114,6 +114,7 @@ class Gang:
         self._claimed = -1  # the last stage of which everything is known to be claimed
         self._lives = 0
         self._releasing_ns = 0
+        self._asked_ns = 0
         self._final = (0, 0, chain.total)
         self._printed = b""
         self._run: Run | None = None
@@ -131,6 +132,7 @@ class Gang:
             if not self.over and not self._ended:
                 self._device.check_open()
                 self.slices = slices
+                self._asked_ns = self._asked_ns or time.monotonic_ns()
                 self._attempt(self._settle)
         self._device.hurry()
 
@@ -431,6 +433,8 @@ class Gang:
     def _look(self) -> bool:
         changed = False
         flights = self._flights
+        if not self.first_block_ns and self._main and flights.has_begun(self._main[0]):
+            self.first_block_ns = time.monotonic_ns() - self._asked_ns
         while self._main and flights.is_over(self._main[0]):
             self._over_flight(self._main.popleft())
             changed = True
@@ -501,6 +505,8 @@ class Gang:
             return
         try:
             self._final = self._progress()
+            if not self._final[0]:
+                self.first_block_ns = 0  # blocks that began were told to release at once
         except DriverError as error:
             self.error = self.error or InternalError(str(error), stage="device host, CUDA")
         self._releasing_ns = 0

@@ -36,6 +36,7 @@ from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
+from gpud.device.cuda.begun import telling
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.memory import out_of_memory
@@ -119,7 +120,7 @@ class CUDAModule:
     """
 
     def __init__(self, context: Context, text: str, arena: tuple[int, int] | None = None) -> None:
-        program = visible(flatten_module(parse(text)))
+        program = visible(telling(flatten_module(parse(text))))
         self.context = context
         self.arena = arena
         self._entries = program.entries()

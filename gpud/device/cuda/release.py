@@ -42,7 +42,8 @@ from gpud.errors import LimitExceeded
 __all__ = ["RELEASE_PATHS", "ReleasePath", "Slot"]
 
 _SLOTS = 1 << 14
-_LIMIT, _LIVE, _NAMED = cw.LIMIT // 4, cw.LIVE // 4, cw.NAMED // 8
+_LIMIT, _LIVE, _BEGUN = cw.LIMIT // 4, cw.LIVE // 4, cw.BEGUN // 4
+_NAMED = cw.NAMED // 8
 _WORDS = cw.LAUNCH_BYTES // 4
 
 Slot = int
@@ -103,6 +104,10 @@ class ReleasePath:
     def live(self, slot: Slot) -> int:
         """How many blocks of the launch have not left."""
         return int(self._words[slot, _LIVE])
+
+    def begun(self, slot: Slot) -> bool:
+        """Whether its first block has begun; may be late to say so."""
+        return bool(self._words[slot, _BEGUN])
 
     def close(self) -> None:
         """Give everything back; no launch is on the device."""
@@ -168,8 +173,17 @@ class _InDeviceMemory(ReleasePath):
     def live(self, slot: Slot) -> int:
         if slot in self._on_the_way and not self._arrived():
             return super().live(slot)  # what is there is another launch's
+        return self._read(slot, cw.LIVE)
+
+    def begun(self, slot: Slot) -> bool:
+        if slot in self._on_the_way and not self._arrived():
+            return False
+        return bool(self._read(slot, cw.BEGUN))
+
+    def _read(self, slot: Slot, offset: int) -> int:
+        """A word of the record in device memory."""
         found = np.empty(1, np.uint32)
-        self._context.copy_out(found.ctypes.data, self.address(slot) + cw.LIVE, 4)
+        self._context.copy_out(found.ctypes.data, self.address(slot) + offset, 4)
         return int(found[0])
 
     def close(self) -> None:

@@ -248,6 +248,7 @@ class FakeDriver:
     def _persistent(self, name: str, control: int, index: int, block: Block) -> Iterator[None]:
         job = self.u64(control + cw.JOB)
         yield
+        self._begun(control, index)
         while index < self.u32(control + cw.LIMIT):
             named = self.u64(control + cw.NAMED)
             if named and self.u32(named + block.sm // 32 * 4) >> block.sm % 32 & 1:
@@ -268,6 +269,10 @@ class FakeDriver:
             if self.u32(job + cw.KILL):
                 break
         self.put(control + cw.LIVE, self.u32(control + cw.LIVE) - 1)
+
+    def _begun(self, control: int, index: int) -> None:
+        if index == 0:
+            self.put(control + cw.BEGUN, 1)
 
     def _fault(self, job: int, kind: cw.FaultKind, claim: int) -> None:
         self.put(job + cw.NEXT, max(self.u32(job + cw.NEXT), self.u32(job + cw.TOTAL)))
@@ -290,6 +295,7 @@ class FakeDriver:
     def _sliced(self, name: str, control: int, index: int, block: Block) -> Iterator[None]:
         job, claim = self.u64(control + cw.JOB), self.u32(control + cw.BASE) + index
         yield
+        self._begun(control, index)
         kind = self.faults.get((name, claim))
         if kind is None:
             self._ran(name, job, claim, block)

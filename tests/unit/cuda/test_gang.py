@@ -327,3 +327,32 @@ def test_a_launch_that_cannot_begin_holds_nothing() -> None:
         with pytest.raises(GpudError, match="cuLaunchKernel failed"):
             job.result(0)
         assert not device.watcher.busy
+
+
+@pytest.mark.parametrize("release", RELEASE_PATHS)
+@pytest.mark.parametrize("what", ["p", "s", "w", "e", "sp"])
+def test_the_first_task_block_is_seen_when_it_begins(what: str, release: str) -> None:
+    fake = FakeDriver(2)
+    with device_of(fake, release) as device:
+        job = Job(device, launches(device, what))
+        job.resize(1)
+        device.watcher.look()
+        assert job.first_block_ns == 0
+        while not job.first_block_ns:
+            assert fake.step()
+            device.watcher.look()
+        assert job.done == (what == "e")  # a plain launch tells only that it is over
+        begun = job.first_block_ns
+        drive(fake, device, job)
+        assert job.first_block_ns == begun
+
+
+def test_blocks_that_are_released_before_they_claim_are_no_beginning() -> None:
+    fake = FakeDriver(2)
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "p"))
+        job.resize(1)
+        job.end()
+        drive(fake, device, job)
+        assert job.progress[0] == 0
+        assert job.first_block_ns == 0
