@@ -2,10 +2,11 @@
 
     python bench/bench_stress.py [--events N] [--jobs N] [--seed N] [--sms N]
 
-Every case that can be resized runs in persistent and in sliced form, several at once, while a
-seeded generator shrinks, grows, stops and resumes them. What is checked after every run and at
-every rest is written in `tests.conformance.stress`. Prints a table and writes
-bench/results/stress.json; exits 1 if anything was wrong.
+Every case that can be resized runs in persistent and in sliced form, several at once, with claims
+of one task block, of several, and in advance, while a seeded generator shrinks, grows, stops and
+resumes them. What is checked after every run and at every rest is written in
+`tests.conformance.stress`. Prints a table and writes bench/results/stress.json; exits 1 if anything
+was wrong.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ import json
 import sys
 import time
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.machine import describe
+from gpud.compiler.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.runner import LoadedCase, headers_installed
 from tests.conformance.stress import stress
 from tests.conformance.suite import CASES
+
+HOW = (Claims(), Claims(4), Claims(1, 1), Claims(3, 2), Claims())
+"""How blocks claim, by turns; not as many as there are forms, so that each case has several."""
 
 RESULT = Path(__file__).parent / "results" / "stress.json"
 
@@ -38,8 +44,9 @@ def main() -> int:
     options = parser.parse_args()
     with CPUDevice(options.sms) as device:
         began = time.monotonic()
+        how = cycle(HOW)
         loaded = [
-            LoadedCase(device, case, form)
+            LoadedCase(device, case, form, claims=next(how))
             for case in CASES
             for form in ("persistent", "sliced")
             if form in case.forms and (headers_installed() or not case.headers)

@@ -32,8 +32,8 @@ Job record, 128 bytes:
 ====== ===== ============ =======================================================================
 offset type  name         meaning
 ====== ===== ============ =======================================================================
-0      u32   next         the task block that the next claim gets; may pass ``total`` by as many
-                          as there were persistent blocks, never wraps
+0      u32   next         the task block that the next claim gets; may pass ``total`` by
+                          `MOST_CLAIMED` for each persistent block that there was, never wraps
 4      u32   total        gx * gy * gz, at most 2**31 - 1
 8      u32   grid_x       the user's grid
 12     u32   grid_y
@@ -45,7 +45,11 @@ offset type  name         meaning
 36     u32   x_shift
 40     u32   y_multiplier divider by grid_y
 44     u32   y_shift
-48     16 B               reserved, 0
+48     u32   chunk        task blocks that a block claims at once if it holds none, 1 to
+                          `MOST_CLAIMED`; the host may change it at any time
+52     u32   ahead        task blocks that a block claims as it begins with the last one that it
+                          holds, to have them when it is done; 0: it claims nothing then; likewise
+56     8 B                reserved, 0
 64     56 B  fault        the fault record
 120    u64   output       distance from this record to the run's output record
                           (`gpud.compiler.print_words`); 0: nobody listens
@@ -83,6 +87,10 @@ Properties:
 * ``divide(n, divider(d)) == n // d`` for all 0 <= n < 2**31, 1 <= d < 2**31;
 * the NumPy dtypes made of `LAUNCH_RECORD` and `JOB_RECORD` have exactly these offsets and sizes;
 * claimed = min(next, total) and done <= claimed at all times;
+* ``never_wraps``: ``next`` stays below 2**32. A persistent block claims nothing more after it has
+  found nothing, so it takes ``next`` at most `MOST_CLAIMED` beyond ``total``; and a device holds
+  fewer than 2**31 / `MOST_CLAIMED` = 8 million of them at once, all launches of a job together.
+  None is begun when nothing is left to claim;
 * ``first_wins``: of all faults of a job one is recorded, whole or not at all.
 """
 
@@ -95,8 +103,10 @@ from math import prod
 from typing import Final, NamedTuple
 
 __all__ = [
+    "AHEAD",
     "BASE",
     "BEGUN",
+    "CHUNK",
     "COMPLETE",
     "DONE",
     "FAULT",
@@ -121,17 +131,20 @@ __all__ = [
     "LIMIT",
     "LIVE",
     "MAX_TASK_BLOCKS",
+    "MOST_CLAIMED",
     "MOST_SMS",
     "NAMED",
     "NAMED_BYTES",
     "NEXT",
     "NOTHING",
     "NO_FAULT",
+    "ONE_AT_A_TIME",
     "ONE_DIMENSIONAL",
     "OUTPUT",
     "TOTAL",
     "X_DIVIDER",
     "Y_DIVIDER",
+    "Claims",
     "FaultKind",
     "FaultRecord",
     "coordinates",
@@ -167,6 +180,8 @@ DONE: Final = 24
 KILL: Final = 28
 X_DIVIDER: Final = 32
 Y_DIVIDER: Final = 40
+CHUNK: Final = 48
+AHEAD: Final = 52
 FAULT: Final = 64
 OUTPUT: Final = 120
 JOB_BYTES: Final = 128
@@ -198,6 +213,9 @@ NOTHING: Final = 0xFFFFFFFF
 MAX_TASK_BLOCKS: Final = 2**31 - 1
 """The most task blocks of one job: claims must not wrap, and dividers need n < 2**31."""
 
+MOST_CLAIMED: Final = 256
+"""The most task blocks that a block claims at once."""
+
 LAUNCH_RECORD: Final = [
     ("job", "<u8"), ("live", "<u4"), ("base", "<u4"), ("limit", "<u4"), ("begun", "<u4"),
     ("named", "<u8"),
@@ -207,7 +225,8 @@ LAUNCH_RECORD: Final = [
 JOB_RECORD: Final = [
     ("next", "<u4"), ("total", "<u4"), ("grid_x", "<u4"), ("grid_y", "<u4"), ("grid_z", "<u4"),
     ("flags", "<u4"), ("done", "<u4"), ("kill", "<u4"), ("x_multiplier", "<u4"),
-    ("x_shift", "<u4"), ("y_multiplier", "<u4"), ("y_shift", "<u4"), ("reserved0", "V16"),
+    ("x_shift", "<u4"), ("y_multiplier", "<u4"), ("y_shift", "<u4"), ("chunk", "<u4"),
+    ("ahead", "<u4"), ("reserved0", "V8"),
     ("fault_state", "<u4"), ("fault_kind", "<u4"), ("fault_site", "<u4"), ("fault_claim", "<u4"),
     ("fault_thread", "<u4", 3), ("fault_line", "<u4"), ("fault_address", "<u8"),
     ("fault_file", "<u8"), ("fault_function", "<u8"), ("output", "<u8"),
@@ -215,8 +234,31 @@ JOB_RECORD: Final = [
 """The job record as `numpy.dtype` takes it."""
 
 _LAUNCH = struct.Struct("<QIII4xQ")
-_JOB = struct.Struct("<7I4x4I16x56xQ")
+_JOB = struct.Struct("<7I4x4I2I8x56xQ")
 _FAULT = struct.Struct("<8I3Q")
+
+
+class Claims(NamedTuple):
+    """How the blocks of a job claim; the fields are those of the job record.
+
+    Kernels whose blocks wait for others take no notice of it: see
+    `gpud.compiler.passes.persistent`.
+    """
+
+    chunk: int = 1
+    ahead: int = 0
+
+    @property
+    def most(self) -> int:
+        """Task blocks that a block may claim between two looks at whether it is released.
+
+        One look may be followed by a claim of a chunk, and by one in advance while it runs that.
+        """
+        return self.chunk + self.ahead
+
+
+ONE_AT_A_TIME: Final = Claims()
+"""Nothing in advance: a released block runs the task block that it is in."""
 
 
 class FaultKind(IntEnum):
@@ -249,22 +291,28 @@ class FaultRecord(NamedTuple):
     function: int
 
 
-def job_record(grid: tuple[int, int, int], *, output: int = 0) -> bytes:
+def job_record(
+    grid: tuple[int, int, int], claims: Claims = ONE_AT_A_TIME, *, output: int = 0
+) -> bytes:
     """The job record of a fresh job, nothing claimed and nothing done: `JOB_BYTES` bytes.
 
     Args:
         grid: task blocks in x, y, z.
+        claims: how its blocks claim.
         output: distance to the output record in bytes, 0 if there is none.
 
     Raises:
-        ValueError: a dimension is below 1, or there are more than `MAX_TASK_BLOCKS`.
+        ValueError: a dimension is below 1, there are more than `MAX_TASK_BLOCKS`, or claims are
+            not of 1 to `MOST_CLAIMED`.
     """
     total = prod(grid)
     if min(grid) < 1 or total > MAX_TASK_BLOCKS:
         raise ValueError(f"a grid has 1 to {MAX_TASK_BLOCKS} task blocks, not {grid}")
+    if not (1 <= claims.chunk <= MOST_CLAIMED and 0 <= claims.ahead <= MOST_CLAIMED):
+        raise ValueError(f"a block claims 1 to {MOST_CLAIMED} task blocks at once, not {claims}")
     x, y, z = grid
     flags = ONE_DIMENSIONAL if y == z == 1 else 0
-    return _JOB.pack(0, total, x, y, z, flags, 0, *divider(x), *divider(y), output)
+    return _JOB.pack(0, total, x, y, z, flags, 0, *divider(x), *divider(y), *claims, output)
 
 
 def launch_record(job: int, blocks: int, *, base: int = 0, named: int = 0) -> bytes:

@@ -54,7 +54,8 @@ KNOWN_EXTERNALS = frozenset(("vprintf", "__assertfail", "malloc", "free"))
 """Functions without a body that every device provides."""
 
 SLOT_BYTES = 16
-"""Shared memory that the persistent form adds: two claims, padded to dynamic memory's alignment."""
+"""Shared memory that the persistent form adds, padded to dynamic memory's alignment: two claims,
+and the last task block that the block holds."""
 
 _STATIC_SHARED_BYTES = 48 * 1024  # CUDA C++ Programming Guide, table of compute capabilities
 PARAMETER_BYTES = 4352

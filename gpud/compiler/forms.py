@@ -55,7 +55,8 @@ class Decision:
         exit_aware: persistent form with exit-aware barriers.
         why: the reasons, the decisive ones first.
         capabilities: what a device must have beyond the ordinary: code ``tensor-core``.
-        waits_on_blocks: blocks wait for others, so each may hold one unstarted claim at most.
+        waits_on_blocks: blocks wait for others, so they claim one task block at a time, none in
+            advance.
         shape: block shapes for which the persistent form is legal.
         barrier: the barrier number of the persistent loop, else ``None``.
         legal: the forms that may be forced, least restricted first.
@@ -161,7 +162,8 @@ def _decide(case: Case) -> Decision:
         why = (_why_persistent(case),)
     waits = form is not Form.REJECTED and bool(case.waits)
     if waits and form is not Form.WHOLE:
-        why += (reason("waits-on-blocks", "waits in a loop for other blocks", case.waits[0].read),)
+        text = "waits in a loop for other blocks, so claims are of one task block, none in advance"
+        why += (reason("waits-on-blocks", text, case.waits[0].read),)
     shape = case.dangers.shape if persistent else Shape.ANY
     if shape:
         rows = "rows of whole warps" + ("" if shape & Shape.WHOLE else ", or a single row")

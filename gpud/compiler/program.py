@@ -85,7 +85,8 @@ class KernelInfo:
         exit_aware: Persistent form with exit-aware barriers.
         why: The reasons for the form, the decisive ones first.
         capabilities: What a device must have beyond the ordinary.
-        waits_on_blocks: Blocks wait for others: one unstarted claim at most.
+        waits_on_blocks: Blocks wait for others: they claim one task block at a time, none in
+            advance.
         shape: Block shapes for which the persistent form is legal.
         legal: Forms that may be forced, least restricted first.
         parameters: As the caller passes them; the hidden control word is not among them.

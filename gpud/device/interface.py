@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, SupportsIndex
 
 from gpud.compiler.analysis.sizes import offsets, size_and_align
+from gpud.compiler.control_words import Claims
 from gpud.compiler.ptx import model as ptx
 from gpud.errors import LaunchConfigError
 from gpud.units import Partitions
@@ -109,6 +110,7 @@ class LaunchSpec(NamedTuple):
         parameters: the packed buffer as the kernel was before rewriting.
         shared: dynamic shared memory of a block, in bytes.
         occupancy: M of this launch; 0: the device finds it.
+        claims: how its blocks claim task blocks in persistent form; None: the device chooses.
     """
 
     kernel: Any
@@ -118,6 +120,7 @@ class LaunchSpec(NamedTuple):
     parameters: bytes
     shared: int = 0
     occupancy: int = 0
+    claims: Claims | None = None
 
     @classmethod
     def of(

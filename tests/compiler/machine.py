@@ -265,7 +265,13 @@ class Machine:
 
     def _do_mad(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         a, b, c = self._values(thread, ins)
+        if ins.opcode.has("wide"):
+            c = self._get(thread, ins.operands[3])
         self._arithmetic(thread, frame, ins, a * b + c)
+
+    def _do_min(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, min(a, b))
 
     def _do_rem(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
         a, b = self._values(thread, ins)
@@ -296,8 +302,12 @@ class Machine:
         self._set(frame, ins.operands[0], a if p else b, bits_of(ins))
 
     def _do_setp(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
-        a, b = self._values(thread, ins)
-        self._set(frame, ins.operands[0], _COMPARE[ins.opcode.modifiers[0]](a, b))
+        a, b, *also = self._values(thread, ins)
+        holds = _COMPARE[ins.opcode.modifiers[0]](a, b)
+        if also:
+            assert ins.opcode.has("and")
+            holds = holds and bool(also[0])
+        self._set(frame, ins.operands[0], holds)
 
     # -- memory --------------------------------------------------------------------------------
 

@@ -27,7 +27,12 @@ Change = Callable[[Instruction], Iterable[Statement]]
 
 def one_slot(module: Module) -> Module:
     """The claim always goes through the same slot: a slow thread may find the next claim there."""
-    return _changed(module, lambda i: () if i.opcode.text == "xor.b32" and _ours(i) else (i,))
+
+    def change(ins: Instruction) -> Iterable[Statement]:
+        toggles = ins.opcode.text == "xor.b32" and ins.operands[0] == ins.operands[1]
+        return () if toggles and _ours(ins) else (ins,)
+
+    return _changed(module, change)
 
 
 def no_barrier(module: Module) -> Module:
@@ -37,25 +42,32 @@ def no_barrier(module: Module) -> Module:
 
 def lost_block(module: Module) -> Module:
     """The limit is looked at after the claim: a block that is told to release loses its claim."""
-    (claim,) = [i for i in _instructions(module) if i.opcode.base == "atom" and _ours(i)]
+    claim = next(i for i in _instructions(module) if i.opcode.base == "atom" and _ours(i))
 
     def change(ins: Instruction) -> Iterable[Statement]:
         if ins is claim or (ins.opcode.base == "mov" and ins.operands[0] == claim.operands[0]):
             return ()
-        if ins.opcode.has("volatile") and _ours(ins):
+        if ins is look:
             return (claim, ins)
         return (ins,)
 
-    return _changed(_changed(module, change), _after_limit(claim))
+    look = next(i for i in _instructions(module) if i.opcode.has("volatile") and _ours(i))
+    limit = next(i for i in _instructions(module) if i.opcode.text == "setp.ge.u32" and _limits(i))
+    return _changed(_changed(module, change), _after_limit(claim, limit))
 
 
-def _after_limit(claim: Instruction) -> Change:
+def _limits(ins: Instruction) -> bool:
+    """Whether the loop's code asks here whether its block is released."""
+    return _ours(ins) and "_limit" in repr(ins.operands[-1])
+
+
+def _after_limit(claim: Instruction, limit: Instruction) -> Change:
     """A block beyond the limit publishes "leave" instead of what it has claimed."""
     register = claim.operands[0]
     nothing = Immediate(str(words.NOTHING), words.NOTHING)
 
     def change(ins: Instruction) -> Iterable[Statement]:
-        if ins.opcode.text == "setp.ge.u32" and _ours(ins):
+        if ins is limit:
             guard = Instruction(opcode("selp.b32"), (register, nothing, register, ins.operands[0]))
             return (ins, guard)
         return (ins,)
@@ -73,11 +85,37 @@ def counted_twice(module: Module) -> Module:
     )
 
 
+def lost_rest(module: Module) -> Module:
+    """A block forgets what else it holds of a chunk, or has claimed in advance."""
+    held = [i for i in _instructions(module) if i.opcode.text == "bra" and "_empty" in repr(i)]
+    return _changed(module, lambda i: (replace(i, guard=None),) if i in held else (i,))
+
+
+def long_chunk(module: Module) -> Module:
+    """A block runs one task block more than it has claimed."""
+    return _changed(module, lambda i: () if i.opcode.text == "sub.u32" and _ours(i) else (i,))
+
+
+def early_advance(module: Module) -> Module:
+    """A block claims in advance whenever it begins with a task block, not only with its last."""
+
+    def change(ins: Instruction) -> Iterable[Statement]:
+        if ins.opcode.text == "setp.eq.and.u32" and "_wants" in repr(ins.operands[0]):
+            always = Instruction(opcode("mov.pred"), (ins.operands[0], ins.operands[-1]))
+            return (always,)
+        return (ins,)
+
+    return _changed(module, change)
+
+
 FAULTS: dict[str, Callable[[Module], Module]] = {
     "one_slot": one_slot,
     "no_barrier": no_barrier,
     "lost_block": lost_block,
     "counted_twice": counted_twice,
+    "lost_rest": lost_rest,
+    "long_chunk": long_chunk,
+    "early_advance": early_advance,
 }
 
 

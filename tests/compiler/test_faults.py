@@ -86,7 +86,7 @@ def test_reports_keep_no_further_register_through_the_body() -> None:
     }
     own = {name for name in through if "gpud" in name}
     # The parameter is a constant: where it is loaded does not matter.
-    assert own <= {"%gpud_loop_slot", "%gpud_context_ctl"}
+    assert own <= {"%gpud_loop_slot", "%gpud_loop_ahead", "%gpud_context_ctl"}
 
 
 def test_whole_entries_get_the_parameter_with_or_without_reports() -> None:

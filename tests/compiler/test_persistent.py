@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,14 +128,21 @@ def test_warps_are_brought_together_only_where_it_matters() -> None:
     )
 
 
-def test_one_register_lives_through_the_body() -> None:
+@pytest.mark.parametrize(
+    ("waits", "kept"),
+    [(False, {"%gpud_loop_slot", "%gpud_loop_ahead"}), (True, {"%gpud_loop_slot"})],
+)
+def test_one_register_lives_through_the_body_and_one_with_claims_in_advance(
+    waits: bool, kept: set[str]
+) -> None:
     from gpud.compiler.analysis.liveness import Liveness
 
-    changed = persistent(compiled(COUNT)).entries()["count"]
-    flow = ControlFlow(changed)
+    module = compiled(COUNT)
+    decision = replace(classify(module, "count"), waits_on_blocks=waits)
+    flow = ControlFlow(rewrite(module, {"count": decision}).entries()["count"])
     live = Liveness(flow)
     head = flow.labels["$gpud_loop_head"]
-    assert [r.name for r in live.registers(live.live_in[head])] == ["%gpud_loop_slot"]
+    assert {r.name for r in live.registers(live.live_in[head])} == kept
 
 
 def test_coordinates_are_computed_only_if_they_are_read() -> None:
@@ -149,8 +157,8 @@ def test_coordinates_are_computed_only_if_they_are_read() -> None:
     for text in (none, one, grid, three):
         assert "div" not in text
         assert "rem" not in text
-        # The block's own index is read once, to compare it with the limit.
-        assert text.count("%ctaid") == 1
+        # The block's own index is read to compare it with the limit, before each kind of claim.
+        assert text.count("%ctaid") == text.count("ld.volatile.global.v2") == 2
         assert "%nctaid" not in text
 
 
@@ -225,6 +233,7 @@ def run(
     seed: int,
     *arguments: int,
     name: str = "count",
+    claims: words.Claims = words.ONE_AT_A_TIME,
 ) -> Machine:
     """Run a job to its end, resizing it on the way.
 
@@ -232,7 +241,7 @@ def run(
         events: (instructions to run first, persistent blocks to have from then on).
     """
     machine = Machine(module, seed)
-    machine.words(JOB, words.job_record(grid))
+    machine.words(JOB, words.job_record(grid, claims))
     total = grid[0] * grid[1] * grid[2]
     for block in range(total):
         machine.memory[HITS + 4 * block] = 0
@@ -276,23 +285,84 @@ def check(machine: Machine, grid: tuple[int, int, int], threads: int) -> None:
 EVENTS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 4)), min_size=1, max_size=5).filter(
     lambda events: events[0][1] > 0
 )
+CLAIMS = st.sampled_from(
+    [words.Claims(*one) for one in ((1, 0), (2, 0), (1, 1), (3, 2), (7, 0), (2, 7))]
+)
 GRIDS = st.sampled_from([(1, 1, 1), (5, 1, 1), (3, 2, 1), (2, 3, 2), (1, 4, 1), (1, 1, 3)])
 
 
 @given(
     source=st.sampled_from([COUNT, BARE.replace("blockIdx.x", LINEAR)]),
     grid=GRIDS, threads=st.integers(1, 4), events=EVENTS, seed=st.integers(0, 2**32),
+    claims=CLAIMS,
 )  # fmt: skip
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_task_block_runs_once(
     source: str,
     grid: tuple[int, int, int],
     threads: int,
     events: list[tuple[int, int]],
     seed: int,
+    claims: words.Claims,
 ) -> None:
     module = persistent(compiled(source))
-    check(run(module, grid, threads, events, seed), grid, threads)
+    check(run(module, grid, threads, events, seed, claims=claims), grid, threads)
+
+
+def test_how_blocks_claim_may_change_at_any_time() -> None:
+    machine = Machine(persistent(compiled(BARE)), 3)
+    total = 60
+    machine.words(JOB, words.job_record((total, 1, 1)))
+    machine.memory |= {HITS + 4 * block: 0 for block in range(total)}
+    machine.memory[BAD] = 0
+    machine.words(CTL, words.launch_record(JOB, 2))
+    machine.launch("count", 2, (3, 1, 1), HITS, BAD, CTL)
+    for chunk, ahead in ((1, 3), (4, 0), (2, 2), (1, 1), (3, 1), (1, 0)):
+        machine.run(400)
+        assert machine.memory[JOB + words.NEXT] < total
+        machine.memory |= {JOB + words.CHUNK: chunk, JOB + words.AHEAD: ahead}
+    machine.run()
+    check(machine, (total, 1, 1), 3)
+
+
+@pytest.mark.parametrize("claims", [(1, 0), (4, 0), (1, 1), (1, 3), (3, 3)])
+def test_a_released_block_runs_what_it_holds_and_claims_no_more(claims: tuple[int, int]) -> None:
+    how = words.Claims(*claims)
+    module = persistent(compiled(BARE))
+    found = set()
+    for seed in range(20):
+        machine = Machine(module, seed)
+        machine.words(JOB, words.job_record((50, 1, 1), how))
+        machine.memory |= {HITS + 4 * block: 0 for block in range(50)}
+        machine.memory[BAD] = 0
+        machine.words(CTL, words.launch_record(JOB, 1))
+        machine.launch("count", 1, (2, 1, 1), HITS, BAD, CTL)
+        machine.run(150 + 11 * seed)
+        before = machine.memory[JOB + words.NEXT]
+        machine.memory[CTL + words.LIMIT] = 0
+        machine.run()
+        after, done = (machine.memory[JOB + at] for at in (words.NEXT, words.DONE))
+        assert after == done == sum(machine.memory[HITS + 4 * block] for block in range(50)) // 2
+        found.add(after - before)
+    assert 0 in found
+    assert max(found) <= how.most
+
+
+def test_kernels_that_wait_on_blocks_claim_one_at_a_time_whatever_the_record_says() -> None:
+    module = compiled(COUNT)
+    decision = replace(classify(module, "count"), waits_on_blocks=True)
+    changed = rewrite(module, {"count": decision})
+    machine = Machine(changed, 1)
+    machine.words(JOB, words.job_record((9, 1, 1), words.Claims(4, 4)))
+    machine.memory |= {HITS + 4 * block: 0 for block in range(9)}
+    machine.memory[BAD] = 0
+    machine.words(CTL, words.launch_record(JOB, 1))
+    machine.launch("count", 1, (2, 1, 1), HITS, BAD, CTL)
+    while machine.memory[JOB + words.NEXT] < 9:
+        assert machine.memory[JOB + words.NEXT] <= machine.memory[JOB + words.DONE] + 2
+        machine.run(1)
+    machine.run()
+    check(machine, (9, 1, 1), 2)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -332,8 +402,9 @@ def failures(change: Callable[[Module], Module]) -> int:
         module = change(persistent(compiled(source)))
         for seed in range(30):
             events = [(0, 2), (seed * 7, 1), (seed * 5, 0), (40, 2)]
+            claims = words.Claims(*((1, 0), (2, 0), (2, 2))[seed % 3])
             try:
-                check(run(module, (5, 1, 1), 3, events, seed), (5, 1, 1), 3)
+                check(run(module, (7, 1, 1), 3, events, seed, claims=claims), (7, 1, 1), 3)
             except (AssertionError, MachineError):
                 found += 1
     return found
@@ -373,8 +444,6 @@ def test_threads_may_leave_before_barriers_that_others_reach(
 
 def test_plain_barriers_would_hang_there() -> None:
     """The danger is real: without exit-aware barriers the same kernel gets stuck."""
-    from dataclasses import replace
-
     module = compiled(LEAVE_EARLY)
     decision = replace(classify(module, "count"), exit_aware=False, barrier=1)
     changed = rewrite(module, {"count": decision})

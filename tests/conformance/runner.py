@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
 from gpud.compiler.cuda_headers import cuda_include_paths
 from gpud.compiler.nvrtc import compile_cuda, nvrtc_version
 from gpud.compiler.pipeline import Program, compile_program
@@ -101,12 +102,20 @@ class LoadedCase:
         case: what.
         form: how; one of ``case.forms``.
         ptx: run this program instead of what the rewriter makes.
+        claims: how blocks in persistent form claim task blocks.
 
     Raises:
         KernelRejected: gpud cannot bring the case into ``form``.
     """
 
-    def __init__(self, device: Device, case: Case, form: Form, ptx: str | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        case: Case,
+        form: Form,
+        ptx: str | None = None,
+        claims: Claims = ONE_AT_A_TIME,
+    ) -> None:
         source = source_of(case.name)
         program = rewritten(case.name, None if form == "unmodified" else form)
         if ptx is None:
@@ -114,6 +123,7 @@ class LoadedCase:
         self.device = device
         self.case = case
         self.form: Form = form
+        self.claims = claims
         self.module = device.load(ptx)
         self.kernel = self.module.kernel(source.entry)
         # Asking for the occupancy makes a device compile now, not in the first launch.
@@ -175,7 +185,7 @@ class Run:
             self.values,
             shared=case.shared,
         )
-        return Job(self.loaded.device, [launch])
+        return Job(self.loaded.device, [launch._replace(claims=self.loaded.claims)])
 
     def ended(self, job: Job) -> None:
         """Take over what a job printed."""
@@ -199,7 +209,12 @@ class Run:
 
 
 def run_case(
-    device: Device, case: Case, form: Form, seed: int = 0, conduct: Conduct | None = None
+    device: Device,
+    case: Case,
+    form: Form,
+    seed: int = 0,
+    conduct: Conduct | None = None,
+    claims: Claims = ONE_AT_A_TIME,
 ) -> tuple[list[Any], Results]:
     """Run ``case`` in ``form`` on ``device``.
 
@@ -210,6 +225,7 @@ def run_case(
         seed: for the arguments.
         conduct: resizes the job while it runs; `straight` by default. A case with several
             launches is conducted through each.
+        claims: how blocks in persistent form claim task blocks.
 
     Returns:
         The arguments as they were made and what the run left behind.
@@ -218,7 +234,7 @@ def run_case(
         TimeoutError: a launch did not end in time.
         GpudError: as the job raised it.
     """
-    run = LoadedCase(device, case, form).start(seed)
+    run = LoadedCase(device, case, form, claims=claims).start(seed)
     while run.launches_left:
         job = run.launch()
         (conduct or straight())(job)

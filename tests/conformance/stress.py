@@ -11,7 +11,7 @@ first launch to its results.
 Checked:
 * after each run: NumPy's values, and every counter exactly right;
 * at each event: claimed and done never go back, done <= claimed <= total;
-* after a stop each block that was there claims one more task block at most;
+* after a stop each block that was there claims once more at most, and once in advance;
 * when a stopped job has come to rest: no block is live, claimed equals done, and exactly the done
   task blocks have counted themselves;
 * each run ends within a time limit once it is left alone.
@@ -187,7 +187,8 @@ class _Active:
         self._started = True
         # The order matters: a block may claim between the two, but not leave and claim.
         live = self.job.held
-        self._most = self.job.progress[0] + live if target == 0 else None
+        most = live * self.loaded.claims.most
+        self._most = self.job.progress[0] + most if target == 0 else None
 
     def _pause(self) -> None:
         """Let the job come some task blocks further, or not at all."""

@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
+from gpud.compiler.control_words import Claims
 from gpud.compiler.forms import Form
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import KernelRejected
 from tests.conformance.fenced import Fenced
 from tests.conformance.runner import headers_installed, rewritten, run_case, source_of, straight
-from tests.conformance.suite import CASES, Case, Results, differences_between, mismatches
+from tests.conformance.suite import (
+    CASES,
+    Case,
+    Results,
+    differences_between,
+    find,
+    mismatches,
+)
 
 EXPECTED = {
     "persistent": (Form.PERSISTENT, False),
@@ -20,6 +28,10 @@ EXPECTED = {
     "sliced": (Form.SLICED, False),
     "whole": (Form.WHOLE, False),
 }
+
+# Between them: one and three dimensions, barriers, exit-aware ones, warp collectives, blocks that
+# wait for lower ones, and a task block more than chunks have room for.
+CLAIMING = ("saxpy", "stencil_3d", "early_return", "lookback_scan", "last_block_reduce")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +59,14 @@ def test_forms_agree_with_numpy_and_with_each_other(case: Case, device: Any) -> 
         if case.deterministic and first is not None:
             assert differences_between(first, results) == [], form
         first = first or results
+
+
+@pytest.mark.parametrize("claims", [Claims(4), Claims(1, 1), Claims(3, 2)], ids=str)
+@pytest.mark.parametrize("name", CLAIMING)
+def test_how_blocks_claim_changes_nothing(name: str, claims: Claims, device: Any) -> None:
+    case = find(name)
+    arguments, results = run_case(device, case, "persistent", conduct=straight(2), claims=claims)
+    assert mismatches(case, arguments, results) == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

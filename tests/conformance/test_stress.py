@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import cycle
 
 import pytest
 
+from gpud.compiler.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.opcodes import words
 from tests.conformance.runner import LoadedCase, rewritten
@@ -23,13 +25,13 @@ branch_table
 # What each fault changes in the rewritten PTX of a persistent kernel, and what must be noticed.
 FAULTS = {
     "each claim skips a task block": (
-        r"(atom\S*\.add\.u32 %\S*claim, \[%\S+\]), 1;",
-        r"\1, 2;",
+        r"(atom\S*\.add\.u32 %\S*claim, \[%\S+\], )(%\S*chunk);",
+        r"add.u32 \2, \2, 1; \1\2; sub.u32 \2, \2, 1;",
         "did not run exactly 1",
     ),
     "a released block throws its claim away": (
-        r"(mov\S* %\S*claim, \d+;)\s*(setp\S* %\S*stop, .*?;)\s*(@%\S*stop) (bra.*?;)\s*(at.*?;)",
-        r"\5 \2 \3 \1 \3 \4",
+        r"(mov\S* %\S*claim, \d+;)(\s*ld\.vol.*?)(@%\S*stop) (bra.*?;)(.*?)(at\S* %\S*claim.*?;)",
+        r"\6 \2 \3 \1 \3 \4 \5",
         "at rest",
     ),
     "a release is not looked at": (
@@ -38,7 +40,7 @@ FAULTS = {
         "after a stop",
     ),
     "task blocks that are done are not counted": (
-        r"@%\S*counted red\S* \[%\S*job\+24\], 1;",
+        r"@%\S*counted red\S* \[%\S*own\+24\], 1;",
         "",
         "ended with progress",
     ),
@@ -52,8 +54,9 @@ def device() -> Iterator[CPUDevice]:
 
 
 def test_every_task_block_runs_exactly_once_whatever_is_resized(device: CPUDevice) -> None:
+    how = cycle((Claims(), Claims(4), Claims(1, 1), Claims(3, 2)))
     loaded = [
-        LoadedCase(device, find(name), form)
+        LoadedCase(device, find(name), form, claims=next(how))
         for name in CASES
         for form in ("persistent", "sliced")
         if form in find(name).forms

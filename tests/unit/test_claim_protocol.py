@@ -8,10 +8,12 @@ Model: two launches of one persistent block each, two warps a block (warp 0 lead
 counter. The host lowers the first launch's limit, or not, at any moment, and then starts the second
 launch on the same counter, or not. A step is one access to shared state: reading the limit,
 claiming, writing a slot, arriving at the barrier, passing it, reading a slot (and running the task
-block, or leaving). A depth-first search visits each reachable state once.
+block, or leaving). What only a leader reads and writes, the last task block that its block holds
+and its claim in advance, is its own. A depth-first search visits each reachable state once.
 
 Properties: both warps of a block run the same task blocks; each task block below the counter was
-run exactly once and no other; if the job was grown, none is left; nobody waits for ever.
+run exactly once and no other; if the job was grown, none is left; nobody waits for ever. That with
+claims of one task block, of several, and in advance.
 """
 
 from __future__ import annotations
@@ -22,17 +24,25 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 LEAVE = 99
-# Where a warp is: about to do one of these, not launched yet, or gone.
-LOOK, CLAIM, WRITE, ARRIVE, PASS, READ, IDLE, GONE = range(8)
+NONE = -1
+# Where a warp is: about to do one of these, not launched yet, or gone. `AGAIN` and `ADVANCE`: look
+# at the limit before a claim in advance, and claim.
+LOOK, CLAIM, WRITE, AGAIN, ADVANCE, ARRIVE, PASS, READ, IDLE, GONE = range(10)
 
 
 class Warp(NamedTuple):
-    """One warp: its place, its claim, the slot to use next, the barrier phase that it waits for."""
+    """One warp: its place, its claim, the slot to use next, the barrier phase that it waits for.
+
+    A leader also has the last task block that its block holds, and what it claimed in advance, or
+    `NONE`.
+    """
 
     at: int
     claim: int = LEAVE
     slot: int = 0
     phase: int = 0
+    last: int = NONE
+    ahead: int = NONE
 
 
 class State(NamedTuple):
@@ -41,7 +51,7 @@ class State(NamedTuple):
     warps: tuple[Warp, ...]  # two of the first launch, two of the second
     ran: tuple[tuple[int, ...], ...]  # by warp 0, by warp 1: how often each task block
     limits: tuple[int, ...] = (1, 0)
-    slots: tuple[int, ...] = (0, 0, 0, 0)  # two a block
+    slots: tuple[int, ...] = (LEAVE,) * 4  # two a block
     arrived: tuple[int, ...] = (0, 0)
     phases: tuple[int, ...] = (0, 0)
     counter: int = 0
@@ -71,22 +81,58 @@ def host_steps(state: State) -> Iterator[State]:
         yield state._replace(host=2, limits=(state.limits[0], 1), warps=warps, grown=True)
 
 
-def warp_step(state: State, who: int, *, slots: int, claim_first: bool) -> State | None:
+class Rules(NamedTuple):
+    """How the loop is: as it is by default, or with a fault."""
+
+    slots: int = 2
+    chunk: int = 1
+    ahead: int = 0
+    claim_first: bool = False
+    """A claim is taken and then dropped if the block is released."""
+    drop_held: bool = False
+    """A block that is released leaves with what it holds."""
+
+
+def hold(warp: Warp, first: int, count: int, total: int) -> Warp:
+    """The leader with a claim of ``count`` task blocks, to be published."""
+    last = min(first + count, total) - 1
+    return warp._replace(at=WRITE, claim=first if first < total else LEAVE, last=last, ahead=NONE)
+
+
+def look(state: State, warp: Warp, block: int, rules: Rules) -> tuple[State, Warp]:
+    """The leader finds what its block holds, or whether it may claim."""
+    released = state.limits[block] <= 0
+    if not (rules.drop_held and released):
+        if warp.ahead != NONE:
+            return state, hold(warp, warp.ahead, rules.ahead, len(state.ran[0]))
+        previous = state.slots[2 * block + (warp.slot + 1) % 2]
+        if previous < warp.last:
+            return state, warp._replace(at=WRITE, claim=previous + 1)
+    if rules.claim_first and released:
+        state = state._replace(counter=state.counter + 1)
+    return state, (
+        warp._replace(at=WRITE, claim=LEAVE, last=NONE) if released else warp._replace(at=CLAIM)
+    )
+
+
+def warp_step(state: State, who: int, rules: Rules) -> State | None:
     """The warp's next step, None if it has to wait or is not there."""
     warp, block, total = state.warps[who], who // 2, len(state.ran[0])
-    slot = 2 * block + warp.slot % slots
+    slot = 2 * block + warp.slot % rules.slots
     if warp.at == LOOK:
-        released = state.limits[block] <= 0
-        if claim_first and released:  # the planted fault: a claim is taken and then dropped
-            state = state._replace(counter=state.counter + 1)
-        warp = warp._replace(at=WRITE, claim=LEAVE) if released else warp._replace(at=CLAIM)
+        state, warp = look(state, warp, block, rules)
     elif warp.at == CLAIM:
-        claim = state.counter if state.counter < total else LEAVE
-        state = state._replace(counter=state.counter + 1)
-        warp = warp._replace(at=WRITE, claim=claim)
+        warp = hold(warp, state.counter, rules.chunk, total)
+        state = state._replace(counter=state.counter + rules.chunk)
     elif warp.at == WRITE:
         state = state._replace(slots=put(state.slots, slot, warp.claim))
-        warp = warp._replace(at=ARRIVE)
+        wants = rules.ahead > 0 and warp.claim == warp.last
+        warp = warp._replace(at=AGAIN if wants else ARRIVE)
+    elif warp.at == AGAIN:
+        warp = warp._replace(at=ARRIVE if state.limits[block] <= 0 else ADVANCE)
+    elif warp.at == ADVANCE:
+        warp = warp._replace(at=ARRIVE, ahead=state.counter)
+        state = state._replace(counter=state.counter + rules.ahead)
     elif warp.at == ARRIVE:
         waiting = state.arrived[block] + 1
         if waiting == 2:
@@ -101,7 +147,8 @@ def warp_step(state: State, who: int, *, slots: int, claim_first: bool) -> State
         claim = state.slots[slot]
         leads = who % 2 == 0
         again = LOOK if leads else ARRIVE
-        warp = Warp(GONE if claim == LEAVE else again, LEAVE, 1 - warp.slot, warp.phase)
+        at = GONE if claim == LEAVE else again
+        warp = warp._replace(at=at, claim=LEAVE, slot=1 - warp.slot)
         if claim != LEAVE:
             ran = state.ran[who % 2]
             if ran[claim]:
@@ -123,7 +170,7 @@ def check_end(state: State) -> None:
         raise ProtocolError("task blocks are left although somebody was there to run them")
 
 
-def explore(*, total: int, slots: int, claim_first: bool = False) -> int:
+def explore(total: int, rules: Rules) -> int:
     """Visits every reachable state and returns how many there are."""
     nothing = (0,) * total
     start = State((Warp(LOOK), Warp(ARRIVE), Warp(IDLE), Warp(IDLE)), (nothing, nothing))
@@ -132,7 +179,7 @@ def explore(*, total: int, slots: int, claim_first: bool = False) -> int:
         state = stack.pop()
         after = list(host_steps(state))
         for who in range(len(state.warps)):
-            moved = warp_step(state, who, slots=slots, claim_first=claim_first)
+            moved = warp_step(state, who, rules)
             if moved is not None:
                 after.append(moved)
         if not after:
@@ -144,15 +191,23 @@ def explore(*, total: int, slots: int, claim_first: bool = False) -> int:
     return len(seen)
 
 
-def test_two_slots_and_one_barrier_are_right() -> None:
-    assert explore(total=3, slots=2) > 10_000
+@pytest.mark.parametrize(("chunk", "ahead"), [(1, 0), (2, 0), (1, 1), (1, 2), (2, 1)])
+def test_two_slots_and_one_barrier_are_right(chunk: int, ahead: int) -> None:
+    assert explore(3, Rules(chunk=chunk, ahead=ahead)) > 5_000
 
 
-def test_one_slot_is_a_race() -> None:
+@pytest.mark.parametrize(("chunk", "ahead"), [(1, 0), (1, 1)])
+def test_one_slot_is_a_race(chunk: int, ahead: int) -> None:
     with pytest.raises(ProtocolError):
-        explore(total=3, slots=1)
+        explore(3, Rules(slots=1, chunk=chunk, ahead=ahead))
 
 
 def test_a_claim_that_is_dropped_is_found() -> None:
     with pytest.raises(ProtocolError, match="claimed"):
-        explore(total=3, slots=2, claim_first=True)
+        explore(3, Rules(claim_first=True))
+
+
+@pytest.mark.parametrize(("chunk", "ahead"), [(2, 0), (1, 1)])
+def test_a_block_that_leaves_with_what_it_holds_is_found(chunk: int, ahead: int) -> None:
+    with pytest.raises(ProtocolError, match="claimed"):
+        explore(3, Rules(chunk=chunk, ahead=ahead, drop_held=True))

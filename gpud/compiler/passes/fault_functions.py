@@ -13,13 +13,15 @@ shared memory, or `NOTHING` where there is no such loop.
 
 Algorithm. To record: change the record's state from 0 to 1; who succeeds writes the rest, and the
 state 2 after a fence. To leave: raise ``job.next`` to ``job.total``, so that no block claims
-anything more; write `NOTHING` to both slots, so that the rest of this block leaves when it comes to
-the loop's head; the leader counts its block out, since nobody else will; exit.
+anything more; write `NOTHING` to both slots, and that the block holds nothing, so that the rest of
+this block leaves when it comes to the loop's head; the leader counts its block out, since nobody
+else will; exit.
 
 Properties:
 * ``first_wins``: one fault of a job is recorded, and complete when its state says so;
-* ``stops``: nothing is claimed after it. A task block that the block's leader was just claiming may
-  still run, without the thread that failed: its job has failed;
+* ``stops``: nothing is claimed after it, by this job's blocks, and this one forgets what it holds.
+  Task blocks that its leader was just claiming may still run, without the thread that failed, and
+  so may those that other blocks hold: their job has failed;
 * the task block with the fault is not counted as done; nor is the one before in the same block, if
   a fast thread fails before the leader has counted.
 
@@ -60,6 +62,7 @@ _LEAVE = f"""
     and.b32 %slot, %slots, -8;
     st.shared.u32 [%slot], {_NOTHING};
     st.shared.u32 [%slot+4], {_NOTHING};
+    st.shared.u32 [%slot+8], 0;
     membar.cta;
     mov.u32 %thread, %tid.x;
     mov.u32 %other, %tid.y;

@@ -189,7 +189,13 @@ class Chain:
         """The stages' records; what they point to is kept."""
         count = len(specs)
         stages = np.zeros(count, _STAGE)
-        stages["job"] = np.frombuffer(b"".join(map(_job_record, grids)), f"V{cw.JOB_BYTES}")
+        stages["job"] = np.frombuffer(
+            b"".join(
+                _job_record(grid, spec.claims or cw.ONE_AT_A_TIME)
+                for grid, spec in zip(grids, specs, strict=True)
+            ),
+            f"V{cw.JOB_BYTES}",
+        )
         self._templates = np.frombuffer(
             bytearray(b"".join(plan.template for plan in plans)), _TEMPLATE
         )

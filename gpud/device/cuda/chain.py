@@ -121,8 +121,12 @@ class Chain:
         jobs_bytes = cw.JOB_BYTES * len(self.stages)
         self.output = jobs_bytes if any(stage.prints for stage in self.stages) else 0
         fresh = b"".join(
-            cw.job_record(stage.grid, output=self.output - cw.JOB_BYTES * n if stage.prints else 0)
-            for n, stage in enumerate(self.stages)
+            cw.job_record(
+                stage.grid,
+                spec.claims or cw.ONE_AT_A_TIME,
+                output=self.output - cw.JOB_BYTES * n if stage.prints else 0,
+            )
+            for n, (stage, spec) in enumerate(zip(self.stages, specs, strict=True))
         )
         fresh += bytes(OUTPUT_RECORD_BYTES if self.output else 0) + cw.named_sms(())
         self.record_bytes = len(fresh)
