@@ -129,6 +129,8 @@ class AffineSlices(Slices):
 
     def _make_ramp(self, step: Step, slopes: Slopes) -> None:
         name = written(step.ins)[0].name
+        if not all(isinstance(slope, int) for slope in slopes):
+            return  # rows of a length that LLVM does not know: a product for each thread, no gain
         if id(step) in self._widened and self.s.kernel.storage[name] == "ptr":
             self.ramps[id(step.ins), step.now < 0] = Ramp(self._values[id(step)], slopes)
             self._widened.discard(id(step))
