@@ -10,14 +10,18 @@ Approach: the whole range is reserved when the arena is opened, which takes no m
 (`gpud.device.cuda.staging`).
 
 Terms: a *granule* is what the driver gives memory in (2 MiB and more); a *piece* is a run of
-granules that was created at once, for as long as some committed part lies in it.
+granules that was created at once; it is *spare* while no committed part lies in it.
 
 Algorithm: `commit` makes a piece of each gap between the pieces that its range touches, then sets
-the range to what the file has, or to zero.
+the range to what the file has, or to zero. To take memory away the driver may wait for every kernel
+that runs. So spare pieces stay where they are while kernels run, unless memory is short: then all
+of the device's are given back first.
 
 Properties:
 * what `commit` could not finish, it takes back: nothing of the range is mapped that was not before;
-* a byte is mapped exactly as long as a committed part lies in its granule;
+* a byte is mapped as long as a committed part lies in its granule, and is never given to another
+  session before;
+* with nothing on the device no piece stays spare after a `release`;
 * copies of an arena are done in their order, and when the call returns.
 
 Nothing here has run on a GPU yet.
@@ -26,6 +30,7 @@ Nothing here has run on a GPU yet.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +63,8 @@ class Arena:
         descriptor: of the file; it may be closed afterwards.
         size: bytes, a power of two.
         base: the address that the first byte shall have; 0: the driver chooses.
+        idle: whether nothing is on the device.
+        reclaim: gives back what is spare in all arenas; whether there was any.
 
     Attributes:
         address: of the first byte, on the device.
@@ -69,10 +76,20 @@ class Arena:
     """
 
     def __init__(
-        self, context: Context, staging: Staging, descriptor: int, size: int, base: int = 0
+        self,
+        context: Context,
+        staging: Staging,
+        descriptor: int,
+        size: int,
+        base: int = 0,
+        *,
+        idle: Callable[[], bool],
+        reclaim: Callable[[], bool],
     ) -> None:
         self._context = context
         self._staging = staging
+        self._idle = idle
+        self._reclaim = reclaim
         self.size = size
         self._pieces: list[_Piece] = []
         driver = context.enter()
@@ -104,6 +121,9 @@ class Arena:
         touched = [p for p in self._pieces if p.first < last and first < p.last]
         made: list[_Piece] = []
         with ExitStack() as undo:
+            for piece in touched:  # at once: what is spare may be given back meanwhile
+                piece.parts += 1
+                undo.callback(_leave, piece)
             at = first
             for stop, resume in [*((p.first, p.last) for p in touched), (last, last)]:
                 if at < stop:
@@ -115,18 +135,24 @@ class Arena:
             else:
                 self._staging.zero(self.address + offset, size)
             undo.pop_all()
-        for piece in (*touched, *made):
-            piece.parts += 1
         self._pieces = sorted([*self._pieces, *made], key=lambda piece: piece.first)
 
     def release(self, offset: int, size: int) -> None:
         """Undo a `commit` of the same range. No kernel that could touch it runs."""
         first, last = self._granules(offset, size)
-        for piece in [p for p in self._pieces if p.first < last and first < p.last]:
-            piece.parts -= 1
-            if not piece.parts:
-                self._pieces.remove(piece)
-                self._drop(piece)
+        for piece in self._pieces:
+            if piece.first < last and first < piece.last:
+                piece.parts -= 1
+        if self._idle():
+            self.reclaim()
+
+    def reclaim(self) -> bool:
+        """Give back the pieces that are spare; whether there were any. May wait for kernels."""
+        spare = [piece for piece in self._pieces if not piece.parts]
+        for piece in spare:
+            self._pieces.remove(piece)
+            self._drop(piece)
+        return bool(spare)
 
     def upload(self, offset: int, size: int) -> None:
         """Copy from the file to the device; all of it is committed."""
@@ -163,7 +189,7 @@ class Arena:
         first, last = self._granules(offset, size)
         at = first
         for piece in self._pieces:
-            if piece.first <= at < piece.last:
+            if piece.parts and piece.first <= at < piece.last:
                 at = piece.last
         if at < last:
             raise InvalidArgument(f"of {size} bytes at {offset} not all have memory behind them")
@@ -194,16 +220,22 @@ class Arena:
         driver, granule = self._context.enter(), self._granule
         size, address = (last - first) * granule, self.address + first * granule
         with ExitStack() as undo:
-            try:
-                handle = driver.call("cuMemCreate", size, self._location, 0)
-            except DriverError as error:
-                raise out_of_memory(self._context, error, size) from error
+            handle = self._allocated(size)
             undo.callback(driver.call, "cuMemRelease", handle)
             driver.call("cuMemMap", address, size, 0, handle, 0)
             undo.callback(driver.call, "cuMemUnmap", address, size)
             driver.call("cuMemSetAccess", address, size, [self._access()], 1)
             undo.pop_all()
-        return _Piece(first, last, 0, handle)
+        return _Piece(first, last, 1, handle)
+
+    def _allocated(self, size: int) -> Any:
+        driver = self._context.enter()
+        while True:
+            try:
+                return driver.call("cuMemCreate", size, self._location, 0)
+            except DriverError as error:
+                if error.status != "OUT_OF_MEMORY" or not self._reclaim():
+                    raise out_of_memory(self._context, error, size) from error
 
     def _drop(self, piece: _Piece) -> None:
         driver, granule = self._context.enter(), self._granule
@@ -217,6 +249,10 @@ class Arena:
         access.location = self._location.location
         access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         return access
+
+
+def _leave(piece: _Piece) -> None:
+    piece.parts -= 1
 
 
 def _properties(api: Any, device: int) -> Any:

@@ -176,7 +176,15 @@ class CUDADevice:
 
     def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
         """Reserve a session's range of addresses. See `Arena`."""
-        arena = Arena(self.context, self._staging, descriptor, size, base)
+        arena = Arena(
+            self.context,
+            self._staging,
+            descriptor,
+            size,
+            base,
+            idle=lambda: not self.watcher.busy,
+            reclaim=self._reclaim,
+        )
         self._arenas.add(arena)
         return arena
 
@@ -355,6 +363,10 @@ class CUDADevice:
                 f"{threads} threads; launch smaller blocks",
             )
         return found
+
+    def _reclaim(self) -> bool:
+        """Give back what arenas have spare; whether there was any."""
+        return sum(arena.reclaim() for arena in list(self._arenas)) > 0
 
     def _free_memory(self) -> None:
         while self._memory:

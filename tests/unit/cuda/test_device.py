@@ -172,6 +172,44 @@ def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:
         arena.close()
 
 
+def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: int) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        arena.commit(0, 4 * GRANULE, from_file=False)
+        job = Job(device, launches(device, "p", total=50))
+        job.resize(2)
+        fake.run(5)
+        arena.release(0, 4 * GRANULE)
+        assert fake.alive["mapping"] == 1
+        with pytest.raises(InvalidArgument, match="not all have memory"):
+            arena.download(0, 5)
+        written(memfd, 7, b"hello")
+        arena.commit(0, 2 * GRANULE)  # where memory is still
+        assert device.read(arena.address + 7, 5) == b"hello"
+        assert fake.alive["piece"] == 1
+        arena.commit(8 * GRANULE, GRANULE)
+        arena.release(8 * GRANULE, GRANULE)
+        assert fake.alive["piece"] == 2
+        fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
+        arena.commit(6 * GRANULE, GRANULE)  # when what is spare was given back
+        assert fake.alive["piece"] == 2
+        fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
+        with pytest.raises(OutOfMemory):  # nothing is spare any more
+            arena.commit(9 * GRANULE, GRANULE)
+        arena.release(6 * GRANULE, GRANULE)
+        fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
+        with pytest.raises(OutOfMemory):  # what it touches is not spare
+            arena.commit(6 * GRANULE, 2 * GRANULE)
+        assert fake.alive["piece"] == 2
+        fake.fail(0, "")
+        drive(fake, device, job)
+        assert len(arena.ranges()) == 2
+        arena.release(0, 2 * GRANULE)
+        assert arena.ranges() == ()
+        arena.close()
+
+
 def test_an_arena_that_cannot_lie_there_is_refused(memfd: int) -> None:
     fake = FakeDriver()
     with device_of(fake) as device:
