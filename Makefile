@@ -99,7 +99,7 @@ GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider $(PYTEST_ARGS)
 GPU_TESTS := conformance resizing fences faults
 GPU_CHECKS := $(foreach check,memcheck racecheck synccheck,$(check)-1 $(check)-2)
 GPU_FIGURES := waits rewrite_cost release_latency resize random_resizes shares
-GPU_SYSTEMS := gpud streams processes green
+GPU_SYSTEMS := gpud gpud_floor streams processes green
 # Only by name, and only where MPS may be used: they start an MPS control daemon, and end it.
 GPU_MPS := mps mps_limited
 

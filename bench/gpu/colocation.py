@@ -7,6 +7,8 @@ offline kernels of 0.04 to 10.8 ms and beside task blocks of 5 ms. Every window 
 arrivals for every system; each system is compared with itself alone. Systems:
 
     gpud         a daemon; requests are sequences that reserve the whole device
+    gpud_floor   a daemon; requests reserve half of the SMs as their own (``exclusive``), which is a
+                 floor that nobody else's blocks are on, and persistent offline blocks have the rest
     streams      one process, two streams of different priorities
     processes    two processes, which the driver has take turns
     green        one process, two green contexts: half of the SMs for each
@@ -63,7 +65,7 @@ from gpud.demo.arrivals import poisson
 from gpud.demo.metrics import harvest, percentile
 from gpud.device.interface import pack_parameters
 
-SYSTEMS = ("gpud", "streams", "processes", "green", "mps", "mps_limited")
+SYSTEMS = ("gpud", "gpud_floor", "streams", "processes", "green", "mps", "mps_limited")
 LOADS = (0.2, 0.5)
 AIM_MEAN, AIM_WORST, AIM_HARVEST = 1.02, 1.05, 0.95
 LEAD_IN_S = 0.5
@@ -93,12 +95,14 @@ class System:
         socket: gpud's; empty: native.
         green_sms: SMs of the online side's green context; None: none.
         environment: of the online and of the offline process.
+        asks: what requests ask for, as `gpud_client.Session.sequence` takes it.
     """
 
     together: bool
     socket: str = ""
     green_sms: int | None = None
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    asks: Mapping[str, Any] = field(default_factory=lambda: {"reservation": "100%"})
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,10 @@ def opened(name: str, gpu: Gpu) -> Iterator[System]:
         if name == "gpud":
             session = stack.enter_context(gc.local("cuda"))
             yield System(together=False, socket=str(session.path))
+        elif name == "gpud_floor":
+            session = stack.enter_context(gc.local("cuda"))
+            asks = {"reservation": gpu.sms // 2, "exclusive": True}
+            yield System(together=False, socket=str(session.path), asks=asks)
         elif name == "streams":
             yield System(together=True)
         elif name == "processes":
@@ -276,7 +284,11 @@ def window(
 ) -> Seen:
     """Runs the sides that are given for one window, each in a process or both in one."""
     common = {"seconds": seconds, "socket": system.socket, "green_sms": system.green_sms}
-    requests = {"online": [one.plain() for one in online], "arrivals_s": list(arrivals_s)}
+    requests = {
+        "online": [one.plain() for one in online],
+        "arrivals_s": list(arrivals_s),
+        "asks": dict(system.asks),
+    }
     work = {"offline": offline.plain(), "batch": batch_of(kernel_us)} if offline else {}
     tasks: dict[str, dict[str, Any]] = {}
     if system.together:

@@ -240,10 +240,10 @@ class NativeOffline:
 
 
 class GpudOnline:
-    """Requests as one sequence each, with a reservation."""
+    """Requests as one sequence each; ``asks`` is what they ask for."""
 
-    def __init__(self, gpu: gc.Session, sizes: list[Sized], reservation: str) -> None:
-        self._gpu, self._reservation = gpu, reservation
+    def __init__(self, gpu: gc.Session, sizes: list[Sized], asks: dict[str, Any]) -> None:
+        self._gpu, self._asks = gpu, asks
         kernel = gpu.kernel(SOURCE, ENTRY)
         self._out = gpu.zeros(THREADS * OUT_BLOCKS, np.float32)
         self._calls = [
@@ -255,7 +255,7 @@ class GpudOnline:
             self._submit().result(DRAIN_S)
 
     def _submit(self) -> gc.Job:
-        return self._gpu.sequence(self._calls, reservation=self._reservation)
+        return self._gpu.sequence(self._calls, **self._asks)
 
     def serve(self, arrivals_s: list[float], began: float) -> list[float]:
         ended: dict[int, float] = {}
@@ -314,8 +314,7 @@ def sides(task: dict[str, Any]) -> tuple[OnlineSide | None, OfflineSide | None]:
     if task.get("socket"):
         # A connection each: their jobs have nothing to do with each other.
         if online_sizes:
-            reservation = task.get("reservation", "100%")
-            online = GpudOnline(gc.connect(task["socket"]), online_sizes, reservation)
+            online = GpudOnline(gc.connect(task["socket"]), online_sizes, task["asks"])
         if offline_size:
             offline = GpudOffline(gc.connect(task["socket"]), offline_size, kernels)
         return online, offline

@@ -7,7 +7,10 @@ kernel, as the daemon does it: `Job.resize` of the one, then of the other. The k
 where their task blocks ran (`bench.gpu.stamps`). For task blocks of 2 to 1000 us and for each
 release path of the CUDA device: decision to last released block gone, and to first online block
 begun, beside the task blocks' own times. ``plain`` is the same with unmodified kernels on two
-streams, the online one's of the highest priority: its offline blocks cannot be released.
+streams, the online one's of the highest priority: its offline blocks cannot be released. With
+``mapped/sm`` it is the blocks on half of the SMs that are told to leave, by naming these SMs
+(`Job.clear`), and not those with the larger half of the indices: so many SMs come free whole, which
+is reported beside how many do when blocks are released by index.
 
 Prints a table and writes bench/results/gpu_release_latency.json. Has not run on a GPU yet; a few
 events on the CPU device are part of the tests.
@@ -29,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.gpu.clock import Clock, GpuClock, between
 from bench.gpu.driver import Gpu
 from bench.gpu.record import cuda_device, keep, need_gpu
-from bench.gpu.stamps import NotedKernel, Notes, gone_ns, quantiles_us, tick_ns
+from bench.gpu.stamps import NotedKernel, Notes, freed_sms, gone_ns, quantiles_us, tick_ns
 from gpud.device.interface import Form
 from gpud.device.job import Job
 
@@ -38,6 +41,8 @@ THREADS = 1024
 ONLINE_BLOCK_US = 20.0
 LEAST_ROUNDS, LEAST_US = 24, 2000.0
 TIMEOUT_S = 60.0
+BY_SM = "/sm"
+"""Behind the name of a path whose releases name SMs."""
 
 
 @dataclass
@@ -50,6 +55,7 @@ class Row:
         host: what the device itself said of the release.
         uncertainty: of the clocks' offset.
         unclear: events of which the notes do not tell when the last one left.
+        whole_sms: SMs that came free, of ``half_sms`` that would have been the fewest.
     """
 
     path: str
@@ -60,6 +66,13 @@ class Row:
     blocks: list[int] = field(default_factory=list)
     uncertainty: list[int] = field(default_factory=list)
     unclear: int = 0
+    whole_sms: list[int] = field(default_factory=list)
+    half_sms: int = 0
+
+    @property
+    def by_sm(self) -> bool:
+        """Whether releases name SMs."""
+        return self.path.endswith(BY_SM)
 
     def aim_us(self) -> float:
         """For p99 of `gone`: 20 us at blocks of 10 us, else 5 us + 1.1 block times."""
@@ -79,6 +92,8 @@ class Row:
             "aim_p99_us": self.aim_us(),
             "met": gone["p99"] <= self.aim_us() if self.gone else None,
             "unclear": self.unclear,
+            "whole_sms": _middle(self.whole_sms),
+            "half_sms": self.half_sms,
         }
 
 
@@ -111,7 +126,9 @@ class Pair:
 
     def event(self, row: Row, clock: Clock) -> None:
         """Take half of the device from the offline kernel, and note what came of it."""
-        half = max(1, self.slots // 2)
+        half_sms = self.device.sms // 2
+        half = max(1, half_sms * self.slots // self.device.sms)
+        row.half_sms = half_sms
         self.offline.clear()
         self.online.clear()
         online = Job(self.device, [self.online.spec(2 * half, self.online_loops)], priority=1)
@@ -120,7 +137,9 @@ class Pair:
         offline.resize(self.slots)
         self._until_under_way(offline)
         decided = time.perf_counter_ns()
-        if self.form == "persistent":
+        if row.by_sm:
+            offline.clear(range(half_sms))
+        elif self.form == "persistent":
             offline.resize(self.slots - half)
         online.resize(half)
         online.result(TIMEOUT_S)
@@ -139,6 +158,7 @@ class Pair:
             row.unclear += 1
         else:
             row.gone.append(gone - at)
+            row.whole_sms.append(freed_sms(notes, at, gone))
 
     def _until_under_way(self, job: Job) -> None:
         """Until each resident block has run one or two task blocks."""
@@ -168,9 +188,10 @@ def main() -> int:
     rows: list[Row] = []
     clock = GpuClock(gpu)
     print(f"{'path':<14}{'block us':>9}{'gone p50':>10}{'p99':>8}{'first p50':>11}{'p99':>8}  aim")
-    for path in (*paths, "plain"):
+    for path in (*paths, f"mapped{BY_SM}", "plain"):
         form: Form = "unmodified" if path == "plain" else "persistent"
-        with cuda_device(**({} if path == "plain" else {"release": path})) as device:
+        release = {} if path == "plain" else {"release": path.removesuffix(BY_SM)}
+        with cuda_device(**release) as device:
             for block_us in BLOCKS_US:
                 rows.append(measure(device, path, block_us, form, clock, options.events))
                 print(line(rows[-1]), flush=True)
@@ -198,10 +219,17 @@ def line(row: Row) -> str:
     left = f"{gone['p50']:>10.1f}{gone['p99']:>8.1f}" if row.gone else f"{'-':>10}{'-':>8}"
     met = "" if not row.gone else "met" if gone["p99"] <= row.aim_us() else "MISSED"
     unclear = f", {row.unclear} unclear" if row.unclear else ""
+    if row.whole_sms:
+        unclear += f", {_middle(row.whole_sms)} of {row.half_sms} SMs whole"
     return (
         f"{row.path:<14}{row.target_us:>9g}{left}{first['p50']:>11.1f}{first['p99']:>8.1f}"
         f"  {row.aim_us():g} {met}{unclear}"
     )
+
+
+def _middle(counts: list[int]) -> int | None:
+    """The median; None of nothing."""
+    return sorted(counts)[len(counts) // 2] if counts else None
 
 
 if __name__ == "__main__":

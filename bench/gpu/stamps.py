@@ -33,6 +33,7 @@ __all__ = [
     "Memory",
     "NotedKernel",
     "Notes",
+    "freed_sms",
     "gone_ns",
     "quantiles_us",
     "tick_ns",
@@ -176,6 +177,12 @@ def gone_ns(notes: Notes, decision_ns: int, released: int) -> int | None:
     gap = ends[released] - ends[released - 1]
     typical = int(np.median(notes.block_ns()))
     return ends[released - 1] if gap > 2 * typical else None
+
+
+def freed_sms(notes: Notes, decision_ns: int, gone_ns: int) -> int:
+    """How many SMs had task blocks before the decision and none once the released ones had left."""
+    before, stayed = notes.began <= decision_ns, notes.ended > gone_ns
+    return len(set(notes.sm[before].tolist()) - set(notes.sm[stayed].tolist()))
 
 
 def tick_ns(notes: Notes) -> int:

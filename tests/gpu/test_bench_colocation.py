@@ -63,14 +63,15 @@ def test_figures_follow_their_definitions() -> None:
     assert summary([good])["met"] is True
 
 
-def test_a_window_of_a_daemon_on_the_cpu_device() -> None:
+def test_windows_of_a_daemon_on_the_cpu_device() -> None:
     with gc.local("cpu:2") as gpu:
-        system = System(together=False, socket=str(gpu.path))
-        arrivals = [0.02, 0.1, 0.12]
-        seen = window(system, 0.3, [Sized(4, 50)] * 3, arrivals, Sized(8, 2000), 5_000.0)
-    assert len(seen.latencies_s) == 3
-    assert min(seen.latencies_s) > 0
-    assert seen.rate >= 0
+        for asks in ({"reservation": "100%"}, {"reservation": 1, "exclusive": True}):
+            system = System(together=False, socket=str(gpu.path), asks=asks)
+            arrivals = [0.02, 0.1, 0.12]
+            seen = window(system, 0.3, [Sized(4, 50)] * 3, arrivals, Sized(8, 2000), 5_000.0)
+            assert len(seen.latencies_s) == 3
+            assert min(seen.latencies_s) > 0
+            assert seen.rate >= 0
 
 
 def test_mps_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

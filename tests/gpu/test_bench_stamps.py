@@ -10,7 +10,16 @@ import pytest
 
 from bench.gpu.clock import Offset, Sight, between, offset_of
 from bench.gpu.release_latency import Row, line, measure
-from bench.gpu.stamps import ENTRY, SOURCE, NotedKernel, Notes, gone_ns, quantiles_us, tick_ns
+from bench.gpu.stamps import (
+    ENTRY,
+    SOURCE,
+    NotedKernel,
+    Notes,
+    freed_sms,
+    gone_ns,
+    quantiles_us,
+    tick_ns,
+)
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
@@ -129,6 +138,22 @@ def test_release_latency_on_the_cpu_device(device: CPUDevice) -> None:
     assert all(abs(one) < 60e9 for one in (*row.gone, *row.first, *row.host))
     assert row.plain()["blocks"]["count"] > 3
     assert "200" in line(row)
+
+
+def test_releases_that_name_sms_free_these(device: CPUDevice) -> None:
+    row = measure(device, "cpu/sm", 200.0, "persistent", cpu_clock, 3, scale=0.5)
+    assert row.by_sm
+    assert row.half_sms == 1
+    assert len(row.gone) + row.unclear == len(row.first) == 3
+    assert set(row.whole_sms) <= {1}
+    assert len(row.whole_sms) == len(row.gone)
+
+
+def test_sms_are_free_that_nobody_comes_back_to() -> None:
+    notes = made([(0, 10, 0), (0, 10, 64), (0, 10, 128), (12, 30, 64)])
+    assert freed_sms(notes, 5, 11) == 2
+    assert freed_sms(notes, 5, 30) == 3
+    assert freed_sms(notes, 5, 9) == 0
 
 
 def test_plain_launches_have_no_release(device: CPUDevice) -> None:
