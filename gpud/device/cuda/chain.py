@@ -10,7 +10,8 @@ is over, in sub-grids if it is sliced.
 
 Properties:
 * a chain may run several times at once: each run has records of its own;
-* a run begins with nothing claimed and nothing done; all stages but the first are closed.
+* a run begins with nothing claimed and nothing done; all stages but the first are closed;
+* blocks claim as the launch says, else as the kernel's last run suggests (`gpud.device.claims`).
 
 Nothing here has run on a GPU yet.
 """
@@ -27,6 +28,7 @@ import numpy as np
 from gpud.compiler import control_words as cw
 from gpud.compiler.print_words import OUTPUT_RECORD_BYTES
 from gpud.compiler.program import kernel_of
+from gpud.device.claims import choose
 from gpud.device.cuda.module import CUDAKernel
 from gpud.device.interface import REWRITTEN, Form, LaunchSpec, as_dim3
 from gpud.errors import LaunchConfigError
@@ -123,7 +125,7 @@ class Chain:
         fresh = b"".join(
             cw.job_record(
                 stage.grid,
-                spec.claims or cw.ONE_AT_A_TIME,
+                spec.claims or self._claims(n),
                 output=self.output - cw.JOB_BYTES * n if stage.prints else 0,
             )
             for n, (stage, spec) in enumerate(zip(self.stages, specs, strict=True))
@@ -137,6 +139,8 @@ class Chain:
         block.view[: self.record_bytes] = np.frombuffer(fresh, np.uint8)
         words = block.words[: jobs_bytes // 4].reshape(-1, cw.JOB_BYTES // 4)
         words[1:, cw.NEXT // 4] = words[1:, cw.TOTAL // 4]
+        self._words = words
+        self._tuned = [spec.claims is None for spec in specs]
         self.image: int = block.address
 
     def blocks(self, stage: int, slices: int) -> int:
@@ -152,6 +156,24 @@ class Chain:
     def later(self, stage: int, slices: int) -> int:
         """How many of ``slices`` the stages after ``stage`` can use."""
         return min(slices, self._later[stage])
+
+    def tune(self, stage: int) -> None:
+        """Have later runs claim in ``stage`` by what is known now of its kernel's pace.
+
+        A run that is being set up gets each word as it was or as it is: either is right.
+        """
+        if self._tuned[stage]:
+            chunk, ahead = self._claims(stage)
+            self._words[stage, cw.CHUNK // 4] = chunk
+            self._words[stage, cw.AHEAD // 4] = ahead
+
+    def _claims(self, number: int) -> cw.Claims:
+        stage = self.stages[number]
+        pace = stage.kernel.paces.get(stage.block)
+        if pace is None:
+            return cw.ONE_AT_A_TIME
+        most = self.blocks(number, self.device.sms * self.occupancy)
+        return choose(pace, stage.total, most)
 
     def parameters(self, stage: int, control: int) -> int:
         """Where the parameters for a launch are, with the address of its launch record.

@@ -46,6 +46,7 @@ from gpud.device.cuda.failure import failure_of
 from gpud.device.cuda.flights import Flight
 from gpud.device.cuda.green import Place
 from gpud.device.cuda.output import printed_text
+from gpud.device.cuda.pace import Pace
 from gpud.device.cuda.run import Run
 from gpud.errors import GpudError, InternalError
 
@@ -115,6 +116,7 @@ class Gang:
         self._lives = 0
         self._releasing_ns = 0
         self._asked_ns = 0
+        self._pace = Pace(chain)
         self._final = (0, 0, chain.total)
         self._printed = b""
         self._run: Run | None = None
@@ -281,11 +283,13 @@ class Gang:
             self._run = Run(self._device, self.chain, self._urgent, self._place)
             self._run.name(self._barred)
         self._next = self._due
+        began_ns = time.monotonic_ns()
         if self.chain.stages[self._due].form == "persistent":
             self._queue()
         else:
             self._launch_hosted()
         self._lives = self._count_lives()
+        self._pace.begin(began_ns, self._due, sum(one.count for one in self._of(self._due)))
 
     def _queue(self) -> None:
         """Put stages in persistent form on the stream, as many as may be."""
@@ -435,6 +439,7 @@ class Gang:
         flights = self._flights
         if not self.first_block_ns and self._main and flights.has_begun(self._main[0]):
             self.first_block_ns = time.monotonic_ns() - self._asked_ns
+        self._look_at_pace()
         while self._main and flights.is_over(self._main[0]):
             self._over_flight(self._main.popleft())
             changed = True
@@ -456,6 +461,16 @@ class Gang:
         if changed and not self.over:
             self._device.later(self._left)
         return changed
+
+    def _look_at_pace(self) -> None:
+        now = self._on_device.current
+        here = self._of(now)
+        lives, launched = sum(map(self._flights.live, here)), sum(one.count for one in here)
+        self._pace.look(time.monotonic_ns(), now, lives, launched)
+
+    def _of(self, stage: int) -> list[Flight]:
+        """The flights of a stage."""
+        return [one for one in (*self._main, *self._helpers) if one.stage == stage]
 
     def _queue_more(self) -> None:
         if self.chain.stages[self._main[-1].stage].form == "persistent":
@@ -489,6 +504,7 @@ class Gang:
                 )
         else:
             done = self._sliced_done == stage.total
+        self._pace.drained(time.monotonic_ns(), now, done=done)
         if done:
             self._due, self._opened = now + 1, False
             self._sliced = self._sliced_done = 0
