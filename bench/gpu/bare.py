@@ -31,12 +31,18 @@ RECORDS_BYTES = 256
 _EVERYTHING = (0).to_bytes(8, "little") + (2**64 - 1).to_bytes(8, "little")
 
 
-def records(address: int, count: int, grid: tuple[int, int, int], blocks: int) -> bytes:
+def records(
+    address: int,
+    count: int,
+    grid: tuple[int, int, int],
+    blocks: int,
+    claims: cw.Claims = cw.ONE_AT_A_TIME,
+) -> bytes:
     """The control words of ``count`` fresh launches, to be put at ``address``."""
     found = bytearray()
     for number in range(count):
         job = address + number * RECORDS_BYTES
-        one = cw.job_record(grid) + cw.launch_record(job, blocks)
+        one = cw.job_record(grid, claims) + cw.launch_record(job, blocks)
         found += one.ljust(RECORDS_BYTES, b"\0")
     return bytes(found)
 
@@ -112,14 +118,19 @@ class Persistent:
         each = self.function.occupancy(math.prod(program.block))
         self.blocks = min(gpu.sms * each, math.prod(grid))
         self._words = gpu.buffer(np.zeros(most * RECORDS_BYTES, np.uint8))
-        fresh = records(self._words.address, most, grid, self.blocks)
-        self._fresh = gpu.buffer(np.frombuffer(fresh, np.uint8))
+        self._gpu, self._grid, self._most = gpu, grid, most
+        self.claim(cw.ONE_AT_A_TIME)
         hidden = self.function.parameters[-1]
         self._buffers = []
         for number in range(most):
             control = self._words.address + number * RECORDS_BYTES + cw.JOB_BYTES
             values = [*arrays.values, control.to_bytes(hidden.size, "little")]
             self._buffers.append(pack_parameters(self.function.parameters, values))
+
+    def claim(self, claims: cw.Claims) -> None:
+        """Has the blocks of later batches claim so."""
+        fresh = records(self._words.address, self._most, self._grid, self.blocks, claims)
+        self._fresh = self._gpu.buffer(np.frombuffer(fresh, np.uint8))
 
     def prepare(self, count: int, stream: object) -> None:
         """Puts the control words back, in stream order."""

@@ -10,7 +10,9 @@ begun, beside the task blocks' own times. ``plain`` is the same with unmodified 
 streams, the online one's of the highest priority: its offline blocks cannot be released. With
 ``mapped/sm`` it is the blocks on half of the SMs that are told to leave, by naming these SMs
 (`Job.clear`), and not those with the larger half of the indices: so many SMs come free whole, which
-is reported beside how many do when blocks are released by index.
+is reported beside how many do when blocks are released by index. The device chooses how blocks
+claim, so short ones hold some when they are released; ``1 at a time`` is the same over the first
+path with claims of one task block, for the lengths for which that differs.
 
 Prints a table and writes bench/results/gpu_release_latency.json. Has not run on a GPU yet; a few
 events on the CPU device are part of the tests.
@@ -33,10 +35,13 @@ from bench.gpu.clock import Clock, GpuClock, between
 from bench.gpu.driver import Gpu
 from bench.gpu.record import cuda_device, keep, need_gpu
 from bench.gpu.stamps import NotedKernel, Notes, freed_sms, gone_ns, quantiles_us, tick_ns
+from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
+from gpud.device.claims import choose
 from gpud.device.interface import Form
 from gpud.device.job import Job
 
 BLOCKS_US = (2.0, 10.0, 50.0, 200.0, 1000.0)
+SHORT_US = tuple(us for us in BLOCKS_US if choose(1e3 * us, 1 << 30, 1) != ONE_AT_A_TIME)
 THREADS = 1024
 ONLINE_BLOCK_US = 20.0
 LEAST_ROUNDS, LEAST_US = 24, 2000.0
@@ -101,10 +106,17 @@ class Pair:
     """An offline and an online kernel on a device, sized for one length of task blocks."""
 
     def __init__(
-        self, device: Any, block_us: float, form: Form = "persistent", *, scale: float = 1.0
+        self,
+        device: Any,
+        block_us: float,
+        form: Form = "persistent",
+        *,
+        scale: float = 1.0,
+        claims: Claims | None = None,
     ) -> None:
         self.device = device
         self.form: Form = form
+        self.claims = claims
         trial = NotedKernel(device, THREADS, 1, form)
         self.slots: int = device.sms * trial.occupancy
         trial.close()
@@ -132,7 +144,8 @@ class Pair:
         self.offline.clear()
         self.online.clear()
         online = Job(self.device, [self.online.spec(2 * half, self.online_loops)], priority=1)
-        offline = Job(self.device, [self.offline.spec(self.blocks, self.loops)])
+        spec = self.offline.spec(self.blocks, self.loops)._replace(claims=self.claims)
+        offline = Job(self.device, [spec])
         before = clock()
         offline.resize(self.slots)
         self._until_under_way(offline)
@@ -195,6 +208,15 @@ def main() -> int:
             for block_us in BLOCKS_US:
                 rows.append(measure(device, path, block_us, form, clock, options.events))
                 print(line(rows[-1]), flush=True)
+    with cuda_device(release=next(iter(paths))) as device:
+        for block_us in SHORT_US:
+            rows.append(
+                measure(
+                    device, "1 at a time", block_us, "persistent", clock, options.events,
+                    claims=ONE_AT_A_TIME,
+                )
+            )  # fmt: skip
+            print(line(rows[-1]), flush=True)
     found = {"events": options.events, "rows": [row.plain() for row in rows]}
     print(f"wrote {keep('release_latency', gpu, found).name}")
     return 0
@@ -202,11 +224,11 @@ def main() -> int:
 
 def measure(
     device: Any, path: str, block_us: float, form: Form, clock: Clock, events: int,
-    scale: float = 1.0,
+    scale: float = 1.0, claims: Claims | None = None,
 ) -> Row:  # fmt: skip
-    """One row."""
+    """One row; ``claims`` None: as the device chooses."""
     row = Row(path, block_us)
-    pair = Pair(device, block_us, form, scale=scale)
+    pair = Pair(device, block_us, form, scale=scale, claims=claims)
     for _ in range(events):
         pair.event(row, clock)
     pair.close()

@@ -1,11 +1,13 @@
 """What rewriting costs on a GPU: the same kernels as they are, persistent, and persistent + fenced.
 
-    python bench/gpu/rewrite_cost.py [--rounds N] [--only NAME ...]
+    python bench/gpu/rewrite_cost.py [--rounds N] [--only NAME ...] [--claims auto|CHUNK,AHEAD]
 
 Each side launches a batch of the same grid in a row on one stream, between two events of the
 device; the sides take turns, and ratios are taken within rounds (`bench.measure`). All sides must
 leave identical bytes. The persistent kernel has as many blocks as the GPU holds; its control words
-are put back before the batch, outside what is timed.
+are put back before the batch, outside what is timed. Its blocks claim one task block at a time;
+where gpud would have them claim several, from how long they take (`gpud.device.claims`), that is a
+side of its own, ``claims``. With ``--claims 4,0`` or such that side is there for every kernel.
 
 Prints a table and writes bench/results/gpu_rewrite_cost.json; a run of some kernels only prints.
 Has not run on a GPU yet.
@@ -28,7 +30,9 @@ from bench.gpu.driver import Function, Gpu
 from bench.gpu.programs import PROGRAMS, OneProgram
 from bench.gpu.record import keep, need_gpu
 from bench.measure import Spread, geometric_mean, ratios, spread
+from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
+from gpud.device.claims import choose
 
 AIM_MEAN, AIM_P95, AIM_FROM_US = 1.01, 1.03, 20.0
 BATCH_US, LEAST_BATCH, MOST_BATCH = 2000.0, 8, 50
@@ -57,6 +61,8 @@ class Row:
     rewritten: Spread
     fenced: Spread
     registers: dict[str, int]
+    claims: Claims = ONE_AT_A_TIME
+    claiming: Spread | None = None
 
     @property
     def counts(self) -> bool:
@@ -66,7 +72,9 @@ class Row:
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         spreads = {"native_us": self.native_us, "rewritten": self.rewritten, "fenced": self.fenced}
-        plain = {name: value.plain() for name, value in spreads.items()}
+        plain: dict[str, Any] = {name: value.plain() for name, value in spreads.items()}
+        if self.claiming is not None:
+            plain["claiming"] = {"claims": list(self.claims), **self.claiming.plain()}
         head = {"name": self.name, "what": self.what, "task_blocks": self.task_blocks}
         return {**head, **plain, "registers": self.registers}
 
@@ -80,17 +88,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--only", action="append", help="one kernel only, repeatable")
+    parser.add_argument("--claims", default="auto", help="CHUNK,AHEAD: for every kernel")
     options = parser.parse_args()
+    claims = None if options.claims == "auto" else Claims(*map(int, options.claims.split(",")))
     need_gpu()
     gpu = Gpu()
     rows: list[Row] = []
     wrong: list[str] = []
-    print(f"{'kernel':<22}{'native us':>10}{'rewritten':>11}{'fenced':>9}  registers")
+    print(f"{'kernel':<22}{'native us':>10}{'rewritten':>11}{'fenced':>9}{'claims':>9}  registers")
     for program in PROGRAMS:
         if options.only and program.name not in options.only:
             continue
         try:
-            rows.append(measure(gpu, program, options.rounds))
+            rows.append(measure(gpu, program, options.rounds, claims))
         except DifferentBytesError as error:
             wrong.append(str(error))
             print(f"{program.name:<22}WRONG: {error}", flush=True)
@@ -98,14 +108,14 @@ def main() -> int:
         print(line(rows[-1]), flush=True)
     found = {"rounds": options.rounds, **summary(rows), "wrong": wrong}
     print(*(f"{name}: {value}" for name, value in found.items()), sep="\n")
-    if not options.only:
+    if not options.only and claims is None:
         path = keep("rewrite_cost", gpu, {**found, "rows": [row.plain() for row in rows]})
         print(f"wrote {path.name}")
     return 1 if wrong else 0
 
 
-def measure(gpu: Gpu, program: OneProgram, rounds: int) -> Row:
-    """One kernel.
+def measure(gpu: Gpu, program: OneProgram, rounds: int, claims: Claims | None = None) -> Row:
+    """One kernel; ``claims``: of the side with claims of several, None: as gpud chooses.
 
     Raises:
         DifferentBytesError: the forms disagree, or a task block did not run exactly once.
@@ -120,17 +130,28 @@ def measure(gpu: Gpu, program: OneProgram, rounds: int) -> Row:
     total = math.prod(arrays.launch.grid)
     right: list[bytes] = []
     sides: dict[str, Side] = {"native": native, **forms}
-    for name, side in sides.items():
+
+    def check(name: str, side: Side) -> None:
         arrays.reset()
         timed(gpu, side, 1, stream)
-        right = right or arrays.outputs()
-        if arrays.outputs() != right:
+        found = arrays.outputs()
+        if found != (right or found):
             raise DifferentBytesError(f"{name} {program.name} leaves other bytes")
-    for name, form in forms.items():
-        if form.done()[0] != total:
-            raise DifferentBytesError(f"{name} {program.name} ran {form.done()[0]} of {total}")
+        right[:] = found
+        if isinstance(side, Persistent) and side.done()[0] != total:
+            raise DifferentBytesError(f"{name} {program.name} ran {side.done()[0]} of {total}")
+
+    for name, side in sides.items():
+        check(name, side)
     once = min(timed(gpu, native, LEAST_BATCH, stream) for _ in range(3))
     batch = min(max(math.ceil(BATCH_US / once), LEAST_BATCH), MOST_BATCH)
+    blocks = forms["rewritten"].blocks
+    chosen = claims or choose(1e3 * once * blocks / total, total, blocks)
+    if chosen != ONE_AT_A_TIME:
+        form = Persistent(gpu, program, arrays, MOST_BATCH, fence=False)
+        form.claim(chosen)
+        sides["claims"] = form
+        check("claims", form)
     samples: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
     for number in range(rounds):
@@ -144,7 +165,9 @@ def measure(gpu: Gpu, program: OneProgram, rounds: int) -> Row:
         spread(samples["native"]),
         ratios(samples["rewritten"], samples["native"]),
         ratios(samples["fenced"], samples["native"]),
-        {name: side.function.registers for name, side in sides.items()},
+        {name: side.function.registers for name, side in sides.items() if name != "claims"},
+        chosen,
+        ratios(samples["claims"], samples["native"]) if "claims" in sides else None,
     )
 
 
@@ -163,9 +186,10 @@ def line(row: Row) -> str:
     """Of the table."""
     used = "/".join(str(count) for count in row.registers.values())
     short = "" if row.counts else "  short: not in the mean"
+    claiming = "-" if row.claiming is None else f"{row.claiming.median:.3f}"
     return (
         f"{row.name:<22}{row.native_us.median:>10.1f}{row.rewritten.median:>11.3f}"
-        f"{row.fenced.median:>9.3f}  {used}{short}"
+        f"{row.fenced.median:>9.3f}{claiming:>9}  {used}{short}"
     )
 
 

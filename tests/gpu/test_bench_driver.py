@@ -20,6 +20,7 @@ from bench.gpu.colocation_work import Offline, Online, Sized
 from bench.gpu.driver import DriverError, Gpu
 from bench.gpu.programs import PROGRAMS, OneProgram
 from bench.gpu.record import keep
+from gpud.compiler.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite import find, mismatches
 from tests.gpu.fake_driver import FakeDriver
@@ -76,6 +77,13 @@ def test_costs_are_measured_on_all_sides(gpu: Gpu, fake: FakeDriver) -> None:
     assert row.rewritten.median > 0
     assert row.fenced.median > 0
     assert fake.launches > 3 * 2 * rewrite_cost.LEAST_BATCH
+
+
+def test_claims_of_several_are_a_side_of_their_own(gpu: Gpu) -> None:
+    row = rewrite_cost.measure(gpu, tiny("copy"), 1, Claims(4, 2))
+    assert row.claiming is not None
+    assert row.plain()["claiming"]["claims"] == [4, 2]
+    assert "-" not in rewrite_cost.line(row).split()[:5]
 
 
 def test_other_bytes_are_noticed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

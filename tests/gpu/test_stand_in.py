@@ -13,6 +13,7 @@ import pytest
 
 from bench.gpu import driver, release_latency, resize
 from bench.gpu.driver import Gpu
+from gpud.compiler.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from gpud.units import Partitions
 from tests.conformance.runner import LoadedCase
@@ -68,7 +69,10 @@ def test_cases_are_as_their_plain_launches(gpu: Gpu, cuda: Any) -> None:
 
 def test_resizes_lose_nothing(gpu: Gpu, cuda: Any) -> None:
     device: Any = OnDevice(cuda, size=1 << 20)
-    loaded = [LoadedCase(device, find(name), "persistent") for name in CASES[:2]]
+    loaded = [
+        LoadedCase(device, find(name), "persistent", claims=claims)
+        for name, claims in zip(CASES[:2], (Claims(3, 2), Claims(1, 1)), strict=True)
+    ]
     report = stress(device, loaded, 60, seed=3)
     assert report.problems == []
 
