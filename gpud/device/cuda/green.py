@@ -41,7 +41,7 @@ It has not run on a GPU yet.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -136,6 +136,8 @@ class Green:
 
     Attributes:
         partitions: what can be taken.
+        numbers: of all SMs that are in partitions now.
+        rest: where everybody else's launches go; None: anywhere, or no SM is left for them.
     """
 
     def __init__(self, context: Context, blocks: Pool) -> None:
@@ -145,6 +147,8 @@ class Green:
         self._numbers: list[frozenset[int]] = []  # of the SMs of each; none of the last
         self._places: dict[frozenset[int], Place] = {}
         self._taken: dict[Place, frozenset[int]] = {}
+        self.numbers: frozenset[int] = frozenset()
+        self.rest: Place | None = None
         try:
             why = self._split() or self._find()
         except DeviceLost:
@@ -155,16 +159,6 @@ class Green:
         if not why:
             step = len(self._numbers[0])
             self.partitions = Partitions(step, step * self._units)
-
-    @property
-    def numbers(self) -> frozenset[int]:
-        """The numbers of all SMs that are in partitions."""
-        return frozenset[int]().union(*(place.numbers for place in self._taken))
-
-    @property
-    def rest(self) -> Place | None:
-        """Where everybody else's launches go; None: anywhere, or no SM is left for them."""
-        return self._rest(frozenset[int]().union(*self._taken.values())) if self._taken else None
 
     def take(self, sms: int) -> Place:
         """A partition of ``sms`` SMs, until `give`. May take the driver some milliseconds.
@@ -188,14 +182,23 @@ class Green:
                 f"{step * len(free)} are no other job's"
             )
         units = frozenset(free[: sms // step])
-        place = self._place(units)
-        self._rest(taken | units)  # so that what follows cannot fail
+        place, rest = self._place(units), self._rest(taken | units)
         self._taken[place] = units
+        self.rest = rest
+        self.numbers |= place.numbers
         return place
 
     def give(self, place: Place) -> None:
         """Give a partition up."""
-        self._taken.pop(place, None)
+        if self._taken.pop(place, None) is None:
+            return
+        self.numbers -= place.numbers
+        if not self._taken:
+            self.rest = None
+            return
+        # If the driver does not make this place, the one before is too small, and as right.
+        with suppress(DriverError):
+            self.rest = self._rest(frozenset[int]().union(*self._taken.values()))
 
     def close(self) -> None:
         """Give all contexts back; none has streams any more."""

@@ -60,6 +60,22 @@ def test_the_sms_of_each_unit_are_found(sms: int, unit: int, most: int) -> None:
         assert (0 if rest is None else rest.sms) == sms - most
 
 
+def test_a_partition_is_given_up_whatever_the_driver_says() -> None:
+    fake = FakeDriver(1)
+    with device_of(fake) as device:
+        first, second = device.green.take(1), device.green.take(1)
+        before = device.green.rest
+        fake.fail(1, "OUT_OF_MEMORY", "cuGreenCtxCreate")
+        device.green.give(first)
+        assert device.green.numbers == second.numbers
+        assert device.green.rest is before, "it keeps others from the second, and from the first"
+        fake.fail(0, "")
+        device.green.give(second)
+        device.green.give(second)
+        assert device.green.rest is None
+        assert device.green.numbers == set()
+
+
 def test_a_place_is_made_once() -> None:
     fake = FakeDriver(1)
     with device_of(fake) as device:
