@@ -131,6 +131,19 @@ def test_freed_memory_is_zero_for_whoever_gets_it_next(served: Served, gpu: gc.S
     until(lambda: served.call(lambda: served.daemon.front.arenas.used_bytes(0)) <= 4096)
 
 
+def test_nothing_of_anothers_lies_beside_an_array(served: Served, gpu: gc.Session) -> None:
+    with served.connect() as other:
+        secret = other.array(np.full(1 << 20, 0x5EC2E7, np.int32))
+        assert secret.get()[0] == 0x5EC2E7
+    out = gpu.zeros(N, np.int32)
+    copy = kernel(gpu, "copy")
+    for byte in (4 * N, 1 << 20, (2 << 20) - 4 * N):  # of the same granule
+        beside = out.ptr + byte
+        job = copy.submit(grid=N // 128, block=128, args=(out, np.uint64(beside)))
+        job.result(timeout=TIMEOUT_S)
+        assert not out.get().any()
+
+
 def test_more_than_the_gpu_has_is_refused_and_leaves_nothing(
     served: Served, gpu: gc.Session
 ) -> None:

@@ -19,6 +19,7 @@ of the device's are given back first.
 
 Properties:
 * what `commit` could not finish, it takes back: nothing of the range is mapped that was not before;
+* what of it no array has, reads as zero or as what the session left there;
 * a byte is mapped as long as a committed part lies in its granule, and is never given to another
   session before;
 * with nothing on the device no piece stays spare after a `release`;
@@ -132,7 +133,7 @@ class Arena:
                 at = max(at, resume)
             if from_file:
                 self._staging.up(self._file, offset, self.address + offset, size)
-            else:
+            elif touched:
                 self._staging.zero(self.address + offset, size)
             undo.pop_all()
         self._pieces = sorted([*self._pieces, *made], key=lambda piece: piece.first)
@@ -225,6 +226,8 @@ class Arena:
             driver.call("cuMemMap", address, size, 0, handle, 0)
             undo.callback(driver.call, "cuMemUnmap", address, size)
             driver.call("cuMemSetAccess", address, size, [self._access()], 1)
+            # All of it: kernels reach what lies beside arrays, and it may have been another's.
+            self._staging.zero(address, size)
             undo.pop_all()
         return _Piece(first, last, 1, handle)
 

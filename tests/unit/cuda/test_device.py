@@ -137,6 +137,8 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
         arena.commit(100, 2 * GRANULE)
         assert arena.ranges() == ((arena.address, 3 * GRANULE),)
         assert device.read(arena.address + 100, 5) == b"hello"
+        assert device.read(arena.address, 100) == bytes(100)
+        assert device.read(arena.address + 105, 3 * GRANULE - 105) == bytes(3 * GRANULE - 105)
         assert device.readable((arena.address, SIZE)) == arena.ranges()
         assert device.readable((1, 2)) == device.readable(None) == ()
         driver = device.context.enter()
