@@ -22,12 +22,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from cuda.bindings import driver as real
 
 from gpud.compiler import control_words as cw
-from gpud.compiler.names import ARENA, CONTROL, PRINT
+from gpud.compiler.names import ARENA, CONTROL, HEAP, PRINT
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.launch import Launch
 from gpud.errors import GpudError, IllegalAddress
@@ -521,14 +522,19 @@ class Module:
 
     def fence(self) -> None:
         """Check accesses from now on, if the program was told of a range."""
-        loaded = self.loaded
-        offset = loaded.layout.data.offsets.get(ARENA)
-        if offset is not None:
-            base, size = (
-                int.from_bytes(loaded.data.memory[at : at + 8].tobytes(), "little")
-                for at in (offset, offset + 8)
-            )
-            loaded.fenced = None if size == _EVERYTHING else (base, size)
+        arena, heap = self._range(ARENA), self._range(HEAP)
+        if arena is not None:
+            self.loaded.fenced = None if arena[1] == _EVERYTHING else arena
+        if heap is not None and heap[1]:
+            self.loaded.heap = SimpleNamespace(range=heap)
+
+    def _range(self, name: str) -> tuple[int, int] | None:
+        """What a variable of gpud's says, if the program has it."""
+        offset = self.loaded.layout.data.offsets.get(name)
+        if offset is None:
+            return None
+        raw = self.loaded.data.memory[offset : offset + 16].tobytes()
+        return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
 
 
 class _Running:

@@ -193,7 +193,7 @@ class CUDADevice:
         with self.lock:  # so that nothing begins meanwhile
             if not self.watcher.busy:
                 self._unload_retired()
-        module = CUDAModule(self.context, text, arena)
+        module = CUDAModule(self.context, text, arena, self.device_blocks)
         handle = module.release()
         self._programs[int(handle)] = handle
         # What forgets it may be on any thread, with any lock: it is unloaded at another time.

@@ -16,12 +16,13 @@ Properties:
 * a program that cannot be loaded leaves nothing behind;
 * gpud's own variables are no symbols of the module.
 
-Device code's ``malloc`` hands out memory of the driver's, whose range no call tells: where accesses
-are fenced, those to it are reported as illegal. Nothing here has run on a GPU yet.
+A program with fences that calls ``malloc`` has a heap of its own (`gpud.device.cuda.heap`); without
+fences it has the driver's. Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -39,7 +40,8 @@ from gpud.compiler.ptx.printer import print_module
 from gpud.device.cuda.begun import telling
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
-from gpud.device.cuda.memory import out_of_memory
+from gpud.device.cuda.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
+from gpud.device.cuda.memory import Pool, out_of_memory
 from gpud.device.interface import Parameter, parameters_of
 from gpud.errors import CompileError, KernelNotFound
 
@@ -111,6 +113,8 @@ class CUDAModule:
         context: where.
         text: PTX, rewritten or not.
         arena: address and size of its session's memory, None if it may reach everything.
+        blocks: where memory for its heap comes from, and goes back to when nobody has the module
+            any more; None: it may call ``malloc`` only without fences.
 
     Attributes:
         context: as given.
@@ -119,9 +123,16 @@ class CUDAModule:
 
     Raises:
         CompileError: it is not PTX that can be read, or the driver refuses it; with its log.
+        OutOfMemory: there is none left for its heap.
     """
 
-    def __init__(self, context: Context, text: str, arena: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        text: str,
+        arena: tuple[int, int] | None = None,
+        blocks: Pool | None = None,
+    ) -> None:
         program = visible(telling(flatten_module(parse(text))))
         self.context = context
         self.arena = arena
@@ -136,13 +147,17 @@ class CUDAModule:
         ]
         self.sizes = {one.name: size_and_align(one)[0] for one in variables}
         own = {name for name in (ARENA, HEAP) if self.sizes.pop(name, None) is not None}
+        heap = _NOTHING if arena is not None else _EVERYTHING
+        if HEAP in own and arena is not None and blocks is not None:
+            program = with_own_heap(program)
+            heap = self._take_heap(blocks)
         self._handle = _loaded(context, print_module(program))
         self._owned = True
         try:
             if ARENA in own:
                 self._write_range(ARENA, _EVERYTHING if arena is None else arena)
             if HEAP in own:
-                self._write_range(HEAP, _EVERYTHING if arena is None else _NOTHING)
+                self._write_range(HEAP, heap)
         except BaseException:
             self.close()
             raise
@@ -190,6 +205,17 @@ class CUDAModule:
         """The driver's handle, which is to be unloaded by the caller."""
         self._owned = False
         return self._handle
+
+    def _take_heap(self, blocks: Pool) -> tuple[int, int]:
+        """Address and size of a heap that reads as zero, with its records.
+
+        By a copy: a memset needs room on an SM, and a full device may have none for hours.
+        """
+        block = blocks.take(BLOCK_BYTES)
+        weakref.finalize(self, blocks.give, block).atexit = False
+        zero = np.zeros(BLOCK_BYTES, np.uint8)
+        self.context.copy_in(block.address, zero.ctypes.data, BLOCK_BYTES)
+        return block.address, HEAP_BYTES
 
     def _address(self, name: str) -> int | None:
         """Where a variable lies; None if the driver knows none: nothing uses it."""
