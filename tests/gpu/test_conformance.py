@@ -26,7 +26,7 @@ from tests.conformance.suite import CASES, Case, Results, differences_between, m
 from tests.conformance.suite.case import Form
 from tests.gpu.comparing import differences
 from tests.gpu.native import run_native
-from tests.gpu.world import OnDevice, captured
+from tests.gpu.world import captured
 
 REWRITTEN: tuple[Form, ...] = ("persistent", "sliced")
 
@@ -75,26 +75,19 @@ def skip_without_headers(case: Case) -> None:
         pytest.skip("CUDA's headers are not installed")
 
 
-@pytest.fixture(scope="module")
-def heap_device(cuda: Any) -> Any:
-    """Device code's ``malloc`` hands out memory of the driver's, which no fence knows of."""
-    return OnDevice(cuda, fenced=False)
-
-
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", RUNNABLE, ids=lambda case: case.name)
 def test_rewritten_as_native_as_numpy_as_the_cpu_device(
-    gpu: Gpu, device: Any, heap_device: Any, reference: Any, case: Case
+    gpu: Gpu, device: Any, reference: Any, case: Case
 ) -> None:
     skip_without_headers(case)
-    there = heap_device if "malloc" in case.covers else device
     with gpu.current():
         native = run_native(gpu, case)
     for form in REWRITTEN:
         if form not in case.forms:
             continue
-        run, found = results(there, case, form)
+        run, found = results(device, case, form)
         check(case, run, found)
         if case.deterministic:
             assert differences_between(native, found) == [], form
