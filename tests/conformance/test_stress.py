@@ -46,6 +46,8 @@ FAULTS = {
     ),
 }
 
+_MOST_TRIES = 25
+
 
 @pytest.fixture
 def device() -> Iterator[CPUDevice]:
@@ -82,5 +84,10 @@ def test_a_planted_fault_makes_it_fail(fault: str, device: CPUDevice) -> None:
     wrong, count = re.subn(pattern, replacement, right, count=1, flags=re.DOTALL)
     assert count == 1
     loaded = [LoadedCase(device, find("saxpy"), "persistent", wrong)]
-    report = stress(device, loaded, 400, jobs=1, stop_at_problem=False)
-    assert any(notice in problem for problem in report.problems), report.problems[:5]
+    problems: list[str] = []
+    # When an event comes is the machine's: a busy one may let few of them meet the fault.
+    for seed in range(_MOST_TRIES):
+        problems = stress(device, loaded, 400, seed=seed, jobs=1, stop_at_problem=False).problems
+        if any(notice in problem for problem in problems):
+            return
+    pytest.fail(f"not noticed: {problems[:5]}")
