@@ -5,7 +5,8 @@ runs chains of launches whose number of resident blocks changes while they run. 
 latter is its own: virtual SMs hand a resident block from launch to launch, a GPU has streams.
 `gpud.device.job` is what the rest of gpud uses.
 
-Implementations: `gpud.device.cpu.device.CPUDevice`. All pass ``tests/conformance``.
+Implementations: `gpud.device.cpu.device.CPUDevice`, `gpud.device.cuda.device.CUDADevice`. The first
+passes ``tests/conformance``, and so must any other: ``tests/gpu`` runs the same cases on a GPU.
 """
 
 from __future__ import annotations
