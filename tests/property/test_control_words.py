@@ -66,11 +66,14 @@ def offsets(dtype: np.dtype[Any]) -> dict[str, int]:
 def test_layout_of_the_launch_record() -> None:
     dtype = np.dtype(words.LAUNCH_RECORD)
     assert dtype.itemsize == words.LAUNCH_BYTES == 32
-    assert offsets(dtype) == {"job": 0, "live": 8, "base": 12, "limit": 16, "named": 24}
+    assert offsets(dtype) == {
+        "job": 0, "live": 8, "base": 12, "limit": 16, "begun": 20, "named": 24,
+    }  # fmt: skip
     assert (words.LIMIT % 16, words.NAMED) == (0, words.LIMIT + 8), "blocks load both at once"
     record = np.frombuffer(words.launch_record(0x1234567890, 7, base=9, named=96), dtype)[0]
-    found = {name: int(record[name]) for name in ("job", "live", "base", "limit", "named")}
-    assert found == {"job": 0x1234567890, "live": 7, "base": 9, "limit": 7, "named": 96}
+    found = {name: int(record[name]) for name in offsets(dtype)}
+    expected = {"job": 0x1234567890, "live": 7, "base": 9, "limit": 7, "begun": 0, "named": 96}
+    assert found == expected
 
 
 def test_each_sm_has_its_bit() -> None:
