@@ -170,14 +170,10 @@ class Gang(Protocol):
     Attributes:
         slices: what it has been given.
         error: what it failed with, or ``None``.
-        first_block_ns: from the first `resize` to the first task block; known when it is over.
-        release_ns: the longest time from a release to its last block gone so far.
     """
 
     slices: int
     error: Any
-    first_block_ns: int
-    release_ns: int
 
     def resize(self, slices: int) -> None:
         """Have ``slices`` slices from now on; returns at once."""
@@ -221,6 +217,14 @@ class Gang(Protocol):
     @property
     def exhausted(self) -> bool:
         """Whether `held` can only fall: all of the last launch is claimed, or it was ended."""
+
+    @property
+    def first_block_ns(self) -> int:
+        """From the first `resize` to the first task block; known when it is over."""
+
+    @property
+    def release_ns(self) -> int:
+        """The longest time from a release to its last block gone so far."""
 
 
 Arrays = Literal["shared", "copied"]

@@ -9,7 +9,8 @@ on a stream of one runs on these SMs only. The device is split once into *units*
 of SMs that the driver makes a context of. A *place* is a green context of some units, with the
 numbers of its SMs. A partition is the place of the units that were taken for it; the *rest* is the
 place of all others, where everybody else's launches go as long as there is a partition. What others
-have on a partition's SMs when it begins is released by `gpud.device.cuda.gang` by naming these SMs.
+have on a partition's SMs when it begins is released by `gpud.device.cuda.launcher`, which names
+these SMs.
 
 The driver does not say which SMs a context has. A probe finds it when the device is opened, while
 nothing runs: units are numbered from 1, context j has the units whose number has bit j, and in each

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpud.compiler.control_words import AHEAD, CHUNK, Claims
-from gpud.device.cuda import gang
+from gpud.device.cuda import aloft, launcher
 from gpud.device.cuda.pace import Pace
 from gpud.device.job import Job
 from tests.unit.cuda.fake_driver import FakeDriver
@@ -76,7 +76,8 @@ def test_the_next_run_claims_by_the_pace_of_the_last(
     tick_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 1 << 62, tick_ns))
-    monkeypatch.setattr(gang, "time", SimpleNamespace(monotonic_ns=lambda: next(clock)))
+    for module in (aloft, launcher):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: next(clock)))
     fake = FakeDriver(1)
     with device_of(fake) as device:
         specs = launches(device, "p", total=1)

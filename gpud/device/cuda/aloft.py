@@ -1,0 +1,253 @@
+"""What of one run is on the GPU, and what the host sees of it.
+
+Problem: nobody tells the host what blocks do. How many are there, whether anything is left to
+claim, how long a release took and which stage runs next must be known without waiting for the
+device.
+
+Approach: keep the flights of the run, in the order in which they end, and look at what they have in
+host memory: how many of their blocks have not left, whether the first has begun, the stage that
+runs. Job records, which lie in device memory, are read when nothing else tells.
+
+Terms: a *flight* is a launch on the device; a stage is *begun* when it has been opened, that is, up
+to ``CURRENT``; *due*: the stage that runs next when nothing is on the device.
+
+Properties:
+* a look changes nothing on the device;
+* what is said to be claimed is; it may be said late.
+
+The device's lock guards it all. Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import numpy as np
+
+from gpud.compiler import control_words as cw
+from gpud.device.cuda.chain import Chain
+from gpud.device.cuda.flights import Flight, Flights
+from gpud.device.cuda.pace import Pace
+from gpud.device.cuda.run import Run
+from gpud.errors import InternalError
+
+__all__ = ["Aloft"]
+
+_NEXT, _DONE = cw.NEXT // 4, cw.DONE // 4
+
+
+class Aloft:
+    """The flights of one run, and what is known of its stages. Under the device's lock.
+
+    Args:
+        flights: those of the device.
+        chain: what runs.
+        urgent: whether its streams are of the highest priority.
+
+    Attributes:
+        run: its words and records; None before anything of it was begun, and when it is over.
+        main: flights on the run's stream, in order.
+        helpers: flights on streams of their own, of stages that are among those of `main`.
+        due: the stage.
+        opened: whether the due stage is: the image has the first one open.
+        stalled: whether a gate stayed closed, so that all behind it do.
+        sliced: task blocks of the hosted stage that were launched.
+        first_block_ns, release_ns: see `gpud.device.interface.Gang`.
+    """
+
+    def __init__(self, flights: Flights, chain: Chain, urgent: bool) -> None:
+        self._flights = flights
+        self._chain = chain
+        self._urgent = urgent
+        self.run: Run | None = None
+        self.main: deque[Flight] = deque()
+        self.helpers: list[Flight] = []
+        self.due = 0
+        self.opened = True
+        self.stalled = False
+        self.sliced = 0
+        self.first_block_ns = 0
+        self.release_ns = 0
+        self._sliced_done = 0
+        self._claimed = -1  # the last stage of which everything is known to be claimed
+        self._lives = 0
+        self._releasing_ns = 0
+        self._asked_ns = 0
+        self._pace = Pace(chain)
+
+    @property
+    def flights(self) -> tuple[Flight, ...]:
+        """All of the run's."""
+        return (*self.main, *self.helpers)
+
+    @property
+    def on_device(self) -> Run:
+        """The run's words and records, which are there as long as anything of it is."""
+        assert self.run is not None
+        return self.run
+
+    # -- what was done
+
+    def asked(self) -> None:
+        """Somebody wants blocks of the run."""
+        self._asked_ns = self._asked_ns or time.monotonic_ns()
+
+    def began(self, began_ns: int) -> None:
+        """At ``began_ns`` nothing was on the device, and now flights of the due stage are."""
+        self._lives = self._count_lives()
+        self._pace.begin(began_ns, self.due, sum(one.count for one in self._of(self.due)))
+
+    def helped(self, flight: Flight) -> None:
+        """A helper was begun."""
+        self.helpers.append(flight)
+        self._lives += flight.count
+
+    def released(self) -> None:
+        """Limits were lowered."""
+        self._releasing_ns = self._releasing_ns or time.monotonic_ns()
+
+    def ended(self) -> None:
+        """Nothing is on the device and nothing will be."""
+        self._releasing_ns = 0
+
+    # -- looks
+
+    def look(self) -> None:
+        """See whether the first block has begun, and how long blocks have been there."""
+        if not self.first_block_ns and self.main and self._flights.has_begun(self.main[0]):
+            self.first_block_ns = time.monotonic_ns() - self._asked_ns
+        now = self.on_device.current
+        here = self._of(now)
+        lives, launched = sum(map(self._flights.live, here)), sum(one.count for one in here)
+        self._pace.look(time.monotonic_ns(), now, lives, launched)
+
+    def land(self) -> bool:
+        """Take out the flights that are over; whether there were any."""
+        changed = False
+        while self.main and self._flights.is_over(self.main[0]):
+            self._over_flight(self.main.popleft())
+            changed = True
+        for flight in [one for one in self.helpers if self._flights.is_over(one)]:
+            self.helpers.remove(flight)
+            self._over_flight(flight)
+            changed = True
+        return changed
+
+    def count(self) -> bool:
+        """Count the blocks that are there; whether some have left."""
+        lives = self._count_lives()
+        left = lives < self._lives
+        self._lives = lives
+        self._see_release()
+        return left
+
+    def drained(self, record: bytes, *, stopping: bool) -> None:
+        """Nothing is on the device: find which stage is due.
+
+        Args:
+            record: the job record of the current stage, which is final.
+            stopping: whether nothing more will be begun.
+
+        Raises:
+            InternalError: not everything is done, and everything is claimed.
+        """
+        now = self.on_device.current
+        stage = self._chain.stages[now]
+        if stage.form == "persistent":
+            words = np.frombuffer(record, np.uint32)
+            done = int(words[_DONE]) == stage.total
+            if not done and not stopping and int(words[_NEXT]) >= stage.total:
+                raise InternalError(
+                    f"{int(words[_DONE])} of {stage.total} task blocks are done, and nobody runs "
+                    "the rest",
+                    stage="device host, CUDA",
+                )
+        else:
+            done = self._sliced_done == stage.total
+        self._pace.drained(time.monotonic_ns(), now, done=done)
+        if done:
+            self.due, self.opened = now + 1, False
+            self.sliced = self._sliced_done = 0
+        else:
+            self.due, self.opened = now, True
+
+    # -- what is known
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """(claimed, done, total) task blocks of all launches."""
+        chain = self._chain
+        run = self.run
+        if run is None:
+            return 0, 0, chain.total
+        if self.due == len(chain.stages):
+            return chain.total, chain.total, chain.total
+        now = run.current
+        before, total = chain.before[now], chain.stages[now].total
+        if now < self.due:  # all of it is done, and the next is not begun
+            return before + total, before + total, chain.total
+        if chain.stages[now].form != "persistent":
+            return before + self.sliced, before + self._sliced_done, chain.total
+        if not run.is_ready:
+            return 0, 0, chain.total
+        words = np.frombuffer(run.record(now, cw.FAULT), np.uint32)
+        claimed = min(int(words[_NEXT]), total)
+        return before + claimed, before + min(int(words[_DONE]), claimed), chain.total
+
+    def all_claimed(self, stage: int) -> bool:
+        """Whether blocks of a begun stage have left that were not told to; may be late to say so.
+
+        A block leaves by itself only if it finds nothing to claim; or it was on an SM that was
+        named, so that of such a launch only the job record tells.
+        """
+        if self._chain.stages[stage].form != "persistent":
+            return self.sliced == self._chain.stages[stage].total
+        if self._claimed < stage:
+            left = [
+                flight.named
+                for flight in self.flights
+                if flight.stage == stage and self._flights.live(flight) < flight.limit
+            ]
+            if not left or (all(left) and not self._nothing_left(stage)):
+                return False
+            self._claimed = stage
+        return True
+
+    # -- helpers
+
+    def _of(self, stage: int) -> list[Flight]:
+        """The flights of a stage."""
+        return [one for one in self.flights if one.stage == stage]
+
+    def _count_lives(self) -> int:
+        return sum(self._flights.live(flight) for flight in self.flights)
+
+    def _over_flight(self, flight: Flight) -> None:
+        if self._chain.stages[flight.stage].form != "persistent":
+            self._sliced_done = self.sliced
+        elif self.on_device.current < flight.stage:
+            self.stalled = True  # its gate was closed, and so are all behind it
+        elif flight.limit and not flight.named:
+            self._claimed = max(self._claimed, flight.stage)  # it was over by itself
+        self._flights.forget(flight, self._urgent)
+
+    def _see_release(self) -> None:
+        """Keep the longest time from a release to its last block gone."""
+        if not self._releasing_ns:
+            return
+        now = self.on_device.current
+        left = sum(
+            max(0, self._flights.live(flight) - flight.limit)
+            for flight in self.flights
+            if flight.stage <= now and flight.counts
+        )
+        if not left:
+            took = time.monotonic_ns() - self._releasing_ns
+            self.release_ns = max(self.release_ns, took)
+            self._releasing_ns = 0
+
+    def _nothing_left(self, stage: int) -> bool:
+        run = self.on_device
+        words = np.frombuffer(run.record(stage, cw.FAULT), np.uint32)
+        return run.is_ready and int(words[_NEXT]) >= self._chain.stages[stage].total

@@ -1,0 +1,294 @@
+"""Puts the launches of one run on the GPU, and takes blocks away from them.
+
+Problem: the number of blocks follows what the run is given, while they run; some SMs may be barred.
+
+Approach: stages in persistent form are queued on the run's stream, `_WINDOW` of them at most, with
+gates between (`gpud.device.cuda.gate`). To shrink, limits of launches are lowered. To grow, one
+more launch on the same job record is begun on a stream of its own: a *helper*; where there are
+many, it replaces the smallest. Limits are never raised, so nobody has to know whether a block that
+was told to release has seen it yet. Stages in other forms are launched one by one, in sub-grids if
+they are sliced: the next has another size.
+
+Some SMs may be *barred*: they were to be cleared, or are other jobs' alone. They are named in the
+run's bitmap, and every launch that could be there is pointed to it. How many blocks of a launch are
+on named SMs nobody knows; so as many of it count as staying as are there and not told to release,
+which is too many until the others have left, and then right: helpers take their place then. What is
+launched while there are partitions runs on the SMs of none. With SMs that were cleared besides, a
+run does not grow: nothing would keep its new blocks from them.
+
+Terms: *flight*, *begun* and *due* are those of `gpud.device.cuda.aloft`; a stage's *share* is the
+number of its blocks for the slices that the run is given.
+
+Properties:
+* a stage is begun after all of the stage before is done, and every block of it that could still
+  write has left or is waited for by the stream;
+* the limits of a stage's flights are never more than its share in all.
+
+The device's lock guards it all. Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from gpud.device.cuda.aloft import Aloft
+from gpud.device.cuda.chain import Chain
+from gpud.device.cuda.driver import DriverError
+from gpud.device.cuda.green import Place
+from gpud.device.cuda.run import Run
+from gpud.errors import GpudError
+
+if TYPE_CHECKING:
+    from gpud.device.cuda.device import CUDADevice
+
+__all__ = ["Launcher"]
+
+_WINDOW: Final = 16
+"""Stages that are queued at most: those that follow a growth were launched before it."""
+
+_TOP_UP: Final = _WINDOW // 2
+_MOST_HELPERS: Final = 6
+"""Helpers that claim, at most: each has a stream, and streams beyond the driver's connections (see
+`gpud.device.cuda.driver.ENVIRONMENT`) wait for each other."""
+
+
+class Launcher:
+    """Launches what a run has on the device. Under the device's lock.
+
+    What it raises is a `GpudError` or a `DriverError`; what was launched before stays.
+
+    Args:
+        device: where.
+        chain: what runs.
+        aloft: where it keeps what it launches.
+        urgent: whether blocks get room before those of others.
+        partition: the SMs that are the run's own; None: it has none.
+
+    Attributes:
+        cleared: SMs that it was told to leave.
+    """
+
+    def __init__(
+        self,
+        device: CUDADevice,
+        chain: Chain,
+        aloft: Aloft,
+        urgent: bool,
+        partition: Place | None,
+    ) -> None:
+        self._device = device
+        self._flights = device.flights
+        self._chain = chain
+        self._aloft = aloft
+        self._urgent = urgent
+        self._partition = partition
+        self._next = 0  # the stage that is queued next
+        self.cleared: frozenset[int] = frozenset()
+
+    # -- more blocks
+
+    def begin(self, slices: int) -> None:
+        """Nothing is on the device: begin with the due stage."""
+        aloft = self._aloft
+        if aloft.run is None:
+            aloft.run = Run(self._device, self._chain, self._urgent, self._place)
+            aloft.run.name(self._barred)
+        self._next = aloft.due
+        began_ns = time.monotonic_ns()
+        if self._chain.stages[aloft.due].form == "persistent":
+            self._queue(slices)
+        else:
+            self._launch_hosted(slices)
+        aloft.began(began_ns)
+
+    def follow(self, slices: int) -> None:
+        """Something is on the device: queue what is to follow, and `adjust`."""
+        aloft = self._aloft
+        if len(aloft.main) <= _TOP_UP and not aloft.stalled and aloft.main:
+            self._queue_more(slices)
+        self.adjust(slices)
+
+    def adjust(self, slices: int) -> None:
+        """Lower limits, or add a helper."""
+        aloft, chain = self._aloft, self._chain
+        now = aloft.on_device.current
+        if chain.stages[now].form != "persistent":
+            return  # the next sub-grid has another size
+        rest: dict[int, int] = {}
+        lowered = False
+        for flight in aloft.flights:
+            share = rest.setdefault(flight.stage, chain.blocks(flight.stage, slices))
+            staying = self._flights.staying(flight)
+            if share < staying:
+                self._flights.set_limit(flight, share)
+                lowered = True
+            rest[flight.stage] = share - min(staying, share)
+        if lowered:
+            aloft.released()
+        missing = 0 if self._astray else rest.get(now, 0)
+        if missing and not aloft.all_claimed(now):
+            self._help(now, missing + self._folded())
+
+    # -- fewer
+
+    def name(self) -> None:
+        """Have blocks leave the SMs that are barred."""
+        barred, run = self._barred, self._aloft.run
+        if run is not None:
+            run.name(barred)
+            for flight in self._aloft.flights:
+                self._flights.name(flight, run.named if barred else 0)
+
+    def stop(self) -> None:
+        """Open nothing more and release everything."""
+        if self._aloft.run is not None:
+            self._aloft.run.stop()
+        for flight in self._aloft.flights:
+            if flight.counts and flight.limit:
+                self._flights.set_limit(flight, 0)
+
+    def kill(self) -> None:
+        """Tell blocks that poll to leave."""
+        if self._aloft.run is not None:
+            self._aloft.run.kill({flight.stage for flight in self._aloft.flights})
+
+    # -- what it comes to
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is an SM that is not barred."""
+        return len(self._barred) < self._device.sms
+
+    def held(self, slices: int, *, stopping: bool) -> int:
+        """Slices that blocks occupy or will occupy, rounded up.
+
+        Args:
+            slices: what the run is given.
+            stopping: whether nothing more will be begun.
+        """
+        aloft, chain = self._aloft, self._chain
+        flights = aloft.flights
+        if not flights:
+            return 0
+        now = aloft.on_device.current
+        blocks: dict[int, int] = {}
+        for flight in flights:
+            live = self._flights.live(flight)
+            if flight.stage > now:
+                live = min(live, flight.limit)
+            blocks[flight.stage] = blocks.get(flight.stage, 0) + live
+        if any(flight.named for flight in flights):
+            # Helpers take the place of those that leave their SM.
+            if not self._astray and not aloft.all_claimed(now):
+                again = chain.blocks(now, slices)
+                blocks[now] = max(blocks.get(now, 0), again)
+        held = max(chain.slices_of(stage, live) for stage, live in blocks.items())
+        return held if stopping else max(held, chain.later(now, slices))
+
+    # -- the run's stream
+
+    def _queue(self, slices: int) -> None:
+        """Put stages in persistent form on the stream, as many as may be."""
+        aloft, queued = self._aloft, 0
+        run = aloft.on_device
+        run.move(self._place)
+        try:
+            while len(aloft.main) < _WINDOW and self._more:
+                stage = self._next
+                if stage != aloft.due or not aloft.opened:
+                    run.gate(stage, always=stage == aloft.due)
+                self._add_main(self._chain.blocks(stage, slices))
+                self._next += 1
+                queued += 1
+        finally:
+            # Only where nothing will follow: what is behind a host function waits for it, and the
+            # watcher looks again sooner than the rest of the window can be over.
+            if queued and not self._more:
+                self._flights.notify(run.stream)
+
+    @property
+    def _more(self) -> bool:
+        """Whether another stage is to be queued."""
+        stages = self._chain.stages
+        return self._next < len(stages) and stages[self._next].form == "persistent"
+
+    def _queue_more(self, slices: int) -> None:
+        if self._chain.stages[self._aloft.main[-1].stage].form == "persistent":
+            self._queue(slices)
+
+    def _launch_hosted(self, slices: int) -> None:
+        """Launch a stage, or the next sub-grid of one, that is not in persistent form."""
+        aloft = self._aloft
+        run, stage = aloft.on_device, self._chain.stages[aloft.due]
+        run.move(self._place)
+        run.begin(aloft.due)
+        count = stage.total
+        if stage.form == "sliced":
+            count = min(self._chain.blocks(aloft.due, slices), stage.total - aloft.sliced)
+        self._add_main(count, base=aloft.sliced)
+        aloft.sliced += count
+        self._flights.notify(run.stream)
+
+    def _add_main(self, count: int, *, base: int = 0) -> None:
+        run, stage = self._aloft.on_device, self._next
+        flight = self._flights.begin(
+            self._chain, stage, count, run.stream,
+            job=run.job(stage), place=run.place, base=base, named=self._named,
+        )  # fmt: skip
+        self._aloft.main.append(flight)
+        run.loose = False
+
+    # -- helpers
+
+    def _folded(self) -> int:
+        """Release the smallest of too many helpers: how many blocks the next is to make up for."""
+        claiming = [flight for flight in self._aloft.helpers if flight.limit]
+        if len(claiming) < _MOST_HELPERS:
+            return 0
+        least = min(claiming, key=self._flights.staying)
+        count = self._flights.staying(least)
+        self._flights.set_limit(least, 0)
+        return count
+
+    def _help(self, stage: int, count: int) -> None:
+        """Add ``count`` blocks to a stage that runs."""
+        run, place = self._aloft.on_device, self._place
+        stream = self._flights.take_stream(self._urgent, place)
+        # Before the launch: the gate behind the stage must see it.
+        run.help(stage)
+        try:
+            run.wait_on(stream)  # the copy that sets up the records may be behind a long one
+            flight = self._flights.begin(
+                self._chain, stage, count, stream,
+                job=run.job(stage), place=place, named=self._named,
+            )  # fmt: skip
+        except (GpudError, DriverError):
+            self._flights.give_stream(stream, self._urgent, place)
+            raise
+        flight.stream = stream
+        self._aloft.helped(flight)
+        self._flights.notify(stream)
+
+    # -- where
+
+    @property
+    def _place(self) -> Place | None:
+        """Where launches run from now on; None: anywhere."""
+        return self._device.green.rest if self._partition is None else self._partition
+
+    @property
+    def _barred(self) -> frozenset[int]:
+        """The SMs on which it is to have no blocks."""
+        others = frozenset[int]() if self._partition else self._device.green.numbers
+        return self.cleared | others
+
+    @property
+    def _astray(self) -> bool:
+        """Whether blocks that are launched now could be on a barred SM."""
+        return bool(self.cleared) or (self._place is None and bool(self._barred))
+
+    @property
+    def _named(self) -> int:
+        """What a launch that is begun now is pointed to."""
+        return self._aloft.on_device.named if self._astray else 0
