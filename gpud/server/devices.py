@@ -7,7 +7,7 @@ the host that comes next.
 Approach: everything that a host knows it was told by the front, which keeps what it takes to tell
 it again: the rewritten PTX, what was written to variables, and the arenas' memory files. Nothing is
 told in advance: a new host learns of an arena or a module when the first job or request needs it.
-A host that is silent for too long (`gpud.server.health`), or at one compilation, is replaced.
+A host that is silent for too long, or at one compilation, is replaced (`gpud.server.vigil`).
 
 Terms:
     stock: what the present host has been told (`gpud.server.stock`).
@@ -38,7 +38,6 @@ from gpud.errors import DeviceLost, GpudError, ProtocolError, UnknownName
 from gpud.server.believed import check_error, check_reply
 from gpud.server.child import Child, OnReply
 from gpud.server.copied import CopiedMemory
-from gpud.server.health import BEATS, Watch
 from gpud.server.jobs import Chain
 from gpud.server.loader import Loader, write_message
 from gpud.server.modules import Module, Shape
@@ -46,6 +45,7 @@ from gpud.server.owner import HOST_COMMAND, Connect, Limits, Owner
 from gpud.server.stock import Stock
 from gpud.server.stream import Outbox
 from gpud.server.suspects import Suspects
+from gpud.server.vigil import Vigil
 from gpud.units import JobId, SessionId, job_pair
 
 __all__ = ["Device"]
@@ -92,13 +92,10 @@ class Device:
         self._command = [*command, "--device", spec]
         self._limits = limits
         self._host: Child | None = None
-        self._watches: list[Watch] = []
-        self._beats = 0  # since the host was started, or has been at one compilation
-        self._at: int | None = None  # that compilation
+        self._vigil: Vigil | None = None
         self._told: dict[int, None] = {}  # jobs that the host was told to start
         self._useful = False  # a job has ended on this host
         self._replacing = False
-        self._stuck = False  # the host's thread for memory was; nobody's job or program is to blame
         self._suspects = Suspects(
             outbox,
             f"device {index} ({spec})",
@@ -180,11 +177,15 @@ class Device:
         )
         self._host = host
         self._stock = self._new_stock()
-        self._beats = 0
-        self._watches = [
-            self._watch(_read_nothing, self._silent, self._beat),
-            self._watch(hm.Ping, self._memory_stuck),
-        ]
+        self._vigil = Vigil(
+            self._outbox.loop,
+            self._limits,
+            self._ask,
+            self._loader.compiling,
+            # A driver may wait for kernels before it unmaps, and those may run for hours.
+            lambda: self.memory is not None and bool(self._told),
+            self._kill,
+        )
         try:
             if self._connect is not None:
                 host.attach(self._connect())
@@ -198,7 +199,9 @@ class Device:
         if self.memory is None and info.arrays == "copied":
             self.memory = CopiedMemory(self)
         self.state = "ready"
-        self._beats = self._early_ends = 0
+        self._early_ends = 0
+        if self._vigil is not None:
+            self._vigil.started()
         _LOG.info("device %d is ready: %s (pid %s)", self.index, info.name, self.pid)
         self._owner.device_ready(self)
         self._settled.set()
@@ -255,22 +258,22 @@ class Device:
 
     def _examine(self) -> tuple[JobId | None, tuple[JobId, ...]]:
         """Who may have ended the host, as far as that is certain, and whom it never heard of."""
-        alone = len(self._told) == 1 and not self._loader.compiling and not self._stuck
+        alone = len(self._told) == 1 and not self._loader.compiling and not self._memory_stuck
         culprit = JobId(next(iter(self._told))) if alone else None
         return culprit, tuple(map(JobId, self._pending))
 
     def _forget_host(self, reason: str) -> bool:
         """Whatever was known of the host that is gone; whether it was of use."""
-        for watch in self._watches:
-            watch.stop()
-        self._watches = []
+        suspect = not (self._replacing or self._memory_stuck or self.state == "stopped")
+        if self._vigil is not None:
+            self._vigil.stop()
+            self._vigil = None
         self._stock = self._new_stock()
         self._pending.clear()
         self._told.clear()
-        suspect = not (self._replacing or self._stuck or self.state == "stopped")
         for module in self._loader.host_lost(reason, suspect=suspect):
             self._owner.variables_lost(module)
-        self._replacing = self._stuck = False
+        self._replacing = False
         useful, self._useful = self._useful, False
         return useful
 
@@ -281,14 +284,10 @@ class Device:
             for session, count, size in self.memory.copies.host_lost(said):
                 self._owner.arrays_lost(self, session, count, size)
 
-    def _watch(
-        self,
-        make: Callable[[int], Any],
-        on_silent: Callable[[], None],
-        on_beat: Callable[[], None] = lambda: None,
-    ) -> Watch:
-        ask = partial(self._ask, make)
-        return Watch(self._outbox.loop, self._limits.silent, ask, on_silent, on_beat)
+    @property
+    def _memory_stuck(self) -> bool:
+        """Whether the host is ended for that; nobody's job or program is to blame."""
+        return self._vigil is not None and self._vigil.memory_stuck
 
     def _ask(self, make: Callable[[int], Any], on_reply: OnReply) -> None:
         """Something that a thread of the host answers at once; nothing while it starts."""
@@ -296,32 +295,6 @@ class Device:
             self._host.request(make, on_reply)
         else:
             on_reply(None, None)
-
-    def _silent(self) -> None:
-        self._kill(f"hung: it has not answered for {self._limits.silent:g} s")
-
-    def _memory_stuck(self) -> None:
-        if self._watches[0].missed > BEATS // 2:  # nothing of it answers: it was stopped, say
-            self._silent()
-            return
-        if self.memory is not None and self._told:
-            # A driver may wait for kernels before it unmaps, and those may run for hours.
-            self._watches[1] = self._watch(hm.Ping, self._memory_stuck)
-            return
-        self._stuck = True
-        limit_s = self._limits.silent
-        self._kill(f"hung: what maps its memory has been at one thing for {limit_s:g} s")
-
-    def _beat(self) -> None:
-        at = next(iter(self._loader.compiling), None)
-        self._beats = self._beats + 1 if at == self._at else 1
-        self._at = at
-        spent_s = (self._beats - 1) * self._limits.silent / BEATS
-        if self.state == "starting" and spent_s > self._limits.start:
-            self._kill(f"hung: it has not started within {self._limits.start:g} s")
-        elif self.state == "ready" and at is not None and spent_s > self._limits.compile:
-            case = self._loader.compiling[at]
-            self._kill(f"hung: it was {case} for more than {self._limits.compile:g} s")
 
     def _kill(self, reason: str) -> None:
         if self._host is not None:
@@ -571,10 +544,6 @@ class Device:
 
     def _on_log(self, message: hm.Log) -> None:
         _LOG.log(message.level, "device host %d: %s", self.index, message.text)
-
-
-def _read_nothing(ticket: int) -> hm.ReadProgress:
-    return hm.ReadProgress(ticket, ())
 
 
 def _read(module: int, name: str, offset: int, size: int, ticket: int) -> hm.ReadSymbol:

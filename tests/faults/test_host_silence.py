@@ -152,7 +152,7 @@ async def test_who_compiles_for_ever_costs_the_others_one_host(
 
     monkeypatch.setattr(device._suspects, "_start", start)
     monkeypatch.setattr(device._suspects, "_limit_s", 0.2)
-    monkeypatch.setattr(device, "_limits", device._limits._replace(compile=0.5))
+    monkeypatch.setattr(device._vigil, "_limits", device._limits._replace(compile=0.5))
     client, hostile = await world.client(), await world.client()
     module = await client.kernel("k")
     client.submit(1, module, 100)
@@ -187,7 +187,7 @@ async def test_a_host_that_compiles_for_ever_is_replaced_and_the_kernel_is_suspe
     )
     await world.start(host, host_timeout="500 ms", compile_timeout="3 s")
     device = world.daemon.devices[0]
-    monkeypatch.setattr(device, "_limits", device._limits._replace(compile=0.5))
+    monkeypatch.setattr(device._vigil, "_limits", device._limits._replace(compile=0.5))
     client = await world.client()
     module = (await client.compile(PTX.format(name="k"))).module
     host.deaf_to = (hm.Measure,)
