@@ -242,7 +242,7 @@ class Claims(NamedTuple):
     """How the blocks of a job claim; the fields are those of the job record.
 
     Kernels whose blocks wait for others take no notice of it: see
-    `gpud.compiler.passes.persistent`.
+    `gpud.compiler.passes.claim`.
     """
 
     chunk: int = 1

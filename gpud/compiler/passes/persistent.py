@@ -10,28 +10,12 @@ release. Claims are handed out in order, and a claimed block always runs: nothin
 or restarted, and kernels whose blocks wait for lower-numbered ones keep working.
 
 Terms: the *leader* is thread (0, 0, 0); a *claim* is a task block's number, or `NOTHING`: leave;
-the two *slots* are words in shared memory through which the leader publishes claims. A block
-*holds* the task blocks that it has claimed and not begun; the host says in the job record how many
-it claims at once (``chunk``), and how many *in advance* (``ahead``, 0: none).
+the two *slots* are words in shared memory through which the leader publishes claims.
 
 Algorithm, for every thread; ``slot`` toggles between the two slots::
 
     slots[1] = NOTHING                        # no previous task block
-    head: if leader:
-              previous = slots[1 - slot]
-              if previous < last and last is not PENDING:  # the block holds more of a chunk
-                  claim = previous + 1
-              else:
-                  if previous < last:         # what was claimed in advance
-                      claim, n = ahead, number in last
-                  else if not released():     # holds nothing
-                      n = job.chunk; claim = atomic_add(job.next, n)
-                  else: claim = NOTHING; goto publish
-                  last = min(claim + n, job.total) - 1
-                  if claim >= job.total: claim = NOTHING
-     publish: slots[slot] = claim
-              if job.ahead and claim == last and not released():
-                  last = PENDING | job.ahead; ahead = atomic_add(job.next, job.ahead)
+    head: if leader: slots[slot] = next claim # see `gpud.compiler.passes.claim`
           block-wide barrier                  # everybody has finished the previous task block
           claim = slots[slot]; slot = 1 - slot
           if leader and slots[slot] != NOTHING: job.done += 1   # the previous one
@@ -39,32 +23,10 @@ Algorithm, for every thread; ``slot`` toggles between the two slots::
           %ctaid = coordinates(claim); old body; ret and exit go to head
     leave: if leader: fence; launch.live -= 1
 
-    released: block index >= launch.limit or %smid is named
-
-``last`` is a word in shared memory behind the slots, ``ahead`` a register. The atomic of a claim in
-advance is issued and not waited for: its way to memory and back hides behind the task block.
-
 Why one barrier is enough with two slots: the leader can run ahead of a slow thread by one barrier
 only, so it writes the other slot while the slow one still reads this one. With one slot it would
 overwrite a claim that somebody has not read. The barrier also keeps a fast warp from touching
 shared memory that a slow one still uses for the previous task block.
-
-Why that stays so with chunks and claims in advance: what they add, ``last`` and ``ahead``, is read
-and written by the leader alone, and between two barriers it still writes one slot, once. The others
-cannot tell from where the claim came. What ``last`` is at first does not matter: ``previous`` is
-`NOTHING` then, the largest word that there is.
-
-Why nothing is lost or repeated: atomics on ``next`` hand out ranges that do not overlap. A block
-runs its range in order, up to ``last``, and looks at its limit only when it holds nothing: so a
-claim in advance, too, is run before the block leaves. How many it took is kept in ``last`` with the
-mark, not read again: the host may change ``chunk`` and ``ahead`` at any moment.
-
-Blocks that wait for others claim one task block when they can run it, whatever the record says:
-a task block that somebody holds and has not begun would be waited for by those who run.
-
-A block is told to release by its index or by the SM that it is on; it does the same in both cases.
-The limit and the address of the bitmap that names SMs come with one load, and a launch of which no
-SM is named, as most are, reads no bitmap.
 
 Properties:
 * ``only entries``: nothing but entries of the plan changes, and the input stays as it was;
@@ -74,9 +36,7 @@ Properties:
 * ``launch bounds``, parameters, shared and local variables stay; the slots follow in 16 aligned
   bytes, so that dynamic shared memory stays as aligned as before;
 * ``loop state``: one register lives through the body, the slot's address; where blocks may claim
-  in advance one more, ``ahead``;
-* ``at most``: a block claims at most ``chunk + ahead`` task blocks after it was told to release;
-* ``one at a time``: in kernels whose blocks wait for others none is claimed in advance.
+  in advance one more, ``ahead``.
 
 The barrier is ``barrier.sync``, because lanes that left the body early arrive one by one. A
 ``bar.warp.sync`` after it brings lanes together again for kernels that need whole warps
@@ -101,6 +61,7 @@ from gpud.compiler.form_rules import SLOT_BYTES
 from gpud.compiler.forms import Decision
 from gpud.compiler.names import CONTROL, LOOP, slots_of
 from gpud.compiler.passes.build import Code, change_functions, fresh_stem, immediate
+from gpud.compiler.passes.claim import add_claim
 from gpud.compiler.passes.coordinates import compute, replace_specials, used_coordinates
 from gpud.compiler.passes.exit_aware import meet
 from gpud.compiler.ptx.model import (
@@ -109,7 +70,6 @@ from gpud.compiler.ptx.model import (
     Instruction,
     Label,
     Module,
-    Operand,
     Parameter,
     Register,
     RegisterDeclaration,
@@ -117,7 +77,6 @@ from gpud.compiler.ptx.model import (
     Statement,
     Symbol,
     Variable,
-    Vector,
     opcode,
 )
 from gpud.compiler.reports import claim_beside, slot_of
@@ -126,8 +85,6 @@ __all__ = ["claim_and_slot", "parted", "pass_persistent"]
 
 _VERSION = (6, 0)  # barrier.sync and bar.warp.sync appeared in PTX 6.0
 _EVERY_LANE = -1
-_LAST = 8  # from the slots on: the last task block that the block holds
-_PENDING = 1 << 31  # in its place, with a chunk's size: a chunk that was claimed in advance
 
 
 def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
@@ -186,18 +143,20 @@ class _Loop:
         # Every thread stores the same value; all of them are done by the first barrier.
         code("st.shared.u32", Address(slot, 4), words.NOTHING)
         code.place(self._head)
-        leader, thread = self._find_leader()
+        leader = self._find_leader()
         self._finish_copies()
-        self._claim(leader, thread, slot, claim)
+        # Somebody would wait for a task block that is held and not begun.
+        several = not self._decision.waits_on_blocks
+        add_claim(code, self._control, leader, slot, claim, several=several)
         self._meet(slot, claim)
-        self._count(leader, slot)
+        self._count(leader[0], slot)
         over = code.register("over", "pred")
         code("setp.eq.u32", over, claim, words.NOTHING)
         code("bra", self._leave, when=over)
         needed = used_coordinates(self._closure[0].specials)
         instead = compute(code, claim, code.register("job", "b64"), needed)
         code.body += self._without_exits(replace_specials(body, instead))
-        self._leave_loop(leader)
+        self._leave_loop(leader[0])
         control = Parameter("u64", self._control.name)
         slots = Variable("shared", "b8", self._slots.name, (SLOT_BYTES,), align=SLOT_BYTES)
         return replace(
@@ -230,116 +189,6 @@ class _Loop:
         """Wait for copies into shared memory that the task block left in flight."""
         if any(_copies_asynchronously(uses) for uses in self._closure):
             self._code("cp.async.wait_all")
-
-    def _claim(self, leader: Register, thread: Register, slot: Register, claim: Register) -> None:
-        """The leader publishes the next task block that it holds, or claims some."""
-        code, several = self._code, not self._decision.waits_on_blocks
-        met, publish = code.label("meet"), code.label("publish")
-        ctl, job, own = (code.register(name, "b64") for name in ("control", "job", "own"))
-        total, valid = code.register("total"), code.register("valid", "pred")
-        code("ld.param.u64", ctl, Address(self._control))
-        code("ld.global.nc.u64", job, Address(ctl, words.JOB))
-        # The leader's counters by an address that ptxas does not know to be the same in all lanes:
-        # it would have lanes elect one of them, and wait for the result of the atomic at once.
-        code("mad.wide.u32", own, thread, 4, job)
-        code("bra", met, unless=leader)
-        chunk: Operand = immediate(1)
-        if several:
-            chunk = code.register("chunk")
-            self._look_at_held(slot, claim)
-        code("mov.u32", claim, immediate(words.NOTHING))
-        self._heed_release(ctl, publish, code.label("stays"))
-        code("atom.global.add.u32", claim, Address(own, words.NEXT), chunk)
-        if several:
-            code.place(code.label("check"))
-        code("ld.global.nc.u32", total, Address(job, words.TOTAL))
-        if several:
-            self._hold(claim, total)
-        code("setp.lt.u32", valid, claim, total)
-        code("selp.b32", claim, claim, immediate(words.NOTHING), valid)
-        code.place(publish)
-        code("st.shared.u32", Address(slot), claim)
-        if several:
-            self._claim_in_advance(claim, met)
-        code.place(met)
-
-    def _heed_release(self, ctl: Register, told: Symbol, stays: Symbol) -> None:
-        """Go to ``told`` if the block has been told to release, else go on at ``stays``, here."""
-        code = self._code
-        word, named = code.register("word", "b64"), code.register("named", "b64")
-        limit, index, bits = (code.register(name) for name in ("limit", "index", "bits"))
-        stop = code.register("stop", "pred")
-        code("ld.volatile.global.v2.u64", Vector((word, named)), Address(ctl, words.LIMIT))
-        code("cvt.u32.u64", limit, word)
-        code("mov.u32", index, SpecialRegister("%ctaid.x"))
-        code("setp.ge.u32", stop, index, limit)
-        code("bra", told, when=stop)
-        code("setp.eq.u64", stop, named, 0)
-        code("bra", stays, when=stop)
-        # Only the last bits of the SM's number count, so that no other word is ever read.
-        code("mov.u32", index, SpecialRegister("%smid"))
-        code("shr.u32", bits, index, 3)
-        code("and.b32", bits, bits, words.NAMED_BYTES - 4)
-        code("cvt.u64.u32", word, bits)
-        code("add.u64", named, named, word)
-        code("ld.volatile.global.u32", bits, Address(named))
-        code("and.b32", index, index, 31)
-        code("shr.u32", bits, bits, index)
-        code("and.b32", bits, bits, 1)
-        code("setp.ne.u32", stop, bits, 0)
-        code("bra", told, when=stop)
-        code.place(stays)
-
-    def _look_at_held(self, slot: Register, claim: Register) -> None:
-        """The leader: go to ``publish`` with the next task block of the chunk that the block holds.
-
-        If it has claimed a chunk in advance, go to ``check`` with that; go on if it holds nothing.
-        """
-        code = self._code
-        none, empty = code.label("none"), code.register("empty", "pred")
-        rest, previous, last = (code.register(name) for name in ("rest", "previous", "last"))
-        chunk, pending = code.register("chunk"), code.register("pending", "pred")
-        job = code.register("job", "b64")
-        both = Vector((chunk, code.register("advance")))
-        code("ld.global.nc.v2.u32", both, Address(job, words.CHUNK))
-        code("xor.b32", previous, slot, 4)
-        code("ld.shared.u32", previous, Address(previous))
-        code("and.b32", rest, slot, immediate(-8))
-        code("ld.shared.u32", last, Address(rest, _LAST))
-        code("setp.ge.u32", empty, previous, last)
-        code("bra", none, when=empty)
-        code("and.b32", chunk, last, immediate(~_PENDING & 0xFFFFFFFF))
-        code("setp.ge.u32", pending, last, immediate(_PENDING))
-        code("add.u32", claim, previous, 1)
-        code("mov.u32", claim, code.register("ahead"), when=pending)
-        code("bra", code.label("check"), when=pending)
-        code("bra", code.label("publish"))
-        code.place(none)
-        code("mov.u32", last, 0)
-
-    def _hold(self, claim: Register, total: Register) -> None:
-        """The leader: the block holds ``chunk`` task blocks from ``claim`` on, up to ``total``."""
-        code, last = self._code, self._code.register("last")
-        code("add.u32", last, claim, code.register("chunk"))
-        code("min.u32", last, last, total)
-        code("sub.u32", last, last, 1)
-        code("st.shared.u32", Address(code.register("rest"), _LAST), last)
-
-    def _claim_in_advance(self, claim: Register, met: Symbol) -> None:
-        """The leader: begin to claim what follows the last task block that the block holds.
-
-        Nothing waits for the atomic until the next round.
-        """
-        code, wants = self._code, self._code.register("wants", "pred")
-        last, advance = code.register("last"), code.register("advance")
-        code("setp.ne.u32", wants, advance, 0)
-        code("setp.eq.and.u32", wants, claim, last, wants)
-        code("bra", met, unless=wants)
-        self._heed_release(code.register("control", "b64"), met, code.label("again"))
-        code("or.b32", last, advance, immediate(_PENDING))
-        code("st.shared.u32", Address(code.register("rest"), _LAST), last)
-        own, ahead = code.register("own", "b64"), code.register("ahead")
-        code("atom.global.add.u32", ahead, Address(own, words.NEXT), advance)
 
     def _meet(self, slot: Register, claim: Register) -> None:
         code = self._code
