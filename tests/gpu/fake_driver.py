@@ -7,10 +7,10 @@ ordered with the null stream only, as the driver has it. A green context has som
 device's SMs, which are split one by one. It shows that the code around the driver makes sense, not
 that the driver does what is expected of it.
 
-Fences are the CPU device's, for the range that a program was given after it was loaded; so are kill
-polls, which a kill word that is written on a stream reaches. A fault is written into the job record
-when the launch is over, without the number of the task block: only the rewritten program knows
-that, and here it was not what found the fault.
+Fences are the CPU device's, for the range that a program has been given when a launch begins: a
+kernel is compiled anew if that has changed. So are kill polls, which a kill word that is written on
+a stream reaches. A fault is written into the job record when the launch is over, without the number
+of the task block: only the rewritten program knows that, and here it was not what found the fault.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ Step = Callable[[Callable[[], None]], None]
 _GRANULE = 1 << 21
 _EVERYTHING = 2**64 - 1  # the size of a range that is no limit
 _READ_WRITE, _NO_ACCESS = 3, 0
-_PRIVATE, _FIXED, _ANONYMOUS, _NO_RESERVE, _NO_REPLACE = 0x2, 0x10, 0x20, 0x4000, 0x100000
+_SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _NO_RESERVE, _NO_REPLACE = (
+    0x1, 0x2, 0x10, 0x20, 0x4000, 0x100000,
+)  # fmt: skip
 _RUBBISH = 0xA5
 
 _ATTRIBUTES = {
@@ -415,16 +417,16 @@ class FakeDriver:
     def cuMemRelease(self, piece: _Piece) -> Answer:
         with self._lock:
             self.room_bytes += piece.size
+        os.close(piece.file)
         return (OK,)
 
     def cuMemMap(self, address: int, size: int, offset: int, piece: _Piece, flags: int) -> Answer:
         assert (offset, size) == (0, piece.size)
-        assert _mapped(address, size, _NO_ACCESS, _FIXED) == address
+        assert _mapped(address, size, _NO_ACCESS, _FIXED, piece.file) == address
         return (OK,)
 
     def cuMemSetAccess(self, address: int, size: int, access: list[Any], count: int) -> Answer:
         assert _libc.mprotect(address, size, _READ_WRITE) == 0
-        ctypes.memset(address, _RUBBISH, size)
         return (OK,)
 
     def cuMemUnmap(self, address: int, size: int) -> Answer:
@@ -445,7 +447,6 @@ class FakeDriver:
         return (OK,)
 
     def cuModuleGetFunction(self, module: Any, name: bytes) -> Answer:
-        module.fence()
         return OK, module.loaded.kernel(name.decode())
 
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> Answer:
@@ -497,6 +498,7 @@ class FakeDriver:
                     _left(launch.error, control, job)
                 over()
 
+            _fence(kernel)
             self.launches += 1
             with self._lock:
                 self._running.append(running)
@@ -520,21 +522,30 @@ class Module:
     def __int__(self) -> int:
         return id(self)
 
-    def fence(self) -> None:
-        """Check accesses from now on, if the program was told of a range."""
-        arena, heap = self._range(ARENA), self._range(HEAP)
-        if arena is not None:
-            self.loaded.fenced = None if arena[1] == _EVERYTHING else arena
-        if heap is not None and heap[1]:
-            self.loaded.heap = SimpleNamespace(range=heap)
 
-    def _range(self, name: str) -> tuple[int, int] | None:
-        """What a variable of gpud's says, if the program has it."""
-        offset = self.loaded.layout.data.offsets.get(name)
-        if offset is None:
-            return None
-        raw = self.loaded.data.memory[offset : offset + 16].tobytes()
-        return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
+def _fence(kernel: Any) -> None:
+    """Check a kernel's accesses from now on, if its program was told of a range."""
+    loaded = kernel.module
+    arena, heap = _range(loaded, ARENA), _range(loaded, HEAP)
+    if heap is not None and heap[1]:
+        loaded.heap = SimpleNamespace(range=heap)
+    if arena is None:
+        return
+    loaded.fenced = None if arena[1] == _EVERYTHING else arena
+    with kernel._lock:
+        if getattr(kernel, "fenced", loaded.fenced) != loaded.fenced:
+            kernel._compiled.clear()  # the range is in the code
+            kernel.plans.clear()
+        kernel.fenced = loaded.fenced
+
+
+def _range(loaded: Any, name: str) -> tuple[int, int] | None:
+    """What a variable of gpud's says, if the program has it."""
+    offset = loaded.layout.data.offsets.get(name)
+    if offset is None:
+        return None
+    raw = loaded.data.memory[offset : offset + 16].tobytes()
+    return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
 
 
 class _Running:
@@ -551,10 +562,12 @@ class _Running:
 
 
 class _Piece:
-    """Memory that can be mapped."""
+    """Memory that can be mapped, at several addresses too."""
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.file = os.memfd_create("piece")
+        os.pwrite(self.file, bytes([_RUBBISH]) * size, 0)
 
 
 def _left(error: GpudError | None, control: int, job: int) -> None:
@@ -581,9 +594,9 @@ def _left(error: GpudError | None, control: int, job: int) -> None:
     put(cw.FAULT_STATE, cw.COMPLETE)
 
 
-def _mapped(address: int, size: int, access: int, how: int) -> int | None:
-    flags = _PRIVATE | _ANONYMOUS | _NO_RESERVE | how
-    found = _libc.mmap(address or None, size, access, flags, -1, 0)
+def _mapped(address: int, size: int, access: int, how: int, file: int = -1) -> int | None:
+    flags = how | (_PRIVATE | _ANONYMOUS | _NO_RESERVE if file < 0 else _SHARED)
+    found = _libc.mmap(address or None, size, access, flags, file, 0)
     return None if found == ctypes.c_void_p(-1).value else int(found)
 
 

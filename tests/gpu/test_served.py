@@ -48,6 +48,7 @@ extern "C" __global__ void symbols(int* out) {
 """
 N = 1024
 LARGE = 40 << 20  # more than one piece
+GRANULE = 2 << 20
 
 
 @pytest.fixture(scope="module")
@@ -344,19 +345,62 @@ def test_jobs_that_wait_when_a_host_is_lost_do_not_compute_on_what_is_left(
     assert np.array_equal(add_and_get(gpu, x, 1), ints(4))
 
 
-def test_memory_that_nobody_has_ends_the_host_and_nobody_elses_arrays(
+def test_a_kernel_that_strays_where_its_session_has_no_array_ends_alone_if_at_all(
     served: Served, gpu: gc.Session
 ) -> None:
-    """In the session's range but in no array: no fence sees it. A GPU would lose its context."""
-    with served.connect() as idle:
-        kept = idle.array(ints(1))
-        x = gpu.array(ints())
-        before = served.call(lambda: served.device.restarts)
-        job = kernel(gpu, "stray").submit(grid=1, block=1, args=(x, np.int64(1 << 20)))
-        with pytest.raises(gc.DeviceLost):
-            job.result(timeout=TIMEOUT_S)
-        served.host_replaced(before)
-        assert np.array_equal(add_and_get(idle, kept, 1), ints(2))
+    """What has no memory behind it ends the host when it is touched, as it ends a GPU's context."""
+    restarts = served.call(lambda: served.device.restarts)
+
+    def stray(to: int) -> BaseException | None:
+        job = kernel(gpu, "stray").submit(grid=1, block=1, args=(x, np.int64((to - x.ptr) // 4)))
+        return job.exception(timeout=TIMEOUT_S)
+
+    with served.connect() as other:
+        never = other.zeros(1, np.int32)
+        beside = kernel(other, "forever").submit(
+            grid=1, block=32, args=(never,), timeout=10 * TIMEOUT_S
+        )
+        until(beside.running)
+        x, y = gpu.array(ints()), gpu.zeros(3 * GRANULE, np.uint8)
+        assert (x.ptr, y.ptr) == (x.ptr // MEMORY_BYTES * MEMORY_BYTES, x.ptr + 4 * N)
+        prefix = x.ptr + 4 * GRANULE  # whole granules
+        for to in (prefix, prefix + GRANULE // 2, x.ptr + MEMORY_BYTES - 4):
+            error = stray(to)
+            assert isinstance(error, gc.IllegalAddress)
+            assert (error.address, error.array) == (to, (y.ptr, y.nbytes))
+        assert stray(y.ptr + y.nbytes) is None  # in the last array's granule
+        assert stray(prefix - 4) is None
+        freed = y.ptr + GRANULE
+        y.free()
+        assert stray(freed) is None
+        z = gpu.zeros(3 * GRANULE, np.uint8)
+        assert z.ptr < freed < z.ptr + z.nbytes
+        assert stray(z.ptr) is None
+        assert z.get().nonzero()[0].tolist() == [0]  # what strayed before is gone
+        assert beside.running()
+        beside.cancel()
+        with pytest.raises(gc.JobCancelled):
+            beside.result(timeout=TIMEOUT_S)
+    assert np.array_equal(x.get(), ints())
+    assert served.call(lambda: served.device.restarts) == restarts
+
+
+def test_a_new_host_has_memory_between_arrays_too(served: Served, gpu: gc.Session) -> None:
+    first, gap, last = (gpu.array(np.full(GRANULE, 3, np.int32)) for _ in range(3))
+    hole = gap.ptr + 2 * GRANULE - first.ptr
+    assert 0 < hole < last.ptr - first.ptr
+    gap.free()
+    served.kill_host()
+    restarts = served.call(lambda: served.device.restarts)
+    poke = kernel(gpu, "stray").submit(grid=1, block=1, args=(first, np.int64(hole // 4)))
+    poke.result(timeout=TIMEOUT_S)
+    again = gpu.zeros(GRANULE, np.int32)  # where the sink is
+    assert first.ptr + hole in range(again.ptr, again.ptr + again.nbytes)
+    assert (add_and_get(gpu, again, 5)[:N] == 5).all()
+    assert not again.get()[N:].any()
+    assert (last.get() == 3).all()
+    assert (first.get() == 3).all()
+    assert served.call(lambda: served.device.restarts) == restarts
 
 
 def test_what_a_gpu_says_of_itself_is_unknown_where_nobody_can_ask(gpu: gc.Session) -> None:

@@ -1,28 +1,35 @@
 """Arenas of the CUDA device: one session's range of device addresses, beside its memory file.
 
 Problem: a session's arrays must lie in one range whose base and size its fences know, at the same
-addresses in a host that replaces another; but memory is taken only for arrays that are there. The
-daemon and the client see arrays in a memory file, the GPU needs them in its own memory.
+addresses in a host that replaces another; but memory is taken only for arrays that are there. An
+access where no memory lies ends the context, and with it everybody's jobs: fences must let none
+through. The daemon and the client see arrays in a memory file, the GPU needs them in its own
+memory.
 
-Approach: the whole range is reserved when the arena is opened, which takes no memory.
-`Arena.commit` puts memory behind a part of it, `Arena.release` takes it away; `upload` and
-`download` copy between the file and the device, at the same offset in both
+Approach: the whole range is reserved when the arena is opened. Memory lies behind a part of it that
+begins at its first byte and only grows; fences let programs reach this *prefix* and no more.
+`Arena.commit` puts memory behind a part of the range, `Arena.release` says that it is not needed;
+`upload` and `download` copy between the file and the device, at the same offset in both
 (`gpud.device.cuda.staging`).
 
 Terms: a *granule* is what the driver gives memory in (2 MiB and more); a *piece* is a run of
-granules that was created at once; it is *spare* while no committed part lies in it.
+granules that was created at once; it is *spare* while no committed part lies in it. The *sink* is
+one granule of memory, the arena's own, that is mapped wherever the prefix has no piece.
 
-Algorithm: `commit` makes a piece of each gap between the pieces that its range touches, then sets
-the range to what the file has, or to zero. To take memory away the driver may wait for every kernel
-that runs. So spare pieces stay where they are while kernels run, unless memory is short: then all
-of the device's are given back first.
+Algorithm: `commit` makes a piece of each gap between the pieces that its range touches, sinks what
+the prefix skips by that, and sets the range to what the file has, or to zero. Then the prefix ends
+behind it, and programs are told. To take memory away the driver may wait for every kernel that
+runs. So spare pieces stay until memory is short: then all of the device's are given back, and their
+granules are sunk.
 
 Properties:
-* what `commit` could not finish, it takes back: nothing of the range is mapped that was not before;
-* what of it no array has, reads as zero or as what the session left there;
+* what fences let through has memory behind it, but for the moment in which the sink takes the place
+  of a spare piece, or a piece that of the sink; both happen only where no array is;
+* what `commit` could not finish, it takes back: the prefix is as long as it was, or has memory;
+* what of the prefix no array has, reads as zero or as what the session left there: memory is
+  cleared before a program can reach it;
 * a byte is mapped as long as a committed part lies in its granule, and is never given to another
   session before;
-* with nothing on the device no piece stays spare after a `release`;
 * copies of an arena are done in their order, and when the call returns.
 
 Nothing here has run on a GPU yet.
@@ -31,18 +38,33 @@ Nothing here has run on a GPU yet.
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Protocol
 
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
-from gpud.device.cuda.memory import out_of_memory
+from gpud.device.cuda.granules import Granules
 from gpud.device.cuda.staging import Staging
-from gpud.errors import InvalidArgument, OutOfMemory
+from gpud.errors import DeviceLost, InvalidArgument, OutOfMemory
 
 __all__ = ["Arena"]
+
+_FLOOR_BYTES: Final = 1 << 16
+"""The least prefix: checks of accesses subtract some KiB from its size."""
+
+_SHORT: Final = 8
+"""Memory is short when less than one part in so many of it is left."""
+
+
+class Program(Protocol):
+    """What it needs of `gpud.device.cuda.module.CUDAModule`."""
+
+    def widen(self, size: int) -> None:
+        """Let its fences pass the first ``size`` bytes of its arena from the next launch on."""
 
 
 @dataclass(slots=True)
@@ -73,7 +95,7 @@ class Arena:
 
     Raises:
         InvalidArgument: the file is smaller than ``size``, or the range is not free.
-        OutOfMemory: there is no address range left.
+        OutOfMemory: there is no address range left, or no memory for what each arena has.
     """
 
     def __init__(
@@ -91,12 +113,15 @@ class Arena:
         self._staging = staging
         self._idle = idle
         self._reclaim = reclaim
+        self._memory = Granules(context, staging, reclaim)
         self.size = size
         self._pieces: list[_Piece] = []
+        self._sunk: set[int] = set()
+        self._end = 0  # granules that the prefix has
+        self._programs: weakref.WeakSet[Program] = weakref.WeakSet()
+        self._telling = threading.Lock()  # programs are loaded on another thread
         driver = context.enter()
-        self._location = _properties(driver.api, context.index)
-        kind = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        self._granule = int(driver.call("cuMemGetAllocationGranularity", self._location, kind))
+        self._granule = self._memory.size
         # The range ends with a whole granule; what lies behind ``size`` is never mapped for it.
         self._reserved = -(-size // self._granule) * self._granule
         with ExitStack() as undo:
@@ -109,8 +134,26 @@ class Arena:
             if there < size:
                 raise InvalidArgument(f"the arena's file has {there} bytes, its range {size}")
             self.address = self._reserve(base)
+            undo.callback(driver.call, "cuMemAddressFree", self.address, self._reserved)
+            self._sink = self._memory.create(self._granule)
+            undo.callback(self._memory.release, self._sink)
+            self._memory.clear(self._sink, self._granule)
+            floor = -(-min(_FLOOR_BYTES, self._reserved) // self._granule)
+            self._pieces.append(self._created(0, floor))  # with a part that is never released
             undo.pop_all()
+        self._end = floor
         self._open = True
+
+    @property
+    def backed(self) -> int:
+        """The bytes of the prefix: what fences may let through."""
+        return min(self._end * self._granule, self.size)
+
+    def tell(self, program: Program) -> None:
+        """Have a program's fences follow the prefix from now on."""
+        with self._telling:
+            self._programs.add(program)
+            program.widen(self.backed)
 
     def commit(self, offset: int, size: int, *, from_file: bool = True) -> None:
         """Have memory behind ``[offset, offset + size)``, with what the file has there, or zeroes.
@@ -131,24 +174,37 @@ class Arena:
                     made.append(self._created(at, stop))
                     undo.callback(self._drop, made[-1])
                 at = max(at, resume)
+            if self._end < first:
+                self._sink_at(self._end, first)
+                undo.callback(self._lift, self._end, first)
             if from_file:
                 self._staging.up(self._file, offset, self.address + offset, size)
             elif touched:
                 self._staging.zero(self.address + offset, size)
             undo.pop_all()
         self._pieces = sorted([*self._pieces, *made], key=lambda piece: piece.first)
+        try:
+            self._extend(last)
+        except BaseException:
+            for piece in (*touched, *made):  # some programs may reach them: they stay, spare
+                piece.parts -= 1
+            raise
 
     def release(self, offset: int, size: int) -> None:
-        """Undo a `commit` of the same range. No kernel that could touch it runs."""
+        """Undo a `commit` of the same range. Nothing uses what is there any more."""
         first, last = self._granules(offset, size)
         for piece in self._pieces:
             if piece.first < last and first < piece.last:
                 piece.parts -= 1
-        if self._idle():
-            self.reclaim()
+        if self._idle() and self._context.free_bytes() < self._context.memory_bytes // _SHORT:
+            self._reclaim()
 
     def reclaim(self) -> bool:
-        """Give back the pieces that are spare; whether there were any. May wait for kernels."""
+        """Give back the pieces that are spare; whether there were any. May wait for kernels.
+
+        Raises:
+            DeviceLost: whether memory lies there now is not known.
+        """
         spare = [piece for piece in self._pieces if not piece.parts]
         for piece in spare:
             self._pieces.remove(piece)
@@ -166,20 +222,21 @@ class Arena:
         self._staging.down(self.address + offset, self._file, offset, size)
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(address, size) of what is mapped: what may be read there for a kernel."""
-        return tuple(
-            (self.address + p.first * self._granule, (p.last - p.first) * self._granule)
-            for p in self._pieces
-        )
+        """(address, size) of the prefix: what may be read there for a kernel."""
+        return ((self.address, self.backed),) if self._end else ()
 
     def close(self) -> None:
         """Give everything back. No kernel that could touch it runs."""
         if not self._open:
             return
         self._open = False
+        self._end = 0
         driver = self._context.enter()
         while self._pieces:
             self._drop(self._pieces.pop())
+        for number in sorted(self._sunk):
+            self._lift(number, number + 1)
+        self._memory.release(self._sink)
         driver.call("cuMemAddressFree", self.address, self._reserved)
         os.close(self._file)
 
@@ -218,52 +275,75 @@ class Arena:
         return address
 
     def _created(self, first: int, last: int) -> _Piece:
-        driver, granule = self._context.enter(), self._granule
-        size, address = (last - first) * granule, self.address + first * granule
+        """A piece of new memory where there was none, or the sink; it reads as zero."""
+        memory, (address, size) = self._memory, self._place(first, last)
         with ExitStack() as undo:
-            handle = self._allocated(size)
-            undo.callback(driver.call, "cuMemRelease", handle)
-            driver.call("cuMemMap", address, size, 0, handle, 0)
-            undo.callback(driver.call, "cuMemUnmap", address, size)
-            driver.call("cuMemSetAccess", address, size, [self._access()], 1)
-            # All of it: kernels reach what lies beside arrays, and it may have been another's.
-            self._staging.zero(address, size)
+            handle = memory.create(size)
+            undo.callback(memory.release, handle)
+            sunk = sorted(self._sunk.intersection(range(first, last)))
+            if sunk:  # programs reach the place already
+                memory.clear(handle, size)
+            for number in sunk:
+                self._lift(number, number + 1)
+                undo.callback(self._sink_again, number, number + 1)
+            memory.map(handle, address, size)
+            undo.callback(memory.unmap, address, size)
+            memory.permit(address, size)
+            if not sunk:
+                # All of it: kernels reach what lies beside arrays, and it may have been another's.
+                self._staging.zero(address, size)
             undo.pop_all()
         return _Piece(first, last, 1, handle)
 
-    def _allocated(self, size: int) -> Any:
-        driver = self._context.enter()
-        while True:
-            try:
-                return driver.call("cuMemCreate", size, self._location, 0)
-            except DriverError as error:
-                if error.status != "OUT_OF_MEMORY" or not self._reclaim():
-                    raise out_of_memory(self._context, error, size) from error
+    def _extend(self, end: int) -> None:
+        """Let programs reach what lies in front of granule ``end``: all of it has memory."""
+        with self._telling:
+            self._end = max(self._end, end)
+            for program in self._programs:
+                program.widen(self.backed)
+
+    def _sink_at(self, first: int, last: int) -> None:
+        """Map the sink at each of the granules ``[first, last)``, which have no memory."""
+        with ExitStack() as undo:
+            for number in range(first, last):
+                place = self._place(number, number + 1)
+                self._memory.map(self._sink, *place)
+                undo.callback(self._memory.unmap, *place)
+            self._memory.permit(*self._place(first, last))
+            undo.pop_all()
+        self._sunk.update(range(first, last))
+
+    def _sink_again(self, first: int, last: int) -> None:
+        """Likewise, where fences let programs through already.
+
+        Raises:
+            DeviceLost: there is no memory now: an access would end the context.
+        """
+        try:
+            self._sink_at(first, last)
+        except DriverError as error:
+            raise DeviceLost(f"a part of an arena is without memory: {error}") from error
+
+    def _lift(self, first: int, last: int) -> None:
+        """Take the sink away from granules ``[first, last)``."""
+        for number in range(first, last):
+            self._memory.unmap(*self._place(number, number + 1))
+            self._sunk.discard(number)
+
+    def _place(self, first: int, last: int) -> tuple[int, int]:
+        """Address and bytes of granules."""
+        return self.address + first * self._granule, (last - first) * self._granule
 
     def _drop(self, piece: _Piece) -> None:
-        driver, granule = self._context.enter(), self._granule
-        size = (piece.last - piece.first) * granule
-        driver.call("cuMemUnmap", self.address + piece.first * granule, size)
-        driver.call("cuMemRelease", piece.handle)
-
-    def _access(self) -> Any:
-        api = self._context.driver.api
-        access = api.CUmemAccessDesc()
-        access.location = self._location.location
-        access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return access
+        """Give a piece back; what of it the prefix has is sunk."""
+        try:
+            self._memory.unmap(*self._place(piece.first, piece.last))
+            if piece.first < self._end:
+                self._sink_again(piece.first, min(piece.last, self._end))
+            self._memory.release(piece.handle)
+        except DriverError as error:
+            raise DeviceLost(f"memory of an arena cannot be given back: {error}") from error
 
 
 def _leave(piece: _Piece) -> None:
     piece.parts -= 1
-
-
-def _properties(api: Any, device: int) -> Any:
-    """Memory of the device, mapped by nobody else."""
-    wanted = api.CUmemAllocationProp()
-    wanted.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    location = api.CUmemLocation()
-    location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    location.id = device
-    wanted.location = location
-    return wanted

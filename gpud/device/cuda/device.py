@@ -92,7 +92,7 @@ class CUDADevice:
         self._programs: dict[int, Any] = {}
         self._retired: deque[int] = deque()
         self._memory: list[MappedBlock] = []
-        self._arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+        self._arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
         self._close = ExitStack()
         with ExitStack() as undo:
             self.context = context = Context(self.driver, index)
@@ -185,7 +185,7 @@ class CUDADevice:
             idle=lambda: not self.watcher.busy,
             reclaim=self._reclaim,
         )
-        self._arenas.add(arena)
+        self._arenas[arena.address] = arena
         return arena
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> CUDAModule:
@@ -198,6 +198,9 @@ class CUDADevice:
         self._programs[int(handle)] = handle
         # What forgets it may be on any thread, with any lock: it is unloaded at another time.
         weakref.finalize(module, self._retired.append, int(handle)).atexit = False
+        opened = None if arena is None else self._arenas.get(arena[0])
+        if opened is not None:
+            opened.tell(module)
         return module
 
     def occupancy(self, kernel: CUDAKernel, block: Sequence[int], shared: int = 0) -> int:
@@ -301,10 +304,8 @@ class CUDADevice:
 
     def readable(self, arena: tuple[int, int] | None) -> tuple[tuple[int, int], ...]:
         """(address, size) of what there is memory behind in the arena with this range."""
-        for one in self._arenas:
-            if arena is not None and one.address == arena[0]:
-                return one.ranges()
-        return ()
+        opened = None if arena is None else self._arenas.get(arena[0])
+        return () if opened is None else opened.ranges()
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of device memory; none if they cannot be read."""
@@ -366,7 +367,7 @@ class CUDADevice:
 
     def _reclaim(self) -> bool:
         """Give back what arenas have spare; whether there was any."""
-        return sum(arena.reclaim() for arena in list(self._arenas)) > 0
+        return sum(arena.reclaim() for arena in list(self._arenas.values())) > 0
 
     def _free_memory(self) -> None:
         while self._memory:

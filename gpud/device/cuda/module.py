@@ -6,8 +6,8 @@ Python cannot touch.
 
 Approach: the program is parsed for what the driver does not tell (the layout of parameters, the
 variables and their sizes) and loaded with a buffer for the log. Fences read `ARENA`, which is
-written right after the load. `DeviceBytes` stands for a variable: slices of it are read and written
-by copies.
+written right after the load, and again as memory is put behind the range (`CUDAModule.widen`).
+`DeviceBytes` stands for a variable: slices of it are read and written by copies.
 
 Variables without linkage are made visible before: the driver tells the address of no others, and
 what an assertion says lies in such.
@@ -119,6 +119,7 @@ class CUDAModule:
     Attributes:
         context: as given.
         arena: as given.
+        fenced: address and size of what its fences let through; None: it has no fences.
         sizes: bytes of each variable by name; gpud's own are not among them.
 
     Raises:
@@ -195,6 +196,20 @@ class CUDAModule:
         """(address, size) of its variables: what may be read there for one of its kernels."""
         placed = [(self._address(name), size) for name, size in self.sizes.items()]
         return tuple((address, size) for address, size in placed if address and size)
+
+    def widen(self, size: int) -> None:
+        """Let its fences pass the first ``size`` bytes of its arena from the next launch on.
+
+        The driver copies so few bytes, aligned, at once: no kernel reads half of an old size. One
+        that runs meanwhile goes by the old size or by the new one.
+        """
+        if self.fenced is None or self.fenced[1] == size:
+            return
+        address = self._address(ARENA)
+        if address is not None:
+            raw = size.to_bytes(8, "little")
+            DeviceBytes(self.context, address + 8, len(raw))[:] = raw
+        self.fenced = self.fenced[0], size
 
     def close(self) -> None:
         """Unload it; may wait for the device. None of its kernels runs, or will."""

@@ -122,12 +122,14 @@ class FakeDriver:
         self.occupancy = 2
         self.local_bytes = 16
         self.granule = 1 << 16
+        self.free_bytes = 12345
         self.dead: Any = None
         self.hostage: set[str] = set()
         self.alive: Counter[str] = Counter()
         self._memory: dict[int, tuple[str, np.ndarray[Any, Any]]] = {}
         self._spans: dict[int, int] = {}
         self._mapped: dict[int, int] = {}
+        self._behind: dict[int, np.ndarray[Any, Any]] = {}
         self._handles: dict[int, Any] = {}
         self._next = 0x1000
         self._streams: dict[int, Stream] = {0: Stream(0, 0, tuple(range(sms)))}
@@ -439,7 +441,7 @@ class FakeDriver:
         self.run()
 
     def _cuMemGetInfo(self) -> tuple[int, int]:
-        return 12345, 1 << 30
+        return self.free_bytes, 1 << 30
 
     # -- memory
 
@@ -504,23 +506,27 @@ class FakeDriver:
         self.alive["range"] -= 1
 
     def _cuMemCreate(self, size: int, wanted: Any, flags: int) -> int:
-        return self._new("piece", size)
+        return self._new("piece", np.full(size, 0xA5, np.uint8))
 
     def _cuMemRelease(self, handle: int) -> None:
         self._drop("piece", handle)
 
     def _cuMemMap(self, address: int, size: int, offset: int, handle: int, flags: int) -> None:
-        assert self._handles[handle] == size
+        memory = self._handles[handle]
+        assert memory.size == size
         assert not self._reaches(address, 1)
+        ctypes.memmove(address, memory.ctypes.data, size)
         self._mapped[address] = size
+        self._behind[address] = memory
         self.alive["mapping"] += 1
 
     def _cuMemUnmap(self, address: int, size: int) -> None:
         assert self._mapped.pop(address) == size
+        ctypes.memmove(self._behind.pop(address).ctypes.data, address, size)
         self.alive["mapping"] -= 1
 
     def _cuMemSetAccess(self, address: int, size: int, access: list[Any], count: int) -> None:
-        assert self._mapped[address] == size
+        assert self._reaches(address, size)
         assert len(access) == count
 
     # -- modules

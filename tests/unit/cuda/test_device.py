@@ -15,6 +15,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.device.cuda.arena import Arena
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver, DriverError
+from gpud.device.cuda.module import CUDAModule
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import (
@@ -128,11 +129,35 @@ def test_small_blocks_are_cut_from_what_was_taken_at_the_beginning() -> None:
 # -- arenas
 
 
+def sound(fake: FakeDriver, device: CUDADevice, arena: Arena, *modules: CUDAModule) -> None:
+    """Assert that what fences let through has memory behind it, and none is held besides."""
+    assert fake._reaches(arena.address, arena.backed)
+    for module in modules:
+        raw = device.read(module._addresses["gpud_arena"] or 0, 16)
+        base, size = np.frombuffer(raw, np.uint64).tolist()
+        assert base == arena.address
+        assert size <= arena.backed
+    assert fake.alive["piece"] == len(arena._pieces) + 1
+    assert fake.alive["mapping"] == len(arena._pieces) + len(arena._sunk)
+
+
+def let_through(device: CUDADevice, module: CUDAModule) -> int:
+    """The size that the fences of a program read."""
+    raw = device.read((module._addresses["gpud_arena"] or 0) + 8, 8)
+    return int.from_bytes(raw, "little")
+
+
+def poked(device: CUDADevice, address: int, data: bytes) -> None:
+    """Write as a kernel does."""
+    source = np.frombuffer(data, np.uint8)
+    device.context.copy_in(address, source.ctypes.data, source.size)
+
+
 def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
     fake = FakeDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
-        assert arena.ranges() == ()
+        assert arena.ranges() == ((arena.address, GRANULE),)
         written(memfd, 100, b"hello")
         arena.commit(100, 2 * GRANULE)
         assert arena.ranges() == ((arena.address, 3 * GRANULE),)
@@ -141,10 +166,7 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
         assert device.read(arena.address + 105, 3 * GRANULE - 105) == bytes(3 * GRANULE - 105)
         assert device.readable((arena.address, SIZE)) == arena.ranges()
         assert device.readable((1, 2)) == device.readable(None) == ()
-        driver = device.context.enter()
-        source = np.frombuffer(b"there", np.uint8)
-        driver.call("cuMemcpyHtoD", arena.address + GRANULE, source.ctypes.data, 5)
-        driver.call("cuStreamSynchronize", 0)
+        poked(device, arena.address + GRANULE, b"there")
         arena.download(GRANULE, 5)
         assert os.pread(memfd, 5, GRANULE) == b"there"
         for outside in (0, 3 * GRANULE, 3 * GRANULE - 1):
@@ -152,25 +174,96 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
                 arena.upload(outside, SIZE if outside == 0 else 2)
         arena.close()
         arena.close()
+        assert device.readable((arena.address, SIZE)) == ()
 
 
 def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:
     fake = FakeDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
-        arena.commit(0, 100)
-        arena.commit(200, 100)  # the same granule
+        arena.commit(GRANULE, 100)
+        arena.commit(GRANULE + 200, 100)  # the same granule
         arena.commit(0, 4 * GRANULE)  # over it
-        assert fake.alive["mapping"] == 2
-        arena.release(0, 100)
+        assert fake.alive["piece"] == 4  # the sink, what is always there, and these
+        arena.release(GRANULE, 100)
         arena.release(0, 4 * GRANULE)
-        assert arena.ranges() == ((arena.address, GRANULE),)
-        arena.release(200, 100)
-        assert arena.ranges() == ()
-        assert fake.alive["piece"] == 0
+        assert fake.alive["piece"] == 3
+        arena.release(GRANULE + 200, 100)
+        assert fake.alive["piece"] == 2
+        sound(fake, device, arena)
         for offset, size in ((0, 0), (-1, 5), (SIZE - 1, 2)):
             with pytest.raises(InvalidArgument, match="no part of an arena"):
                 arena.commit(offset, size)
+        arena.close()
+
+
+def test_fences_let_through_what_has_memory_and_no_more(memfd: int) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        before = device.load(PROGRAM, (arena.address, SIZE))
+        assert let_through(device, before) == GRANULE
+        arena.commit(GRANULE // 2, 2 * GRANULE)
+        beside = device.load(PROGRAM, (arena.address, SIZE))
+        assert let_through(device, before) == let_through(device, beside) == 3 * GRANULE
+        arena.release(GRANULE // 2, 2 * GRANULE)
+        assert let_through(device, before) == 3 * GRANULE  # kernels may go by it
+        arena.commit(SIZE - 5, 5)
+        assert let_through(device, before) == let_through(device, beside) == SIZE
+        sound(fake, device, arena, before, beside)
+        arena.close()
+
+
+def test_an_arena_smaller_than_a_granule_is_fenced_by_its_own_size(memfd: int) -> None:
+    with device_of(FakeDriver()) as device:
+        arena = device.map_arena(memfd, GRANULE // 4)
+        module = device.load(PROGRAM, (arena.address, GRANULE // 4))
+        arena.commit(0, 100)
+        assert let_through(device, module) == arena.backed == GRANULE // 4
+        arena.close()
+
+
+def test_where_no_array_is_there_is_memory_of_the_sessions_own(memfd: int) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        module = device.load(PROGRAM, (arena.address, SIZE))
+        arena.commit(6 * GRANULE, GRANULE)  # what it skips is sunk
+        assert fake.alive["piece"] == 3
+        sound(fake, device, arena, module)
+        assert device.read(arena.address, 7 * GRANULE) == bytes(7 * GRANULE)
+        with pytest.raises(InvalidArgument, match="not all have memory"):
+            arena.upload(2 * GRANULE, 5)
+        poked(device, arena.address + 3 * GRANULE, b"stray")
+        written(memfd, 2 * GRANULE + 7, b"hello")
+        arena.commit(2 * GRANULE + 7, 2 * GRANULE)  # takes the place of the sink
+        expected = b"hello" + bytes(3 * GRANULE - 12)
+        assert device.read(arena.address + 2 * GRANULE + 7, 3 * GRANULE - 7) == expected
+        poked(device, arena.address + 3 * GRANULE, b"array")
+        sound(fake, device, arena, module)
+        arena.release(2 * GRANULE + 7, 2 * GRANULE)  # is sunk, for memory is short
+        assert fake.alive["piece"] == 3
+        assert b"array" not in device.read(arena.address, 7 * GRANULE)
+        sound(fake, device, arena, module)
+        arena.commit(0, 7 * GRANULE, from_file=False)  # over all of it
+        assert device.read(arena.address, 7 * GRANULE) == bytes(7 * GRANULE)
+        sound(fake, device, arena, module)
+        arena.close()
+
+
+def test_spare_memory_stays_while_there_is_enough(memfd: int) -> None:
+    fake = FakeDriver()
+    fake.free_bytes = 1 << 29
+    with device_of(fake) as device:
+        arena = device.map_arena(memfd, SIZE)
+        arena.commit(2 * GRANULE, GRANULE)
+        arena.release(2 * GRANULE, GRANULE)
+        assert fake.alive["piece"] == 3
+        fake.free_bytes = 12345
+        arena.commit(4 * GRANULE, GRANULE)
+        arena.release(4 * GRANULE, GRANULE)
+        assert fake.alive["piece"] == 2
+        sound(fake, device, arena)
         arena.close()
 
 
@@ -178,24 +271,25 @@ def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: i
     fake = FakeDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
-        arena.commit(0, 4 * GRANULE, from_file=False)
+        arena.commit(GRANULE, 4 * GRANULE, from_file=False)
         job = Job(device, launches(device, "p", total=50))
         job.resize(2)
         fake.run(5)
-        arena.release(0, 4 * GRANULE)
-        assert fake.alive["mapping"] == 1
+        arena.release(GRANULE, 4 * GRANULE)
+        assert fake.alive["piece"] == 3
         with pytest.raises(InvalidArgument, match="not all have memory"):
-            arena.download(0, 5)
-        written(memfd, 7, b"hello")
-        arena.commit(0, 2 * GRANULE)  # where memory is still
-        assert device.read(arena.address + 7, 5) == b"hello"
-        assert fake.alive["piece"] == 1
+            arena.download(GRANULE, 5)
+        written(memfd, GRANULE + 7, b"hello")
+        arena.commit(GRANULE, 2 * GRANULE)  # where memory is still
+        assert device.read(arena.address + GRANULE + 7, 5) == b"hello"
+        assert fake.alive["piece"] == 3
         arena.commit(8 * GRANULE, GRANULE)
         arena.release(8 * GRANULE, GRANULE)
-        assert fake.alive["piece"] == 2
+        assert fake.alive["piece"] == 4
         fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
         arena.commit(6 * GRANULE, GRANULE)  # when what is spare was given back
-        assert fake.alive["piece"] == 2
+        assert fake.alive["piece"] == 4
+        sound(fake, device, arena)
         fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
         with pytest.raises(OutOfMemory):  # nothing is spare any more
             arena.commit(9 * GRANULE, GRANULE)
@@ -203,12 +297,12 @@ def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: i
         fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
         with pytest.raises(OutOfMemory):  # what it touches is not spare
             arena.commit(6 * GRANULE, 2 * GRANULE)
-        assert fake.alive["piece"] == 2
+        assert fake.alive["piece"] == 4
         fake.fail(0, "")
         drive(fake, device, job)
-        assert len(arena.ranges()) == 2
-        arena.release(0, 2 * GRANULE)
-        assert arena.ranges() == ()
+        arena.release(GRANULE, 2 * GRANULE)
+        assert fake.alive["piece"] == 2
+        sound(fake, device, arena)
         arena.close()
 
 
@@ -222,30 +316,37 @@ def test_an_arena_that_cannot_lie_there_is_refused(memfd: int) -> None:
         assert fake.alive["range"] == 0
 
 
-def test_whichever_call_fails_an_arena_is_as_it_was(memfd: int) -> None:
-    failed = 0
-    for nth in range(1, 60):
+def test_whichever_call_fails_what_fences_let_through_has_memory(memfd: int) -> None:
+    failed, over = 0, False
+    for nth in range(1, 200):
         fake = FakeDriver()
-        over = False
         with suppress(DeviceLost), device_of(fake) as device:
             arena: Arena | None = None
+            modules: list[CUDAModule] = []
             fake.fail(nth, "OUT_OF_MEMORY")
             try:
                 arena = device.map_arena(memfd, SIZE)
+                modules.append(device.load(PROGRAM, (arena.address, SIZE)))
                 arena.commit(GRANULE, GRANULE)
-                arena.commit(0, 4 * GRANULE)
-            except (OutOfMemory, DriverError):
+                arena.commit(5 * GRANULE, GRANULE)  # skips some
+                arena.commit(0, 4 * GRANULE)  # some of them, and pieces
+                arena.release(GRANULE, GRANULE)
+                arena.release(0, 4 * GRANULE)
+                arena.commit(3 * GRANULE, 5 * GRANULE)
+            except (OutOfMemory, CompileError, DriverError):
                 failed += 1
             over = fake.counted < nth
             fake.fail(0, "")
             if arena is not None:
-                mapped = sum(size for _, size in arena.ranges())
-                assert mapped in (0, GRANULE, 4 * GRANULE)
-                assert fake.alive["mapping"] == fake.alive["piece"]
+                sound(fake, device, arena, *modules)
+                arena.commit(0, SIZE)
+                sound(fake, device, arena, *modules)
+                assert all(let_through(device, module) == SIZE for module in modules)
                 arena.close()
         if over:
             break
-    assert failed > 10
+    assert over
+    assert failed > 40
 
 
 # -- programs

@@ -1,0 +1,114 @@
+"""Memory of the GPU in granules, and addresses where it is mapped: what arenas are made of.
+
+Problem: memory that was another session's must read as zero before a program can reach it, and
+some of it gets its place where programs reach already.
+
+Approach: the driver's calls for memory without an address, for one context. Where a place is in
+reach, memory is cleared at addresses of its own first (`Granules.clear`): the same memory may be
+mapped at several (CUDA Driver API 13.0, "Virtual Memory Management").
+
+Properties:
+* a call that fails has changed nothing, or `DeviceLost` says that this is not known.
+
+Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from gpud.device.cuda.context import Context
+from gpud.device.cuda.driver import DriverError
+from gpud.device.cuda.memory import out_of_memory
+from gpud.device.cuda.staging import Staging
+from gpud.errors import DeviceLost
+
+__all__ = ["Granules"]
+
+
+class Granules:
+    """Memory of one device, for one arena.
+
+    Args:
+        context: of the device.
+        staging: what memory is cleared through.
+        reclaim: gives back what is spare in all arenas; whether there was any.
+
+    Attributes:
+        size: bytes of a granule.
+    """
+
+    def __init__(self, context: Context, staging: Staging, reclaim: Callable[[], bool]) -> None:
+        self._context = context
+        self._staging = staging
+        self._reclaim = reclaim
+        driver = context.enter()
+        self._location = _properties(driver.api, context.index)
+        kind = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self.size = int(driver.call("cuMemGetAllocationGranularity", self._location, kind))
+
+    def create(self, size: int) -> Any:
+        """Memory without an address; its handle.
+
+        Raises:
+            OutOfMemory: the device has too little left, and nothing is spare.
+        """
+        driver = self._context.enter()
+        while True:
+            try:
+                return driver.call("cuMemCreate", size, self._location, 0)
+            except DriverError as error:
+                if error.status != "OUT_OF_MEMORY" or not self._reclaim():
+                    raise out_of_memory(self._context, error, size) from error
+
+    def map(self, handle: Any, address: int, size: int) -> None:
+        """Give memory an address, where it cannot be reached before `permit`."""
+        self._context.enter().call("cuMemMap", address, size, 0, handle, 0)
+
+    def permit(self, address: int, size: int) -> None:
+        """Let kernels and copies reach what is mapped there."""
+        driver = self._context.enter()
+        access = driver.api.CUmemAccessDesc()
+        access.location = self._location.location
+        access.flags = driver.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        driver.call("cuMemSetAccess", address, size, [access], 1)
+
+    def unmap(self, address: int, size: int) -> None:
+        """Undo a `map`. May wait for kernels."""
+        self._context.enter().call("cuMemUnmap", address, size)
+
+    def release(self, handle: Any) -> None:
+        """Give memory back that is mapped nowhere."""
+        self._context.enter().call("cuMemRelease", handle)
+
+    def clear(self, handle: Any, size: int) -> None:
+        """Set memory to zero that no program reaches yet, at addresses of its own."""
+        driver = self._context.enter()
+        address = int(driver.call("cuMemAddressReserve", size, self.size, 0, 0))
+        with ExitStack() as undo:
+            undo.callback(driver.call, "cuMemAddressFree", address, size)
+            self.map(handle, address, size)
+            undo.pop_all()
+            undo.callback(self._leave, address, size)
+            self.permit(address, size)
+            self._staging.zero(address, size)
+
+    def _leave(self, address: int, size: int) -> None:
+        try:
+            self.unmap(address, size)
+            self._context.driver.call("cuMemAddressFree", address, size)
+        except DriverError as error:
+            raise DeviceLost(f"addresses cannot be given back: {error}") from error
+
+
+def _properties(api: Any, device: int) -> Any:
+    """Memory of the device, mapped by nobody else."""
+    wanted = api.CUmemAllocationProp()
+    wanted.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    location = api.CUmemLocation()
+    location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    location.id = device
+    wanted.location = location
+    return wanted
