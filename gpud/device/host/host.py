@@ -113,9 +113,9 @@ class Host:
                 _MAPS, self._open_arena, self._with_file(command)
             ),
             m.Commit: lambda command: mapping.put(command.session, self._commit, command),
-            m.Release: lambda command: mapping.put(command.session, self._release, command),
-            m.Upload: lambda command: mapping.put(command.session, self._upload, command),
-            m.Download: lambda command: mapping.put(command.session, self._download, command),
+            m.Release: lambda command: mapping.put(command.session, self._in_pieces, command),
+            m.Upload: lambda command: mapping.put(command.session, self._in_pieces, command),
+            m.Download: lambda command: mapping.put(command.session, self._in_pieces, command),
             m.CloseArena: self._close_session,
             m.Ping: lambda command: mapping.put(_MAPS, self._ping, command),
             m.Load: lambda command: compiling(self._load, command),
@@ -397,24 +397,11 @@ class Host:
             raise
         self._send(m.Replied(command.ticket))
 
-    def _release(self, command: m.Release) -> Iterator[None]:
+    def _in_pieces(self, command: m.Release | m.Upload | m.Download) -> Iterator[None]:
         arena = self._arena(command.session)
+        act = {m.Release: arena.release, m.Upload: arena.upload, m.Download: arena.download}
         for offset, size in _pieces(command):
-            arena.release(offset, size)
-            yield
-        self._send(m.Replied(command.ticket))
-
-    def _upload(self, command: m.Upload) -> Iterator[None]:
-        arena = self._arena(command.session)
-        for offset, size in _pieces(command):
-            arena.upload(offset, size)
-            yield
-        self._send(m.Replied(command.ticket))
-
-    def _download(self, command: m.Download) -> Iterator[None]:
-        arena = self._arena(command.session)
-        for offset, size in _pieces(command):
-            arena.download(offset, size)
+            act[type(command)](offset, size)
             yield
         self._send(m.Replied(command.ticket))
 
