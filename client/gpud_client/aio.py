@@ -139,20 +139,10 @@ class AsyncKernel(KernelRecord):
         """Submit a launch as a job; see `Kernel.submit`."""
         session = self._session
         call = Call(self, grid, block, args, shared)
-        job: AsyncJob = await session._channel.run(
-            session._submit(
-                (call,),
-                reservation,
-                quota,
-                deadline,
-                timeout,
-                stream,
-                after,
-                device,
-                weight,
-                exclusive,
-            )
+        submission = session._submit(
+            (call,), reservation, quota, deadline, timeout, stream, after, device, weight, exclusive
         )
+        job: AsyncJob = await session._channel.run(submission)
         return job
 
 
@@ -261,20 +251,10 @@ class AsyncSession(SessionRecord):
         exclusive: bool = False,
     ) -> AsyncJob:
         """Submit a chain of launches as one job; see `Session.sequence`."""
-        found: AsyncJob = await self._channel.run(
-            self._submit(
-                calls,
-                reservation,
-                quota,
-                deadline,
-                timeout,
-                stream,
-                after,
-                device,
-                weight,
-                exclusive,
-            )
+        submission = self._submit(
+            calls, reservation, quota, deadline, timeout, stream, after, device, weight, exclusive
         )
+        found: AsyncJob = await self._channel.run(submission)
         return found
 
     async def query(self, topic: str, limit: int = 0) -> dict[str, Any]:

@@ -227,18 +227,8 @@ class Kernel(KernelRecord):
         """
         session = self._session
         call = Call(self, grid, block, args, shared)
-        job: Job = session._channel.run(
-            session._submit(
-                (call,),
-                reservation,
-                quota,
-                deadline,
-                timeout,
-                stream,
-                after,
-                device,
-                weight,
-                exclusive,
-            )
+        submission = session._submit(
+            (call,), reservation, quota, deadline, timeout, stream, after, device, weight, exclusive
         )
+        job: Job = session._channel.run(submission)
         return job

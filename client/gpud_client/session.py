@@ -210,20 +210,10 @@ class Session(SessionRecord):
         Raises:
             GpudError, TypeError, ValueError: As for `Kernel.submit`.
         """
-        job: Job = self._channel.run(
-            self._submit(
-                calls,
-                reservation,
-                quota,
-                deadline,
-                timeout,
-                stream,
-                after,
-                device,
-                weight,
-                exclusive,
-            )
+        submission = self._submit(
+            calls, reservation, quota, deadline, timeout, stream, after, device, weight, exclusive
         )
+        job: Job = self._channel.run(submission)
         return job
 
     def query(self, topic: str, limit: int = 0) -> dict[str, Any]:
