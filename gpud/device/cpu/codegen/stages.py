@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import (
     BARRIER,
-    barrier,
     flags,
     read,
     written,
@@ -27,16 +26,14 @@ from gpud.compiler.analysis.effects import (
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.affine import Ramp
 from gpud.device.cpu.codegen.checks import UNLIKELY
-from gpud.device.cpu.codegen.driver import FAILED
 from gpud.device.cpu.codegen.early import EarlyChecks
 from gpud.device.cpu.codegen.exchange import array_slot
 from gpud.device.cpu.codegen.faults import report
 from gpud.device.cpu.codegen.fences import check_of, without_claim
-from gpud.device.cpu.codegen.layout import HEADER, Status
-from gpud.device.cpu.codegen.pieces import state_word
-from gpud.device.cpu.codegen.plan import Segment, Stage, ends_the_block
+from gpud.device.cpu.codegen.plan import Segment, Stage
 from gpud.device.cpu.codegen.pseudo import is_check, is_fence
 from gpud.device.cpu.codegen.regions import waits
+from gpud.device.cpu.codegen.stage_end import StageEnd, is_whole_warp_barrier, offers
 from gpud.device.cpu.codegen.thread import zero
 
 if TYPE_CHECKING:
@@ -108,7 +105,7 @@ class StageWriter:
         agree = None
         if loop or votes or self.to_keep:  # otherwise there is nothing that differs between threads
             agree = self._checked_loop(blocks, uniform, votes)
-        self._finish(last, agree)
+        StageEnd(self).write(last, agree)
 
     def _is_uniform(self, ins: ptx.Instruction, block: int) -> bool:
         """Whether ``ins`` runs once for all threads, before the loop over them."""
@@ -166,8 +163,8 @@ class StageWriter:
             return False
         if ins is last:
             if flags(ins.opcode) & BARRIER:
-                return _offers(ins)
-            if _is_whole_warp_barrier(ins):
+                return offers(ins)
+            if is_whole_warp_barrier(ins):
                 return False
             if ins.opcode.base in ("bra", "ret", "exit", "brx"):
                 return self.stage.segments[-1].join is not None
@@ -319,9 +316,9 @@ class StageWriter:
         base = last.opcode.base
         if waits(last):
             if flags(last.opcode) & BARRIER:
-                if _offers(last):
+                if offers(last):
                     self.kernel.collectives.offer_barrier(self.code, last)
-            elif not _is_whole_warp_barrier(last):
+            elif not is_whole_warp_barrier(last):
                 self.kernel.collectives.offer(self.code, last)
         elif base not in ("bra", "ret", "exit", "brx"):
             self._run(last)
@@ -371,131 +368,3 @@ class StageWriter:
         e.do(f"store i32 {vote}, ptr {slot}{self.kernel.keep_tags}")
         sofar = e.value(f"load i32, ptr {agree}")
         e.do(f"store i32 {e.value(f'add i32 {sofar}, {vote}')}, ptr {agree}")
-
-    # -- where control goes
-
-    def _finish(self, last: ptx.Instruction | None, agree: str | None) -> None:
-        e, w = self.e, self.w
-        number = self.stage.last
-        block = w.flow.blocks[number]
-        if any(ends_the_block(w.flow.blocks[n]) for s in self.stage.segments for n in s.blocks):
-            error = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['error'][0]}")
-            failed = e.value(f"icmp ne i32 {e.value(f'load i32, ptr {error}')}, 0")
-            with e.when(failed):
-                e.end(f"ret i32 {FAILED}")
-        join = self.stage.segments[-1].join
-        if join is not None:
-            w.go(number, join)
-        elif agree is not None:
-            self._agreed(block, agree)
-        elif last is not None and waits(last):
-            self._wait(block, last)
-        elif last is not None and last.opcode.base == "brx":
-            self._uniform_table(block, last)
-        elif last is not None and last.guard is not None and len(block.successors) > 1:
-            taken, falls = e.label("taken"), e.label("falls")
-            e.branch(self.code.guard(last.guard), taken, falls)
-            e.place(taken)
-            w.go(number, block.successors[0])
-            e.place(falls)
-            w.go(number, block.successors[-1])
-        else:
-            w.go(number, block.successors[0])
-
-    def _agreed(self, block: Block, agree: str) -> None:
-        e, w = self.e, self.w
-        number = block.index
-        all_, some = e.label("all"), e.label("some")
-        none, split = e.label("none"), e.label("split")
-        threads = self.kernel.layout.threads
-        e.branch(e.value(f"icmp eq i32 {agree}, {threads}"), all_, some)
-        e.place(all_)
-        w.go(number, block.successors[0])
-        e.place(some)
-        e.branch(e.value(f"icmp eq i32 {agree}, 0"), none, split)
-        e.place(none)
-        w.go(number, block.successors[-1])
-        e.place(split)
-        words = []
-        for target in (block.successors[0], block.successors[-1]):
-            if target == w.flow.exit:
-                words.append(state_word(Status.DONE, 0))
-            else:
-                yields = self.kernel.regions.yields(number, target)
-                words.append(state_word(Status.YIELD if yields else Status.RUN, target))
-        w.part((block.successors[0], block.successors[-1]), (words[0], words[1]))
-
-    def _uniform_table(self, block: Block, last: ptx.Instruction) -> None:
-        e, w = self.e, self.w
-        index = self.code.read(last.operands[0], "u32")
-        numbers = w.flow.table(last)
-        arms = [e.label("case") for _ in numbers]
-        cases = " ".join(f"i32 {n}, label %{arm}" for n, arm in enumerate(arms))
-        if last.guard is not None:
-            taken, falls = e.label("taken"), e.label("falls")
-            e.branch(self.code.guard(last.guard), taken, falls)
-            e.place(falls)
-            w.go(block.index, block.successors[-1])
-            e.place(taken)
-        e.end(f"switch i32 {index}, label %{arms[-1]} [{cases}]")
-        for arm, number in zip(arms, numbers, strict=True):
-            e.place(arm)
-            w.go(block.index, number)
-
-    def _wait(self, block: Block, last: ptx.Instruction) -> None:
-        e, w, kernel = self.e, self.w, self.kernel
-        target = block.successors[0]
-        if flags(last.opcode) & BARRIER:
-            if barrier(last).count is not None:
-                self._count_barrier(block, last)
-            if last.opcode.has("red"):
-                kernel.collectives.reduce_all(e)
-            if w.plan.parts_at(block.index, target):
-                w.go(block.index, target)
-            else:
-                w.give_way(target)
-            return
-        if _is_whole_warp_barrier(last):
-            w.go(block.index, target)
-            return
-        mask = kernel.collectives.mask_of(last)
-        whole = isinstance(mask, ptx.Immediate) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF
-        if mask is not None and not whole:
-            same = kernel.collectives.masks_are_full(e)
-            go_on, meet = e.label("full"), e.label("partial")
-            e.branch(same, go_on, meet)
-            e.place(meet)
-            w.part((target,), (state_word(Status.COLLECTIVE, target),))
-            e.place(go_on)
-        kernel.collectives.exchange_all(e, last)
-        w.go(block.index, target)
-
-    def _count_barrier(self, block: Block, last: ptx.Instruction) -> None:
-        """A barrier with a count that is not the whole block is not passed together."""
-        e, w = self.e, self.w
-        count = barrier(last).count
-        assert count is not None
-        value = self.code.read(count, "b32")
-        padded = self.kernel.layout.padded
-        go_on, meet = e.label("whole"), e.label("counted")
-        e.branch(e.value(f"icmp eq i32 {value}, {padded}"), go_on, meet)
-        e.place(meet)
-        target = block.successors[0]
-        w.part((target,), (state_word(Status.BARRIER, target),))
-        e.place(go_on)
-
-
-# -- helpers -----------------------------------------------------------------------------------
-
-
-def _offers(ins: ptx.Instruction) -> bool:
-    """Whether a barrier needs more than that all threads have come to it."""
-    return ins.opcode.has("red") or barrier(ins).count is not None
-
-
-def _is_whole_warp_barrier(ins: ptx.Instruction) -> bool:
-    """``bar.warp.sync`` of all lanes: nothing to do for threads that are together."""
-    if ins.opcode.base != "bar" or ins.opcode.modifiers[:1] != ("warp",):
-        return False
-    mask = ins.operands[0]
-    return isinstance(mask, ptx.Immediate) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF

@@ -1,0 +1,165 @@
+"""Where control goes at the end of a stage: on with all threads, to a wait, or apart.
+
+For terms see `gpud.device.cpu.codegen.convergence` and `gpud.device.cpu.codegen.plan`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpud.compiler.analysis.cfg import Block
+from gpud.compiler.analysis.effects import BARRIER, barrier, flags
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.driver import FAILED
+from gpud.device.cpu.codegen.layout import HEADER, Status
+from gpud.device.cpu.codegen.pieces import state_word
+from gpud.device.cpu.codegen.plan import ends_the_block
+from gpud.device.cpu.codegen.regions import waits
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.stages import StageWriter
+
+__all__ = ["StageEnd", "is_whole_warp_barrier", "offers"]
+
+
+class StageEnd:
+    """What comes after the loop over a stage's threads."""
+
+    def __init__(self, writer: StageWriter) -> None:
+        self._w = writer.w
+        self._e = writer.e
+        self._kernel = writer.kernel
+        self._code = writer.code
+        self._stage = writer.stage
+
+    def write(self, last: ptx.Instruction | None, agree: str | None) -> None:
+        """Leave the stage.
+
+        Args:
+            last: the instruction at its end, if there is one.
+            agree: i32 number of threads that take the branch, if they vote.
+        """
+        e, w = self._e, self._w
+        number = self._stage.last
+        block = w.flow.blocks[number]
+        if any(ends_the_block(w.flow.blocks[n]) for s in self._stage.segments for n in s.blocks):
+            error = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['error'][0]}")
+            failed = e.value(f"icmp ne i32 {e.value(f'load i32, ptr {error}')}, 0")
+            with e.when(failed):
+                e.end(f"ret i32 {FAILED}")
+        join = self._stage.segments[-1].join
+        if join is not None:
+            w.go(number, join)
+        elif agree is not None:
+            self._agreed(block, agree)
+        elif last is not None and waits(last):
+            self._wait(block, last)
+        elif last is not None and last.opcode.base == "brx":
+            self._uniform_table(block, last)
+        elif last is not None and last.guard is not None and len(block.successors) > 1:
+            taken, falls = e.label("taken"), e.label("falls")
+            e.branch(self._code.guard(last.guard), taken, falls)
+            e.place(taken)
+            w.go(number, block.successors[0])
+            e.place(falls)
+            w.go(number, block.successors[-1])
+        else:
+            w.go(number, block.successors[0])
+
+    def _agreed(self, block: Block, agree: str) -> None:
+        e, w = self._e, self._w
+        number = block.index
+        all_, some = e.label("all"), e.label("some")
+        none, split = e.label("none"), e.label("split")
+        threads = self._kernel.layout.threads
+        e.branch(e.value(f"icmp eq i32 {agree}, {threads}"), all_, some)
+        e.place(all_)
+        w.go(number, block.successors[0])
+        e.place(some)
+        e.branch(e.value(f"icmp eq i32 {agree}, 0"), none, split)
+        e.place(none)
+        w.go(number, block.successors[-1])
+        e.place(split)
+        words = []
+        for target in (block.successors[0], block.successors[-1]):
+            if target == w.flow.exit:
+                words.append(state_word(Status.DONE, 0))
+            else:
+                yields = self._kernel.regions.yields(number, target)
+                words.append(state_word(Status.YIELD if yields else Status.RUN, target))
+        w.part((block.successors[0], block.successors[-1]), (words[0], words[1]))
+
+    def _uniform_table(self, block: Block, last: ptx.Instruction) -> None:
+        e, w = self._e, self._w
+        index = self._code.read(last.operands[0], "u32")
+        numbers = w.flow.table(last)
+        arms = [e.label("case") for _ in numbers]
+        cases = " ".join(f"i32 {n}, label %{arm}" for n, arm in enumerate(arms))
+        if last.guard is not None:
+            taken, falls = e.label("taken"), e.label("falls")
+            e.branch(self._code.guard(last.guard), taken, falls)
+            e.place(falls)
+            w.go(block.index, block.successors[-1])
+            e.place(taken)
+        e.end(f"switch i32 {index}, label %{arms[-1]} [{cases}]")
+        for arm, number in zip(arms, numbers, strict=True):
+            e.place(arm)
+            w.go(block.index, number)
+
+    def _wait(self, block: Block, last: ptx.Instruction) -> None:
+        e, w, kernel = self._e, self._w, self._kernel
+        target = block.successors[0]
+        if flags(last.opcode) & BARRIER:
+            if barrier(last).count is not None:
+                self._count_barrier(block, last)
+            if last.opcode.has("red"):
+                kernel.collectives.reduce_all(e)
+            if w.plan.parts_at(block.index, target):
+                w.go(block.index, target)
+            else:
+                w.give_way(target)
+            return
+        if is_whole_warp_barrier(last):
+            w.go(block.index, target)
+            return
+        mask = kernel.collectives.mask_of(last)
+        whole = isinstance(mask, ptx.Immediate) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF
+        if mask is not None and not whole:
+            same = kernel.collectives.masks_are_full(e)
+            go_on, meet = e.label("full"), e.label("partial")
+            e.branch(same, go_on, meet)
+            e.place(meet)
+            w.part((target,), (state_word(Status.COLLECTIVE, target),))
+            e.place(go_on)
+        kernel.collectives.exchange_all(e, last)
+        w.go(block.index, target)
+
+    def _count_barrier(self, block: Block, last: ptx.Instruction) -> None:
+        """A barrier with a count that is not the whole block is not passed together."""
+        e, w = self._e, self._w
+        count = barrier(last).count
+        assert count is not None
+        value = self._code.read(count, "b32")
+        padded = self._kernel.layout.padded
+        go_on, meet = e.label("whole"), e.label("counted")
+        e.branch(e.value(f"icmp eq i32 {value}, {padded}"), go_on, meet)
+        e.place(meet)
+        target = block.successors[0]
+        w.part((target,), (state_word(Status.BARRIER, target),))
+        e.place(go_on)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def offers(ins: ptx.Instruction) -> bool:
+    """Whether a barrier needs more than that all threads have come to it."""
+    return ins.opcode.has("red") or barrier(ins).count is not None
+
+
+def is_whole_warp_barrier(ins: ptx.Instruction) -> bool:
+    """``bar.warp.sync`` of all lanes: nothing to do for threads that are together."""
+    if ins.opcode.base != "bar" or ins.opcode.modifiers[:1] != ("warp",):
+        return False
+    mask = ins.operands[0]
+    return isinstance(mask, ptx.Immediate) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF
