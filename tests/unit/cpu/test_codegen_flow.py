@@ -19,8 +19,10 @@ from gpud.device.cpu.codegen.layout import (
     align_up,
     base_array_offset,
 )
+from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.plan import StagePlan
 from gpud.device.cpu.codegen.prepare import prepare
+from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.codegen.regions import waits
 from gpud.device.cpu.codegen.waiting import waiting_headers
 from gpud.errors import KernelRejected
@@ -215,7 +217,7 @@ def test_uniform_registers_are_defined_where_all_threads_run() -> None:
 
 def test_all_ways_through_inner_blocks_lead_to_the_join() -> None:
     for regions, found in random_programs(30):
-        for stage in StagePlan(found).stages.values():
+        for stage in StagePlan(found, Shape(32)).stages.values():
             for segment in stage.segments:
                 inside = set(segment.blocks)
                 if segment.join is None:
@@ -228,7 +230,7 @@ def test_all_ways_through_inner_blocks_lead_to_the_join() -> None:
 
 def test_threads_come_together_only_where_a_stage_begins() -> None:
     for regions, found in random_programs(30):
-        plan = StagePlan(found)
+        plan = StagePlan(found, Shape(32))
         assert plan.entries <= set(plan.stages)
         for first, stage in plan.stages.items():
             assert stage.first == first
@@ -238,6 +240,32 @@ def test_threads_come_together_only_where_a_stage_begins() -> None:
             for target in plan.exits(stage):
                 known = target in plan.stages or target == regions.flow.exit
                 assert known or target in plan.parting or target in found.solo
+
+
+@pytest.mark.parametrize(
+    ("asks", "does", "together"),
+    [
+        ("eq.u32 %p1, %r1, 0", "atom.global.add.u32 %r2, [%rd1], 1", False),
+        ("eq.u32 %p1, %r1, 0", "red.global.add.u32 [%rd1], 1", False),
+        ("eq.u32 %p1, %r1, 0", "st.global.u32 [%rd1], 1", True),  # a store can be masked
+        ("lt.u32 %p1, %r1, 2", "red.global.add.u32 [%rd1], 1", True),
+        ("eq.u32 %p1, %r4, 0", "red.global.add.u32 [%rd1], 1", True),
+    ],
+)
+def test_an_atomic_of_one_thread_is_a_stage_of_its_own(
+    asks: str, does: str, together: bool
+) -> None:
+    regions, found = analysed(
+        f"""{REGISTERS} mov.u32 %r1, %tid.x; ld.param.u32 %r4, [n]; add.u32 %r4, %r4, %r1;
+        st.global.u32 [%rd1+64], %r4; add.u32 %r5, %r1, 1; setp.ne.u32 %p2, %r5, 0;
+        WORK: setp.{asks}; @!%p1 bra REST; {does};
+        REST: st.global.u32 [%rd1+128], %r5; ret;"""
+    )
+    regions.recomputable = Recomputable(regions.flow, found.varying, found.inner)
+    stages = StagePlan(found, Shape(64)).stages
+    before, after = named(regions, "%r1"), named(regions, "%p1")
+    assert before in stages
+    assert (after in stages) is not together
 
 
 # -- layout ------------------------------------------------------------------------------------

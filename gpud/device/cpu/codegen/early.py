@@ -88,7 +88,6 @@ class EarlyChecks(Boxes):
         for ins in recipe:
             for register in written(ins):
                 self.recipe[register.name] = ins
-        self._recall_conditions()
         for ins in checks:
             if not is_fence(ins):
                 self.inline.add(id(ins))
@@ -99,18 +98,6 @@ class EarlyChecks(Boxes):
                 self._bounded.append(ins)
             else:
                 self._early.append((ins, steps, last))
-
-    def _recall_conditions(self) -> None:
-        """Add to `recipe` how predicates were made that threads have kept from earlier stages."""
-        known, first = self.s.kernel.conditions, self.s.stage.first
-        if known is None:
-            return
-        asked = {name for ins, _ in self.varying for name in _predicates(ins)}
-        kept = set(self.s.kernel.regions.kept_at(first))
-        for name in sorted(asked & known.available.get(first, frozenset())):
-            if name not in self.recipe and kept.issuperset(known.leaves(name)):
-                for ins in known.recipe(name):
-                    self.recipe.setdefault(written(ins)[0].name, ins)
 
     # -- slices
 
@@ -299,9 +286,3 @@ def _sub(e: Emitter, slope: Slope, number: Slope) -> Slope:
     if number == 0:
         return slope
     return e.value(f"sub i64 {slope}, {number}")
-
-
-def _predicates(ins: ptx.Instruction) -> Iterator[str]:
-    """What decides whether an instruction runs, or control goes where it leads."""
-    if ins.guard is not None:
-        yield ins.guard.register.name

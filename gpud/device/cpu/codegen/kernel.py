@@ -156,16 +156,13 @@ def generate_kernel(
     )
     kernel.arena, kernel.heap = arena, heap
     if arena is not None:
-        kernel.conditions = Recomputable(
-            regions.flow, convergence.varying, convergence.inner, conditions=True
-        )
         # What gpud adds comes last, and is none of the program's business.
         hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
         kernel.parameter_window = min(hidden, default=parameter_bytes)
     kernel.framed = in_frames
     if in_frames:
         kernel.frames = FRAMES_BYTES
-    plan = StagePlan(convergence)
+    plan = StagePlan(convergence, shape)
     kernel.pieces = tuple(sorted({*kernel.regions.cuts, *plan.parting}))
     define_together(kernel, plan)
     for cut in kernel.pieces:

@@ -26,7 +26,6 @@ from gpud.device.cpu.codegen.layout import (
 )
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.places import KernelPlaces, ModuleLayout, Shape
-from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.codegen.regions import Region, Regions, waits
 from gpud.device.cpu.codegen.thread import zero
 
@@ -74,8 +73,6 @@ class KernelCode:
         """Blocks at which a thread on its own can be taken up."""
         self.arena: tuple[int, int] | None = None
         """Base and size of what accesses are checked against; None: nothing is checked."""
-        self.conditions: Recomputable | None = None
-        """How comparisons of earlier stages were made; None: no fence asks."""
         self.heap: tuple[int, int] | None = None
         """Address and size of the program's own heap."""
         self.frames = 0

@@ -6,7 +6,8 @@ a *stage* is one or more segments, one after another, in one loop over the threa
 
 Algorithm: from the entry, along all edges that threads take together. A stage grows by the block
 that must follow, as long as nothing else leads there and no load that runs once for all threads
-would move before a store of the loop.
+would move before a store of the loop. What a single thread does with atomics or calls is a stage of
+its own, so that the loops before and after it can be vectorised.
 
 Properties:
 * every way through a segment's inner blocks ends at its join;
@@ -22,11 +23,14 @@ from gpud.compiler.analysis.effects import (
     ATOMIC,
     MEMORY_READ,
     MEMORY_WRITE,
+    VOLATILE,
     flags,
     is_call,
     state_space,
 )
 from gpud.device.cpu.codegen.convergence import Convergence
+from gpud.device.cpu.codegen.participants import Participants
+from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.regions import waits
 
 __all__ = ["Segment", "Stage", "StagePlan", "ends_the_block"]
@@ -65,14 +69,19 @@ class Stage:
 class StagePlan:
     """The stages of a kernel: found from the entry along all edges that threads take together.
 
+    Args:
+        convergence: of the kernel.
+        shape: of its blocks.
+
     Attributes:
         stages: by first block.
         entries: blocks at which threads that parted may come together again.
         parting: blocks at which threads can be when they part.
     """
 
-    def __init__(self, convergence: Convergence) -> None:
+    def __init__(self, convergence: Convergence, shape: Shape) -> None:
         self.convergence = convergence
+        self.shape = shape
         self.flow = convergence.flow
         self.regions = convergence.regions
         skeleton = set(self.flow.order) - convergence.inner
@@ -144,12 +153,44 @@ class StagePlan:
             follow = self._continues(segment)
             if follow is None or follow in self.entries or follow in self.convergence.solo:
                 return stage
+            if self._is_for_one(segment) or self._is_for_one(self._segment(follow)):
+                return stage
             around = inside | self._inner_from(follow)
             if any(p not in around for p in self.flow.blocks[follow].predecessors):
                 return stage
             if follow in inside or self._would_reorder(inside, follow):
                 return stage
             number = follow
+
+    def _is_for_one(self, segment: Segment | None) -> bool:
+        """Whether a segment as a stage of its own would be run for a single thread.
+
+        One that would also cost the threads' common loop its vectors: that is worth a stage.
+        """
+        if segment is None or segment.join is None or segment.blocks[0] in self.convergence.inner:
+            return False
+        flow, join = self.flow, segment.join
+        costly = any(
+            flags(p.instruction.opcode) & (ATOMIC | VOLATILE) or is_call(p.instruction)
+            for n in segment.blocks[1:]
+            for p in flow.blocks[n].places
+        )
+        if not costly or join == flow.exit:
+            return False
+        if self.regions.to_keep(segment.blocks[0], (join,)):
+            return False
+        kept = self.convergence.varying.intersection(self.regions.kept_at(join))
+        block, *inner = (flow.blocks[n] for n in segment.blocks)
+        found = Participants(self.shape, kept, self.convergence.makers)
+        for place in block.places[:-1]:
+            ins = place.instruction
+            if self.convergence.is_uniform(ins, block.index):
+                found.run_once(ins)
+            else:
+                found.run(ins)
+        found.branch(block, inner)
+        first, stop = found.range
+        return stop - first == 1
 
     def _would_reorder(self, inside: set[int], follow: int) -> bool:
         """Whether a load that runs once for all threads would move before a store of the loop."""

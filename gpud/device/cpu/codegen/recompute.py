@@ -40,7 +40,7 @@ __all__ = ["Recomputable"]
 _CHEAP = frozenset(
     (
         "add", "sub", "mul", "mul24", "mad", "shl", "shr", "and", "or", "xor", "not", "neg",
-        "mov", "cvta", "cvt", "selp", "min", "max", "bfe", "abs", "ld",
+        "mov", "cvta", "cvt", "selp", "min", "max", "bfe", "abs", "ld", "setp",
     )
 )  # fmt: skip
 _LONGEST = 24
@@ -54,14 +54,9 @@ class Recomputable:
         flow: the prepared kernel.
         varying: its varying registers (`Convergence.varying`).
         inner: its inner blocks; what they define is not recomputed.
-        conditions: whether comparisons can be recomputed, too. They are kept all the same: this is
-            for who asks which threads a condition holds for.
     """
 
-    def __init__(
-        self, flow: ControlFlow, varying: set[str], inner: set[int], *, conditions: bool = False
-    ) -> None:
-        self._cheap = _CHEAP | {"setp"} if conditions else _CHEAP
+    def __init__(self, flow: ControlFlow, varying: set[str], inner: set[int]) -> None:
         self._flow = flow
         self._varying = varying
         self._recipes: dict[str, tuple[ptx.Instruction, ...]] = {}
@@ -106,7 +101,7 @@ class Recomputable:
         }
 
     def _is_cheap(self, ins: ptx.Instruction) -> bool:
-        if ins.guard is not None or ins.opcode.base not in self._cheap or ins.opcode.has("cc"):
+        if ins.guard is not None or ins.opcode.base not in _CHEAP or ins.opcode.has("cc"):
             return False
         if not isinstance(ins.operands[0], ptx.Register):
             return False

@@ -30,6 +30,7 @@ from gpud.device.cpu.codegen.early import EarlyChecks
 from gpud.device.cpu.codegen.exchange import array_slot
 from gpud.device.cpu.codegen.faults import report
 from gpud.device.cpu.codegen.fences import check_of, without_claim
+from gpud.device.cpu.codegen.participants import participants
 from gpud.device.cpu.codegen.plan import Segment, Stage
 from gpud.device.cpu.codegen.pseudo import is_check, is_fence
 from gpud.device.cpu.codegen.regions import waits
@@ -63,6 +64,8 @@ class StageWriter:
         """Identities of the checks that the loop at hand makes."""
         self._ramps: dict[tuple[int, bool], Ramp] = {}
         """Pointers that the loop at hand need not compute as the program does."""
+        self._those = (0, self.kernel.shape.threads)
+        """The first of the threads that the loop at hand is for, and the one after the last."""
 
     def write(self) -> None:
         """Emit the stage; the block that is open becomes its first."""
@@ -101,7 +104,7 @@ class StageWriter:
             self._save_old(ins, varying_readers)
             self.code.run(self._claimless(ins) if is_fence(ins) else ins)
         votes = self.stage.last in self.convergence.voted
-        loop = [i for i in everything if id(i) not in uniform and self._does_something(i, last)]
+        loop = [i for i in everything if id(i) not in uniform and self.does_something(i, last)]
         agree = None
         if loop or votes or self.to_keep:  # otherwise there is nothing that differs between threads
             agree = self._checked_loop(blocks, uniform, votes)
@@ -136,6 +139,11 @@ class StageWriter:
         agree = e.alloca("i32", "agree") if votes else None
         places = [(p.instruction, b.index) for b in blocks for p in b.places]
         checks = [i for i, _ in places if is_check(i) and id(i) not in uniform]
+        self._those = participants(self, uniform)
+        if self._those[1] - self._those[0] == 1:
+            self._inline = {id(ins) for ins in checks}
+            self._loop(blocks, uniform, agree)
+            return None
         early = EarlyChecks(self, [(i, b) for i, b in places if id(i) not in uniform])
         early.plan(checks, self.recipe)
         misses = early.emit() if early.any else "false"
@@ -156,7 +164,8 @@ class StageWriter:
             self._loop(blocks, uniform, agree)
         return None if agree is None else e.value(f"load i32, ptr {agree}")
 
-    def _does_something(self, ins: ptx.Instruction, last: ptx.Instruction | None) -> bool:
+    def does_something(self, ins: ptx.Instruction, last: ptx.Instruction | None) -> bool:
+        """Whether the loop is needed for ``ins``; ``last`` is the one at the stage's end."""
         if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
             return bool(ins.operands)
         if is_check(ins):
@@ -213,7 +222,7 @@ class StageWriter:
         stored.update(self.to_keep)
         for ins in self.recipe:
             used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
-        with self.w.threads(quick=quick):
+        with self.w.threads(self._those, quick=quick):
             for name in used:
                 if name not in self.w.varying:
                     continue

@@ -162,15 +162,22 @@ class TogetherWriter:
         e.end(f"ret i32 {TURN}")
 
     @contextmanager
-    def threads(self, *, quick: bool = True) -> Iterator[str]:
-        """A loop over all threads of the block that LLVM may vectorise; yields the index.
+    def threads(self, those: tuple[int, int] | None = None, *, quick: bool = True) -> Iterator[str]:
+        """A loop over threads of the block that LLVM may vectorise; yields the index.
 
-        ``quick``: it is worth optimising.
+        ``those``: the first, and the one after the last; all if it is None; but one, or all, where
+        threads stand in rows. ``quick``: it is worth optimising.
         """
         e, shape = self.e, self.kernel.shape
+        first, stop = those or (0, shape.threads)
         tags = self.kernel.parallel_loop() if quick else ", !llvm.loop !7"
-        if shape.y == 1 and shape.z == 1:
-            with e.count("0", str(shape.x), metadata=tags) as thread:
+        if stop - first == 1:
+            plane = first // shape.x
+            tid = str(first % shape.x), str(plane % shape.y), str(plane // shape.y)
+            self.code.places = self.code.addresses = self.kernel.places(e, str(first), tid)
+            yield str(first)
+        elif shape.y == 1 and shape.z == 1:
+            with e.count(str(first), str(stop), metadata=tags) as thread:
                 self.code.places = self.code.addresses = self.kernel.places(
                     e, thread, (thread, "0", "0")
                 )
