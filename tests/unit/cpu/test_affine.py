@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpud.errors import IllegalAddress
-from tests.unit.cpu.fencing import Arena, arena, ptx
+from tests.unit.cpu.fencing import HEAD, Arena, arena, ptx
 
 SOURCE = r"""
 extern "C" __global__ void shifted(int* a, const int* b, int shift) {
@@ -53,6 +53,29 @@ extern "C" __global__ void earlier(int* out, const int* a, int first, int end, i
     }
 }
 """
+
+
+def wrapped(compare: str, index: str, wide: str) -> str:
+    """``if (tid <compare> from) a[index] = tid + 1``, widened as ``wide`` has it."""
+    return f"""{HEAD}
+.visible .entry k(.param .u64 a, .param .u32 from, .param .u32 by) {{
+    .reg .pred %p; .reg .b32 %r<5>; .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [a]; ld.param.u32 %r1, [from]; ld.param.u32 %r2, [by];
+    mov.u32 %r3, %tid.x;
+    setp.{compare}.u32 %p, %r3, %r1;
+    @!%p bra DONE;
+    {index} %r4, {"%r2, %r3" if index == "sub.s32" else "%r3, %r2"};
+    {wide}
+    add.s32 %r4, %r3, 1;
+    st.global.u32 [%rd2], %r4;
+DONE:
+    ret;
+}}"""
+
+
+PRODUCT = "mul.wide.u32 %rd2, %r4, 4; add.s64 %rd2, %rd1, %rd2;"
+MAD = "mad.wide.u32 %rd2, %r4, 4, %rd1;"
+SIGNED = "cvt.s64.s32 %rd2, %r4; shl.b64 %rd2, %rd2, 2; add.s64 %rd2, %rd2, %rd1;"
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +166,50 @@ def test_threads_that_a_condition_keeps_out(world: Arena) -> None:
     assert outside(
         between(world.base, 2**31 - 32, 2**31 - 1), world.base + 4 * (2**31 - 32), (0, 0, 0)
     )
+
+
+@pytest.mark.parametrize("wide", [PRODUCT, MAD])
+def test_indices_that_wrap_only_in_threads_that_do_not_come(world: Arena, wide: str) -> None:
+    words = world.words(np.uint32)
+
+    def run(compare: str, index: str, a: int, start: int, by: int) -> object:
+        words[:] = 0
+        values = (np.uint32(start), np.uint32(by % 2**32))
+        return world.run(wrapped(compare, index, wide), a, *values, block=64)
+
+    # Thread 7 has index 0; what those before it would have is 4 * 2**32 bytes further.
+    assert run("ge", "add.s32", world.end - 4 * 57, 7, -7) is None
+    assert words[-57:].tolist() == list(range(8, 65))
+    assert run("ne", "add.s32", world.base, 0, -1) is None
+    assert words[:64].tolist() == [*range(2, 65), 0]
+    assert run("le", "sub.s32", world.end - 4 * 31, 30, 30) is None
+    assert words[-31:].tolist() == list(range(31, 0, -1))
+    assert run("gt", "add.s32", world.end, 63, -64) is None  # nobody
+    # Not quite: the first or the last that comes is outside of the arena.
+    end, low = world.end, world.base
+    assert outside(run("ge", "add.s32", end - 4 * 56, 7, -7), end, (63, 0, 0))
+    assert outside(run("ge", "add.s32", low - 4, 7, -7), low - 4, (7, 0, 0))
+    assert outside(run("le", "sub.s32", end - 4 * 30, 30, 30), end, (0, 0, 0))
+    # Some that come wrap, the others do not.
+    far = 4 * (2**32 - 4)
+    assert outside(run("ge", "add.s32", low, 6, -10), low + far, (6, 0, 0))
+    assert outside(run("ge", "add.s32", low - far, 6, -10), low - far, (10, 0, 0))
+    assert outside(run("le", "sub.s32", low, 34, 31), low + 4 * (2**32 - 1), (32, 0, 0))
+
+
+def test_signed_indices_that_wrap_only_in_threads_that_do_not_come(world: Arena) -> None:
+    words = world.words(np.uint32)
+
+    def run(start: int, by: int, at: int) -> object:
+        words[:] = 0
+        values = (np.uint32(start), np.uint32(by % 2**32))
+        return world.run(wrapped("ge", "add.s32", SIGNED), world.base + at, *values, block=64)
+
+    # From thread 20 on the sum is -2**31 and more; before, it is almost 2**31.
+    assert run(20, 2**31 - 20, 4 * 2**31) is None
+    assert words[:45].tolist() == [*range(21, 65), 0]
+    wrong = world.base - 4 * 2**31 + 4 * (2**31 - 1)
+    assert outside(run(19, 2**31 - 20, -4 * 2**31), wrong, (19, 0, 0))
 
 
 @pytest.mark.parametrize("n", [64, 50, 1, 0])

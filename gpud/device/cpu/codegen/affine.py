@@ -4,15 +4,15 @@ Terms: the *slopes* of a value are by how much it grows for the next thread in x
 to the power of its width; for slices see `gpud.device.cpu.codegen.slices`.
 
 Addresses are computed in 32 bits before they are widened, and could wrap around between the first
-and the last thread: so where an affine value of 32 bits is widened, its lowest and highest value
-must fit 32 bits, as integers. Then the widened value is affine too.
+and the last thread that come there: so where an affine value of 32 bits is widened, its lowest and
+highest value must fit 32 bits, as integers. Then the widened value is affine too.
 
 Nobody tells LLVM: an index that may wrap is none of which it can know that neighbours access
 neighbouring memory. So a loop that runs only where no value wraps need not compute such a pointer
 as the program does: it is a *ramp*, the first thread's plus the thread's number times the slope.
 
 Properties:
-* values have their slopes in all threads of the block, if none of `AffineSlices.wraps` holds;
+* values have their slopes in all threads that make them, if none of `AffineSlices.wraps` holds;
 * so does a ramp: it is what its instruction would have given.
 """
 
@@ -119,7 +119,7 @@ class AffineSlices(Slices):
             return False
         slopes, widening = result
         if widening is not None and any(slopes):
-            self.wraps.append(self.may_wrap(step, widening))
+            self._widen(step, widening)
             self._widened.add(id(step))
         elif any(id(source) in self._widened for source in step.sources.values()):
             self._widened.add(id(step))
@@ -135,22 +135,68 @@ class AffineSlices(Slices):
             self.ramps[id(step.ins), step.now < 0] = Ramp(self._values[id(step)], slopes)
             self._widened.discard(id(step))
 
-    def may_wrap(self, step: Step, widening: Widening) -> str:
-        """Whether a widened value leaves 32 bits for some thread (i1)."""
-        e, shape = self.e, self.s.kernel.shape
+    def _whole(self) -> Box:
+        shape = self.s.kernel.shape
+        return Box(((0, shape.x), (0, shape.y), (0, shape.z)))
+
+    def comers(self, step: Step) -> Box:
+        """The threads that come to a step, as far as that is known."""
+        return self._whole()
+
+    def _widen(self, step: Step, widening: Widening) -> None:
+        """Doubt that a widened value fits 32 bits in the threads that come to ``step``.
+
+        If the first thread of the block is not among them, its value is put to what those of the
+        others go on from: in ``if (i > 0) a[i - 1]`` it would have wrapped.
+        """
+        e, box = self.e, self.comers(step)
+        among = all(
+            slope == 0 or first == 0
+            for slope, (first, _) in zip(widening.slopes, box.ends, strict=True)
+        )
+        if among:
+            wraps = self.may_wrap(step, widening, box)
+        else:
+            wide = self._wide(step, widening)
+            lowest, highest = span_of(e, widening.slopes, box)
+            low = self._narrow(plus(e, wide, lowest), widening)
+            start = e.value(f"sub i64 {low}, {lowest}")
+            last = plus(e, start, highest)
+            wraps = e.value(f"icmp ne i64 {last}, {self._narrow(last, widening)}")
+            more = e.value(f"sub i64 {start}, {wide}")
+            self._advance(step, e.value(f"mul i64 {more}, {widening.factor}"))
+        self.wraps.append(e.value(f"and i1 {box.some}, {wraps}") if box.some else wraps)
+
+    def _advance(self, step: Step, more: str) -> None:
+        """Add an i64 to what a step has made for the first thread."""
+        e, slot = self.e, self._values[id(step)]
+        if self.s.kernel.storage[written(step.ins)[0].name] == "ptr":
+            made = e.value(f"load ptr, ptr {slot}")
+            e.do(f"store ptr {e.value(f'getelementptr i8, ptr {made}, i64 {more}')}, ptr {slot}")
+        else:
+            made = e.value(f"load i64, ptr {slot}")
+            e.do(f"store i64 {e.value(f'add i64 {made}, {more}')}, ptr {slot}")
+
+    def _wide(self, step: Step, widening: Widening) -> str:
+        """What is widened, as the first thread of the block has it (i64)."""
         with self.reading(step, self._values):
             start = self.code.read(widening.operand, "u32")
-        how = "sext" if widening.signed else "zext"
-        wide = e.value(f"{how} i32 {start} to i64")
-        whole = Box(((0, shape.x), (0, shape.y), (0, shape.z)))
-        lowest, highest = span_of(e, widening.slopes, whole)
+        return self.e.value(f"{'sext' if widening.signed else 'zext'} i32 {start} to i64")
+
+    def _narrow(self, value: str, widening: Widening) -> str:
+        """An i64 modulo 2**32, as it is when it has been widened."""
+        low = self.e.value(f"trunc i64 {value} to i32")
+        return self.e.value(f"{'sext' if widening.signed else 'zext'} i32 {low} to i64")
+
+    def may_wrap(self, step: Step, widening: Widening, box: Box | None = None) -> str:
+        """Whether a widened value leaves 32 bits for some thread of a box or the block (i1)."""
+        e, wide = self.e, self._wide(step, widening)
         result = "false"
-        for end in (lowest, highest):
+        for end in span_of(e, widening.slopes, self._whole() if box is None else box):
             if end == 0:
                 continue
             value = plus(e, wide, end)
-            again = e.value(f"{how} i32 {e.value(f'trunc i64 {value} to i32')} to i64")
-            differs = e.value(f"icmp ne i64 {value}, {again}")
+            differs = e.value(f"icmp ne i64 {value}, {self._narrow(value, widening)}")
             result = differs if result == "false" else e.value(f"or i1 {result}, {differs}")
         return result
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.affine import FLAT, AffineSlices
 from gpud.device.cpu.codegen.ranges import Box, compared, narrowed
 from gpud.device.cpu.codegen.slices import Step, UnknownValue
 from gpud.device.cpu.codegen.slopes import Widening
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.stages import StageWriter
 
 __all__ = ["Boxes", "Condition"]
 
@@ -37,6 +40,20 @@ class Condition(NamedTuple):
 
 class Boxes(AffineSlices):
     """The boxes of one stage's fences."""
+
+    def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
+        super().__init__(stage, varying)
+        self._comers: dict[int, Box] = {}
+
+    def comers(self, step: Step) -> Box:
+        """Those that the conditions in front of a step's block let through."""
+        _, block = self.where.get(id(step.ins), (-1, -1))
+        if step.now < 0 or block not in self.s.convergence.inner:
+            return super().comers(step)
+        if block not in self._comers:
+            shape = self.s.kernel.shape
+            self._comers[block] = self.box(step.ins, (shape.x, shape.y, shape.z))
+        return self._comers[block]
 
     def box(self, ins: ptx.Instruction, extents: tuple[int, int, int]) -> Box:
         """The threads that come to a fence, as far as the conditions before it tell."""

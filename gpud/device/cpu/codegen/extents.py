@@ -220,7 +220,7 @@ class Extents(Remainders):
             return values
         how = compared(modifiers[0], negated=negated, mirrored=mine[1])
         other = ins.operands[1 if mine[1] else 2]
-        if how is None and modifiers[0] == "eq" and negated:
+        if how == "ne":
             if isinstance(other, ptx.Immediate) and values.low == other.value:
                 return replace(values, low=self.plus(values.low, 1))
             return values

@@ -25,9 +25,9 @@ Ends = tuple[Slope, Slope]
 _NEGATIVE = -(1 << 63)
 
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "lo": "hs", "ls": "hi", "hi": "ls",
-            "hs": "lo"}  # fmt: skip
+            "hs": "lo", "eq": "ne", "ne": "eq"}  # fmt: skip
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "lo": "hi", "ls": "hs", "hi": "lo",
-             "hs": "ls", "eq": "eq"}  # fmt: skip
+             "hs": "ls", "eq": "eq", "ne": "ne"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,7 @@ def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
         mirrored: what differs between threads is on the right.
     """
     if negated:
-        if how == "ne":
-            how = "eq"
-        elif how in _FLIPPED:
-            how = _FLIPPED[how]
-        else:
-            return None
+        how = _FLIPPED.get(how, "")
     return _MIRRORED.get(how) if mirrored else (how if how in _MIRRORED else None)
 
 
@@ -121,6 +116,13 @@ def narrowed(e: Emitter, box: Box, axis: int, extent: int, how: str, border: str
     if how in ("gt", "hi", "ge", "hs", "eq"):
         begin = border if how in ("ge", "hs", "eq") else e.value(f"add i64 {border}, 1")
         first = e.value(f"call i64 @llvm.smax.i64(i64 {first}, i64 {begin})")
+    if how == "ne":
+        is_first = e.value(f"zext i1 {e.value(f'icmp eq i64 {first}, {border}')} to i64")
+        first = e.value(f"add i64 {first}, {is_first}")
+        before = _plus(e, stop, -1)
+        stop = e.value(
+            f"select i1 {e.value(f'icmp eq i64 {before}, {border}')}, i64 {before}, i64 {stop}"
+        )
     some = e.value(f"icmp slt i64 {first}, {stop}")
     if box.some:
         some = e.value(f"and i1 {box.some}, {some}")

@@ -35,11 +35,12 @@ _SAME_IN_A_BLOCK = ("%ctaid", "%nctaid", "%ntid", "%nwarpid", "%gridid", "%nsmid
 
 
 class Widening(NamedTuple):
-    """A 32-bit operand with slopes that becomes 64 bits wide."""
+    """A 32-bit operand with slopes that is made 64 bits wide, and multiplied by ``factor``."""
 
     operand: ptx.Operand
     signed: bool
     slopes: Slopes
+    factor: Slope = 1
 
 
 def slopes_of(
@@ -155,18 +156,19 @@ class _Rules:
             return slope
         return self.e.value(f"sext i32 {self.e.value(f'trunc i64 {slope} to i32')} to i64")
 
-    def _times(self, slopes: Slopes, factor: ptx.Operand, type_: str) -> Slopes:
-        """Slopes times what the first thread has in ``factor``, read as ``type_`` and widened."""
-        number: Slope
-        if isinstance(factor, ptx.Immediate):
-            number = factor.value
-            if _INTEGERS[type_] == 32:
-                number %= 1 << 32
-                if type_[0] == "s" and number >> 31:
-                    number -= 1 << 32
-        else:
+    def _number(self, factor: ptx.Operand, type_: str) -> Slope:
+        """What the first thread has in ``factor``, read as ``type_`` and widened."""
+        if not isinstance(factor, ptx.Immediate):
             value = self.code.read(factor, type_)
-            number = self.code.convert(value, LLVM_TYPE[type_], "i64", signed=type_[0] == "s")
+            return self.code.convert(value, LLVM_TYPE[type_], "i64", signed=type_[0] == "s")
+        number = factor.value
+        if _INTEGERS[type_] == 32:
+            number %= 1 << 32
+            if type_[0] == "s" and number >> 31:
+                number -= 1 << 32
+        return number
+
+    def _times(self, slopes: Slopes, number: Slope) -> Slopes:
         made = (self._fit(_times(self.e, slope, number)) for slope in slopes)
         return tuple(made)  # type: ignore[return-value]
 
@@ -174,8 +176,7 @@ class _Rules:
         amount = self.ins.operands[2]
         if not isinstance(amount, ptx.Immediate) or not 0 <= amount.value < self.bits:
             return None
-        made = (self._fit(_times(self.e, slope, 1 << amount.value)) for slope in known[0])
-        return tuple(made)  # type: ignore[return-value]
+        return self._times(known[0], 1 << amount.value)
 
     def _converted(self, slopes: Slopes, modifiers: tuple[str, ...]) -> Slopes | None:
         to, of = (_INTEGERS.get(m) for m in (modifiers[-2:] if len(modifiers) > 1 else ("", "")))
@@ -184,12 +185,12 @@ class _Rules:
         self.bits = to
         if to <= of:
             return tuple(self._fit(slope) for slope in slopes)  # type: ignore[return-value]
-        return self._widened(self.ins.operands[1], slopes, signed=modifiers[-1][0] == "s")
+        return self._widened(Widening(self.ins.operands[1], modifiers[-1][0] == "s", slopes))
 
-    def _widened(self, operand: ptx.Operand, slopes: Slopes, *, signed: bool) -> Slopes:
-        if slopes != _FLAT:
-            self.widening = Widening(operand, signed, slopes)
-        return slopes
+    def _widened(self, widening: Widening) -> Slopes:
+        if widening.slopes != _FLAT:
+            self.widening = widening
+        return widening.slopes
 
     def _product(self, known: list[Slopes], modifiers: tuple[str, ...]) -> Slopes | None:
         how, type_ = modifiers[0], modifiers[-1]
@@ -201,12 +202,13 @@ class _Rules:
             if known[0] != _FLAT:
                 return None
             slopes, varies, factor = known[1], second, first
+        if how == "wide" and self.bits != 32:
+            return None
+        number = self._number(factor, type_)
         if how == "wide":
-            if self.bits != 32:
-                return None
-            slopes = self._widened(varies, slopes, signed=type_[0] == "s")
+            slopes = self._widened(Widening(varies, type_[0] == "s", slopes, number))
             self.bits = 64
-        product = self._times(slopes, factor, type_)
+        product = self._times(slopes, number)
         if len(known) == 2:
             return product
         return self._each(_plus, product, known[2])
