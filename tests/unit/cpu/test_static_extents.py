@@ -29,6 +29,9 @@ def fences(body: str, shape: Shape) -> int:
 
 AT = "shl.b32 %r4, %r3, 2; add.u32 %r5, %r2, %r4; st.shared.u32 [%r5], 1;"
 """Writes word %r3."""
+BEFORE = """sub.s32 %r6, %r1, 33; WIDEN %rd2, %r6; shl.b64 %rd3, %rd2, 2; mov.u64 %rd4, box;
+    add.s64 %rd5, %rd4, %rd3; ld.shared.u32 %r3, [%rd5+132];"""
+"""Reads the thread's word, from an address that is 33 words before it."""
 
 
 @pytest.mark.parametrize("body", [
@@ -43,6 +46,14 @@ AT = "shl.b32 %r4, %r3, 2; add.u32 %r5, %r2, %r4; st.shared.u32 [%r5], 1;"
     "mov.u64 %rd2, box; mad.wide.u32 %rd4, %r1, 4, %rd2; ld.shared.u32 %r3, [%rd4];",
     "mov.u32 %r3, 4; @%p1 mov.u32 %r3, 60;" + AT,
     "mov.u32 %r3, %laneid;" + AT,
+    # 2 * t - (t & 3) for half of the threads, and so on: each thread's index is computed.
+    "shr.u32 %r6, %r1, 1; shl.b32 %r7, %r6, 1; and.b32 %r8, %r6, 3; sub.s32 %r3, %r7, %r8;" + AT,
+    "mov.u32 %r6, 63; sub.s32 %r3, %r6, %r1;" + AT,
+    "add.s32 %r6, %r1, -64; mad.lo.s32 %r3, %r6, -1, -1;" + AT,
+    "and.b32 %r6, %r1, 60; add.s32 %r7, %r6, 3; or.b32 %r8, %r7, %r1; xor.b32 %r3, %r8, 63;" + AT,
+    BEFORE.replace("WIDEN", "cvt.s64.s32"),
+    "shl.b32 %r6, %r1, 26; shr.s32 %r7, %r6, 26; add.u32 %r3, %r7, 32;" + AT,
+    "shl.b32 %r3, %r1, 30;" + AT,  # always 0
 ])  # fmt: skip
 def test_an_index_that_is_never_too_large(body: str) -> None:
     assert fences(body, Shape(64)) == 0
@@ -58,7 +69,7 @@ def test_an_index_that_is_never_too_large(body: str) -> None:
     "rem.s32 %r3, %r9, 64;" + AT,
     "not.b32 %r3, %r1;" + AT,
     "mul.lo.u32 %r3, %r1, 67108865;" + AT,
-    "shl.b32 %r3, %r1, 30;" + AT,
+    "shl.b32 %r3, %r1, 29;" + AT,
     "shr.u32 %r3, %r9, 1;" + AT,
     "mov.u32 %r3, 4; @%p1 mov.u32 %r3, 64;" + AT,
     "mov.u32 %r3, 0; LOOP: add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 9; @%p1 bra LOOP;" + AT,
@@ -69,6 +80,13 @@ def test_an_index_that_is_never_too_large(body: str) -> None:
     "mov.u32 %r6, rest; add.u32 %r5, %r6, %r1; st.shared.u8 [%r5], 1;",
     "add.u32 %r5, %r2, %r2; st.shared.u8 [%r5], 1;",
     "st.shared.u32 [%r1], 1;",
+    "mov.u32 %r6, 62; sub.s32 %r3, %r6, %r1;" + AT,
+    "mov.u32 %r6, 64; sub.s32 %r3, %r6, %r1;" + AT,
+    "sub.s32 %r3, %r2, %r1; st.shared.u8 [%r3], 1;",
+    BEFORE.replace("WIDEN", "cvt.u64.u32"),
+    "@%p1 sub.s32 %r3, 63, %r1;" + AT,  # it may be 0, and %r4 too
+    "sub.s32 %r3, 63, %r1; @%p1 sub.s32 %r3, 64, %r1;" + AT,
+    "@%p1 bra OVER; mov.u32 %r6, 63; OVER: sub.s32 %r3, %r6, %r1;" + AT,
 ])  # fmt: skip
 def test_an_index_that_may_be_too_large(body: str) -> None:
     assert fences(body, Shape(64)) > 0

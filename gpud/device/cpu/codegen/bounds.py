@@ -4,8 +4,8 @@ Problem: an address in one of these spaces that lies outside of it is the addres
 in this process. A GPU's hardware catches that; here the code generator must.
 
 Approach: a ``gpud.fence`` of the access's own space before each access, except where a symbol and a
-constant say that it stays inside. Accesses through one register in one basic block share a fence,
-which stands before the first of them.
+constant, or the block's shape, say that it stays inside. Accesses through one register in one basic
+block share a fence, which stands before the first of them.
 
 Terms: a *group* is the accesses that share a fence.
 
@@ -39,8 +39,10 @@ from gpud.compiler.names import LOOP
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.fences import NO_CLAIM, Member, fence
 from gpud.device.cpu.codegen.homes import is_dynamic
+from gpud.device.cpu.codegen.interval_rules import signed
 from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.static_extents import StaticExtents
+from gpud.device.cpu.codegen.thread_values import ThreadValues
 
 __all__ = ["Access", "accesses", "with_bounds"]
 
@@ -201,7 +203,14 @@ class _Inside:
                     self._made.setdefault(register.name, []).append(statement)
         # In a kernel, a register that has not been written yet is 0.
         known = shape is not None and function.kind == "entry"
-        self._extents = StaticExtents(self._made, shape) if shape is not None and known else None
+        self._shape = shape if known else None
+        self._extents = None if self._shape is None else StaticExtents(self._made, self._shape)
+
+    @cached_property
+    def _values(self) -> ThreadValues | None:
+        if self._shape is None:
+            return None
+        return ThreadValues(self._made, self._unset, self._shape)
 
     @cached_property
     def _unset(self) -> frozenset[str]:
@@ -221,8 +230,9 @@ class _Inside:
         base, offset = access.address.base, access.address.offset
         if base is None:
             return False
-        if access.space == "shared" and (_is_loops(base) or self._indexes(access)):
-            return True
+        if access.space == "shared":
+            if _is_loops(base) or self._indexes(access) or self._is_inside_in_all(access):
+                return True
         places = self._places(base, 8) if isinstance(base, ptx.Register) else {(base.name, 0)}
         if _writes_param(ins, access) and any(name in self._constant for name, _ in places):
             return False
@@ -241,6 +251,17 @@ class _Inside:
         return self._within(extent.name, offset, access) and self._within(
             extent.name, offset + extent.most // access.align * access.align, access
         )
+
+    def _is_inside_in_all(self, access: Access) -> bool:
+        """Whether each thread's access is to a shared array, at an index that is computed here."""
+        base, offset = access.address.base, access.address.offset
+        if self._values is None or not isinstance(base, ptx.Register):
+            return False
+        values = self._values.of(base.name)
+        if values is None or values.name not in self._shared:
+            return False
+        numbers = {signed(n, 64) if values.bits == 64 else n for n in values.numbers}
+        return all(self._within(values.name, number + offset, access) for number in numbers)
 
     def _within(self, name: str, first: int, access: Access) -> bool:
         found = self._sizes.get(name)
