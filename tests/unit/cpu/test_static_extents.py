@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cpu.codegen.bounds import with_bounds
+from gpud.device.cpu.codegen.fences import check_of
 from gpud.device.cpu.codegen.places import Shape
-from gpud.device.cpu.codegen.pseudo import is_fence
+from gpud.device.cpu.codegen.pseudo import is_fence, simplify
 from tests.unit.cpu.fencing import HEAD
 from tests.unit.cpu.flow import instructions
 
@@ -25,6 +27,18 @@ def fences(body: str, shape: Shape) -> int:
     module = flatten_module(parse(text))
     bounded = with_bounds(module, module.entries()["k"], shape)
     return sum(is_fence(ins) for ins in instructions(bounded))
+
+
+def kept(body: str) -> int:
+    """How many fences of global accesses stay; ``box`` has 64 words, %r1 is the thread's x."""
+    text = f"""{HEAD}.global .align 16 .b8 box[{BOX}];
+    .visible .entry k(.param .u64 p, .param .u32 n) {{ {REGISTERS}
+    mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [p]; ld.param.u32 %r9, [n]; mov.u64 %rd2, box;
+    and.b32 %r2, %r9, 63; cvt.u64.u32 %rd6, %r2; shl.b64 %rd3, %rd6, 2; {body} ret; }}"""
+    module = parse(compile_program(text).ptx)
+    function = simplify(module.entries()["k"], fenced=True)
+    bounded = with_bounds(module, function, Shape(64))
+    return sum(is_fence(ins) and check_of(ins).space != "shared" for ins in instructions(bounded))
 
 
 AT = "shl.b32 %r4, %r3, 2; add.u32 %r5, %r2, %r4; st.shared.u32 [%r5], 1;"
@@ -90,6 +104,34 @@ def test_an_index_that_is_never_too_large(body: str) -> None:
 ])  # fmt: skip
 def test_an_index_that_may_be_too_large(body: str) -> None:
     assert fences(body, Shape(64)) > 0
+
+
+@pytest.mark.parametrize("body", [
+    "add.s64 %rd4, %rd2, %rd3; st.global.u32 [%rd4], 1;",
+    "add.s64 %rd4, %rd3, %rd2; st.u32 [%rd4], 1;",
+    "and.b32 %r3, %r9, 31; mad.wide.u32 %rd4, %r3, 4, %rd2; st.global.u32 [%rd4+128], 1;",
+    "mad.wide.u32 %rd4, %r1, 4, %rd2; st.global.u32 [%rd4], 1;",
+    "mul.wide.u32 %rd4, %r1, 4; add.s64 %rd5, %rd2, %rd4; atom.global.add.u32 %r3, [%rd5], 1;",
+])  # fmt: skip
+def test_an_index_into_a_module_s_array_that_is_never_too_large(body: str) -> None:
+    assert kept(body) == 0
+
+
+@pytest.mark.parametrize("body", [
+    "add.s64 %rd4, %rd2, %rd3; st.global.u32 [%rd4+4], 1;",
+    "add.s64 %rd4, %rd2, %rd3; st.global.u64 [%rd4], %rd3;",
+    "add.s64 %rd4, %rd2, %rd3; st.global.u32 [%rd4], 1; st.global.u32 [%rd4+-4], 1;",
+    "add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], 1;",
+    "@%p1 add.s64 %rd4, %rd2, %rd3; st.global.u32 [%rd4], 1;",
+    "@%p1 bra ON; add.s64 %rd4, %rd2, %rd3; ON: st.global.u32 [%rd4], 1;",
+    "@%p1 mov.u64 %rd5, box; add.s64 %rd4, %rd5, %rd3; st.global.u32 [%rd4], 1;",
+    "cvt.u32.u64 %r3, %rd2; add.u32 %r3, %r3, %r2; cvt.u64.u32 %rd4, %r3; st.global.u8 [%rd4], 1;",
+    "add.u32 %rd4, %rd2, %rd3; st.global.u32 [%rd4], 1;",
+    "mov.u64 %r3, box; cvt.u64.u32 %rd4, %r3; st.global.u32 [%rd4], 1;",
+    "not.b64 %rd4, %rd3; add.s64 %rd4, %rd2, %rd4; st.global.u32 [%rd4], 1;",
+])  # fmt: skip
+def test_an_address_that_may_be_none_of_the_module_s_array(body: str) -> None:
+    assert kept(body) > 0
 
 
 def test_it_is_the_shape_that_tells() -> None:

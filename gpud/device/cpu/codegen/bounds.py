@@ -5,7 +5,8 @@ in this process. A GPU's hardware catches that; here the code generator must.
 
 Approach: a ``gpud.fence`` of the access's own space before each access, except where a symbol and a
 constant, or the block's shape, say that it stays inside. Accesses through one register in one basic
-block share a fence, which stands before the first of them.
+block share a fence, which stands before the first of them. For the same reason fences of the program
+go that guard accesses to one of the module's variables alone.
 
 Terms: a *group* is the accesses that share a fence.
 
@@ -37,11 +38,13 @@ from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.analysis.sizes import size_and_align, type_bytes
 from gpud.compiler.names import LOOP
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.fences import NO_CLAIM, Member, fence
+from gpud.device.cpu.codegen.fences import NO_CLAIM, Member, check_of, fence
 from gpud.device.cpu.codegen.homes import is_dynamic
 from gpud.device.cpu.codegen.interval_rules import signed
 from gpud.device.cpu.codegen.places import Shape
+from gpud.device.cpu.codegen.pseudo import is_fence
 from gpud.device.cpu.codegen.static_extents import StaticExtents
+from gpud.device.cpu.codegen.storage import declared_types
 from gpud.device.cpu.codegen.thread_values import ThreadValues
 
 __all__ = ["Access", "accesses", "with_bounds"]
@@ -125,10 +128,14 @@ def with_bounds(
     body: list[ptx.Statement] = []
     groups: list[_Group] = []
     open_: dict[_Key, _Group] = {}
+    dropped = False
     for statement in function.body or ():
         if isinstance(statement, ptx.Label):
             open_.clear()
         elif isinstance(statement, ptx.Instruction):
+            if is_fence(statement) and inside.needs_none(statement):
+                dropped = True
+                continue
             for access in accesses(statement):
                 if access.space not in _OWN or inside.holds(statement, access):
                     continue
@@ -148,7 +155,7 @@ def with_bounds(
                 for key in [k for k in open_ if _mentions(k, register)]:
                     del open_[key]
         body.append(statement)
-    if not groups:
+    if not groups and not dropped:
         return function
     claim = _claim(function)
     for group in reversed(groups):
@@ -185,7 +192,7 @@ class _Inside:
 
     def __init__(self, module: ptx.Module, function: ptx.Function, shape: Shape | None) -> None:
         self._function = function
-        self._shared: set[str] = set()
+        self._in: dict[str, set[str]] = {"shared": set(), "global": set()}
         self._sizes: dict[str, tuple[int, int]] = {}
         for item in module.items:
             if isinstance(item, ptx.Variable):
@@ -213,6 +220,10 @@ class _Inside:
         return ThreadValues(self._made, self._unset, self._shape)
 
     @cached_property
+    def _types(self) -> dict[str, str]:
+        return declared_types(self._function.body or ())
+
+    @cached_property
     def _unset(self) -> frozenset[str]:
         """Registers that some path reads before it has written them."""
         liveness = Liveness(ControlFlow(self._function))
@@ -221,8 +232,8 @@ class _Inside:
     def _add(self, variable: ptx.Variable) -> None:
         if is_dynamic(variable):
             return
-        if variable.space == "shared":
-            self._shared.add(variable.name)
+        if variable.space in self._in:
+            self._in[variable.space].add(variable.name)
         self._sizes[variable.name] = size_and_align(variable)
 
     def holds(self, ins: ptx.Instruction, access: Access) -> bool:
@@ -240,13 +251,54 @@ class _Inside:
             self._within(name, start + offset, access) for name, start in places
         )
 
+    def needs_none(self, ins: ptx.Instruction) -> bool:
+        """Whether all accesses of a fence of the program are inside its module's variables."""
+        found = check_of(ins)
+        base = found.base
+        if not isinstance(base, ptx.Register):
+            return False
+        places = self._places(base, 8)
+        for member in found.members:
+            access = Access("global", ptx.Address(base, member.low), member.span, member.align)
+            inside = bool(places) and all(
+                name in self._in["global"] and self._within(name, start + member.low, access)
+                for name, start in places
+            )
+            if not inside and not (self._indexes(access) and self._carries(base)):
+                return False
+        return True
+
+    def _carries(self, register: ptx.Register) -> bool:
+        """Whether ``register``, whose extent has a name, has the whole of its address always."""
+        assert self._extents is not None
+        work, seen = [register.name], {register.name}
+        while work:
+            name = work.pop()
+            if name in self._unset or self._types.get(name, "")[1:] != "64":
+                return False
+            for ins in self._made.get(name, ()):
+                wide = ins.opcode.modifiers[-1][1:] == "64" or ins.opcode.has("wide")
+                if not wide or ins.guard is not None:
+                    return False
+                for source in ins.operands[1:]:
+                    extent = self._extents.of(source)
+                    if isinstance(source, ptx.Register) and (extent is None or extent.name):
+                        if source.name not in seen:
+                            seen.add(source.name)
+                            work.append(source.name)
+        return True
+
     def _indexes(self, access: Access) -> bool:
-        """Whether the access is to a shared array, at an index that is never too large."""
+        """Whether the access is to an array of its space, at an index that is never too large."""
         base, offset = access.address.base, access.address.offset
         if self._extents is None or not isinstance(base, ptx.Register) or offset < 0:
             return False
         extent = self._extents.of(base)
-        if extent is None or extent.name not in self._shared or extent.step % access.align:
+        if (
+            extent is None
+            or extent.name not in self._in[access.space]
+            or extent.step % access.align
+        ):
             return False
         return self._within(extent.name, offset, access) and self._within(
             extent.name, offset + extent.most // access.align * access.align, access
