@@ -80,7 +80,7 @@ RESERVED: Final = NORETURN | {ARENA, HEAP}
 LOOP: Final = "gpud_loop"
 """What all names of a persistent loop begin with, without their first character."""
 
-_RESERVED_BEGINNINGS = ("gpud_fence_", "gpud_kill_", "gpud_report_", LOOP, PRINT)
+_RESERVED_BEGINNINGS = ("gpud_fence_", "gpud_kill_", "gpud_report_", "gpud_target_", LOOP, PRINT)
 """Of registers, labels and functions that devices recognise, without their first character."""
 
 _DECLARING = (RegisterDeclaration, Label, Variable, BranchTargets, CallTargets, CallPrototype)

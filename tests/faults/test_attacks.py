@@ -145,10 +145,20 @@ def _names() -> Iterator[Attack]:
         program("ld.global.u32 %r2, [environ];", ".extern .global .b32 environ;\n"),
         0, REFUSED, "not defined",
     )  # fmt: skip
-    for register in ("%gpud_fence_base_<3>", "%gpud_report_address", "%gpud_kill_0"):
+    for register in (
+        "%gpud_fence_base_<3>",
+        "%gpud_report_address",
+        "%gpud_kill_0",
+        "%gpud_target_bad",
+    ):
         source = program(f".reg .b64 {register}; {hit}")
         yield Attack(f"register {register}", source, "neighbour", REFUSED, "a name that gpud uses")
-    for label in ("$gpud_fence_warm_0", "$gpud_report_fault", "$gpud_kill_leave"):
+    for label in (
+        "$gpud_fence_warm_0",
+        "$gpud_report_fault",
+        "$gpud_kill_leave",
+        "$gpud_target_miss_1",
+    ):
         source = program(f"{label}: {hit}")
         yield Attack(f"label {label}", source, "neighbour", REFUSED, "a name that gpud uses")
     source = program(f".reg .b32 %gpud_loop_slot; mov.u32 %gpud_loop_slot, 0; {hit}")

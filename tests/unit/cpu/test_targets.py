@@ -73,6 +73,45 @@ L: .calltargets one;
 .func other() { ret; }
 """
 )
+RECURSION = (
+    HEAD
+    + """
+.func (.param .b32 r) down(.param .b32 x);
+.visible .entry k(.param .u64 out, .param .u32 deep, .param .u32 unused) {
+  .reg .b64 %o, %f; .reg .b32 %d, %v;
+  ld.param.u64 %o, [out]; ld.param.u32 %d, [deep];
+  mov.u64 %f, down;
+P: .callprototype (.param .b32 r) _ (.param .b32 x);
+  {
+    .param .b32 a; .param .b32 b;
+    st.param.b32 [a], %d;
+    call (b), %f, (a), P;
+    ld.param.b32 %v, [b];
+  }
+  st.global.u32 [%o], %v;
+  ret;
+}
+.func (.param .b32 r) down(.param .b32 x) {
+  .reg .b32 %x; .reg .b64 %f; .reg .pred %p;
+  ld.param.b32 %x, [x];
+  setp.eq.u32 %p, %x, 0;
+  @%p bra END;
+  sub.u32 %x, %x, 1;
+  mov.u64 %f, down;
+P: .callprototype (.param .b32 r) _ (.param .b32 x);
+  {
+    .param .b32 a; .param .b32 b;
+    st.param.b32 [a], %x;
+    call (b), %f, (a), P;
+    ld.param.b32 %x, [b];
+  }
+  add.u32 %x, %x, 2;
+END:
+  st.param.b32 [r], %x;
+  ret;
+}
+"""
+)
 FORGED = (0, 1 << 20, 12345, 2**64 - 1)
 
 
@@ -128,6 +167,15 @@ def test_calls(world: Arena, form: Form, wait: str, targets: str) -> None:
         assert world.words()[0] == 0
         assert ran(world, program, pointer, 4, form) is None  # the call is not made
         assert world.words()[0] == 5
+
+
+@pytest.mark.parametrize("form", ["persistent", "sliced"])
+def test_functions_that_call_themselves_through_pointers(world: Arena, form: Form) -> None:
+    for deep in (0, 1, 50):
+        assert ran(world, RECURSION, np.uint32(deep), 0, form) is None
+        assert world.words()[0] == 2 * deep
+    assert isinstance(ran(world, RECURSION, np.uint32(1 << 30), 0, form), KernelTrap)
+    assert world.words()[0] == 0
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas")

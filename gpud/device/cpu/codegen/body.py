@@ -14,7 +14,7 @@ from gpud.compiler.analysis.sizes import type_bytes
 from gpud.compiler.names import PRINT
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
-from gpud.device.cpu.codegen.checks import check, end_if_failed, poll
+from gpud.device.cpu.codegen.checks import check, check_target, end_if_failed, poll, switch
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.inline import call_parts, possible_callees
 from gpud.device.cpu.codegen.layout import HEADER
@@ -188,14 +188,16 @@ class ThreadCode(Thread):
             self.write(ins.operands[0], type_, self.read(ins.operands[1], type_))
         elif what == "callee":
             pointer = self.read(ins.operands[1], "u64")
-            target = ins.operands[2]
-            assert isinstance(target, ptx.Symbol)
-            number = self.program.pointers[target.name]
+            function = ins.operands[2]
+            assert isinstance(function, ptx.Symbol)
+            number = self.program.pointers[function.name]
             self.write(ins.operands[0], "pred", self.e.value(f"icmp eq i64 {pointer}, {number}"))
         elif what == "fence":
             check(self, ins)
         elif what == "poll":
             poll(self, ins)
+        elif what == "target":
+            check_target(self, ins)
         elif what == "claim":
             address = self.pointer(ins.operands[1], "shared")
             claim = self.e.value(f"load i32, ptr {address}, align 4{self.tags}")
@@ -209,20 +211,19 @@ class ThreadCode(Thread):
 
     def _call(self, ins: ptx.Instruction) -> None:
         results, arguments = call_parts(ins)
-        target = callee(ins)
-        if isinstance(target, ptx.Symbol):
-            self._call_by_name(ins, target.name, results, arguments)
+        called = callee(ins)
+        if isinstance(called, ptx.Symbol):
+            self._call_by_name(ins, called.name, results, arguments)
             return
-        pointer = self.read(target, "u64")
         done = self.e.label("called")
-        for name in possible_callees(ins, self.program.functions, self.program.addressed):
-            number = self.program.pointers[name]
-            found, after = self.e.label("is"), self.e.label("not")
-            self.e.branch(self.e.value(f"icmp eq i64 {pointer}, {number}"), found, after)
-            self.e.place(found)
+        names = possible_callees(ins, self.program.functions, self.program.addressed)
+        arms = {name: self.e.label("is") for name in names}
+        cases = [(self.program.pointers[name], arm) for name, arm in arms.items()]
+        switch(self.e, self.read(called, "u64"), cases, done, cold=False)
+        for name, arm in arms.items():
+            self.e.place(arm)
             self._call_by_name(ins, name, results, arguments)
             self.e.jump(done)
-            self.e.place(after)
         self.e.place(done)
 
     def _call_by_name(

@@ -1,4 +1,4 @@
-"""Fences and polls in generated code: the quick test where they stand, and the exact one.
+"""Checks in generated code: of accesses, quick and exact; for kill flags; of calls' targets.
 
 Problem: a fence must cost next to nothing if the access is legal, and must otherwise find out
 exactly what the address means. Approach: the quick test compares the hull with the range that it is
@@ -13,6 +13,7 @@ Properties:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.ptx import model as ptx
@@ -35,6 +36,7 @@ __all__ = [
     "bounds_of",
     "bounds_vary",
     "check",
+    "check_target",
     "define_judge",
     "end_if_failed",
     "frames_base",
@@ -44,6 +46,7 @@ __all__ = [
     "misses",
     "poll",
     "starts",
+    "switch",
 ]
 
 _JUDGE = "gpud.judge"
@@ -210,6 +213,47 @@ def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
     report_fields(e, fields)
     code.fail()
     e.place(go_on)
+
+
+def check_target(code: ThreadCode, ins: ptx.Instruction) -> None:
+    """Emit a ``gpud.target``: end the block if the jump or call behind it goes astray."""
+    e = code.e
+    site, value, claim, *legal = ins.operands
+    assert isinstance(site, ptx.Address)
+    astray, go_on = e.label("astray"), e.label("aimed")
+    if legal and isinstance(legal[0], ptx.Immediate):
+        index = code.read(value, "u32")
+        given = e.value(f"zext i32 {index} to i64")
+        out = e.value(f"icmp uge i32 {index}, {legal[0].value}")
+        e.end(f"br i1 {out}, label %{astray}, label %{go_on}, !prof {UNLIKELY}")
+    else:
+        given = code.read(value, "u64")
+        numbers = [code.program.pointers[one.name] for one in legal if isinstance(one, ptx.Symbol)]
+        switch(e, given, [(number, go_on) for number in numbers], astray, cold=True)
+    e.place(astray)
+    fields = {
+        "error": str(Failure.TARGET),
+        "error_thread": code.places.thread,
+        "error_line": str(ins.line),
+        "error_claim": code.read(claim, "u32"),
+        "error_site": str(site.offset),
+        "error_address": given,
+    }
+    report_fields(e, fields)
+    code.fail()
+    e.place(go_on)
+
+
+def switch(
+    e: Emitter, value: str, cases: Sequence[tuple[int, str]], otherwise: str, *, cold: bool
+) -> None:
+    """End the LLVM block by what an i64 is; ``cold``: it is hardly ever something else."""
+    arms = " ".join(f"i64 {number}, label %{label}" for number, label in cases)
+    weights = ""
+    if cold and cases:
+        likely = ", i32 100000" * len(cases)
+        weights = f', !prof !{{!"branch_weights", i32 1{likely}}}'
+    e.end(f"switch i64 {value}, label %{otherwise} [{arms}]{weights}")
 
 
 # -- the exact test ----------------------------------------------------------------------------

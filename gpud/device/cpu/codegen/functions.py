@@ -28,7 +28,7 @@ from gpud.device.cpu.codegen.layout import HEADER, DataLayout, Failure, align_up
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.pieces import KernelCode
 from gpud.device.cpu.codegen.places import header_field
-from gpud.device.cpu.codegen.pseudo import is_check
+from gpud.device.cpu.codegen.pseudo import is_check, is_target
 from gpud.device.cpu.codegen.storage import register_storage
 from gpud.device.cpu.codegen.thread import LLVM_TYPE, width, zero
 
@@ -88,7 +88,10 @@ def failing(
     calls = _calls(functions, addressed)
     found = set(framed)
     for name, function in functions.items():
-        if any(isinstance(s, ptx.Instruction) and is_check(s) for s in function.body or ()):
+        if any(
+            isinstance(s, ptx.Instruction) and (is_check(s) or is_target(s))
+            for s in function.body or ()
+        ):
             found.add(name)
     changed = True
     while changed:

@@ -9,6 +9,8 @@ Approach: before anything else is looked at, each becomes one instruction:
 
 * ``gpud.fence`` for a fence, see `gpud.device.cpu.codegen.fences`;
 * ``gpud.poll``: the block ends here if its job was killed;
+* ``gpud.target [site], value, claim, targets``: the block ends here if ``value`` is none of the
+  functions named, or not less than the one number there is;
 * ``gpud.claim`` for the load with which each thread of a persistent block learns its task block: it
   notes it in the block's header, too, for failures of which no instruction of the program tells;
 * ``trap`` with operands for whatever ends the block, see `gpud.device.cpu.codegen.faults`.
@@ -20,9 +22,10 @@ Properties: a function without any of these is returned as it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from gpud.compiler import fences, polls
+from gpud.compiler import fences, polls, targets
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.names import FAULT, NORETURN
@@ -31,7 +34,7 @@ from gpud.compiler.reports import claim_beside, part, slot_of
 from gpud.device.cpu.codegen.faults import BREAKPOINT, RAW_ASSERT
 from gpud.device.cpu.codegen.fences import NO_CLAIM, from_program
 
-__all__ = ["ENDINGS", "is_check", "is_fence", "simplify"]
+__all__ = ["ENDINGS", "is_check", "is_fence", "is_target", "simplify"]
 
 ENDINGS = NORETURN
 """Functions that are not called as functions here."""
@@ -56,11 +59,23 @@ def simplify(function: ptx.Function, *, fenced: bool) -> ptx.Function:
     )
     plain, claims, contexts = _without_context(polled)
     folded = fences.fold(plain, lambda found: from_program(found, claims.get(found.site, NO_CLAIM)))
+    folded = targets.fold(folded, lambda found, line: _target(found, line, claims))
     kept = [_with_context(s, contexts) for s in folded.body or [] if fenced or not is_fence(s)]
     body = _fold_ends(kept if folded is not plain else polled.body or [])
     if body == function.body:
         return function
     return _without_dead_code(_with_body(function, body))
+
+
+def _target(found: targets.Check, line: int, claims: Mapping[int, ptx.Operand]) -> ptx.Instruction:
+    """The pseudo-instruction for a check of the program's; its first operand is no result."""
+    length = found.length
+    legal: tuple[ptx.Operand, ...] = tuple(map(ptx.Symbol, found.functions))
+    if length is not None:
+        legal = (ptx.Immediate(str(length), length),)
+    claim = claims.get(found.site, NO_CLAIM)
+    operands = (ptx.Address(None, found.site), found.value, claim, *legal)
+    return ptx.Instruction(ptx.opcode("gpud.target"), operands, found.guard, line)
 
 
 def _with_claim(function: ptx.Function) -> ptx.Function:
@@ -126,6 +141,11 @@ def _with_context(statement: ptx.Statement, contexts: dict[_Operands, _Operands]
         return statement
     operands = (*statement.operands[:-1], ptx.Tuple(whole))
     return ptx.Instruction(statement.opcode, operands, statement.guard, statement.line)
+
+
+def is_target(ins: ptx.Instruction) -> bool:
+    """Whether ``ins`` is a check of where a jump or call goes."""
+    return ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "target"
 
 
 def is_fence(statement: ptx.Statement) -> bool:
