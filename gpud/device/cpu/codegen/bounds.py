@@ -5,8 +5,8 @@ in this process. A GPU's hardware catches that; here the code generator must.
 
 Approach: a ``gpud.fence`` of the access's own space before each access, except where a symbol and a
 constant, or the block's shape, say that it stays inside. Accesses through one register in one basic
-block share a fence, which stands before the first of them. For the same reason fences of the program
-go that guard accesses to one of the module's variables alone.
+block share a fence, which stands before the first of them. For the same reason those fences of the
+program go that guard accesses to the module's variables alone.
 
 Terms: a *group* is the accesses that share a fence.
 
@@ -310,7 +310,7 @@ class _Inside:
         if self._values is None or not isinstance(base, ptx.Register):
             return False
         values = self._values.of(base.name)
-        if values is None or values.name not in self._shared:
+        if values is None or values.name not in self._in["shared"]:
             return False
         numbers = {signed(n, 64) if values.bits == 64 else n for n in values.numbers}
         return all(self._within(values.name, number + offset, access) for number in numbers)
