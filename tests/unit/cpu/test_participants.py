@@ -11,6 +11,7 @@ from gpud.compiler.analysis.effects import written
 from gpud.compiler.ptx.model import Instruction
 from gpud.device.cpu.codegen.participants import Participants
 from gpud.device.cpu.codegen.places import Shape
+from gpud.device.cpu.codegen.thread_values import ThreadValues
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.job import Job, LaunchSpec
 from tests.unit.cpu.flow import instructions, kernel
@@ -27,10 +28,11 @@ STORE = "st.global.u32 [%rd1], %r3;"
 def participants(body: str, shape: Shape, *kept: str) -> tuple[int, int]:
     program = instructions(kernel(REGISTERS + body).entries()["k"])
 
-    def makers(name: str) -> list[tuple[int, Instruction]]:
-        return [(0, ins) for ins in program if name in (r.name for r in written(ins))]
-
-    found = Participants(shape, kept, makers)
+    made: dict[str, list[Instruction]] = {}
+    for ins in program:
+        for register in written(ins):
+            made.setdefault(register.name, []).append(ins)
+    found = Participants(shape, kept, ThreadValues(made, (), shape))
     for ins in program:
         if ins.opcode.base != "ret":
             found.run(ins)

@@ -312,7 +312,8 @@ class _Inside:
         values = self._values.of(base.name)
         if values is None or values.name not in self._in["shared"]:
             return False
-        numbers = {signed(n, 64) if values.bits == 64 else n for n in values.numbers}
+        found = set(values.numbers.tolist())
+        numbers = {signed(n, 64) if values.bits == 64 else n for n in found}
         return all(self._within(values.name, number + offset, access) for number in numbers)
 
     def _within(self, name: str, first: int, access: Access) -> bool:

@@ -109,6 +109,11 @@ class Convergence:
         """The instructions that write a register, each with its block."""
         return self._makers.get(name, ())
 
+    @property
+    def made(self) -> dict[str, list[ptx.Instruction]]:
+        """The instructions that write each register."""
+        return {name: [ins for _, ins in made] for name, made in self._makers.items()}
+
     # -- the fixed point
 
     def _solve(self) -> None:

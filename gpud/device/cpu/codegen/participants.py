@@ -3,11 +3,10 @@
 Problem: ``if (threadIdx.x == 0) atomicAdd(...)`` in a loop over all threads asks every one of
 them. The leader's part of the persistent loop is such code, and runs for each task block.
 
-Approach: the block's shape is known when code is generated, so what a register made from thread
-numbers and constants holds is known for each thread. A stage is followed once with these values. An
-instruction *matters* for a thread if it may touch memory that others see, end the block, or change
-a register that is kept for the next stage. A stage needs to run only for the threads for which
-something matters.
+Approach: what a register made from thread numbers and constants holds is known for each thread when
+code is generated. A stage is followed once with these values. An instruction *matters* for a thread
+if it may touch memory that others see, end the block, or change a register that is kept for the
+next stage. A stage needs to run only for the threads for which something matters.
 
 Algorithm: abstract interpretation over the stage's blocks; a value is a number or unknown, for each
 thread. What a guard leaves alone keeps its old value, so ``previous = -1; @leader ld previous`` is
@@ -18,11 +17,10 @@ Properties: for a thread outside of `Participants.range`, running the stage woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import (
@@ -39,45 +37,12 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.pseudo import is_check
 from gpud.device.cpu.codegen.regions import waits
+from gpud.device.cpu.codegen.thread_values import Mask, ThreadValues, Values, value_of
 
 __all__ = ["Participants", "participants"]
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.stages import StageWriter
-
-_Mask = npt.NDArray[np.bool_]
-_Words = npt.NDArray[np.uint64]
-_Value = tuple[_Words, _Mask]
-"""The number of each thread, and whether it is known."""
-_Read = Callable[[str], _Value | None]
-
-_BITS = {f"{kind}{bits}": bits for kind in "sub" for bits in (16, 32, 64)} | {"pred": 1}
-_HOW: Mapping[str, Callable[..., Any]] = {
-    "mov": lambda value: value,
-    "cvt": lambda value: value,
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "mad": lambda first, second, third: first * second + third,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-"""Integers without a sign, modulo 2**64; for what is narrower the rest is cut off."""
-_PLAIN = frozenset(("lo",))
-"""Modifiers beside the type that change nothing of this."""
-_COMPARISONS: Mapping[str, Callable[..., Any]] = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "lo": np.less,
-    "ls": np.less_equal,
-    "hi": np.greater,
-    "hs": np.greater_equal,
-}
 
 
 class Participants:
@@ -86,33 +51,15 @@ class Participants:
     Args:
         shape: of the block.
         kept: registers that each thread keeps at the stage's end.
-        makers: all instructions of the kernel that write a register. One that a single instruction
-            writes holds the same in every stage.
+        always: what registers hold in every stage.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        kept: Collection[str],
-        makers: Callable[[str], Sequence[tuple[int, ptx.Instruction]]],
-    ) -> None:
+    def __init__(self, shape: Shape, kept: Collection[str], always: ThreadValues) -> None:
+        self._shape = shape
         self._kept = kept
-        self._makers = makers
-        self._constants: dict[str, _Value | None] = {}
-        self._values: dict[str, _Value] = {}
-        self._taking_part: _Mask = np.zeros(shape.threads, np.bool_)
-        thread = np.arange(shape.threads, dtype=np.uint64)
-        row, plane = np.uint64(shape.x), np.uint64(shape.y)
-        self._special = {
-            "%tid.x": thread % row,
-            "%tid.y": thread // row % plane,
-            "%tid.z": thread // row // plane,
-            "%laneid": thread % np.uint64(32),
-            "%warpid": thread // np.uint64(32),
-        } | {
-            f"%ntid.{axis}": np.full_like(thread, size)
-            for axis, size in zip("xyz", (shape.x, shape.y, shape.z), strict=True)
-        }
+        self._always = always
+        self._values: dict[str, Values | None] = {}
+        self._taking_part: Mask = np.zeros(shape.threads, np.bool_)
 
     @property
     def range(self) -> tuple[int, int]:
@@ -126,13 +73,13 @@ class Participants:
         targets = [register.name for register in written(ins)]
         if _is_seen(ins) or any(name in self._kept for name in targets):
             self._taking_part |= held
-        result = self._result(ins, self._now)
+        result = value_of(ins, self._shape, self._now)
         for name in targets:
             self._write(name, result, held, guarded=ins.guard is not None)
 
     def run_once(self, ins: ptx.Instruction) -> None:
         """``ins`` runs once for all threads, whoever takes part in the rest."""
-        held, result = self._held(ins), self._result(ins, self._now)
+        held, result = self._held(ins), value_of(ins, self._shape, self._now)
         for register in written(ins):
             self._write(register.name, result, held, guarded=ins.guard is not None)
 
@@ -148,12 +95,12 @@ class Participants:
             if asked is None or last.opcode.base != "bra":
                 self._taking_part[:] = True
             else:
-                wanted, known = asked
-                self._taking_part |= ~known | ((wanted != 0) == (side == block.successors[0]))
+                taken, known = asked
+                self._taking_part |= ~known | (taken == (side == block.successors[0]))
         for one in inner:
             for place in one.places:
                 for register in written(place.instruction):
-                    self._values.pop(register.name, None)
+                    self._values[register.name] = None
 
     def _matters(self, block: Block) -> bool:
         return any(
@@ -164,82 +111,29 @@ class Participants:
 
     # -- values
 
-    def _held(self, ins: ptx.Instruction) -> _Mask:
+    def _held(self, ins: ptx.Instruction) -> Mask:
         """The threads that may run ``ins``."""
         asked = None if ins.guard is None else self._guard(ins.guard)
         if asked is None:
-            return np.ones_like(self._taking_part)
-        value, known = asked
-        held: _Mask = ~known | (value != 0)
-        return held
+            return np.ones(self._shape.threads, np.bool_)
+        held, known = asked
+        return ~known | held
 
-    def _guard(self, guard: ptx.Guard) -> _Value | None:
+    def _guard(self, guard: ptx.Guard) -> tuple[Mask, Mask] | None:
+        """For which threads a guard holds, and for which that is known."""
         found = self._now(guard.register.name)
-        if found is None or not guard.negated:
-            return found
-        return found[0] ^ np.uint64(1), found[1]
+        return None if found is None else ((found.numbers != 0) != guard.negated, found.known)
 
-    def _write(self, name: str, result: _Value | None, held: _Mask, *, guarded: bool) -> None:
+    def _write(self, name: str, result: Values | None, held: Mask, *, guarded: bool) -> None:
         if guarded:
             # Who may have run it may hold the one value or the other.
             old = self._now(name)
-            result = None if old is None else (old[0], old[1] & ~held)
-        if result is None:
-            self._values.pop(name, None)
-        else:
-            self._values[name] = result
+            result = None if old is None else old._replace(known=old.known & ~held)
+        self._values[name] = result
 
-    def _now(self, name: str) -> _Value | None:
+    def _now(self, name: str) -> Values | None:
         """What a register holds at this point of the stage."""
-        return self._values[name] if name in self._values else self._constant(name)
-
-    def _constant(self, name: str) -> _Value | None:
-        """What a register always holds, since one instruction writes it, and always the same."""
-        if name not in self._constants:
-            self._constants[name] = None  # while it is being found out: it may be made of itself
-            makers = self._makers(name)
-            if len(makers) == 1 and makers[0][1].guard is None:
-                self._constants[name] = self._result(makers[0][1], self._constant)
-        return self._constants[name]
-
-    def _result(self, ins: ptx.Instruction, read: _Read) -> _Value | None:
-        base, modifiers = ins.opcode.base, ins.opcode.modifiers
-        type_ = modifiers[-1] if modifiers else ""
-        if type_ not in _BITS or not isinstance(ins.operands[0], ptx.Register):
-            return None
-        if base == "setp":
-            return self._compared(ins, type_, read)
-        how = _HOW.get(base)
-        plain = _widens(modifiers) if base == "cvt" else _PLAIN.issuperset(modifiers[:-1])
-        if how is None or not plain:
-            return None
-        given = [self._operand(operand, type_, read) for operand in ins.operands[1:]]
-        found = [one for one in given if one is not None]
-        if len(found) != len(given):
-            return None
-        value = how(*(one[0] for one in found)) & np.uint64((1 << _BITS[type_]) - 1)
-        return value, np.logical_and.reduce([one[1] for one in found])
-
-    def _compared(self, ins: ptx.Instruction, type_: str, read: _Read) -> _Value | None:
-        compare = _COMPARISONS.get(ins.opcode.modifiers[0])
-        if compare is None or len(ins.operands) != 3 or len(ins.opcode.modifiers) != 2:
-            return None
-        first, second = (self._operand(operand, type_, read) for operand in ins.operands[1:])
-        if first is None or second is None:
-            return None
-        held = compare(_signed(first[0], type_), _signed(second[0], type_))
-        return held.astype(np.uint64), first[1] & second[1]
-
-    def _operand(self, operand: ptx.Operand, type_: str, read: _Read) -> _Value | None:
-        threads = len(self._taking_part)
-        if isinstance(operand, ptx.Register):
-            return read(operand.name)
-        if isinstance(operand, ptx.SpecialRegister) and operand.name in self._special:
-            return self._special[operand.name], np.ones(threads, np.bool_)
-        if isinstance(operand, ptx.Immediate) and operand.kind == "int":
-            value = operand.value & ((1 << _BITS[type_]) - 1)
-            return np.full(threads, value, np.uint64), np.ones(threads, np.bool_)
-        return None
+        return self._values[name] if name in self._values else self._always.of(name)
 
 
 def participants(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int]:
@@ -260,7 +154,7 @@ def participants(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int
         return everybody
     exits = [target for target in stage.w.plan.exits(stage.stage) if target != flow.exit]
     kept = {name for target in exits for name in stage.kernel.regions.kept_at(target)}
-    found = Participants(shape, kept & stage.w.varying, convergence.makers)
+    found = Participants(shape, kept & stage.w.varying, stage.w.plan.values)
     for segment in stage.stage.segments:
         block, *inner = (flow.blocks[number] for number in segment.blocks)
         if block.index in convergence.inner:
@@ -304,18 +198,3 @@ def _reached(start: int, inside: Sequence[Block]) -> Iterator[Block]:
         if block is not None:
             yield block
             work += block.successors
-
-
-def _widens(modifiers: tuple[str, ...]) -> bool:
-    """Whether a conversion keeps the value of an unsigned number."""
-    if len(modifiers) != len(("to", "of")) or modifiers[1][0] not in "ub":
-        return False
-    to, of = (_BITS.get(name, 0) for name in modifiers)
-    return 0 < of <= to
-
-
-def _signed(value: _Words, type_: str) -> npt.NDArray[Any]:
-    if type_[0] != "s":
-        return value
-    shift = np.uint64(64 - _BITS[type_])
-    return (value << shift).astype(np.int64)

@@ -32,6 +32,7 @@ from gpud.device.cpu.codegen.convergence import Convergence
 from gpud.device.cpu.codegen.participants import Participants
 from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.regions import waits
+from gpud.device.cpu.codegen.thread_values import ThreadValues
 
 __all__ = ["Segment", "Stage", "StagePlan", "ends_the_block"]
 
@@ -75,6 +76,7 @@ class StagePlan:
 
     Attributes:
         stages: by first block.
+        values: what registers hold in every stage, by thread.
         entries: blocks at which threads that parted may come together again.
         parting: blocks at which threads can be when they part.
     """
@@ -84,6 +86,7 @@ class StagePlan:
         self.shape = shape
         self.flow = convergence.flow
         self.regions = convergence.regions
+        self.values = ThreadValues(convergence.made, self.regions.live_into(0), shape)
         skeleton = set(self.flow.order) - convergence.inner
         self.entries = {0} | {
             s
@@ -181,7 +184,7 @@ class StagePlan:
             return False
         kept = self.convergence.varying.intersection(self.regions.kept_at(join))
         block, *inner = (flow.blocks[n] for n in segment.blocks)
-        found = Participants(self.shape, kept, self.convergence.makers)
+        found = Participants(self.shape, kept, self.values)
         for place in block.places[:-1]:
             ins = place.instruction
             if self.convergence.is_uniform(ins, block.index):
