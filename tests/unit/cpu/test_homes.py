@@ -106,6 +106,32 @@ def test_accesses_at_both_ends_of_a_home(world: Arena, home: str, parted: bool) 
     assert error.misaligned
 
 
+TABLES = f"""{HEAD}.func one(); .func other();
+    .global .align 8 .u64 functions[2] = {{one, other}};
+    .visible .entry k(.param .u64 q) {{
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [q]; mov.u64 %rd4, functions; st.global.u64 [%rd1+8], %rd4;
+    ld.global.u64 %rd2, [%rd1]; ld.u64 %rd3, [%rd2+8];
+    P: .callprototype _ (); call %rd3, (), P; ret; }}
+    .func one() {{ ret; }} .func other() {{ ret; }}"""
+
+
+def test_tables_of_functions_are_mostly_the_module_s(world: Arena) -> None:
+    first, *_ = homes(TABLES)
+    assert first == ("arena",)
+    assert [one[:2] for one in homes(TABLES)[1:]] == [("data", "arena")]
+    table = world.base + 64  # but need not be: what lies elsewhere is no function's address, though
+    world.bytes[:] = 0
+    world.words(np.uint64)[0] = table
+    error = world.run(TABLES, world.base, block=1)
+    assert isinstance(error, KernelTrap)
+    assert "jump or call to 0x0" in error.cause
+    world.words(np.uint64)[0] = world.end
+    error = world.run(TABLES, world.base, block=1)
+    assert isinstance(error, IllegalAddress)
+    assert error.address == world.end + 8
+
+
 def test_an_address_that_is_not_where_it_seems_to_be(world: Arena) -> None:
     text = program("mov.u64 %rd2, table; sub.s64 %rd5, %rd6, %rd2; add.s64 %rd2, %rd2, %rd5;",
                    "st.global.u32 [%rd1], 1;")  # fmt: skip
@@ -219,7 +245,7 @@ def test_only_functions_that_need_one_take_a_frame(world: Arena) -> None:
         st.local.u32 [%rd2], 9; ld.local.u32 %r1, [%rd2]; st.global.u32 [%rd1], %r1; }""")
     for text, names in ((plain, set()), (local, {"f3"})):
         prepared = prepared_of(text)
-        assert framed(prepared.functions, prepared.addressed) == names
+        assert set(framed(prepared.functions, prepared.addressed)) == names
         world.bytes[:] = 0
         assert world.run(text, world.base) is None
         assert world.words(np.uint32)[0] == 9

@@ -7,7 +7,9 @@ compares with one range; where that is the wrong one, every access takes the slo
 Approach: an address begins as something whose range is known: a parameter of the kernel (the
 arena), a symbol, a result of ``malloc``. Arithmetic keeps it there. So each register gets a *home*
 from all of its definitions, a parameter of a function from all calls of it. A fence whose register
-has one asks for that range alone; others for what their program allows, first the likeliest.
+has one asks for that range alone; others for what their program allows, first the likeliest: where
+the address of a function is loaded from, the module's variables, for that is where C++ keeps tables
+of virtual functions, else the arena.
 
 Terms: homes are ``arena``, ``data`` (the module's variables), ``heap``, ``shared``, ``static`` (the
 part of shared memory whose size is known when code is generated), ``local`` (of the function at
@@ -137,12 +139,20 @@ class _Homes:
             self._symbols[parameter.name] = "param" if self._is_entry else _UNKNOWN
         self._made: dict[str, list[ptx.Instruction]] = {}
         self._calls: list[ptx.Instruction] = []
+        self._tables: set[str] = set()
         for statement in function.body or ():
             if isinstance(statement, ptx.Instruction):
                 for register in written(statement):
                     self._made.setdefault(register.name, []).append(statement)
                 if is_call(statement):
                     self._calls.append(statement)
+        called = {callee(ins) for ins in self._calls}
+        for statement in function.body or ():
+            if isinstance(statement, ptx.Instruction) and statement.opcode.base == "ld":
+                target, address = statement.operands[:2]
+                if isinstance(address, ptx.Address) and isinstance(address.base, ptx.Register):
+                    if isinstance(target, ptx.Register) and target in called:
+                        self._tables.add(address.base.name)
         self._homes: dict[str, str] = {}
         self._parameters = [
             f"%P.{one.name}" if one.space == "param" else one.name for one in function.parameters
@@ -198,7 +208,11 @@ class _Homes:
         elif home in may or (home == "data" and space in ("global", "generic")):
             found = (home,)
         if not found:
-            return ins
+            if not isinstance(address.base, ptx.Register) or "data" not in may:
+                return ins
+            if address.base.name not in self._tables:
+                return ins
+            found = ("data", *(home for home in may if home != "data"))
         return ptx.Instruction(opcode(space, found), ins.operands, ins.guard, ins.line)
 
     def _of(self, operand: ptx.Operand) -> str:
