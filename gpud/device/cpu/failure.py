@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpud.compiler import control_words as cw
 from gpud.compiler.control_words import FaultKind, FaultRecord
-from gpud.device.cpu.codegen.functions import FRAMES_BYTES
+from gpud.device.cpu.codegen.calls import FRAMES_BYTES
 from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
 from gpud.device.cpu.records import NONE
 from gpud.device.cpu.seat import Seat, word_of

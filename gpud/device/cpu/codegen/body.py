@@ -14,7 +14,8 @@ from gpud.compiler.analysis.sizes import type_bytes
 from gpud.compiler.names import PRINT
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
-from gpud.device.cpu.codegen.checks import check, check_target, end_if_failed, poll, switch
+from gpud.device.cpu.codegen.calls import check_target, end_if, make_sure_of_room, switch
+from gpud.device.cpu.codegen.checks import check, poll
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.inline import call_parts, possible_callees
 from gpud.device.cpu.codegen.layout import HEADER
@@ -37,6 +38,15 @@ class Program:
     pointers: Mapping[str, int] = field(default_factory=dict)
     failing: Collection[str] = frozenset()
     """Functions that may end the block: they return at once, and so does their caller."""
+    framed: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of functions' frames; if there are any, all are told what others have taken."""
+
+    def returned(self, function: ptx.Function) -> str:
+        """The LLVM type of what a function returns: its scalar, whether it failed, or both."""
+        scalars = [LLVM_TYPE[one.type] for one in function.returns if not one.dims]
+        if function.name in self.failing:
+            return f"{{ {scalars[0]}, i1 }}" if scalars else "i1"
+        return scalars[0] if scalars else "void"
 
 
 class ThreadCode(Thread):
@@ -244,24 +254,30 @@ class ThreadCode(Thread):
                 print_instruction(ins),
                 ins.line,
             )
+        if name in self.program.framed:
+            make_sure_of_room(self, self.program.framed[name])
         passed = [f"ptr %b, i32 {self.places.thread}"]
+        if self.program.framed:
+            passed.append(f"i32 {self.places.used}")
         for parameter, argument in zip(function.parameters, arguments, strict=True):
             passed.append(self._argument(parameter, argument))
         scalars = [p for p in function.returns if not p.dims]
         for parameter, result in zip(function.returns, results, strict=True):
             if parameter.dims:
                 passed.append(self._argument(parameter, result))
-        returned = LLVM_TYPE[scalars[0].type] if scalars else "void"
+        returned = self.program.returned(function)
         text = f'call {returned} @"f.{name}"({", ".join(passed)})'
-        returned_value = ""
-        if scalars:
-            returned_value = self.e.value(text)
-        else:
+        if returned == "void":
             self.e.do(text)
+            return
+        value = self.e.value(text)
         if name in self.program.failing:
-            end_if_failed(self)
+            failed = self.e.value(f"extractvalue {returned} {value}, 1") if scalars else value
+            end_if(self, failed)
+            if scalars:
+                value = self.e.value(f"extractvalue {returned} {value}, 0")
         if scalars:
-            self.write(results[0], scalars[0].type, returned_value)
+            self.write(results[0], scalars[0].type, value)
 
     def _argument(self, parameter: ptx.Parameter, operand: ptx.Operand) -> str:
         if parameter.dims:

@@ -1,4 +1,4 @@
-"""Checks in generated code: of accesses, quick and exact; for kill flags; of calls' targets.
+"""Fences and polls in generated code: the quick test where they stand, and the exact one.
 
 Problem: a fence must cost next to nothing if the access is legal, and must otherwise find out
 exactly what the address means. Approach: the quick test compares the hull with the range that it is
@@ -13,7 +13,6 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.ptx import model as ptx
@@ -21,7 +20,7 @@ from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.faults import report_fields
 from gpud.device.cpu.codegen.fences import SPACES, Check, check_of
 from gpud.device.cpu.codegen.homes import MOST_HOMES
-from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
+from gpud.device.cpu.codegen.layout import Failure, Space
 from gpud.device.cpu.codegen.places import header_field
 from gpud.device.cpu.records import CHAIN, SEAT, SEAT_BYTES
 
@@ -36,9 +35,7 @@ __all__ = [
     "bounds_of",
     "bounds_vary",
     "check",
-    "check_target",
     "define_judge",
-    "end_if_failed",
     "frames_base",
     "hull_misses",
     "judge",
@@ -46,7 +43,6 @@ __all__ = [
     "misses",
     "poll",
     "starts",
-    "switch",
 ]
 
 _JUDGE = "gpud.judge"
@@ -176,6 +172,8 @@ def judge(code: ThreadCode, ins: ptx.Instruction, address: str, end: str) -> Non
     """Judge each member of a fence whose hull is at ``address``; go to ``end`` after a report."""
     e, found = code.e, check_of(ins)
     claim = code.read(found.claim, "u32")
+    # No frame is legal where the space alone says so: a register less to keep for the judge.
+    used = code.places.used if found.space in ("generic", "local", "param") else "0"
     for member in found.members:
         mine = e.value(f"add i64 {address}, {member.low - found.low}")
         arguments = (
@@ -188,6 +186,7 @@ def judge(code: ThreadCode, ins: ptx.Instruction, address: str, end: str) -> Non
             f"i32 {int(found.space == 'generic')}",
             f"i32 {claim}",
             f"i32 {ins.line}",
+            f"i32 {used}",
         )
         bad = e.value(f"call i1 @{_JUDGE}(ptr %b, {', '.join(arguments)})")
         fine = e.label("fine")
@@ -215,47 +214,6 @@ def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
     e.place(go_on)
 
 
-def check_target(code: ThreadCode, ins: ptx.Instruction) -> None:
-    """Emit a ``gpud.target``: end the block if the jump or call behind it goes astray."""
-    e = code.e
-    site, value, claim, *legal = ins.operands
-    assert isinstance(site, ptx.Address)
-    astray, go_on = e.label("astray"), e.label("aimed")
-    if legal and isinstance(legal[0], ptx.Immediate):
-        index = code.read(value, "u32")
-        given = e.value(f"zext i32 {index} to i64")
-        out = e.value(f"icmp uge i32 {index}, {legal[0].value}")
-        e.end(f"br i1 {out}, label %{astray}, label %{go_on}, !prof {UNLIKELY}")
-    else:
-        given = code.read(value, "u64")
-        numbers = [code.program.pointers[one.name] for one in legal if isinstance(one, ptx.Symbol)]
-        switch(e, given, [(number, go_on) for number in numbers], astray, cold=True)
-    e.place(astray)
-    fields = {
-        "error": str(Failure.TARGET),
-        "error_thread": code.places.thread,
-        "error_line": str(ins.line),
-        "error_claim": code.read(claim, "u32"),
-        "error_site": str(site.offset),
-        "error_address": given,
-    }
-    report_fields(e, fields)
-    code.fail()
-    e.place(go_on)
-
-
-def switch(
-    e: Emitter, value: str, cases: Sequence[tuple[int, str]], otherwise: str, *, cold: bool
-) -> None:
-    """End the LLVM block by what an i64 is; ``cold``: it is hardly ever something else."""
-    arms = " ".join(f"i64 {number}, label %{label}" for number, label in cases)
-    weights = ""
-    if cold and cases:
-        likely = ", i32 100000" * len(cases)
-        weights = f', !prof !{{!"branch_weights", i32 1{likely}}}'
-    e.end(f"switch i64 {value}, label %{otherwise} [{arms}]{weights}")
-
-
 # -- the exact test ----------------------------------------------------------------------------
 
 
@@ -267,7 +225,8 @@ def define_judge(kernel: KernelCode) -> None:
     ir = kernel.ir
     header = (
         f"define internal i1 @{_JUDGE}(ptr %b, i32 %thread, i64 %address, i64 %span, i64 %align, "
-        "i32 %site, i32 %space, i32 %generic, i32 %claim, i32 %line) nounwind cold noinline minsize"
+        "i32 %site, i32 %space, i32 %generic, i32 %claim, i32 %line, i32 %used) "
+        "nounwind cold noinline minsize"
     )
     e = Emitter(ir, header)
     places = kernel.places(e, "%thread")
@@ -306,8 +265,7 @@ def define_judge(kernel: KernelCode) -> None:
     accept(*places.own_local_range(), mine)
     accept(*places.param_range(), or_generic(Space.PARAM))
     if kernel.frames:
-        used = e.value(f"zext i32 {header_field(e, 'frames', constant=False)} to i64")
-        accept(frames_base(kernel, e), used, mine)
+        accept(frames_base(kernel, e), e.value("zext i32 %used to i64"), mine)
     e.jump(outside)
     e.place(outside)
     # In spaces of their own addresses are numbers of this process: people are told the offset.
@@ -354,15 +312,6 @@ def frames_base(kernel: KernelCode, e: Emitter) -> str:
     """The i64 address at which the local memory of functions begins, behind that of the threads."""
     base = e.value(f"ptrtoint ptr {header_field(e, 'locals')} to i64")
     return e.value(f"add i64 {base}, {kernel.local_size * kernel.layout.padded}")
-
-
-def end_if_failed(code: ThreadCode) -> None:
-    """After a call: leave too if the function has ended the block."""
-    e = code.e
-    error = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['error'][0]}")
-    failed = e.value(f"icmp ne i32 {e.value(f'load i32, ptr {error}')}, {Failure.NONE}")
-    with e.when(failed):
-        code.fail()
 
 
 def metadata(ir: IRModule) -> None:

@@ -85,7 +85,6 @@ class _Driver(RendezvousFunctions, SharingFunctions):
             start = e.value(f"load i32, ptr {self.header(e, 'start')}")
             e.do(f"store i32 {start}, ptr {together}")
             e.do(f"store i32 0, ptr {self.header(e, 'error')}")
-            e.do(f"store i32 0, ptr {self.header(e, 'frames')}")
             e.do(f"store i32 {cw.NOTHING}, ptr {self.header(e, 'claim')}")
             e.do(f"store [16 x i32] zeroinitializer, ptr {self.header(e, 'arrived')}")
             # Threads that begin together get their states when they part.

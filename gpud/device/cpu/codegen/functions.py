@@ -3,36 +3,40 @@
 ``@"f.name"(ptr %b, i32 %thread, arguments...)``: scalars by value, arrays (structs by value) as
 ``ptr`` to the caller's copy, array results as ``ptr`` to where they go.
 
+A function that may end the block returns whether it has, an i1, behind its scalar: its caller asks
+after each call.
+
 Local variables are on the stack of the OS thread, but not where accesses are checked: there a call
 takes a frame behind the local memory of the block's threads, so that no address of a program's
 means anything on a stack. One such area is enough for a block, since nobody waits in a function.
 Functions that have no local variables take a frame only if they may call themselves, directly or
-not: frames are what ends recursion before the OS thread's stack does.
+not: frames are what ends recursion before the OS thread's stack does. What has been taken is an
+argument, ``i32 %used``, of all functions, so that returning gives it back; who calls makes sure
+that the frame fits, so that a call which calls nobody pays nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpud.compiler.analysis.cfg import Block, ControlFlow
 from gpud.compiler.analysis.effects import is_call
 from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import ThreadCode
+from gpud.device.cpu.codegen.calls import FRAMES_BYTES
 from gpud.device.cpu.codegen.checks import frames_base
 from gpud.device.cpu.codegen.emitter import Emitter
-from gpud.device.cpu.codegen.faults import report_fields
 from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES
 from gpud.device.cpu.codegen.inline import possible_callees
-from gpud.device.cpu.codegen.layout import HEADER, DataLayout, Failure, align_up
+from gpud.device.cpu.codegen.layout import DataLayout, align_up
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.pieces import KernelCode
-from gpud.device.cpu.codegen.places import header_field
 from gpud.device.cpu.codegen.pseudo import is_check, is_target
 from gpud.device.cpu.codegen.storage import register_storage
 from gpud.device.cpu.codegen.thread import LLVM_TYPE, width, zero
 
-__all__ = ["FRAMES_BYTES", "define_function", "failing", "framed"]
+__all__ = ["define_function", "failing", "framed"]
 
 
 def define_function(kernel: KernelCode, function: ptx.Function) -> None:
@@ -40,23 +44,40 @@ def define_function(kernel: KernelCode, function: ptx.Function) -> None:
     _Writer(kernel, function).define()
 
 
-FRAMES_BYTES = 1 << 16
-"""Room for the local memory of functions that have called each other; a GPU has 1 KiB by default,
-so that recursion ends long before the OS thread's stack does."""
 _FRAME_ALIGNMENT = 64
 _REGISTERS_PART = 8
 """A frame is at least so many times smaller than the function's registers, all of which may be on
 the OS thread's stack during a call: calls end before they take 8 * `FRAMES_BYTES` of it."""
 
 
-def framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> frozenset[str]:
-    """Those of the functions that a kernel can call that take a frame if accesses are checked.
+def framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, int]:
+    """The bytes of each frame that functions take if accesses are checked, by function.
 
-    No path of calls passes any other twice. ``addressed``: those that pointers can mean.
+    ``functions`` are those that a kernel can call, ``addressed`` those that pointers can mean. No
+    path of calls passes a function without a frame twice.
     """
+    return {name: _frame_bytes(functions[name]) for name in _framed(functions, addressed)}
+
+
+def _frame_bytes(function: ptx.Function) -> int:
+    body = function.body or ()
+    least = max(_FRAME_ALIGNMENT, _registers_bytes(register_storage(body)) // _REGISTERS_PART)
+    return align_up(max(_frame(body).size, least), _FRAME_ALIGNMENT)
+
+
+def _frame(body: Iterable[ptx.Statement]) -> DataLayout:
+    """Where a function's local variables are in its frame."""
+    frame = DataLayout()
+    for statement in body:
+        if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
+            frame.add(statement)
+    return frame
+
+
+def _framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> set[str]:
     total = sum(_registers_bytes(register_storage(f.body or ())) for f in functions.values())
     if total > _REGISTERS_PART * FRAMES_BYTES:
-        return frozenset(functions)
+        return set(functions)
     calls = _calls(functions, addressed)
     found = {
         name
@@ -75,7 +96,7 @@ def framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> f
             work += more
         if name in reached:
             found.add(name)
-    return frozenset(found)
+    return found
 
 
 def failing(
@@ -83,10 +104,10 @@ def failing(
 ) -> frozenset[str]:
     """Those of the functions that a kernel can call in which a thread may end its block.
 
-    ``framed`` have frames, and so may find no room for one.
+    ``framed`` have frames: their callers may find no room for one.
     """
     calls = _calls(functions, addressed)
-    found = set(framed)
+    found = {name for name, called in calls.items() if called.intersection(framed)}
     for name, function in functions.items():
         if any(
             isinstance(s, ptx.Instruction) and (is_check(s) or is_target(s))
@@ -123,27 +144,31 @@ class _Writer:
         self.function = function
         self.flow = ControlFlow(function)
         self.scalars = [p for p in function.returns if not p.dims]
-        returned = LLVM_TYPE[self.scalars[0].type] if self.scalars else "void"
+        self.returned = kernel.program.returned(function)
+        self.may_fail = function.name in kernel.program.failing
         arguments = ["ptr %b", "i32 %thread"]
+        if kernel.program.framed:
+            arguments.append("i32 %used")
         for index, parameter in enumerate(function.parameters):
             type_ = "ptr" if parameter.dims else LLVM_TYPE[parameter.type]
             arguments.append(f"{type_} %p{index}")
         for index, parameter in enumerate(function.returns):
             if parameter.dims:
                 arguments.append(f"ptr %r{index}")
-        header = f'define internal {returned} @"f.{function.name}"({", ".join(arguments)}) nounwind'
+        name = f'@"f.{function.name}"'
+        header = f"define internal {self.returned} {name}({', '.join(arguments)}) nounwind"
         if kernel.ir.flushes:
             header += f" {FLUSHING_ATTRIBUTES}"
         self.e = Emitter(kernel.ir, header)
         self.locals: dict[str, str] = {}
-        self._before = ""
-        """What the block's frames took before this one (i32); empty without a frame."""
 
     def define(self) -> None:
         e, function, kernel = self.e, self.function, self.kernel
         storage = register_storage(function.body or ())
         places = kernel.places(e, "%thread")
         places.local = self._local
+        if kernel.program.framed:
+            places.used = "%used"
         code = ThreadCode(e, storage, places, kernel.program)
         code.uncertain = uncertain_registers(function.body or (), storage)
         code.arena = kernel.arena
@@ -167,17 +192,14 @@ class _Writer:
     def _place_variables(self) -> None:
         function, e = self.function, self.e
         pointers: dict[str, str] = {}
-        frame = DataLayout()
-        for statement in function.body or ():
-            if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
-                if function.name in self.kernel.framed:
-                    frame.add(statement)
-                    continue
-                size, alignment = size_and_align(statement)
-                slot = e.alloca(f"[{max(size, 1)} x i8], align {max(alignment, 8)}", "local")
-                pointers[statement.name] = slot
-        if function.name in self.kernel.framed:
-            pointers.update(self._take_frame(frame))
+        if function.name in self.kernel.program.framed:
+            pointers.update(self._take_frame())
+        else:
+            for statement in function.body or ():
+                if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
+                    size, alignment = size_and_align(statement)
+                    slot = e.alloca(f"[{max(size, 1)} x i8], align {max(alignment, 8)}", "local")
+                    pointers[statement.name] = slot
         for index, parameter in enumerate(function.parameters):
             if parameter.dims:
                 pointers[parameter.name] = f"%p{index}"
@@ -187,45 +209,27 @@ class _Writer:
         for name, pointer in pointers.items():
             self.locals[name] = e.value(f"ptrtoint ptr {pointer} to i64")
 
-    def _take_frame(self, frame: DataLayout) -> dict[str, str]:
-        """Reserve room for the local variables; pointers to them."""
+    def _take_frame(self) -> dict[str, str]:
+        """Take the room for the local variables, which the caller has made sure of; pointers."""
         e, kernel = self.e, self.kernel
-        registers = _registers_bytes(self.code.storage)
-        least = max(_FRAME_ALIGNMENT, registers // _REGISTERS_PART)
-        size = align_up(max(frame.size, least), _FRAME_ALIGNMENT)
-        self._before = header_field(e, "frames", constant=False)
-        after = e.value(f"add i32 {self._before}, {size}")
+        size = kernel.program.framed[self.function.name]
         first = frames_base(kernel, e)
-        mine = e.value(f"add i64 {first}, {e.value(f'zext i32 {self._before} to i64')}")
-        with e.when(e.value(f"icmp ugt i32 {after}, {kernel.frames}")):
-            fields = {
-                "error": str(Failure.STACK),
-                "error_thread": "%thread",
-            }
-            report_fields(e, fields)
-            self._fail()
-        self._set_frames(after)
+        mine = e.value(f"add i64 {first}, {e.value('zext i32 %used to i64')}")
+        self.code.places.used = e.value(f"add i32 %used, {size}")
         self.code.places.frame = (mine, str(size))
         start = e.value(f"inttoptr i64 {mine} to ptr")
         return {
             name: e.value(f"getelementptr i8, ptr {start}, i64 {offset}")
-            for name, offset in frame.offsets.items()
+            for name, offset in _frame(self.function.body or ()).offsets.items()
         }
-
-    def _set_frames(self, value: str) -> None:
-        offset, _ = HEADER["frames"]
-        pointer = self.e.value(f"getelementptr i8, ptr %b, i64 {offset}")
-        self.e.do(f"store i32 {value}, ptr {pointer}")
 
     def _fail(self) -> None:
         """The thread has ended its block: its caller looks for that."""
-        if self._before:
-            self._set_frames(self._before)
         if self.scalars:
             type_ = LLVM_TYPE[self.scalars[0].type]
-            self.e.end(f"ret {type_} {zero(type_)}")
+            self.e.end(f"ret {self.returned} {{ {type_} {zero(type_)}, i1 true }}")
         else:
-            self.e.end("ret void")
+            self.e.end("ret i1 true")
 
     def _local(self, name: str) -> str | None:
         return self.locals.get(name)
@@ -264,12 +268,14 @@ class _Writer:
         if target != self.flow.exit:
             self.e.jump(self.labels[target])
             return
-        if self._before:
-            self._set_frames(self._before)
-        if self.scalars:
-            result = self.scalars[0]
-            name = f"%P.{result.name}" if result.space == "param" else result.name
-            value = self.code.read(ptx.Register(name), result.type)
-            self.e.end(f"ret {LLVM_TYPE[result.type]} {value}")
-        else:
-            self.e.end("ret void")
+        if not self.scalars:
+            self.e.end("ret i1 false" if self.may_fail else "ret void")
+            return
+        result = self.scalars[0]
+        name = f"%P.{result.name}" if result.space == "param" else result.name
+        value = self.code.read(ptx.Register(name), result.type)
+        if self.may_fail:
+            type_ = LLVM_TYPE[result.type]
+            whole = f"{self.returned} {{ {type_} {zero(type_)}, i1 false }}"
+            value = self.e.value(f"insertvalue {whole}, {type_} {value}, 0")
+        self.e.end(f"ret {self.returned} {value}")

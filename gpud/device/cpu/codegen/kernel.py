@@ -15,6 +15,7 @@ from gpud.compiler.analysis.sizes import offsets
 from gpud.compiler.names import is_slots
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program
+from gpud.device.cpu.codegen.calls import FRAMES_BYTES, define_reports
 from gpud.device.cpu.codegen.checks import define_judge
 from gpud.device.cpu.codegen.checks import metadata as checks_metadata
 from gpud.device.cpu.codegen.convergence import Convergence
@@ -24,7 +25,7 @@ from gpud.device.cpu.codegen.flushing import (
     define_with_flushing,
     wants_flushing,
 )
-from gpud.device.cpu.codegen.functions import FRAMES_BYTES, define_function, failing, framed
+from gpud.device.cpu.codegen.functions import define_function, failing, framed
 from gpud.device.cpu.codegen.homes import is_dynamic
 from gpud.device.cpu.codegen.induction import split_inductions
 from gpud.device.cpu.codegen.joint import JointFences
@@ -135,7 +136,7 @@ def generate_kernel(
     starts, parameter_bytes = offsets(prepared.entry.parameters)
     names = [parameter.name for parameter in prepared.entry.parameters]
     called = {function.name: function for function in functions}
-    in_frames = framed(called, prepared.addressed) if arena is not None else frozenset()
+    in_frames = framed(called, prepared.addressed) if arena is not None else {}
     ir = IRModule()
     ir.flushes = wants_flushing([body, *(f.body or [] for f in functions)])
     kernel = KernelCode(
@@ -149,6 +150,7 @@ def generate_kernel(
             prepared.addressed,
             data.functions,
             failing(called, prepared.addressed, in_frames),
+            in_frames,
         ),
         (dict(zip(names, starts, strict=True)), parameter_bytes),
         locals_.offsets,
@@ -159,7 +161,6 @@ def generate_kernel(
         # What gpud adds comes last, and is none of the program's business.
         hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
         kernel.parameter_window = min(hidden, default=parameter_bytes)
-    kernel.framed = in_frames
     if in_frames:
         kernel.frames = FRAMES_BYTES
     plan = StagePlan(convergence, shape)
@@ -171,6 +172,7 @@ def generate_kernel(
         define_function(kernel, function)
     _define_dispatch(kernel)
     _define_exchange(kernel)
+    define_reports(ir)
     if arena is not None:
         define_judge(kernel)
     _metadata(ir)

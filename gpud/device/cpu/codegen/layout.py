@@ -121,7 +121,6 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("falls", "i32"),
     ("fresh", "i32"),
     ("together", "i32"),
-    ("frames", "i32"),
     ("claim", "i32"),
     ("error", "i32"),
     ("error_thread", "i32"),
@@ -139,9 +138,8 @@ The functions and the table ``common`` are the kernel's own (see `gpud.device.cp
 ``threads`` is the block's size, ``padded`` the same in whole warps. ``fresh`` is a `Fresh`.
 ``together`` is the block number at which all threads stand, -1 if each has its own;
 ``start`` is what it is at first. A block whose threads part says how in ``votes`` (whether each
-thread's ``key`` tells its way), ``taken`` and ``falls`` (the state words). ``frames`` is how many
-bytes of the functions' local memory are in use. ``claim`` is the task block of a block in
-persistent form, `NOTHING` before its first.
+thread's ``key`` tells its way), ``taken`` and ``falls`` (the state words). ``claim`` is the task
+block of a block in persistent form, `NOTHING` before its first.
 
 ``error`` is a `Failure`. What goes with it is written once, by the first thread that fails:
 ``error_thread`` (x fastest), ``error_line`` (of the text that was loaded; of the source file for

@@ -7,7 +7,7 @@ where it stands and why. Ranges, because neighbours mostly stand at the same pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import BARRIER, barrier, flags, read, written
@@ -77,8 +77,6 @@ class KernelCode:
         """Address and size of the program's own heap."""
         self.frames = 0
         """Bytes for the local memory of functions; 0: it is on the stack of the OS thread."""
-        self.framed: Collection[str] = frozenset()
-        """The functions whose local memory that is."""
         self._loops = 0
 
     def parallel_loop(self) -> str:

@@ -95,6 +95,8 @@ class KernelPlaces:
         self.local_size = "0"
         self.own_local_size = 0
         self.frame: tuple[str, str] | None = None
+        self.used = "0"
+        """i32: the bytes that the functions in which the thread is have taken for themselves."""
         self.tid = tid or thread_coordinates(e, shape, thread)
 
     # -- special registers

@@ -58,6 +58,8 @@ def simplify(function: ptx.Function, *, fenced: bool) -> ptx.Function:
         lambda _: ptx.Instruction(ptx.opcode("gpud.poll"), (), None, function.line),
     )
     plain, claims, contexts = _without_context(polled)
+    if function.kind == "func":
+        claims = {}  # an argument for what the block's header says, too
     folded = fences.fold(plain, lambda found: from_program(found, claims.get(found.site, NO_CLAIM)))
     folded = targets.fold(folded, lambda found, line: _target(found, line, claims))
     kept = [_with_context(s, contexts) for s in folded.body or [] if fenced or not is_fence(s)]
