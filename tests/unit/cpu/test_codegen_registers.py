@@ -113,6 +113,49 @@ def test_a_pointer_that_all_threads_advance_alike_is_split() -> None:
     assert any(".start" in name for name in varying)
 
 
+def readers(found: ptx.Function, base: str) -> list[list[str]]:
+    """What the instructions ``base`` of a split program read, in order."""
+    return [[r.name for r in read(ins)] for ins in instructions(found) if ins.opcode.base == base]
+
+
+def test_readers_read_the_start_until_a_step_may_have_come() -> None:
+    body = """.reg .u32 %r<6>; .reg .u64 %rd<4>; .reg .pred %p;
+    ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x;
+    setp.eq.u32 %p, %r1, 9; @%p bra OVER;
+    mul.wide.u32 %rd2, %r2, 4; st.global.u32 [%rd1], %r2;
+    OVER: shl.b32 %r3, %r2, 1;
+    LOOP: not.b32 %r4, %r2; neg.s32 %r5, %r2;
+    add.u32 %r2, %r2, 3; abs.s32 %r4, %r2; setp.lt.u32 %p, %r1, 7; @%p bra LOOP;
+    AFTER: popc.b32 %r4, %r2; mov.u32 %r2, %tid.y; clz.b32 %r5, %r2;
+    setp.lt.u32 %p, %r1, 6; @%p bra AFTER; ret;"""
+    found = split(body)
+    assert found is not None
+    started = ["%r2.start"]
+    assert readers(found, "mul") == readers(found, "shl") == readers(found, "clz") == [started]
+    # The two that follow each other read the same sum, that behind the step another.
+    sums = [*readers(found, "not"), *readers(found, "neg"), *readers(found, "abs")]
+    assert sums == [["%r2.at0"], ["%r2.at0"], ["%r2.at1"]]
+    assert readers(found, "popc") == [["%r2.at2"]]
+
+
+def test_what_is_made_from_a_start_can_be_made_again_in_the_loop() -> None:
+    body = """.reg .u32 %r<6>; .reg .u64 %rd<4>; .reg .pred %p;
+    ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x;
+    mul.wide.u32 %rd2, %r2, 4; add.s64 %rd3, %rd1, %rd2;
+    LOOP: bar.sync 0; st.global.u32 [%rd3], %r2;
+    add.u32 %r2, %r2, 3; setp.lt.u32 %p, %r1, 7; @%p bra LOOP; ret;"""
+    found = split(body)
+    assert found is not None
+    regions = Regions(found)
+    convergence = Convergence(regions, frozenset())
+    again = Recomputable(regions.flow, convergence.varying, convergence.inner)
+    store = next(
+        n for n in regions.flow.order
+        if any(p.instruction.opcode.base == "st" for p in regions.flow.blocks[n].places)
+    )  # fmt: skip
+    assert "%rd3" in again.available[store]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
