@@ -18,7 +18,7 @@ collective or reduction before it) and ``gpud.callee`` (does a function pointer 
 
 Properties:
 * after `prepare` the kernel's body holds no call of a suspending function;
-* no barrier, collective or trap has a guard: guards became branches around them;
+* no barrier, collective, trap or atomic has a guard: guards became branches around them;
 * the instruction after a waiting one begins a basic block that nothing else can enter.
 
 Recursion through a suspending function is refused: there is no place for its frames.
@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import (
+    ATOMIC,
     BARRIER,
     COLLECTIVE,
     EXIT,
@@ -267,7 +268,9 @@ def _isolate(body: list[ptx.Statement]) -> list[ptx.Statement]:
             continue
         bits = flags(statement.opcode)
         waits = bits & COLLECTIVE or (bits & BARRIER and not statement.opcode.has("arrive"))
-        if not (waits or bits & (BARRIER | TRAP)):
+        if not (
+            waits or bits & (BARRIER | TRAP) or (bits & ATOMIC and statement.guard is not None)
+        ):
             result.append(statement)
             continue
         bare = ptx.Instruction(statement.opcode, statement.operands, None, statement.line)
