@@ -25,6 +25,7 @@ from gpud.device.cpu.gang import Gang
 from gpud.device.cpu.launch import Launch
 from gpud.device.cpu.machine_memory import memory_limit_bytes
 from gpud.device.cpu.module import CPUKernel, CPUModule
+from gpud.device.cpu.native import MakeNative
 from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
 from gpud.device.cpu.room import Room
 from gpud.device.interface import Arrays, LaunchSpec, as_dim3
@@ -62,6 +63,7 @@ class CPUDevice:
     Args:
         sms: how many; default one for each core that this process may use.
         capability: the compute capability, times ten, whose limits an SM has.
+        make_native: makes kernels' machine code; by default it is made in this process.
 
     Attributes:
         room: its SMs and who has seats there.
@@ -71,7 +73,13 @@ class CPUDevice:
     arrays: Arrays = "shared"
     uuid = ""
 
-    def __init__(self, sms: int | None = None, *, capability: int = 90) -> None:
+    def __init__(
+        self,
+        sms: int | None = None,
+        *,
+        capability: int = 90,
+        make_native: MakeNative | None = None,
+    ) -> None:
         if sms is None:
             sms = len(os.sched_getaffinity(0))
         if sms < 1:
@@ -87,6 +95,7 @@ class CPUDevice:
         self.memory_bytes = memory_limit_bytes() // 2
         self.partitions = Partitions(1, sms)
         self._grids = 0
+        self._make_native = make_native
         self.room = Room(sms)
         # Native code must not outlive the memory that it works on.
         _open.add(self)
@@ -103,7 +112,7 @@ class CPUDevice:
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> CPUModule:
         """Load a PTX program; see `CPUModule`."""
-        return CPUModule(text, arena)
+        return CPUModule(text, arena, self._make_native)
 
     def occupancy(self, kernel: CPUKernel, block: Sequence[int], shared: int = 0) -> int:
         """M for a block shape and ``shared`` bytes of dynamic shared memory.

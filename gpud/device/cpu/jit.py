@@ -15,7 +15,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite.binding.newpassmanagers import NewPassManager
 
-__all__ = ["NativeCode", "add_symbols", "assemble"]
+__all__ = ["NativeCode", "add_symbols", "assemble", "link", "object_code"]
 
 _lock = threading.Lock()
 
@@ -65,8 +65,8 @@ def _end(engine: Any, context: Any) -> None:
     context.close()
 
 
-def assemble(ir: str, names: tuple[str, ...]) -> NativeCode:
-    """Optimise and compile LLVM assembly for this machine.
+def object_code(ir: str) -> bytes:
+    """Optimise LLVM assembly and compile it for this machine: an object file.
 
     Calls take turns, as llvmlite's calls into LLVM do in any case. Each program has an LLVM context
     of its own: in one for all, types, names and constants of every program would stay for ever.
@@ -77,24 +77,50 @@ def assemble(ir: str, names: tuple[str, ...]) -> NativeCode:
     with _lock:
         machine = _target_machine()
         context = llvm.create_context()
-        module = llvm.parse_assembly(ir, context=context)
+        try:
+            module = llvm.parse_assembly(ir, context=context)
+            module.triple = llvm.get_default_triple()
+            module.data_layout = str(machine.target_data)
+            module.verify()
+            tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+            tuning.loop_vectorization = True
+            tuning.slp_vectorization = False  # loops over threads hold what there is to gain
+            builder = llvm.create_pass_builder(machine, tuning)
+            passes = builder.getModulePassManager()
+            try:
+                passes.run(module, builder)
+            finally:
+                # Its own `_dispose` is another class's, and does nothing: 0.1 MiB for each kernel.
+                NewPassManager._dispose(passes)
+                passes.detach()
+            code: bytes = machine.emit_object(module)
+            module.close()
+            return code
+        finally:
+            context.close()
+
+
+def link(code: bytes, names: tuple[str, ...]) -> NativeCode:
+    """Load an object file of `object_code`; ``names`` are those that it exports."""
+    with _lock:
+        machine = _target_machine()
+        context = llvm.create_context()
+        module = llvm.parse_assembly("", context=context)
         module.triple = llvm.get_default_triple()
         module.data_layout = str(machine.target_data)
-        module.verify()
-        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_vectorization = True
-        tuning.slp_vectorization = False  # loops over threads hold what there is to gain
-        builder = llvm.create_pass_builder(machine, tuning)
-        passes = builder.getModulePassManager()
-        try:
-            passes.run(module, builder)
-        finally:
-            # Its own `_dispose` is another class's, which does nothing: 0.1 MiB for each kernel.
-            NewPassManager._dispose(passes)
-            passes.detach()
         engine = llvm.create_mcjit_compiler(module, machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         return NativeCode(engine, context, names)
+
+
+def assemble(ir: str, names: tuple[str, ...]) -> NativeCode:
+    """Compile LLVM assembly and load it.
+
+    Raises:
+        RuntimeError: the IR is malformed, which is a bug in gpud.
+    """
+    return link(object_code(ir), names)
 
 
 def callback_address(function: Any) -> int:

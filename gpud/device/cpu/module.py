@@ -29,6 +29,7 @@ from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.data import ModuleData
 from gpud.device.cpu.heap import Heap
 from gpud.device.cpu.heap import install as install_heap
+from gpud.device.cpu.native import MakeNative, Native, Wanted
 from gpud.device.interface import Parameter, parameters_of
 from gpud.errors import KernelNotFound
 
@@ -67,23 +68,34 @@ class CPUKernel:
 
         Raises:
             KernelRejected: it uses something that the CPU device does not run.
+        CompileError: whoever makes machine code for this device gave up.
         """
         shape = Shape(*block)
         with self._lock:
             found = self._compiled.get(shape)
             if found is None:
-                generated = self.generate(shape)
+                native = self._native(block)
                 output.install()
-                code = jit.assemble(generated.ir, ENTRY_POINTS)
-                found = CompiledKernel(self.name, shape, generated, code, self.module.data)
+                code = jit.link(native.code, ENTRY_POINTS)
+                found = CompiledKernel(self.name, shape, native.generated, code, self.module.data)
                 self._compiled[shape] = found
         return found
+
+    def _native(self, block: tuple[int, int, int]) -> Native:
+        module = self.module
+        if module.make_native is None:
+            generated = self.generate(Shape(*block))
+            return Native(generated, jit.object_code(generated.ir))
+        return module.make_native(
+            Wanted(module.text, self.name, block, module.fenced, module.heap_range)
+        )
 
     def generate(self, shape: Shape) -> GeneratedKernel:
         """LLVM assembly for a block shape, not compiled: for dumps and tests."""
         module = self.module
-        heap = None if module.heap is None else module.heap.range
-        return generate_kernel(module.program, self.name, shape, module.layout, module.fenced, heap)
+        return generate_kernel(
+            module.program, self.name, shape, module.layout, module.fenced, module.heap_range
+        )
 
     def static_shared(self, block: tuple[int, int, int]) -> int:
         """Bytes of shared memory of a block without the dynamic part; gpud's own count, too."""
@@ -97,13 +109,18 @@ class CPUModule:
     Args:
         text: PTX, rewritten or not.
         arena: address and size of its session's memory, None if it may reach everything.
+        make: makes its kernels' machine code; by default it is made here.
 
     Raises:
         CompileError: it is not PTX that can be read.
     """
 
-    def __init__(self, text: str, arena: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, text: str, arena: tuple[int, int] | None = None, make: MakeNative | None = None
+    ) -> None:
         program = flatten_module(parse(text))
+        self.text = text
+        self.make_native = make
         self.arena = arena
         self.program = program
         self.layout = layout_module(program)
@@ -114,7 +131,8 @@ class CPUModule:
         if self.fenced is not None and HEAP in self.layout.data.offsets:
             install_heap()
             self.heap = Heap()
-        ranges = {ARENA: arena, HEAP: None if self.heap is None else self.heap.range}
+        self.heap_range = None if self.heap is None else self.heap.range
+        ranges = {ARENA: arena, HEAP: self.heap_range}
         self.data = ModuleData(program, self.layout, ranges)
         self._kernels: dict[str, CPUKernel] = {}
 

@@ -1,0 +1,78 @@
+"""From a program's text to the machine code of one kernel, with nothing of a device around it.
+
+Problem: LLVM can take very long over a program, or crash on it, and cannot be interrupted.
+Approach: what makes machine code needs no more than what can be sent to another process, and gives
+what can be sent back; where it runs is decided by whoever opens the device (`MakeNative`).
+
+Properties: what is made depends on `Wanted` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gpud.compiler.names import ARENA
+from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.ptx import model as ptx
+from gpud.compiler.ptx.parser import parse
+from gpud.device.cpu import jit
+from gpud.device.cpu.codegen.kernel import GeneratedKernel, generate_kernel, layout_module
+from gpud.device.cpu.codegen.places import ModuleLayout, Shape
+
+__all__ = ["MakeNative", "Native", "Wanted", "make_native"]
+
+_Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A kernel for one block shape.
+
+    Attributes:
+        text: the program, PTX.
+        entry: the kernel's name.
+        block: threads in x, y and z.
+        arena: address and size of the memory that accesses are checked against, if they are.
+        heap: address and size of what ``malloc`` gives, if accesses are checked.
+    """
+
+    text: str
+    entry: str
+    block: tuple[int, int, int]
+    arena: _Range | None = None
+    heap: _Range | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What a launch needs to know of a kernel, and an object file with its code."""
+
+    generated: GeneratedKernel
+    code: bytes
+
+
+MakeNative = Callable[[Wanted], Native]
+"""Makes machine code, or raises `KernelRejected`, or another error of gpud's tree."""
+
+
+def make_native(wanted: Wanted) -> Native:
+    """Make it here and now.
+
+    Raises:
+        KernelRejected: the kernel uses something that the CPU device does not run.
+        InternalError: LLVM refuses the code.
+    """
+    program, layout = _program(wanted.text)
+    shape = Shape(*wanted.block)
+    arena = wanted.arena if ARENA in layout.data.offsets else None
+    generated = generate_kernel(program, wanted.entry, shape, layout, arena, wanted.heap)
+    return Native(generated, jit.object_code(generated.ir))
+
+
+@lru_cache(maxsize=4)
+def _program(text: str) -> tuple[ptx.Module, ModuleLayout]:
+    """Kernels of one program are mostly asked for one after the other."""
+    program = flatten_module(parse(text))
+    return program, layout_module(program)
