@@ -22,12 +22,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
-import select
 import shutil
 import signal
 import sys
-import threading
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +34,7 @@ from gpud.compiler.cache import Cache, default_folder
 from gpud.compiler.confine import confine
 from gpud.compiler.cuda_headers import cuda_include_paths
 from gpud.compiler.nvrtc import DEFAULT_ARCH, nvrtc_version
+from gpud.compiler.own_process import end_with, limit_memory, write_all
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.request_key import rewriter_version
 from gpud.compiler.untrusted import check_includes, check_options
@@ -88,13 +86,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # A Ctrl-C in the terminal goes to the whole group: the daemon drains, and needs its compiler.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit_memory(options.memory_bytes)
+    limit_memory(options.memory_bytes)
     os.set_blocking(options.fd, True)
-    threading.Thread(target=_end_with_front, args=(options.fd,), daemon=True).start()
+    end_with(options.fd)
     _warm_up()
     confined = options.confine and _confine(options.cache_dir)
     with suppress(ConnectionError):
-        _write(options.fd, COMPILE_PROTOCOL.encode(CompileReady(confined)))
+        write_all(options.fd, COMPILE_PROTOCOL.encode(CompileReady(confined)))
     serve(options.fd, Rules(options.program_bytes, macros=confined))
     return 0
 
@@ -122,7 +120,7 @@ def serve(fd: int, rules: Rules = Rules()) -> None:  # noqa: B008  (it is immuta
         while data := os.read(fd, _READ_BYTES):
             decoder.feed(data)
             for body in decoder.frames():
-                _write(fd, COMPILE_PROTOCOL.encode(_answer_to(body, rules)))
+                write_all(fd, COMPILE_PROTOCOL.encode(_answer_to(body, rules)))
 
 
 def answer(job: CompileJob, rules: Rules = Rules()) -> CompileDone | CompileFailed:  # noqa: B008
@@ -221,12 +219,6 @@ def _tidy_failures(cache: Cache | None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 def _count(value: int) -> str:
     """A number for a message, however large it is."""
     return str(value) if value < 1 << 64 else f"over 2^{value.bit_length() - 1}"
@@ -261,28 +253,11 @@ def _library_folders() -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-def _limit_memory(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is no news, its memory others' data
-    if memory_bytes > 0:
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        least = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
-        resource.setrlimit(resource.RLIMIT_AS, (least, most))
-
-
 def _warm_up() -> None:
     """Loads what the first program needs, while nobody waits for it yet."""
     rewriter_version()
     with suppress(GpudError):  # without NVRTC there is still PTX; CUDA C++ is told what is missing
         nvrtc_version()
-
-
-def _end_with_front(fd: int) -> None:
-    """Ends the process when the socket's other end closes, whatever the main thread does."""
-    poll = select.poll()
-    poll.register(fd, select.POLLRDHUP)
-    while not any(event & (select.POLLRDHUP | select.POLLHUP) for _, event in poll.poll()):
-        pass
-    os._exit(0)
 
 
 if __name__ == "__main__":

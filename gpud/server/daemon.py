@@ -169,7 +169,7 @@ class Daemon:
                 self.runner,
                 outbox,
                 connect=None if self._connect is None else self._connect[index],
-                command=self._host_command,
+                command=[*self._host_command, *settings.host_arguments(config)],
                 limits=limits,
             )
             for index, spec in enumerate(specs)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpud.config import Config
 from gpud.core.settings import Settings
+from gpud.device.host.native_messages import MOST_TRIES
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument
 from gpud.server.devices import Device
@@ -17,6 +18,7 @@ __all__ = [
     "MemoryLimits",
     "compile_arguments",
     "device_specs",
+    "host_arguments",
     "host_limits",
     "memory_limits",
     "scheduler_settings",
@@ -24,6 +26,7 @@ __all__ = [
 
 _AUTO = "auto"
 _GPU = "cuda:0"
+_COMPILE_MARGIN_S = 10.0
 
 
 def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
@@ -67,8 +70,22 @@ def device_specs(config: Config, *, look: bool = True) -> list[str]:
 
 
 def host_limits(config: Config) -> Limits:
-    """How long device hosts may take for what."""
-    return Limits(config.host_timeout_ns / 1e9, config.compile_timeout_ns / 1e9)
+    """How long device hosts may take for what.
+
+    A host that makes machine code in a process of its own ends that in time by itself.
+    """
+    compiling_s = config.compile_timeout_ns / 1e9
+    return Limits(config.host_timeout_ns / 1e9, MOST_TRIES * compiling_s + _COMPILE_MARGIN_S)
+
+
+def host_arguments(config: Config) -> tuple[str, ...]:
+    """The arguments of a device host beside its device."""
+    return (
+        "--compile-seconds",
+        str(config.compile_timeout_ns / 1e9),
+        "--compile-memory-bytes",
+        str(config.compile_memory_bytes),
+    )
 
 
 def compile_arguments(config: Config) -> tuple[str, ...]:

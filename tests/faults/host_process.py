@@ -5,7 +5,7 @@
 The name of a kernel says what happens when it is compiled for a block shape: ``crashes`` ends the
 process by SIGSEGV, ``exhausts`` raises MemoryError, ``hangs`` never returns, ``waits`` returns when
 there is a file of that name in the folder that the environment gives, ``loses`` finds that the
-context is gone.
+context is gone. For what happens to machine code see `tests.faults.native_process`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gpud.device.host import __main__ as host
+from gpud.device.host import native_maker
+from gpud.device.spec import DeviceSpec
 from gpud.errors import DeviceLost
 
 __all__ = ["COMMAND", "FOLDER"]
@@ -52,7 +54,13 @@ class Terrible:
         return self._inner.occupancy(kernel, *arguments)
 
 
+def opened(spec: DeviceSpec, limits: host.CompileLimits) -> Any:
+    """The device that ``spec`` names, with such a process for its machine code."""
+    return Terrible(real(spec, limits))
+
+
 if __name__ == "__main__":
     real = host.open_device
-    host.open_device = lambda spec: Terrible(real(spec))
+    host.open_device = opened
+    native_maker.COMMAND = ("-m", "tests.faults.native_process")
     sys.exit(host.main())

@@ -198,7 +198,7 @@ async def terrible(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     root = Path(__file__).parents[2]
     monkeypatch.setenv(FOLDER, str(world.folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(root), str(root / "client"))))
-    config = world.config(devices=["cpu:2"])
+    config = world.config(devices=["cpu:2"], compile_timeout="8 s")
     world.daemon = Daemon(config, host_command=COMMAND, validate=True)
     await world.daemon.start()
     yield world
@@ -249,6 +249,28 @@ async def test_a_kernel_that_was_being_compiled_when_its_host_was_killed_is_clea
     assert type(await asked) is wm.Measured
     assert not device._suspects._suspected
     assert device.restarts == 1
+
+
+async def test_a_kernel_that_LLVM_cannot_take_costs_nobody_else_anything(
+    terrible: World,
+) -> None:
+    device, client, other = device_of(terrible), await terrible.client(), await terrible.client()
+    await hold(other, 1)
+    await running(device, 1)
+    for name, why in (
+        ("llvm_segfaults", "ended the process that does it (SIGSEGV)"),
+        ("llvm_eats_all", "ran out of memory"),
+        ("llvm_never_ends", "took longer than 8 s and was ended"),
+    ):
+        module = (await client.compile(PTX.format(name=name))).module
+        for _ in range(2):  # the second time it is known
+            refused = await measure(client, module)
+            assert refused.error["code"] == "compile"
+            assert why in refused.error["message"]
+    module = (await client.compile(PTX.format(name="llvm_dies_once"))).module
+    assert type(await measure(client, module)) is wm.Measured, "somebody else may have ended it"
+    assert device.restarts == 0
+    assert not [m for m in other.received if type(m) is wm.Finished]
 
 
 async def test_a_lost_context_ends_the_host_and_says_so(terrible: World) -> None:

@@ -6,6 +6,7 @@ python -m tests.gpu.host_process --device cuda:0 --fd N
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.device import CUDADevice
@@ -21,8 +22,9 @@ MEMORY_BYTES = 64 << 20
 SMS = 2
 
 
-def opened(spec: DeviceSpec) -> CUDADevice:
-    """The device that ``spec`` names: the stand-in has one."""
+def opened(spec: DeviceSpec, limits: host.CompileLimits) -> Any:
+    """The device that ``spec`` names: the stand-in has one, and needs no limits."""
+    del limits
     driver = Driver(FakeDriver(CPUDevice(SMS), MEMORY_BYTES))
     return CUDADevice(spec.number, driver=driver)
 

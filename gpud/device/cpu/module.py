@@ -118,6 +118,8 @@ class CPUModule:
     def __init__(
         self, text: str, arena: tuple[int, int] | None = None, make: MakeNative | None = None
     ) -> None:
+        if make is not None:
+            make.expect()
         program = flatten_module(parse(text))
         self.text = text
         self.make_native = make

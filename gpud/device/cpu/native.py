@@ -9,9 +9,9 @@ Properties: what is made depends on `Wanted` alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from gpud.compiler.names import ARENA
 from gpud.compiler.passes.flatten import flatten_module
@@ -53,8 +53,14 @@ class Native:
     code: bytes
 
 
-MakeNative = Callable[[Wanted], Native]
-"""Makes machine code, or raises `KernelRejected`, or another error of gpud's tree."""
+class MakeNative(Protocol):
+    """Makes machine code, here or elsewhere."""
+
+    def __call__(self, wanted: Wanted) -> Native:
+        """Make it, or raise `KernelRejected` or another error of gpud's tree; blocks."""
+
+    def expect(self) -> None:
+        """Get ready, without waiting: a program is loaded, and its kernels will be asked for."""
 
 
 def make_native(wanted: Wanted) -> Native:

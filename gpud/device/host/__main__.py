@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpud.device.host.host import Host
 from gpud.device.host.link import Link
@@ -39,10 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpud.device.host", description=__doc__)
     parser.add_argument("--device", required=True, help="cpu, cpu:8, cpu:8@75, cuda:0")
     parser.add_argument("--fd", required=True, type=int, help="the inherited socket")
+    parser.add_argument("--compile-seconds", type=float, default=60.0, help="for one kernel")
+    parser.add_argument("--compile-memory-bytes", type=int, default=0, help="0 for no limit")
     options = parser.parse_args(arguments)
     _prepare_process()
     try:
-        device = open_device(parse_device(options.device))
+        limits = CompileLimits(options.compile_seconds, options.compile_memory_bytes)
+        device = open_device(parse_device(options.device), limits)
         connection = socket.socket(fileno=options.fd)
     except (GpudError, OSError, ValueError) as error:
         print(f"device host: {error}", file=sys.stderr)  # noqa: T201
@@ -62,7 +65,14 @@ def main(arguments: list[str] | None = None) -> int:
     os._exit(status)
 
 
-def open_device(spec: DeviceSpec) -> Any:
+class CompileLimits(NamedTuple):
+    """For making machine code of one kernel, where that is a process of its own."""
+
+    seconds: float = 60.0
+    memory_bytes: int = 0
+
+
+def open_device(spec: DeviceSpec, limits: CompileLimits) -> Any:
     """The device that ``spec`` names, ready to run.
 
     Raises:
@@ -74,10 +84,12 @@ def open_device(spec: DeviceSpec) -> Any:
 
         return CUDADevice(spec.number)
     from gpud.device.cpu.device import CPUDevice
+    from gpud.device.host.native_maker import NativeMaker
 
+    maker = NativeMaker(limits.seconds, limits.memory_bytes)
     if spec.capability is None:
-        return CPUDevice(spec.number)
-    return CPUDevice(spec.number, capability=spec.capability)
+        return CPUDevice(spec.number, make_native=maker)
+    return CPUDevice(spec.number, capability=spec.capability, make_native=maker)
 
 
 def _prepare_process() -> None:

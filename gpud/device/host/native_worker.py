@@ -1,0 +1,73 @@
+"""The process that makes machine code for a CPU device: LLVM, away from everybody's jobs.
+
+``python -m gpud.device.host.native_worker --fd N`` with N a connected stream socket, whose other
+end is `gpud.device.host.native_maker`.
+
+Properties:
+    answers_once: what did not end the process is answered once, with an error of gpud's tree;
+    bounded: it can have ``memory_bytes`` of addresses and no more;
+    ends_with_its_host: when the other end closes the process ends, even in the middle of LLVM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from contextlib import suppress
+
+from gpud.compiler.own_process import end_with, limit_memory, write_all
+from gpud.compiler.worker import error_of_the_tree
+from gpud.device.cpu.native import Wanted, make_native
+from gpud.device.host.native_messages import (
+    MAX_FRAME_BYTES,
+    NATIVE_PROTOCOL,
+    Failed,
+    Made,
+    Make,
+    Ready,
+)
+from gpud.wire.codec import FrameDecoder
+from gpud.wire.table import Sender
+
+__all__ = ["answer", "main"]
+
+_READ_BYTES = 1 << 18
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Answers until the other end closes; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gpud.device.host.native_worker")
+    parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
+    parser.add_argument("--memory-bytes", type=int, default=0, help="0 for no limit")
+    options = parser.parse_args(arguments)
+    limit_memory(options.memory_bytes)
+    os.set_blocking(options.fd, True)
+    end_with(options.fd)
+    decoder = FrameDecoder(MAX_FRAME_BYTES)
+    with suppress(ConnectionError):  # the host has gone in the middle of an answer: the end
+        write_all(options.fd, NATIVE_PROTOCOL.encode(Ready()))
+        while data := os.read(options.fd, _READ_BYTES):
+            decoder.feed(data)
+            for body in decoder.frames():
+                asked = NATIVE_PROTOCOL.decode(body, Sender.CLIENT)
+                write_all(options.fd, NATIVE_PROTOCOL.encode(answer(asked)))
+    return 0
+
+
+def answer(asked: Make) -> Made | Failed:
+    """Makes machine code. Blocks; raises nothing."""
+    arena, heap = (None if one is None else (one[0], one[1]) for one in (asked.arena, asked.heap))
+    x, y, z = asked.block
+    try:
+        native = make_native(Wanted(asked.text, asked.entry, (x, y, z), arena, heap))
+        generated = dataclasses.asdict(native.generated)
+        del generated["ir"]
+        return Made(generated, native.code)
+    except Exception as error:  # noqa: BLE001  (whatever it is, the host is told)
+        return Failed(error_of_the_tree(error).to_wire())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

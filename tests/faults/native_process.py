@@ -1,0 +1,44 @@
+"""A process that makes machine code, and does terrible things with kernels of certain names.
+
+    python -m tests.faults.native_process --fd N --memory-bytes B
+
+``llvm_segfaults`` ends it by SIGSEGV, ``llvm_never_ends`` never returns, ``llvm_eats_all`` raises
+MemoryError, ``llvm_dies_once`` ends it by SIGKILL unless there is a file of that name in the folder
+that the environment gives, and makes that file. All others are made as they should be.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from gpud.device.cpu.native import Native, Wanted, make_native
+from gpud.device.host import native_worker
+from tests.faults.host_process import FOLDER
+
+__all__ = ["terrible"]
+
+
+def terrible(wanted: Wanted) -> Native:
+    """Make it, or not."""
+    match wanted.entry:
+        case "llvm_segfaults":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "llvm_eats_all":
+            raise MemoryError
+        case "llvm_never_ends":
+            time.sleep(10**6)
+        case "llvm_dies_once":
+            mark = Path(os.environ[FOLDER], "llvm_dies_once")
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+    return make_native(wanted)
+
+
+if __name__ == "__main__":
+    vars(native_worker)["make_native"] = terrible
+    sys.exit(native_worker.main())
