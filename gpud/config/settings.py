@@ -130,12 +130,13 @@ class Config:
     compile_timeout_ns: int = _setting(
         kinds.duration("s", most_s=3600, least_ns=10**8),
         "60 s",
-        "how long compiling one program may take",
+        "how long compiling one program may take, and then making machine code of one kernel",
     )
     compile_memory_bytes: int = _setting(
         kinds.memory(1 << 29, 1 << 40),
         "4 GiB",
-        "addresses that a compile worker may have; the compiler itself needs some 0.5 GiB",
+        "addresses that a compile worker may have, and so may a CPU device's process for machine "
+        "code; the compiler itself needs some 0.5 GiB",
     )
     compile_workers: int = _setting(
         kinds.integer(1, 64),

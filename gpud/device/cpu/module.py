@@ -68,7 +68,7 @@ class CPUKernel:
 
         Raises:
             KernelRejected: it uses something that the CPU device does not run.
-        CompileError: whoever makes machine code for this device gave up.
+            CompileError: whoever makes machine code for this device gave up.
         """
         shape = Shape(*block)
         with self._lock:
