@@ -9,7 +9,8 @@ garbage, never read, trap, fail asserts, write out of bounds, never end, take al
 compiler, come and go by the thousand, cancel and resize by the hundred.
 
 Memory that is a process's own, its descriptors and threads are looked at every two seconds, for the
-front, the device host and the compile worker. A warm-up, the first fifth, does not count. Then
+front, the device host, the process that makes its machine code, and the compile worker. A warm-up,
+the first fifth, does not count. Then
 
 * growth [MiB] is the median of the last quarter less that of the second quarter;
 * slope [MiB/h] is of the straight line with the least squares;
@@ -56,7 +57,8 @@ AIM_GROWTH_MIB = 16.0
 _MIB = 1 << 20
 _AFTER_S = 120.0  # how long clients may take to end after their time
 _GONE_S = 30.0  # how long what a client had may stay once it has gone
-_MOST_PROCESSES = {"front": 1, "host": 1, "worker": 2}  # one device, and what compile_workers says
+_ROLES = ("front", "host", "native", "worker")
+_MOST_PROCESSES = dict.fromkeys(_ROLES, 1) | {"worker": 2}  # one device; what compile_workers says
 
 
 def main() -> int:
@@ -128,7 +130,7 @@ def soak(seconds: float, seed: str, device: str, acts: Sequence[str]) -> dict[st
         "other_user": os.geteuid() == 0,
         "good": clients,
         "hostile": hostile,
-        "processes": {role: trend(rows, role) for role in ("front", "host", "worker")},
+        "processes": {role: trend(rows, role) for role in _ROLES},
         "at_start": _counts(started),
         "at_end": _counts(after),
         "left": left,
@@ -256,7 +258,8 @@ def _settled(daemon: Daemon) -> list[Sample]:
     while True:
         found = daemon.samples()
         roles = Counter(one.role for one in found)
-        steady = {"front", "host", "worker"} == set(roles) and not _too_many(roles)
+        # The process for machine code is there as soon as a kernel has been asked for.
+        steady = set(_ROLES) == {*roles, "native"} and not _too_many(roles)
         if steady or time.monotonic() > end:
             return found
         time.sleep(0.1)

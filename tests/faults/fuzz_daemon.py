@@ -31,7 +31,7 @@ class Sample(NamedTuple):
     """A process at a moment.
 
     Attributes:
-        role: "front", "host", "worker" or "other".
+        role: "front", "host", "native" (makes a host's machine code), "worker" or "other".
         private_bytes: resident memory that is the process's own: what a leak makes grow.
         shared_bytes: resident memory of shared files, as the arrays are.
     """
@@ -193,7 +193,12 @@ def sample(pid: int, role: str = "") -> Sample | None:
         return int(fields.get(name, "0").split()[0]) << 10
 
     # A child that has not come to its own program yet has its parent's command.
-    roles = {"gpud.device.host": "host", "gpud.compiler.worker": "worker", "": "other"}
+    roles = {
+        "gpud.device.host.native_worker": "native",
+        "gpud.device.host": "host",
+        "gpud.compiler.worker": "worker",
+        "": "other",
+    }
     role = role or next(role for words, role in roles.items() if words in command)
     private, shared = kib("RssAnon"), kib("RssShmem")
     return Sample(pid, role, private, shared, descriptors, int(fields.get("Threads", "0")))

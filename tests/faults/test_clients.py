@@ -101,7 +101,7 @@ def test_a_leak_is_seen() -> None:
     for after in (
         {**usage, "processes": 5},
         {**usage, "descriptors": {"front": 26, "host": 7}},
-        {**usage, "descriptors": {"front": 20, "host": 8}},
+        {**usage, "descriptors": {"front": 20, "host": 9}},
         {**usage, "private_mib": {"front": 20.0, "host": 300.0}},
     ):
         assert bench_clients.leaks(usage, after)
