@@ -83,10 +83,12 @@ def open_device(spec: DeviceSpec, limits: CompileLimits) -> Any:
         from gpud.device.cuda.device import CUDADevice
 
         return CUDADevice(spec.number)
-    from gpud.device.cpu.device import CPUDevice
     from gpud.device.host.native_maker import NativeMaker
 
     maker = NativeMaker(limits.seconds, limits.memory_bytes)
+    maker.expect()  # it starts while this process loads what follows
+    from gpud.device.cpu.device import CPUDevice
+
     if spec.capability is None:
         return CPUDevice(spec.number, make_native=maker)
     return CPUDevice(spec.number, capability=spec.capability, make_native=maker)

@@ -26,10 +26,8 @@ import threading
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpud.device.cpu.codegen.kernel import GeneratedKernel
-from gpud.device.cpu.native import Native, Wanted
 from gpud.device.host.native_messages import (
     MAX_FRAME_BYTES,
     MOST_TRIES,
@@ -41,6 +39,9 @@ from gpud.errors import CompileError, from_wire
 from gpud.errors.base import shorten
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.native import Native, Wanted
 
 __all__ = ["COMMAND", "NativeMaker"]
 
@@ -161,6 +162,10 @@ class _Worker:
         answer = self._next(self._limit_s)
         if isinstance(answer, Failed):
             raise from_wire(answer.error)
+        # The host starts this process first, and loads what it needs itself meanwhile.
+        from gpud.device.cpu.codegen.kernel import GeneratedKernel
+        from gpud.device.cpu.native import Native
+
         return Native(GeneratedKernel("", **answer.generated), answer.code)
 
     def _next(self, limit_s: float) -> Any:
