@@ -133,10 +133,14 @@ class CPUModule:
         if self.fenced is not None and HEAP in self.layout.data.offsets:
             install_heap()
             self.heap = Heap()
-        self.heap_range = None if self.heap is None else self.heap.range
         ranges = {ARENA: arena, HEAP: self.heap_range}
         self.data = ModuleData(program, self.layout, ranges)
         self._kernels: dict[str, CPUKernel] = {}
+
+    @property
+    def heap_range(self) -> tuple[int, int] | None:
+        """Address and size of the heap of ``malloc``, if it has one."""
+        return None if self.heap is None else self.heap.range
 
     def kernel(self, name: str) -> CPUKernel:
         """The entry ``name``.
