@@ -1,8 +1,9 @@
 """Compilations during which a device host was lost: tried in a host of their own before the next.
 
-Problem: machine code is made in the device host, and a kernel on which that crashes takes everybody
-else's jobs with it, again each time that somebody asks for it. But when a host is lost while it
-compiles, the kernel need not be the reason: jobs ran there, and hosts are killed from outside.
+Problem: programs are read in the device host, and on a GPU the driver makes machine code there. One
+on which that crashes takes everybody else's jobs with it, again each time that somebody asks for
+it. But when a host is lost while it compiles, the kernel need not be the reason: jobs ran there,
+and hosts are killed from outside.
 
 Approach: what was being compiled is suspected, not blamed. When it is asked for again, a host is
 started that does nothing but this one compilation: if that host survives, the kernel is cleared and

@@ -26,9 +26,8 @@ from gpud.errors import GpudError
 __all__ = ["main"]
 
 _SWITCH_INTERVAL_S = 0.0001
-"""How long a thread may keep Python to itself while another waits. While kernels are compiled, the
-99th percentile of a command's round trip is 5.2 ms at Python's default of 5 ms, 0.3 ms at this; the
-compilation takes 5 % longer (two cores)."""
+"""How long a thread may keep Python to itself while another waits: at Python's default of 5 ms, a
+command waits that long while a program is being read."""
 
 _PR_SET_PDEATHSIG = 1
 _LINE_BUFFERED = 1  # _IOLBF
