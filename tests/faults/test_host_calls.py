@@ -114,7 +114,7 @@ class Injection:
         await until(lambda: not loader.compiling)  # for jobs that were cancelled
         host = self.hosts.host
         await until(lambda: not host._modules)
-        await until(lambda: not host._arenas)
+        await until(lambda: not host._memory._arenas)
         assert not host._jobs
 
     def check_log(self) -> None:

@@ -4,16 +4,16 @@ Problem: whatever a kernel or a request does, the front must go on; and a job mu
 its command is there, whatever is being compiled, mapped or printed at the time.
 
 Approach: one thread reads commands and carries out the quick ones itself, so that they take effect
-in their order. Compiling goes to a thread of its own, mapping and copying memory to another. What
-happens on the device is told from the thread on which it happens (`gpud.device.host.running`).
+in their order. Compiling goes to a thread of its own, mapping and copying memory to another
+(`gpud.device.host.memory`). What happens on the device is told from the thread on which it happens
+(`gpud.device.host.running`).
 
 Properties:
 * a command that fails changes nothing, is answered by its error, and never ends the host;
 * so is a command that cannot be read; the host ends if it cannot tell who waits for it;
 * a device that says `gpud.errors.DeviceLost`, from any call, ends the host: nothing on it can be
   relied on any more. So does what fails where nobody can be told of it;
-* arenas are opened and closed in the order of the commands, copies of one session made in theirs,
-  and so is all that is about modules;
+* all that is about modules is done in the order of the commands;
 * a command on a job that has ended meanwhile is ignored: `JobEnded` is its answer.
 """
 
@@ -24,7 +24,7 @@ import os
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -33,8 +33,8 @@ import numpy as np
 from gpud.compiler.names import RESERVED
 from gpud.device.host import messages as m
 from gpud.device.host.chains import Chains
-from gpud.device.host.lanes import Lanes
 from gpud.device.host.link import Link, Unreadable
+from gpud.device.host.memory import Memory
 from gpud.device.host.running import RunningJob, ended_at_once
 from gpud.device.job import Job
 from gpud.errors import (
@@ -56,26 +56,9 @@ _MOST_WHY = 1024
 Handler = Callable[[Any], None]
 
 
-_PIECE_BYTES = 32 << 20
-"""What is committed, released or copied at once; then it is another session's turn."""
-
-_MAPS = -1
-"""The lane of arenas that are opened and closed: one may get the place of another."""
-
-_NOWHERE = (2**64 - 2**20, 2**20)
-"""The arena of a session that has none: no memory lies there, so nothing can be reached."""
-
-
 class _Module(NamedTuple):
     session: int
     program: Any
-
-
-class _Arena(NamedTuple):
-    """A session's memory; all its modules are loaded with the same ``range``, the very object."""
-
-    arena: Any
-    range: tuple[int, int]
 
 
 class Host:
@@ -95,12 +78,11 @@ class Host:
         self._on_lost = on_lost or end_process
         self._link = link
         self._send = link.send
-        self._arenas: dict[int, _Arena] = {}
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
         self._chains = Chains(device, self._kernel)
         compiling = _Worker("compile", self._guarded).put
-        mapping = self._mapping = Lanes("map", self._guarded, self._session_gone)
+        self._memory = Memory(device, link, self._guarded, self._has_jobs)
         self._handlers: dict[type, Handler] = {
             m.StartJob: self._start_job,
             m.ResizeJob: self._resize_job,
@@ -109,15 +91,8 @@ class Host:
             m.ReadProgress: self._read_progress,
             m.ReadSymbol: self._read_symbol,
             m.WriteSymbol: self._write_symbol,
-            m.OpenArena: lambda command: mapping.put(
-                _MAPS, self._open_arena, self._with_file(command)
-            ),
-            m.Commit: lambda command: mapping.put(command.session, self._commit, command),
-            m.Release: lambda command: mapping.put(command.session, self._in_pieces, command),
-            m.Upload: lambda command: mapping.put(command.session, self._in_pieces, command),
-            m.Download: lambda command: mapping.put(command.session, self._in_pieces, command),
+            **self._memory.handlers,
             m.CloseArena: self._close_session,
-            m.Ping: lambda command: mapping.put(_MAPS, self._ping, command),
             m.Load: lambda command: compiling(self._load, command),
             m.Measure: lambda command: compiling(self._measure, command),
             m.Unload: self._unload,
@@ -193,7 +168,7 @@ class Host:
             self._tell_failure(command, error, {**plain, "fields": {}})
 
     def _tell_failure(self, command: Any, error: GpudError, plain: dict[str, Any]) -> None:
-        ticket = getattr(_plain(command), "ticket", None)
+        ticket = getattr(command, "ticket", None)
         if ticket is not None:
             self._send(m.Refused(ticket, plain))
         elif isinstance(command, m.StartJob):
@@ -304,8 +279,7 @@ class Host:
     def _load(self, command: m.Load) -> None:
         if command.module in self._modules:
             raise InvalidArgument(f"there is a module {command.module} already")
-        opened = self._arenas.get(command.session)
-        program = self._device.load(command.ptx, _NOWHERE if opened is None else opened.range)
+        program = self._device.load(command.ptx, self._memory.range_of(command.session))
         self._modules[command.module] = _Module(command.session, program)
         self._send(m.Replied(command.ticket))
 
@@ -331,100 +305,20 @@ class Host:
     def _kernel(self, module: int, entry: str) -> Any:
         return self._module(module).program.kernel(entry)
 
-    # -- arenas: on the mapping thread
-
-    def _with_file(self, command: m.OpenArena) -> _OpenFile:
-        return _OpenFile(command, self._link.take_descriptor())
-
-    def _open_arena(self, opened: _OpenFile) -> None:
-        command, descriptor = opened
-        try:
-            if command.session in self._arenas:
-                raise InvalidArgument(f"session {command.session} has its arena already")
-            if descriptor is None:
-                raise InvalidArgument("OpenArena came without a file descriptor")
-            arena = self._device.map_arena(descriptor, command.size, command.base)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-        self._arenas[command.session] = _Arena(arena, (arena.address, command.size))
-        self._send(m.Replied(command.ticket, arena.address))
+    # -- the end of a session
 
     def _close_session(self, command: m.CloseArena) -> None:
         gone = {n for n, module in list(self._modules.items()) if module.session == command.session}
         self._chains.forget(gone)
         self._compiling(self._unload_session, command)
-        for copy in self._mapping.drop(command.session, lambda one: isinstance(one, _COPIES)):
-            self._guarded(self._session_gone, copy)
-        self._mapping.put(_MAPS, self._close_arena, command)
+        self._memory.close_session(command)
 
     def _unload_session(self, command: m.CloseArena) -> None:
         for number in [n for n, one in self._modules.items() if one.session == command.session]:
             del self._modules[number]
 
-    def _close_arena(self, command: m.CloseArena) -> None:
-        if any(running.session == command.session for running in list(self._jobs.values())):
-            raise InvalidArgument(
-                f"session {command.session} has jobs: its arena stays mapped for good"
-            )
-        opened = self._arenas.pop(command.session, None)
-        if opened is None:
-            return
-        try:
-            opened.arena.close()
-        except Exception as error:
-            # Its place is about to be another session's.
-            raise DeviceLost(
-                f"the memory of session {command.session} cannot be unmapped: {error}"
-            ) from error
-
-    def _ping(self, command: m.Ping) -> None:
-        self._send(m.Replied(command.ticket))
-
-    # -- arrays, where they are copied: on the mapping thread, in pieces
-
-    def _commit(self, command: m.Commit) -> Iterator[None]:
-        arena = self._arena(command.session)
-        done: list[tuple[int, int]] = []
-        try:
-            for offset, size in _pieces(command):
-                arena.commit(offset, size, from_file=command.from_file)
-                done.append((offset, size))
-                yield
-        except GpudError:
-            for offset, size in done:
-                arena.release(offset, size)
-            raise
-        self._send(m.Replied(command.ticket))
-
-    def _in_pieces(self, command: m.Release | m.Upload | m.Download) -> Iterator[None]:
-        arena = self._arena(command.session)
-        act = {m.Release: arena.release, m.Upload: arena.upload, m.Download: arena.download}
-        for offset, size in _pieces(command):
-            act[type(command)](offset, size)
-            yield
-        self._send(m.Replied(command.ticket))
-
-    def _arena(self, session: int) -> Any:
-        opened = self._arenas.get(session)
-        if opened is None:
-            raise UnknownName(f"session {session} has no memory on this device")
-        return opened.arena
-
-    def _session_gone(self, command: Any) -> None:
-        raise UnknownName(f"session {command.session} was closed meanwhile")
-
-
-_COPIES = (m.Commit, m.Release, m.Upload, m.Download)
-
-
-def _pieces(command: Any) -> Iterator[tuple[int, int]]:
-    """(offset, size) of the pieces of a command's part of an arena; equal parts have equal ones."""
-    at, end = command.offset, command.offset + command.size
-    while at < end:
-        following = min(end, (at // _PIECE_BYTES + 1) * _PIECE_BYTES)
-        yield at, following - at
-        at = following
+    def _has_jobs(self, session: int) -> bool:
+        return any(running.session == session for running in list(self._jobs.values()))
 
 
 def end_process(reason: str) -> None:
@@ -433,17 +327,6 @@ def end_process(reason: str) -> None:
     with suppress(OSError):
         os.write(2, f"{reason}\n".encode(errors="replace"))
     os._exit(_LOST_STATUS)
-
-
-class _OpenFile(NamedTuple):
-    """`OpenArena` and the descriptor that came with it."""
-
-    command: m.OpenArena
-    descriptor: int | None
-
-
-def _plain(command: Any) -> Any:
-    return command.command if isinstance(command, _OpenFile) else command
 
 
 class _Worker:
