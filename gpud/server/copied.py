@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from gpud.core.copies import Copies, Held, Lost
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, OutOfMemory
 from gpud.server.child import OnReply
+from gpud.server.requests import Requests
 from gpud.server.stock import Stock
 from gpud.units import SessionId
 
@@ -34,19 +35,17 @@ MOST_PARTS = 64
 MOST_READS = 4096
 """Copies from the device that a session may wait for."""
 
-_MOST_ASKS = 3
 _KEEP_TRYING = "write all of it with set(), or free it"
 
 
 class Host(Protocol):
     """What it needs of the device: `gpud.server.devices.Device`."""
 
+    requests: Requests
+
     @property
     def stock(self) -> Stock:
         """Of the present host."""
-
-    def when_ready(self, action: Callable[[], None], on_reply: OnReply) -> None:
-        """Do ``action`` when there is a host, or tell ``on_reply`` why there is none."""
 
     def lost(self, reason: str) -> DeviceLost:
         """The error for what cannot be done on this device."""
@@ -90,7 +89,9 @@ class CopiedMemory:
                 on_reply(value, error)
 
         def again() -> None:
-            self._ask(lambda reply: self._host.stock.commit(session, address, reply), committed)
+            self._host.requests.ask(
+                lambda reply: self._host.stock.commit(session, address, reply), committed
+            )
 
         again()
 
@@ -223,7 +224,7 @@ class CopiedMemory:
 
                 self._host.stock.download(session, address, offset, size, copied)
 
-        self._ask(ask, told)
+        self._host.requests.ask(ask, told)
 
     def _lost_array(self, address: int, reason: str) -> DeviceLost:
         return self._host.lost(
@@ -247,25 +248,6 @@ class CopiedMemory:
             self._when_written.setdefault(session, []).append(action)
         else:
             action()
-
-    # -- asking
-
-    def _ask(self, ask: Callable[[OnReply], None], on_reply: OnReply) -> None:
-        """Ask a host, and if that is lost meanwhile, the next ones, `_MOST_ASKS` in all."""
-        asked = 0
-
-        def again() -> None:
-            nonlocal asked
-            asked += 1
-            ask(replied)
-
-        def replied(value: Any, error: GpudError | None) -> None:
-            if isinstance(error, DeviceLost) and asked < _MOST_ASKS:
-                self._host.when_ready(again, on_reply)
-            else:
-                on_reply(value, error)
-
-        self._host.when_ready(again, on_reply)
 
 
 def _described(found: Lost) -> str:

@@ -38,7 +38,6 @@ from gpud.wire import messages as wm
 __all__ = ["Front"]
 
 _LOG = logging.getLogger(__name__)
-_PROGRESS_S = 0.5  # how long a host may take to say how far its jobs are
 _A_TURN = 48  # jobs of a session that has gone that are ended at once; some 4 ms
 _LAST_NUMBER = (1 << 32) - 1  # of sessions and modules, on the wire
 
@@ -355,41 +354,6 @@ class Front:
     def row(self, job: Job, now_ns: int) -> dict[str, Any]:
         """The job as people see it."""
         return job.row(now_ns, user_name(job.uid), self.records.epoch_ns)
-
-    def with_progress(self, jobs: list[Job], then: Callable[[], None]) -> None:
-        """Ask the devices how far jobs are, and call ``then`` when they have said so.
-
-        A device that does not answer in time leaves what it said last.
-        """
-        wanted: dict[int, list[JobId]] = {}
-        for job in jobs:
-            if job.started_ns is not None and self.devices[job.device].state == "ready":
-                wanted.setdefault(job.device, []).append(job.id)
-        left = len(wanted)
-        if not left:
-            then()
-            return
-
-        def finish() -> None:
-            nonlocal left
-            if left >= 0:
-                left = -1
-                timer.cancel()
-                then()
-
-        def on_reply(value: Any, error: GpudError | None) -> None:
-            nonlocal left
-            for number, done, total in value or () if error is None else ():
-                job = self.runner.jobs.get(JobId(number))
-                if job is not None:
-                    job.progress = (done, total)
-            left -= 1
-            if left == 0:
-                finish()
-
-        timer = self.outbox.loop.call_later(_PROGRESS_S, finish)
-        for index, numbers in wanted.items():
-            self.devices[index].read_progress(tuple(numbers), on_reply)
 
     # -- followers
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpud.errors import GpudError, InvalidArgument, UnknownName
 from gpud.server import answers
 from gpud.server.jobs import Job
+from gpud.server.progress import with_progress
 from gpud.units import JobId, SessionId, job_id, job_name
 from gpud.wire import messages as wm
 
@@ -57,7 +58,7 @@ def describe(session: Session, message: wm.Describe) -> None:
     def on_progress() -> None:
         front.answers.answer(session, message.request, answers.rows(jobs, row))
 
-    front.with_progress([job for job in jobs if job is not None], on_progress)
+    with_progress(front.runner, [job for job in jobs if job is not None], on_progress)
 
 
 def _id(ref: tuple[int, int]) -> JobId:

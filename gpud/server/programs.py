@@ -138,7 +138,7 @@ def measure(session: Session, message: wm.Measure) -> None:
         if session.gone:  # its turn has come too late
             done()
         else:
-            session.front.devices[module.device].measure(module, shape, on_measured)
+            session.front.devices[module.device].requests.measure(module, shape, on_measured)
 
     # Machine code is made in turns: one user's large kernels do not hold up another's.
     session.front.measuring.ask((module.device, session.user.uid), on_turn)
@@ -149,7 +149,7 @@ def read_symbol(session: Session, message: wm.ReadSymbol) -> None:
     module = _with_symbol(session, message, message.size)
     device = session.front.devices[module.device]
     answer = _answer(session, message.request, message.size)
-    device.read_symbol(module, message.name, message.offset, message.size, answer)
+    device.requests.read_symbol(module, message.name, message.offset, message.size, answer)
 
 
 def write_symbol(session: Session, message: wm.WriteSymbol) -> None:
@@ -157,7 +157,7 @@ def write_symbol(session: Session, message: wm.WriteSymbol) -> None:
     module = _with_symbol(session, message, len(message.data))
     device = session.front.devices[module.device]
     answer = _answer(session, message.request, len(message.data))
-    device.write_symbol(module, message.name, message.offset, message.data, answer)
+    device.requests.write_symbol(module, message.name, message.offset, message.data, answer)
 
 
 def _with_symbol(session: Session, message: wm.ReadSymbol | wm.WriteSymbol, size: int) -> Module:

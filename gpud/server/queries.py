@@ -23,6 +23,7 @@ from gpud.server import answers, descriptors
 from gpud.server.access import may_manage, user_name
 from gpud.server.answers import Steps
 from gpud.server.modules import Module
+from gpud.server.progress import with_progress
 from gpud.telemetry.records import Change, trace_events, trace_header
 from gpud.wire import messages as wm
 
@@ -61,7 +62,9 @@ def _jobs(session: Session, message: wm.Query) -> None:
 
     def on_found(jobs: list[Job]) -> None:
         steps = _job_rows(front, jobs)
-        front.with_progress(jobs, lambda: front.answers.answer(session, message.request, steps))
+        with_progress(
+            front.runner, jobs, lambda: front.answers.answer(session, message.request, steps)
+        )
 
     front.answers.make(session, message.request, found, on_found)
 

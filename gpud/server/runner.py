@@ -89,7 +89,7 @@ class Runner:
             co.StartJob: self._start_job,
             co.ResizeJob: self._resize_job,
             co.EndJob: self._end_job,
-            co.KillJob: lambda command: self.devices[command.device].kill_job(command.job),
+            co.KillJob: lambda command: self.devices[command.device].jobs.kill(command.job),
             co.FinishJob: self._finish_job,
             co.CloseSession: lambda command: self.on_close_session(command.session),
             co.ReplaceDevice: self._replace_device,
@@ -288,7 +288,7 @@ class Runner:
         job = self.jobs[command.job]
         job.started_ns = time.monotonic_ns()
         chain = job.chain
-        self.devices[command.device].start_job(
+        self.devices[command.device].jobs.start(
             chain,
             hm.StartJob(
                 job.id,
@@ -307,12 +307,12 @@ class Runner:
         job = self.jobs[command.job]
         job.resizes += 1
         message = hm.ResizeJob(job.id, command.slices, command.epoch)
-        self.devices[command.device].resize_job(message)
+        self.devices[command.device].jobs.resize(message)
         self._changed(job)
 
     def _end_job(self, command: co.EndJob) -> None:
         job = self.jobs[command.job]
-        self.devices[command.device].end_job(job.id, job.chain)
+        self.devices[command.device].jobs.end(job.id, job.chain)
 
     def _finish_job(self, command: co.FinishJob) -> None:
         job = self.jobs.pop(command.job)

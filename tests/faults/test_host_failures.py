@@ -70,7 +70,7 @@ async def hold(client: Client, *numbers: int, sms: int = 1) -> None:
 
 
 async def running(device: Device, count: int) -> None:
-    await until(lambda: len(device._told) == count)
+    await until(lambda: len(device.jobs._told) == count)
 
 
 # -- at any moment ---------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ async def test_a_host_that_is_killed_at_any_moment(world: World) -> None:
         moments = {
             "starting": lambda: device.state == "starting" and device.pid is not None,
             "loading": lambda: bool(device._loader.compiling),
-            "pending": lambda: bool(device._pending),
-            "running": lambda: bool(device._told),
+            "pending": lambda: bool(device.jobs._pending),
+            "running": lambda: bool(device.jobs._told),
         }
         for moment, condition in moments.items():
             jobs = asyncio.ensure_future(load.round())
@@ -155,7 +155,7 @@ async def test_jobs_that_the_host_was_not_told_of_survive_it_twice(world: World)
         waits = load.submit(0, launches=2)
         kill(device)
         for _ in range(2):
-            await until(lambda: device._pending)
+            await until(lambda: device.jobs._pending)
             assert device.pid is not None
             pid = kill(device)
             await until(lambda pid=pid: device.pid != pid)
