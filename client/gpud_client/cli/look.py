@@ -15,85 +15,90 @@ from gpud_client.cli.screen import (
     JsonOption,
     LimitOption,
     SocketOption,
-    console,
     emit,
     print_table,
     say,
-    table,
 )
 
 __all__ = ["DEVICES", "JOBS", "doctor", "history", "kernels", "memory", "ps", "status"]
 
 DEVICES = (
     Column("index", "#", right=True),
-    Column("name", "device"),
+    Column("name", "device", least=16),
     Column("state", "state"),
     Column("sms", "SMs", words.count, right=True),
     Column("allocated", "allocated", words.share, right=True),
-    Column("online_sms", "for online", words.share, right=True),
+    Column("online_sms", "for online", words.share, right=True, spare=7),
     Column("memory_bytes", "memory", words.size, right=True),
     Column("memory_used_bytes", "used", words.size, right=True),
-    Column("gpu_utilisation_percent", "GPU %", words.count, right=True),
-    Column("gpu_memory_used_bytes", "on GPU", words.size, right=True),
-    Column("gpu_sm_clock_mhz", "MHz", words.count, right=True),
-    Column("gpu_temperature_c", "deg C", words.count, right=True),
-    Column("gpu_power_w", "W", words.rounded, right=True),
-    Column("gpu_ecc_uncorrected", "ECC", words.count, right=True),
+    Column("gpu_utilisation_percent", "GPU %", words.count, right=True, spare=1),
+    Column("gpu_memory_used_bytes", "on GPU", words.size, right=True, spare=6),
+    Column("gpu_sm_clock_mhz", "MHz", words.count, right=True, spare=4),
+    Column("gpu_temperature_c", "deg C", words.count, right=True, spare=3),
+    Column("gpu_power_w", "W", words.rounded, right=True, spare=2),
+    Column("gpu_ecc_uncorrected", "ECC", words.count, right=True, spare=5),
     Column("gpu_last_xid", "Xid", words.count, right=True),
-    Column("restarts", "restarts", words.count, right=True),
-    Column("error", "problem"),
+    Column("restarts", "restarts", words.count, right=True, spare=8),
+    Column("error", "problem", least=20, wraps=True),
 )
 
 JOBS = (
     Column("id", "job"),
-    Column("user", "user"),
-    Column("program", "program"),
-    Column("kernels", "kernel"),
-    Column("device", "dev", right=True),
-    Column("kind", "kind"),
+    Column("user", "user", least=5, spare=3),
+    Column("program", "program", least=10, spare=1),
+    Column("kernels", "kernel", least=10),
+    Column("device", "dev", right=True, spare=6),
+    Column("kind", "kind", spare=4),
     Column("state", "state"),
     Column("reservation", "reserved", words.share, right=True),
     Column("quota", "quota", words.share, right=True),
     Column("allocation", "has", words.share, right=True),
-    Column("progress", "task blocks", words.progress, right=True),
-    Column("queued_s", "queued", words.seconds, right=True),
-    Column("run_s", "ran", words.seconds, right=True),
+    Column("progress", "task blocks", words.progress, right=True, brief=words.part),
+    Column("queued_s", "queued", words.seconds, right=True, spare=5),
+    Column("run_s", "ran", words.seconds, right=True, spare=2),
 )
 
+_HISTORY_SPARES = {"kind": 8, "queued_s": 0, "reservation": 5, "quota": 4}
 _HISTORY = (
-    *(column for column in JOBS if column.key not in ("allocation", "progress")),
-    Column("resizes", "resizes", words.count, right=True),
-    Column("capsm_seconds", "CapSM s", words.share, right=True),
-    Column("error", "error", words.error),
+    *(
+        column._replace(spare=_HISTORY_SPARES.get(column.key, column.spare))
+        for column in JOBS
+        if column.key not in ("allocation", "progress", "run_s")
+    ),
+    Column("first_block_s", "first block", words.seconds, right=True, spare=3),
+    Column("run_s", "ran", words.seconds, right=True),
+    Column("resizes", "resizes", words.count, right=True, spare=1),
+    Column("capsm_seconds", "CapSM s", words.share, right=True, spare=9),
+    Column("error", "error", words.error, least=20, wraps=True),
 )
 
 _KERNELS = (
-    Column("name", "kernel"),
-    Column("user", "user"),
+    Column("name", "kernel", least=16),
+    Column("user", "user", least=5, spare=3),
     Column("form", "form"),
-    Column("module", "module", right=True),
-    Column("session", "session", right=True),
+    Column("module", "module", right=True, spare=5),
+    Column("session", "session", right=True, spare=2),
     Column("occupancy", "M", right=True),
-    Column("shared_bytes", "shared", words.size, right=True),
-    Column("jobs", "jobs", words.count, right=True),
-    Column("why", "why", words.first),
+    Column("shared_bytes", "shared", words.size, right=True, spare=4),
+    Column("jobs", "jobs", words.count, right=True, spare=1),
+    Column("why", "why", words.first, least=24, wraps=True),
 )
 
 _MEMORY = (
     Column("session", "session", right=True),
-    Column("user", "user"),
-    Column("program", "program"),
+    Column("user", "user", least=5),
+    Column("program", "program", least=10),
     Column("device", "dev", right=True),
-    Column("arrays", "arrays", words.count, right=True),
+    Column("arrays", "arrays", words.count, right=True, spare=1),
     Column("used_bytes", "used", words.size, right=True),
-    Column("limit_bytes", "limit", words.size, right=True),
+    Column("limit_bytes", "limit", words.size, right=True, spare=2),
 )
 
 _CHECKS = (
     Column("name", "what"),
     Column("state", ""),
-    Column("detail", "found"),
-    Column("hint", "to do"),
+    Column("detail", "found", least=24, wraps=True),
+    Column("hint", "to do", least=16, wraps=True),
 )
 
 
@@ -146,7 +151,7 @@ def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         emit(found)
         return
-    console().print(table(DEVICES, found.get("devices", [])))
+    print_table(DEVICES, found.get("devices", []), "it has no device")
     print_table(_MEMORY, found.get("sessions", []), "nobody holds memory")
 
 
@@ -180,20 +185,20 @@ def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
 
 
 def headline(found: Mapping[str, Any]) -> str:
-    """One line about the daemon."""
-    parts = [f"gpud {found.get('version', '?')}", f"pid {found.get('pid', '?')}"]
-    if "uptime_s" in found:
-        parts.append(f"up {words.seconds(found['uptime_s'])}")
-    if "policy" in found:
-        parts.append(f"policy {found['policy']}")
+    """One line about the daemon, what matters most first."""
+    parts = [f"gpud {found.get('version', '?')}"]
     if not found.get("fences", True):
         parts.append("FENCES OFF")
-    if "clients" in found:
-        parts.append(f"{found['clients']} connected")
+    if found.get("draining"):
+        parts.append("draining")
+    if "uptime_s" in found:
+        parts.append(f"up {words.seconds(found['uptime_s'])}")
     jobs = found.get("jobs")
     if isinstance(jobs, Mapping):
         busy = [f"{number} {state}" for state, number in jobs.items() if number]
         parts.append("jobs: " + (", ".join(busy) or "none"))
-    if found.get("draining"):
-        parts.append("draining")
-    return ", ".join(parts)
+    if "clients" in found:
+        parts.append(f"{found['clients']} connected")
+    if "policy" in found:
+        parts.append(f"policy {found['policy']}")
+    return ", ".join([*parts, f"pid {found.get('pid', '?')}"])

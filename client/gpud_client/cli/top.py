@@ -16,6 +16,7 @@ from gpud_client.cli.screen import JsonOption, SocketOption, console, emit, tabl
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.text import Text
 
 __all__ = ["top"]
 
@@ -24,6 +25,7 @@ _COLUMNS = tuple(
     for column in JOBS
     if column.key != "queued_s"
 )
+_BAR = 40  # characters
 _ORDER = {"ending": 0, "running": 1, "paused": 2, "waiting": 3, "blocked": 4}
 
 
@@ -50,17 +52,17 @@ def top(
         target = console()
         if not target.is_terminal:
             for look in looks:
-                target.print(picture(look))
+                target.print(picture(look, 200))
             return
         from rich.live import Live
 
         with Live(console=target, screen=count == 0, auto_refresh=False) as live:
             for look in looks:
-                live.update(picture(look, target.height), refresh=True)
+                live.update(picture(look, target.width, target.height), refresh=True)
 
 
-def picture(look: Mapping[str, Any], height: int | None = None) -> Group:
-    """One look as something that Rich prints, of at most ``height`` lines."""
+def picture(look: Mapping[str, Any], width: int, height: int | None = None) -> Group:
+    """One look as something that Rich prints, in ``width`` columns and at most ``height`` lines."""
     from rich.console import Group
     from rich.text import Text
 
@@ -69,12 +71,13 @@ def picture(look: Mapping[str, Any], height: int | None = None) -> Group:
     jobs = sorted(look["jobs"], key=lambda job: _ORDER.get(str(job.get("state")), 9))
     devices = status.get("devices", [])
     for number, device in enumerate(devices):
-        lines.append(_device(number, device, [job for job in jobs if job.get("device") == number]))
+        theirs = [job for job in jobs if job.get("device") == number]
+        lines.extend(_device(number, device, theirs, width))
     if not jobs:
         lines.append(Text("no jobs", style="dim"))
         return Group(*lines)
     room = len(jobs) if height is None else max(height - len(lines) - 5, 1)
-    lines.append(table(_COLUMNS, jobs[:room]))
+    lines.append(table(_COLUMNS, jobs[:room], width))
     if room < len(jobs):
         lines.append(Text(f"... and {len(jobs) - room} more", style="dim"))
     return Group(*lines)
@@ -97,28 +100,35 @@ def _looks(link: Link, interval: float, count: int) -> Iterator[dict[str, Any]]:
         time.sleep(max(due - time.monotonic(), 0))
 
 
-def _device(number: int, device: Mapping[str, Any], jobs: list[Mapping[str, Any]]) -> Any:
-    """A device's line: how much of it online and offline jobs have."""
+def _device(
+    number: int, device: Mapping[str, Any], jobs: list[Mapping[str, Any]], width: int
+) -> list[Text]:
+    """What a device is, and how much of it online and offline jobs have: a line, or two."""
     from rich.text import Text
 
     sms = int(device.get("sms") or 0)
     online = sum(_amount(job) for job in jobs if job.get("kind") == "online")
     offline = sum(_amount(job) for job in jobs if job.get("kind") != "online")
-    width = 40
-    first = round(width * online / sms) if sms else 0
-    second = round(width * (online + offline) / sms) - first if sms else 0
-    line = Text(f"{number}: {device.get('name', '?')} ", no_wrap=True, overflow="ellipsis")
-    line.append("█" * first, style="green")
-    line.append("▓" * second, style="blue")
-    line.append("░" * (width - first - second), style="dim")
-    line.append(f" online {words.share(online)}, offline {words.share(offline)} of {sms} SMs")
+    name = f"{number}: {device.get('name', '?')}"
+    shares = f" online {words.share(online)}, offline {words.share(offline)} of {sms} SMs"
+    more = words.gauges(device)
     used, whole = device.get("memory_used_bytes"), device.get("memory_bytes")
     if used is not None:
-        line.append(f", memory {words.size(used)} of {words.size(whole)}")
-    line.append(words.gauges(device))
+        more = f", memory {words.size(used)} of {words.size(whole)}" + more
     if device.get("state") not in (None, "ready"):
-        line.append(f", {device['state']}", style="red")
-    return line
+        more = f", {device['state']}" + more
+    short = len(name) + len(shares) + len(more) + 1 + _BAR <= width
+    bar = _BAR if short else max(min(width - len(shares), _BAR), 10)
+    first = round(bar * online / sms) if sms else 0
+    second = round(bar * (online + offline) / sms) - first if sms else 0
+    drawn = Text(no_wrap=True, overflow="ellipsis")
+    drawn.append("█" * first, style="green")
+    drawn.append("▓" * second, style="blue")
+    drawn.append("░" * (bar - first - second), style="dim")
+    drawn.append(shares)
+    if short:
+        return [Text(f"{name} ", no_wrap=True) + drawn + Text(more)]
+    return [Text(name + more, no_wrap=True, overflow="ellipsis"), drawn]
 
 
 def _amount(job: Mapping[str, Any]) -> Fraction:

@@ -15,6 +15,7 @@ __all__ = [
     "first",
     "gauges",
     "meter",
+    "part",
     "percent",
     "progress",
     "rounded",
@@ -123,6 +124,13 @@ def progress(value: Any) -> str:
         return "-"
     done, total = value
     return f"{done:,}/{total:,} {percent(done, total)}"
+
+
+def part(value: Any) -> str:
+    """Task blocks done of all, given as the pair, as a percentage."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return "-"
+    return percent(*value)
 
 
 def meter(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -69,6 +70,36 @@ def test_looks_print_a_table(
     assert err == ""
     assert "\x1b" not in out
     assert all(word in out for word in words), out
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("status", ["CPU device", "ready", "3.5", "3 MiB"]),
+        ("ps", ["3.17", "4.1", "running", "waiting", "3.5", "25%"]),
+        ("kernels", ["axpy<float>", "persistent", "no thread ..."]),
+        ("history", ["2.5", "failed", "0.4 ms", "1.50 s", "the job was ended"]),
+        ("memory", ["alice", "3 MiB"]),
+    ],
+)
+def test_a_terminal_of_80_columns_shows_what_matters(
+    command: str, words: list[str], peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = os.openpty()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    device = {**ANSWERS["status"]["devices"][0], "name": "CPU device, 2 virtual SMs of capability"}
+    job = {**RUNNING, "program": "a" * 40, "kernels": ["b" * 70], "user": "somebody-else"}
+    peer.answers["status"] = {**ANSWERS["status"], "devices": [device]}
+    peer.answers["jobs"] = {"jobs": [*ANSWERS["jobs"]["jobs"], job]}
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", terminal)
+        assert main([command]) == DONE
+    seen = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen).split("\r\n")
+    assert all(len(line) <= 80 for line in lines if not line.startswith("gpud ")), seen
+    assert all(word in seen for word in words), seen
 
 
 @pytest.mark.parametrize("command", LOOKS)
@@ -141,13 +172,15 @@ def test_top_fits_the_screen() -> None:
 
     from gpud_client.cli.top import picture
 
-    look = {"status": ANSWERS["status"], "jobs": [RUNNING] * 100}
-    for height in (8, 24, 60):
-        console = Console(width=150, height=height, record=True, file=io.StringIO())
-        console.print(picture(look, height))
+    look = {"status": ANSWERS["status"], "jobs": [RUNNING | {"allocation": "1/50"}] * 100}
+    for width, height in ((150, 8), (80, 24), (60, 60)):
+        console = Console(width=width, height=height, record=True, file=io.StringIO())
+        console.print(picture(look, width, height))
         lines = console.export_text().splitlines()
         assert len(lines) <= height
         assert "more" in lines[-1]
+        assert "offline 2 of 8 SMs" in "".join(lines)
+        assert sum("3.17" in line and " 25%" in line for line in lines) > 0
 
 
 def test_top_says_that_there_is_nothing(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
