@@ -44,12 +44,14 @@ def _show(checks: Sequence[Check], runs: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("what", "", "found", "to do"):
-        found.add_column(heading)
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("what", "", "found, and what to do"):
+        found.add_column(heading, overflow="fold")
     for check in checks:
-        state = Text(check.state, style=_STYLES[check.state])
-        found.add_row(Text(check.name), state, Text(check.detail), Text(check.hint))
+        detail = Text(check.detail)
+        if check.hint:
+            detail.append(f"\n-> {check.hint}", style="bold")
+        found.add_row(Text(check.name), Text(check.state, style=_STYLES[check.state]), detail)
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)

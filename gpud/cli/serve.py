@@ -69,7 +69,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     text = setting.meaning.replace("`", "")
     option = typer.Option(
         setting.flag,
-        metavar=setting.flag[2:].upper().replace("-", "_"),
+        metavar=setting.kind.metavar,
         help=f"{text[0].upper()}{text[1:]}{several}{default}.",
         show_default=False,
     )

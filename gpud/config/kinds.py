@@ -36,6 +36,11 @@ __all__ = [
 class Kind:
     """How values of a setting are written."""
 
+    @property
+    def metavar(self) -> str:
+        """What help shows in the place of a value."""
+        raise NotImplementedError
+
     def from_text(self, text: str) -> Any:
         """Returns the value that a flag or variable means; raises ValueError: what it must be."""
         raise NotImplementedError
@@ -58,6 +63,10 @@ class _Integer(Kind):
     least: int
     most: int
 
+    @property
+    def metavar(self) -> str:
+        return "N"
+
     def from_text(self, text: str) -> int:
         if not re.fullmatch(r"\d{1,18}", text.strip(), re.ASCII):
             raise ValueError(self.describe())
@@ -78,6 +87,11 @@ class _Choice(Kind):
 
     words: tuple[str, ...]
 
+    @property
+    def metavar(self) -> str:
+        listed = "|".join(self.words)
+        return listed if len(listed) < 12 else "WORD"
+
     def from_text(self, text: str) -> str:
         if text not in self.words:
             raise ValueError(self.describe())
@@ -90,6 +104,10 @@ class _Choice(Kind):
 @dataclass(frozen=True)
 class _Switch(Kind):
     """Yes or no."""
+
+    @property
+    def metavar(self) -> str:
+        return "on|off"
 
     def from_text(self, text: str) -> bool:
         word = text.strip().lower()  # Python writes True, and TOML true
@@ -110,6 +128,10 @@ class _Word(Kind):
 
     what: str
 
+    @property
+    def metavar(self) -> str:
+        return "NAME"
+
     def from_text(self, text: str) -> str:
         if not re.fullmatch(r"[a-zA-Z0-9_.:@-]{1,64}", text, re.ASCII):
             raise ValueError(self.describe())
@@ -124,6 +146,10 @@ class _Listed(Kind):
     """One or more values: an array in TOML, separated by commas in a text."""
 
     kind: Kind
+
+    @property
+    def metavar(self) -> str:
+        return self.kind.metavar
 
     def from_text(self, text: str) -> tuple[Any, ...]:
         return self.from_toml([part.strip() for part in text.split(",")])
@@ -147,6 +173,10 @@ class _Duration(Kind):
     unit: str
     most_s: int
     least_ns: int = 0
+
+    @property
+    def metavar(self) -> str:
+        return "TIME"
 
     def from_text(self, text: str) -> int:
         match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*(us|ms|s|min|h|)\s*", text, re.ASCII)
@@ -185,6 +215,10 @@ class _Memory(Kind):
     least: int = 1
     most: int = 1 << 62
     of: str | None = None
+
+    @property
+    def metavar(self) -> str:
+        return "SIZE"
 
     def from_text(self, text: str) -> int | Fraction:
         match = re.fullmatch(
@@ -226,6 +260,10 @@ _BYTES = {"": 1, "B": 1} | {
 class _Amount(Kind):
     """A share of a device, or nothing of it: kept as text, for devices differ."""
 
+    @property
+    def metavar(self) -> str:
+        return "SHARE"
+
     def from_text(self, text: str) -> str:
         try:
             if text.strip().rstrip("%").strip() not in ("0", "0.0"):
@@ -247,6 +285,10 @@ class _Amount(Kind):
 class _Mode(Kind):
     """Rights on a file. Always a text: ``socket_mode = 600`` in TOML would be decimal."""
 
+    @property
+    def metavar(self) -> str:
+        return "MODE"
+
     def from_text(self, text: str) -> int:
         if not re.fullmatch(r"0?[0-7]{3}", text, re.ASCII) or int(text, 8) & 0o700 != 0o600:
             raise ValueError(self.describe())
@@ -262,6 +304,10 @@ class _Mode(Kind):
 @dataclass(frozen=True)
 class _Location(Kind):
     """A path; ``~`` is the user's home."""
+
+    @property
+    def metavar(self) -> str:
+        return "PATH"
 
     def from_text(self, text: str) -> Path:
         if not text.strip() or "\0" in text:

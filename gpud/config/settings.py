@@ -86,7 +86,8 @@ class Config:
     devices: tuple[str, ...] = _setting(
         kinds.listed(kinds.word("a device: auto, cpu, cpu:SMS, cuda or cuda:N")),
         "auto",
-        "the devices to serve, in this order",
+        "the devices to serve, in this order: cpu, cpu:SMS, cuda, cuda:N, or auto, the first GPU "
+        "or else the CPU",
         flag="--device",
     )
     policy: str = _setting(
@@ -186,10 +187,12 @@ class Config:
         kinds.integer(0, 1_000_000), "1000", "ended jobs and events that `gpuctl` can look back at"
     )
     log_level: str = _setting(
-        kinds.choice("debug", "info", "warning", "error"), "info", "the least that is logged"
+        kinds.choice("debug", "info", "warning", "error"),
+        "info",
+        "the least that is logged: debug, info, warning or error",
     )
     log_format: str = _setting(
-        kinds.choice("text", "json"), "text", "for people, or one JSON object a line"
+        kinds.choice("text", "json"), "text", "lines for people, or a JSON object on each"
     )
     event_log: Path | None = _setting(
         kinds.location(),

@@ -13,7 +13,6 @@ __all__ = ["app"]
 app = typer.Typer(
     help="Look at the GPU daemon of this machine, run kernels on it and manage its jobs.",
     epilog="Exit status: 0 done, 1 the job or request failed, 2 usage, 3 no daemon.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

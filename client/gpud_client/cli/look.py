@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from gpud.errors import ConnectionLost
 from gpud_client.cli import words
 from gpud_client.cli.link import Link
 from gpud_client.cli.outcome import FAILED
@@ -21,6 +23,8 @@ from gpud_client.cli.screen import (
 )
 
 __all__ = ["DEVICES", "JOBS", "doctor", "history", "kernels", "memory", "ps", "status"]
+
+_POLL_S = 0.05
 
 DEVICES = (
     Column("index", "#", right=True),
@@ -102,9 +106,18 @@ _CHECKS = (
 )
 
 
-def status(socket: SocketOption = None, as_json: JsonOption = False) -> None:
+def status(
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Let a daemon that is starting take so long."
+        ),
+    ] = 0,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show the daemon, its devices and what they are doing."""
-    with Link(socket) as link:
+    with _patient(socket, wait) as link:
         found = link.query("status")
     if as_json:
         emit(found)
@@ -182,6 +195,18 @@ def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+def _patient(socket: str | None, wait_s: float) -> Link:
+    """A link to a daemon that may take ``wait_s`` until it listens."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            return Link(socket)
+        except ConnectionLost:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_POLL_S)
 
 
 def headline(found: Mapping[str, Any]) -> str:

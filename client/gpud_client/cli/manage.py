@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -33,8 +34,24 @@ def parse_job(text: str) -> tuple[int, int]:
     return int(session), int(number)
 
 
+def _present_jobs(incomplete: str) -> list[tuple[str, str]]:
+    """Jobs whose id begins so, with what runs, for the shell's completion."""
+    with suppress(GpudError), Link() as link:
+        return [
+            (job["id"], f"{words.text(job.get('program'))}: {words.text(job.get('kernels'))}")
+            for job in link.query("jobs").get("jobs", [])
+            if str(job["id"]).startswith(incomplete)
+        ]
+    return []
+
+
 def resize(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="As gpuctl ps shows it: 3.17.")],
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="As gpuctl ps shows it: 3.17.", autocompletion=_present_jobs
+        ),
+    ],
     quota: Annotated[
         str | None, typer.Option("--quota", metavar="SHARE", help=f"For offline jobs. {_SHARE}")
     ] = None,
@@ -67,7 +84,12 @@ def resize(
 
 
 def cancel(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="As gpuctl ps shows them.")],
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...", help="As gpuctl ps shows them.", autocompletion=_present_jobs
+        ),
+    ],
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -85,20 +86,18 @@ def test_looks_print_a_table(
 def test_a_terminal_of_80_columns_shows_what_matters(
     command: str, words: list[str], peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs = os.openpty()
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     device = {**ANSWERS["status"]["devices"][0], "name": "CPU device, 2 virtual SMs of capability"}
     job = {**RUNNING, "program": "a" * 40, "kernels": ["b" * 70], "user": "somebody-else"}
     peer.answers["status"] = {**ANSWERS["status"], "devices": [device]}
     peer.answers["jobs"] = {"jobs": [*ANSWERS["jobs"]["jobs"], job]}
-    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", terminal)
-        assert main([command]) == DONE
-    seen = os.read(ours, 1 << 16).decode()
-    os.close(ours)
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen).split("\r\n")
-    assert all(len(line) <= 80 for line in lines if not line.startswith("gpud ")), seen
+    assert main([command]) == DONE
+    seen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert all(len(line) <= 80 for line in seen.splitlines() if not line.startswith("gpud ")), seen
     assert all(word in seen for word in words), seen
 
 
@@ -121,6 +120,35 @@ def test_what_is_empty_is_said(
     assert main([command]) == DONE
     assert capsys.readouterr().err == ""
     assert main([command, "--json"]) == DONE
+
+
+def test_status_waits_for_a_daemon_that_is_starting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "s"
+    with ExitStack() as daemon:
+        monkeypatch.setattr(
+            "gpud_client.cli.look.time.sleep", lambda _: daemon.enter_context(scripted(path))
+        )
+        assert main(["status", "--wait", "30", "--socket", str(path)]) == DONE
+        assert "gpud 0.1.0" in capsys.readouterr().out
+        assert main(["status", "--socket", str(folder / "none")]) == NO_DAEMON
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("gpuctl hi", ["history"]), ("gpuctl resize ", ["3.17", "4.1"]), ("gpuctl cancel 4", ["4.1"])],
+)
+def test_the_shell_completes_commands_and_jobs(
+    typed: str, offered: list[str], peer: Peer, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("_GPUCTL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" ")) - 1))
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.split() == offered
 
 
 def test_ps_all_has_the_ended_jobs_first(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
