@@ -237,8 +237,9 @@ class OutOfMemory(CallerError, MemoryError):
     fields: ClassVar[Mapping[str, str]] = {
         "requested_bytes": "the size that was asked for",
         "available_bytes": "the largest size that could have been granted",
-        "limit": "what stopped it: 'device', 'user', 'session', or 'arena' (no hole is as large); "
-        "None if that is not known",
+        "limit": "what stopped it: 'device', 'user', 'session', 'arena' (no hole is as large), or "
+        "'kernels' (some is spare, or its place taken, until they are over); None if that is not "
+        "known",
     }
     requested_bytes: int
     available_bytes: int
@@ -263,5 +264,7 @@ _LIMITS = {
     "session": "; free arrays, or raise the session's memory limit",
     "user": " to this user; free arrays of your other sessions, or raise the users' memory limit",
     "device": " on the device; free arrays, or wait until other sessions have ended",
+    "kernels": " on the device as long as kernels run that cannot be interrupted for more; wait "
+    "until they are over, or free arrays",
     "arena": " in one piece; free arrays between others, or allocate the large ones first",
 }

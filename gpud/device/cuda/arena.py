@@ -18,13 +18,19 @@ one granule of memory, the arena's own, that is mapped wherever the prefix has n
 
 Algorithm: `commit` makes a piece of each gap between the pieces that its range touches, sinks what
 the prefix skips by that, and sets the range to what the file has, or to zero. Then the prefix ends
-behind it, and programs are told. To take memory away the driver may wait for every kernel that
-runs. So spare pieces stay until memory is short: then all of the device's are given back, and their
-granules are sunk.
+behind it, and programs are told. Spare pieces stay until memory is short (`gpud.device.cuda.arenas`
+says when that is, and whose are taken): then they are given back, and their granules are sunk.
+
+Where memory in the prefix is taken away or put, there is none for a moment. So that is done only
+while the session stands still (`gpud.device.cuda.standstill`). Where it does not in time, spare
+memory stays, and an array that was to take the place of the sink is refused.
+
+What memory the sink or an array has been put behind, kernels that began before may see as it was
+("virtual aliasing", CUDA Programming Guide 13, 4.16): none of the session has, and others never
+reach it.
 
 Properties:
-* what fences let through has memory behind it, but for the moment in which the sink takes the place
-  of a spare piece, or a piece that of the sink; both happen only where no array is;
+* what fences let through has memory behind it whenever a kernel of the session is on the device;
 * what `commit` could not finish, it takes back: the prefix is as long as it was, or has memory;
 * what of the prefix no array has, reads as zero or as what the session left there: memory is
   cleared before a program can reach it;
@@ -43,21 +49,21 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.granules import Granules
-from gpud.device.cuda.staging import Staging
+from gpud.device.cuda.standstill import all_runs
 from gpud.errors import DeviceLost, InvalidArgument, OutOfMemory
+
+if TYPE_CHECKING:
+    from gpud.device.cuda.arenas import Arenas
+    from gpud.device.cuda.gang import Gang
 
 __all__ = ["Arena"]
 
 _FLOOR_BYTES: Final = 1 << 16
 """The least prefix: checks of accesses subtract some KiB from its size."""
-
-_SHORT: Final = 8
-"""Memory is short when less than one part in so many of it is left."""
 
 
 class Program(Protocol):
@@ -81,13 +87,10 @@ class Arena:
     """A reserved range of device addresses and its file. For one thread at a time.
 
     Args:
-        context: of the device.
-        staging: what copies go through.
+        shared: what all arenas of the device share.
         descriptor: of the file; it may be closed afterwards.
         size: bytes, a power of two.
         base: the address that the first byte shall have; 0: the driver chooses.
-        idle: whether nothing is on the device.
-        reclaim: gives back what is spare in all arenas; whether there was any.
 
     Attributes:
         address: of the first byte, on the device.
@@ -98,22 +101,11 @@ class Arena:
         OutOfMemory: there is no address range left, or no memory for what each arena has.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        staging: Staging,
-        descriptor: int,
-        size: int,
-        base: int = 0,
-        *,
-        idle: Callable[[], bool],
-        reclaim: Callable[[], bool],
-    ) -> None:
-        self._context = context
-        self._staging = staging
-        self._idle = idle
-        self._reclaim = reclaim
-        self._memory = Granules(context, staging, reclaim)
+    def __init__(self, shared: Arenas, descriptor: int, size: int, base: int = 0) -> None:
+        self._shared = shared
+        self._context = context = shared.context
+        self._staging = shared.staging
+        self._memory = Granules(context, shared)
         self.size = size
         self._pieces: list[_Piece] = []
         self._sunk: set[int] = set()
@@ -172,7 +164,7 @@ class Arena:
             for stop, resume in [*((p.first, p.last) for p in touched), (last, last)]:
                 if at < stop:
                     made.append(self._created(at, stop))
-                    undo.callback(self._drop, made[-1])
+                    undo.callback(self._not_needed, made[-1])
                 at = max(at, resume)
             if self._end < first:
                 self._sink_at(self._end, first)
@@ -196,20 +188,31 @@ class Arena:
         for piece in self._pieces:
             if piece.first < last and first < piece.last:
                 piece.parts -= 1
-        if self._idle() and self._context.free_bytes() < self._context.memory_bytes // _SHORT:
-            self._reclaim()
+        self._shared.tidy()
 
-    def reclaim(self) -> bool:
-        """Give back the pieces that are spare; whether there were any. May wait for kernels.
+    @property
+    def has_spare(self) -> bool:
+        """Whether a piece is spare."""
+        return any(not piece.parts for piece in self._pieces)
+
+    def reclaim(self, most: int, interrupt: Callable[[Gang], bool]) -> bool:
+        """Give back ``most`` pieces that are spare, or all; whether there were any.
+
+        Args:
+            most: pieces.
+            interrupt: which runs may be interrupted for that; if another is there, none is taken.
 
         Raises:
             DeviceLost: whether memory lies there now is not known.
         """
-        spare = [piece for piece in self._pieces if not piece.parts]
-        for piece in spare:
-            self._pieces.remove(piece)
-            self._drop(piece)
-        return bool(spare)
+        if not self._open or not self.has_spare:
+            return False
+        with self._shared.standstill.of(self.address, interrupt) as still:
+            if still:
+                for piece in [piece for piece in self._pieces if not piece.parts][-most:]:
+                    self._pieces.remove(piece)
+                    self._drop(piece)
+            return still
 
     def upload(self, offset: int, size: int) -> None:
         """Copy from the file to the device; all of it is committed."""
@@ -226,21 +229,32 @@ class Arena:
         return ((self.address, self.backed),) if self._end else ()
 
     def close(self) -> None:
-        """Give everything back. No kernel that could touch it runs."""
+        """Give everything back, at another time. No kernel that could touch it runs, or will."""
         if not self._open:
             return
         self._open = False
         self._end = 0
-        driver = self._context.enter()
-        while self._pieces:
-            self._drop(self._pieces.pop())
-        for number in sorted(self._sunk):
-            self._lift(number, number + 1)
-        self._memory.release(self._sink)
-        driver.call("cuMemAddressFree", self.address, self._reserved)
         os.close(self._file)
+        self._shared.left(self, self._give_back)
 
     # -- pieces
+
+    def _give_back(self) -> None:
+        """Give back what there is, when it is closed. On any thread.
+
+        Raises:
+            DeviceLost: not all can be.
+        """
+        driver = self._context.enter()
+        try:
+            while self._pieces:
+                self._drop(self._pieces.pop())
+            for number in sorted(self._sunk):
+                self._lift(number, number + 1)
+            self._memory.release(self._sink)
+            driver.call("cuMemAddressFree", self.address, self._reserved)
+        except DriverError as error:
+            raise DeviceLost(f"memory of an arena cannot be given back: {error}") from error
 
     def _check(self, offset: int, size: int) -> None:
         """Raises InvalidArgument if the range is not all committed."""
@@ -260,40 +274,71 @@ class Arena:
         return offset // self._granule, -(-(offset + size) // self._granule)
 
     def _reserve(self, base: int) -> int:
-        driver = self._context.driver
-        try:
-            address = int(
-                driver.call("cuMemAddressReserve", self._reserved, self._granule, base, 0)
-            )
-        except DriverError as error:
-            if error.status == "OUT_OF_MEMORY":
-                raise OutOfMemory(self.size, 0) from error
-            raise
-        if base and address != base:
+        driver, shared = self._context.driver, self._shared
+        while True:
+            returned = shared.returned
+            try:
+                address = int(
+                    driver.call("cuMemAddressReserve", self._reserved, self._granule, base, 0)
+                )
+            except DriverError as error:
+                if error.status != "OUT_OF_MEMORY":
+                    raise
+                if not shared.came_back(returned):
+                    raise OutOfMemory(self.size, 0) from error
+                continue
+            if base in (0, address):
+                return address
             driver.call("cuMemAddressFree", address, self._reserved)
-            raise InvalidArgument(f"{self.size} bytes cannot be reserved at {base:#x}: it is taken")
-        return address
+            if not shared.came_back(returned):  # an arena that was there may be on its way back
+                raise InvalidArgument(
+                    f"{self.size} bytes cannot be reserved at {base:#x}: it is taken"
+                )
 
     def _created(self, first: int, last: int) -> _Piece:
-        """A piece of new memory where there was none, or the sink; it reads as zero."""
+        """A piece of new memory where there was none, or the sink; it reads as zero.
+
+        Raises:
+            OutOfMemory: there is too little, or kernels of the session keep it from its place.
+        """
+        size = self._place(first, last)[1]
+        handle = self._memory.create(size)
+        try:
+            sunk = sorted(self._sunk.intersection(range(first, last)))
+            if not sunk:
+                self._place_piece(handle, first, last, sunk)
+            else:  # programs reach the place already
+                with self._shared.standstill.of(self.address, all_runs) as still:
+                    if not still:
+                        raise OutOfMemory(size, self._context.free_bytes(), limit="kernels")
+                    self._place_piece(handle, first, last, sunk)
+        except BaseException:
+            self._memory.release(handle)
+            raise
+        return _Piece(first, last, 1, handle)
+
+    def _place_piece(self, handle: Any, first: int, last: int, sunk: list[int]) -> None:
+        """Map new memory, in place of the sink at the granules ``sunk``, and clear it."""
         memory, (address, size) = self._memory, self._place(first, last)
         with ExitStack() as undo:
-            handle = memory.create(size)
-            undo.callback(memory.release, handle)
-            sunk = sorted(self._sunk.intersection(range(first, last)))
-            if sunk:  # programs reach the place already
-                memory.clear(handle, size)
             for number in sunk:
                 self._lift(number, number + 1)
                 undo.callback(self._sink_again, number, number + 1)
             memory.map(handle, address, size)
             undo.callback(memory.unmap, address, size)
             memory.permit(address, size)
-            if not sunk:
-                # All of it: kernels reach what lies beside arrays, and it may have been another's.
-                self._staging.zero(address, size)
+            # All of it: kernels reach what lies beside arrays, and it may have been another's.
+            self._staging.zero(address, size)
             undo.pop_all()
-        return _Piece(first, last, 1, handle)
+
+    def _not_needed(self, piece: _Piece) -> None:
+        """Take back a piece that was just made: where programs reach it, it stays, spare."""
+        if piece.first < self._end:
+            piece.parts = 0
+            self._pieces.append(piece)
+            self._pieces.sort(key=lambda one: one.first)
+        else:
+            self._drop(piece)
 
     def _extend(self, end: int) -> None:
         """Let programs reach what lies in front of granule ``end``: all of it has memory."""
@@ -335,7 +380,7 @@ class Arena:
         return self.address + first * self._granule, (last - first) * self._granule
 
     def _drop(self, piece: _Piece) -> None:
-        """Give a piece back; what of it the prefix has is sunk."""
+        """Give a piece back; what of it the prefix has is sunk, while the session stands still."""
         try:
             self._memory.unmap(*self._place(piece.first, piece.last))
             if piece.first < self._end:

@@ -91,6 +91,7 @@ class Chain:
         record_bytes: how many bytes they are, with the output record, if anything prints, and the
             bitmap that names SMs behind them.
         output: distance from the first job record to the output record; 0: nothing prints.
+        arenas: first addresses of the arenas that its kernels reach.
     """
 
     def __init__(
@@ -115,6 +116,9 @@ class Chain:
                 f"{self.occupancy}"
             )
         totals = [stage.total for stage in self.stages]
+        self.arenas = frozenset(
+            stage.kernel.module.arena[0] for stage in self.stages if stage.kernel.module.arena
+        )
         self.before = [0, *accumulate(totals)]
         self.total = self.before.pop()
         # The most slices that what follows each stage can use.

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from gpud.device.cuda.arena import Arena
+from gpud.device.cuda.arenas import Arenas
 from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import Driver, DriverError, open_driver
@@ -38,7 +39,7 @@ from gpud.device.cuda.memory import DeviceBlock, DeviceMemory, MappedBlock, Pool
 from gpud.device.cuda.module import CUDAKernel, CUDAModule
 from gpud.device.cuda.output import OutputBuffers
 from gpud.device.cuda.release import RELEASE_PATHS
-from gpud.device.cuda.staging import Staging
+from gpud.device.cuda.standstill import Standstill
 from gpud.device.cuda.watcher import Watcher
 from gpud.device.interface import Arrays, LaunchSpec, as_dim3
 from gpud.errors import InvalidArgument, LaunchConfigError
@@ -61,8 +62,8 @@ class CUDADevice:
         watch: whether a thread watches launches; tests may look themselves.
 
     Attributes:
-        context, flights, watcher, green, host_blocks, device_blocks, output_buffers,
-            control_stream: what runs share.
+        context, flights, watcher, standstill, green, arenas, host_blocks, device_blocks,
+            output_buffers, control_stream: what runs share.
         partitions: which numbers of SMs can be one job's alone.
         lock: guards all runs.
 
@@ -92,7 +93,6 @@ class CUDADevice:
         self._programs: dict[int, Any] = {}
         self._retired: deque[int] = deque()
         self._memory: list[MappedBlock] = []
-        self._arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
         self._close = ExitStack()
         with ExitStack() as undo:
             self.context = context = Context(self.driver, index)
@@ -105,8 +105,6 @@ class CUDADevice:
             self.output_buffers = OutputBuffers(context)
             undo.callback(self.output_buffers.close)
             undo.callback(self._free_memory)
-            self._staging = Staging(context)
-            undo.callback(self._staging.close)
             self.green = Green(context, self.device_blocks)
             undo.callback(self.green.close)
             self.partitions = self.green.partitions
@@ -121,7 +119,10 @@ class CUDADevice:
             undo.callback(gate.close)
             paths = RELEASE_PATHS[release](context)
             undo.callback(paths.close)
-            self.watcher = Watcher(self.lock, self.tell)
+            self.watcher = watcher = Watcher(self.lock, self.tell)
+            self.standstill = Standstill(self.lock, watcher, self.hurry)
+            self.arenas = Arenas(context, self.standstill, lambda: not watcher.busy, threaded=watch)
+            undo.callback(self.arenas.close)
             together = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
             self.flights = Flights(
                 context, paths, self.watcher.semaphore, gate.kernel(GATE).handle, together
@@ -176,17 +177,7 @@ class CUDADevice:
 
     def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
         """Reserve a session's range of addresses. See `Arena`."""
-        arena = Arena(
-            self.context,
-            self._staging,
-            descriptor,
-            size,
-            base,
-            idle=lambda: not self.watcher.busy,
-            reclaim=self._reclaim,
-        )
-        self._arenas[arena.address] = arena
-        return arena
+        return self.arenas.open(descriptor, size, base)
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> CUDAModule:
         """Load a PTX program; see `CUDAModule`."""
@@ -198,9 +189,7 @@ class CUDADevice:
         self._programs[int(handle)] = handle
         # What forgets it may be on any thread, with any lock: it is unloaded at another time.
         weakref.finalize(module, self._retired.append, int(handle)).atexit = False
-        opened = None if arena is None else self._arenas.get(arena[0])
-        if opened is not None:
-            opened.tell(module)
+        self.arenas.tell(module)
         return module
 
     def occupancy(self, kernel: CUDAKernel, block: Sequence[int], shared: int = 0) -> int:
@@ -302,11 +291,6 @@ class CUDADevice:
         self.tell()
         self.watcher.hurry()
 
-    def readable(self, arena: tuple[int, int] | None) -> tuple[tuple[int, int], ...]:
-        """(address, size) of what there is memory behind in the arena with this range."""
-        opened = None if arena is None else self._arenas.get(arena[0])
-        return () if opened is None else opened.ranges()
-
     def read(self, address: int, size: int) -> bytes:
         """Bytes of device memory; none if they cannot be read."""
         found = np.empty(size, np.uint8)
@@ -364,10 +348,6 @@ class CUDADevice:
                 f"{threads} threads; launch smaller blocks",
             )
         return found
-
-    def _reclaim(self) -> bool:
-        """Give back what arenas have spare; whether there was any."""
-        return sum(arena.reclaim() for arena in list(self._arenas.values())) > 0
 
     def _free_memory(self) -> None:
         while self._memory:

@@ -32,7 +32,7 @@ def failure_of(record: bytes, gang: Gang, stage: int) -> GpudError | None:
     if fault is None:
         return None
     device, module = chain.device, chain.stages[stage].kernel.module
-    ranges = (*module.ranges(), *device.readable(module.arena))
+    ranges = (*module.ranges(), *device.arenas.ranges(module.arena))
     return error_of(
         fault,
         Reach(ranges, device.read),

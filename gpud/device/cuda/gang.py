@@ -48,6 +48,9 @@ class Gang:
         partition: the SMs that are its own, and the only ones where it has blocks; None: it has
             none of its own.
 
+    Attributes:
+        urgent: whether its blocks get room before those of others.
+
     Both are called without any lock, on the watcher's thread or in `resize`, `end` and `kill`.
     """
 
@@ -65,9 +68,9 @@ class Gang:
         self._on_left = on_left
         self._on_over = on_over
         self._partition = partition
-        urgent = priority > 0
-        self._aloft = Aloft(device.flights, chain, urgent)
-        self._launcher = Launcher(device, chain, self._aloft, urgent, partition)
+        self.urgent = priority > 0
+        self._aloft = Aloft(device.flights, chain, self.urgent)
+        self._launcher = Launcher(device, chain, self._aloft, self.urgent, partition)
         self.slices = 0
         self.error: GpudError | None = None
         self.over = False
@@ -180,6 +183,11 @@ class Gang:
         if not self._stopping:
             self._attempt(self._name)
 
+    def follow(self) -> None:
+        """Its session's memory is swapped now, or not any more: see `Standstill`."""
+        if not self._stopping and not self.over:
+            self._attempt(self._settle)
+
     def look(self) -> bool:
         """See which flights are over and which blocks have left; whether anything changed."""
         if self.over:
@@ -220,10 +228,17 @@ class Gang:
             self.error = error
         self._stop()
 
+    @property
+    def _usable(self) -> int:
+        """Slices that it may use now: none while its session is to stand still."""
+        return 0 if self._device.standstill.holds(self.chain) else self.slices
+
     def _settle(self) -> None:
         """Have what runs follow ``slices``."""
         if self._aloft.flights:
-            self._launcher.adjust(self.slices)
+            self._launcher.adjust(self._usable)
+        elif self.slices and not self._usable:
+            self._device.standstill.await_end(self)
         elif self.slices and self._launcher.has_room:
             self._device.watcher.add(self)
             self._launcher.begin(self.slices)
@@ -254,8 +269,8 @@ class Gang:
         if not aloft.flights:
             self._device.watcher.remove(self)
             self._drained()
-        elif not self._stopping and self.slices:
-            self._launcher.follow(self.slices)
+        elif not self._stopping and self._usable:
+            self._launcher.follow(self._usable)
         changed |= aloft.count()
         if changed and not self.over:
             self._device.later(self._left)

@@ -1,29 +1,27 @@
 """Memory of the GPU in granules, and addresses where it is mapped: what arenas are made of.
 
-Problem: memory that was another session's must read as zero before a program can reach it, and
-some of it gets its place where programs reach already.
-
-Approach: the driver's calls for memory without an address, for one context. Where a place is in
-reach, memory is cleared at addresses of its own first (`Granules.clear`): the same memory may be
-mapped at several (CUDA Driver API 13.0, "Virtual Memory Management").
+Approach: the driver's calls for memory without an address, for one context (CUDA Driver API 13.0,
+"Virtual Memory Management"). The same memory may be mapped at several addresses.
 
 Properties:
-* a call that fails has changed nothing, or `DeviceLost` says that this is not known.
+* a call that fails has changed nothing, or `DeviceLost` says that this is not known;
+* memory is refused only when there is none to be found, see `gpud.device.cuda.arenas`.
 
 Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.memory import out_of_memory
-from gpud.device.cuda.staging import Staging
 from gpud.errors import DeviceLost
+
+if TYPE_CHECKING:
+    from gpud.device.cuda.arenas import Arenas
 
 __all__ = ["Granules"]
 
@@ -33,17 +31,15 @@ class Granules:
 
     Args:
         context: of the device.
-        staging: what memory is cleared through.
-        reclaim: gives back what is spare in all arenas; whether there was any.
+        shared: finds memory where there is none left.
 
     Attributes:
         size: bytes of a granule.
     """
 
-    def __init__(self, context: Context, staging: Staging, reclaim: Callable[[], bool]) -> None:
+    def __init__(self, context: Context, shared: Arenas) -> None:
         self._context = context
-        self._staging = staging
-        self._reclaim = reclaim
+        self._shared = shared
         driver = context.enter()
         self._location = _properties(driver.api, context.index)
         kind = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -53,15 +49,17 @@ class Granules:
         """Memory without an address; its handle.
 
         Raises:
-            OutOfMemory: the device has too little left, and nothing is spare.
+            OutOfMemory: the device has too little left, and nothing is spare that can be had.
         """
-        driver = self._context.enter()
+        driver, shared = self._context.enter(), self._shared
         while True:
+            returned = shared.returned
             try:
                 return driver.call("cuMemCreate", size, self._location, 0)
             except DriverError as error:
-                if error.status != "OUT_OF_MEMORY" or not self._reclaim():
-                    raise out_of_memory(self._context, error, size) from error
+                if error.status != "OUT_OF_MEMORY" or not shared.find_memory(returned):
+                    limit = shared.why_not()
+                    raise out_of_memory(self._context, error, size, limit) from error
 
     def map(self, handle: Any, address: int, size: int) -> None:
         """Give memory an address, where it cannot be reached before `permit`."""
@@ -76,7 +74,7 @@ class Granules:
         driver.call("cuMemSetAccess", address, size, [access], 1)
 
     def unmap(self, address: int, size: int) -> None:
-        """Undo a `map`. May wait for kernels."""
+        """Undo a `map`. No kernel that reaches the place runs: it does not wait for any."""
         self._context.enter().call("cuMemUnmap", address, size)
 
     def release(self, handle: Any) -> None:
@@ -84,7 +82,11 @@ class Granules:
         self._context.enter().call("cuMemRelease", handle)
 
     def clear(self, handle: Any, size: int) -> None:
-        """Set memory to zero that no program reaches yet, at addresses of its own."""
+        """Set memory that is mapped nowhere to zero, at addresses of its own.
+
+        Raises:
+            DeviceLost: they cannot be given back.
+        """
         driver = self._context.enter()
         address = int(driver.call("cuMemAddressReserve", size, self.size, 0, 0))
         with ExitStack() as undo:
@@ -93,7 +95,7 @@ class Granules:
             undo.pop_all()
             undo.callback(self._leave, address, size)
             self.permit(address, size)
-            self._staging.zero(address, size)
+            self._shared.staging.zero(address, size)
 
     def _leave(self, address: int, size: int) -> None:
         try:

@@ -36,11 +36,13 @@ _LEAST_BYTES = 256
 _SLAB_BYTES = 1 << 20
 
 
-def out_of_memory(context: Context, error: DriverError, size: int) -> Exception:
+def out_of_memory(
+    context: Context, error: DriverError, size: int, limit: str = "device"
+) -> Exception:
     """What to raise when the driver has refused ``size`` bytes with ``error``."""
     if error.status != "OUT_OF_MEMORY":
         return error
-    return OutOfMemory(size, context.free_bytes(), limit="device")
+    return OutOfMemory(size, context.free_bytes(), limit=limit)
 
 
 class MappedBlock:

@@ -68,6 +68,11 @@ class Watcher:
         self._gangs.pop(gang, None)
 
     @property
+    def gangs(self) -> tuple[Gang, ...]:
+        """Those that have launches on the device. With the lock."""
+        return tuple(self._gangs)
+
+    @property
     def busy(self) -> bool:
         """Whether anything is on the device."""
         return bool(self._gangs)

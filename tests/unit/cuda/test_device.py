@@ -164,8 +164,8 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
         assert device.read(arena.address + 100, 5) == b"hello"
         assert device.read(arena.address, 100) == bytes(100)
         assert device.read(arena.address + 105, 3 * GRANULE - 105) == bytes(3 * GRANULE - 105)
-        assert device.readable((arena.address, SIZE)) == arena.ranges()
-        assert device.readable((1, 2)) == device.readable(None) == ()
+        assert device.arenas.ranges((arena.address, SIZE)) == arena.ranges()
+        assert device.arenas.ranges((1, 2)) == device.arenas.ranges(None) == ()
         poked(device, arena.address + GRANULE, b"there")
         arena.download(GRANULE, 5)
         assert os.pread(memfd, 5, GRANULE) == b"there"
@@ -174,7 +174,7 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
                 arena.upload(outside, SIZE if outside == 0 else 2)
         arena.close()
         arena.close()
-        assert device.readable((arena.address, SIZE)) == ()
+        assert device.arenas.ranges((arena.address, SIZE)) == ()
 
 
 def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:

@@ -1,0 +1,119 @@
+"""What is put aside is done in its order, and who lacks it waits for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from gpud.device.cuda.aside import Aside
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver import Driver
+from gpud.errors import DeviceLost, InvalidArgument
+from tests.unit.cuda.fake_driver import FakeDriver
+
+GRANULE = 1 << 16
+SIZE = 16 * GRANULE
+WAIT_S = 60.0
+
+
+class Slow(FakeDriver):
+    """Takes nothing away before ``goes`` is set; a range that was given back can be had again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.comes, self.goes = threading.Event(), threading.Event()
+        self._old: dict[int, Any] = {}
+
+    def _cuMemUnmap(self, address: int, size: int) -> None:
+        if threading.current_thread().name == "give back":
+            self.comes.set()
+            assert self.goes.wait(WAIT_S)
+        super()._cuMemUnmap(address, size)
+
+    def _cuMemAddressFree(self, address: int, size: int) -> None:
+        self._old[address] = self._memory[address]
+        super()._cuMemAddressFree(address, size)
+
+    def _cuMemAddressReserve(self, size: int, align: int, address: int, flags: int) -> int:
+        if address in self._old:
+            self._memory[address] = self._old.pop(address)
+            self.alive["range"] += 1
+            return address
+        return super()._cuMemAddressReserve(size, align, address, flags)
+
+
+def test_what_a_session_had_goes_without_anybody_waiting_who_does_not_lack_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memfd = os.memfd_create("arena")
+    os.ftruncate(memfd, SIZE)
+    fake = Slow()
+    device = CUDADevice(driver=Driver(fake))
+    aside = device.arenas._aside
+    wait = aside.wait
+
+    def waits(done: int, seconds: float) -> bool:
+        fake.goes.set()
+        return wait(done, seconds)
+
+    monkeypatch.setattr(aside, "wait", waits)
+    gone, stays = device.map_arena(memfd, SIZE), device.map_arena(memfd, SIZE)
+    gone.commit(GRANULE, 4 * GRANULE)
+    gone.close()
+    assert fake.comes.wait(WAIT_S)
+    stays.commit(GRANULE, GRANULE)  # while the driver is at it
+    assert device.arenas.find((gone.address, SIZE)) is None
+    # Its place can be another's as soon as it is gone.
+    following = device.map_arena(memfd, SIZE, gone.address)
+    assert following.address == gone.address
+    fake.goes.clear()
+    fake.comes.clear()
+    following.close()
+    assert fake.comes.wait(WAIT_S)
+    fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
+    stays.commit(3 * GRANULE, GRANULE)  # with what has come back
+    with pytest.raises(InvalidArgument, match="it is taken"):
+        device.map_arena(memfd, SIZE, stays.address)
+    stays.close()
+    assert device.arenas.came_back(2)
+    device.close()
+    assert not +fake.alive
+    os.close(memfd)
+
+
+def test_things_are_done_in_their_order() -> None:
+    aside, seen = Aside("aside"), list[int]()
+    goes = threading.Event()
+    aside.put(lambda: assert_set(goes))
+    for number in range(5):
+        aside.put(lambda number=number: seen.append(number))  # type: ignore[misc]
+    assert (aside.left, aside.done) == (6, 0)
+    assert not aside.wait(0, 0), "time is over"
+    goes.set()
+    while aside.wait(aside.done, WAIT_S):
+        pass
+    assert (aside.left, aside.done, seen) == (0, 6, [0, 1, 2, 3, 4])
+    assert aside.wait(5, WAIT_S), "it was done meanwhile"
+    assert not aside.wait(6, WAIT_S), "nothing is left"
+    aside.close()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(WAIT_S)
+
+
+def test_what_fails_is_heard_of_once() -> None:
+    aside, seen = Aside("aside"), list[str]()
+
+    def fails() -> None:
+        raise DeviceLost("gone")
+
+    aside.put(fails)
+    with pytest.raises(DeviceLost, match="gone"):
+        aside.wait(0, WAIT_S)
+    aside.put(lambda: seen.append("after"))
+    aside.close()
+    assert seen == ["after"]
