@@ -12,19 +12,21 @@ Terms: a *task block* is a block of the user's grid, number ``z * gx * gy + y * 
 when it runs no further task block. SMs are *named* by a bitmap, in which bit s stands for the SM
 whose ``%smid`` is s. A *divider* is a (multiplier, shift) pair for one divisor.
 
-Launch record, 32 bytes at a multiple of 16; blocks read the second half of it at once:
+Launch record, 32 bytes at a multiple of 8; blocks read ``limit`` and ``named`` at once:
 
 ====== ===== ======== ===========================================================================
 offset type  name     meaning
 ====== ===== ======== ===========================================================================
 0      u64   job      address of the job record
 8      u32   live     persistent blocks that have not left; the host sets it to their number
-                      before the launch, each leaver subtracts 1 after a fence; unused in slices
+                      before the launch, each leaver subtracts 1; unused in slices. What they
+                      wrote can be seen when the launch is over, not when this is 0
 12     u32   base     sliced form: number of this sub-grid's first task block
 16     u32   limit    persistent blocks whose index is >= limit release; written by the host
-20     u32   begun    not 0: the first block has begun (the CUDA device: `gpud.device.cuda.begun`)
-24     u64   named    address of the 32 bytes that name SMs: persistent blocks on one of them
-                      release; 0: none is named. Both are written by the host
+20     u32   named    distance from the job record to the 32 bytes that name SMs: persistent blocks
+                      on one of them release; 0: none is named; written by the host
+24     4 B            reserved, 0
+28     u32   begun    not 0: the first block has begun (the CUDA device: `gpud.device.cuda.begun`)
 ====== ===== ======== ===========================================================================
 
 Job record, 128 bytes:
@@ -46,9 +48,9 @@ offset type  name         meaning
 40     u32   y_multiplier divider by grid_y
 44     u32   y_shift
 48     u32   chunk        task blocks that a block claims at once if it holds none, 1 to
-                          `MOST_CLAIMED`; the host may change it at any time
+                          `MOST_CLAIMED`
 52     u32   ahead        task blocks that a block claims as it begins with the last one that it
-                          holds, to have them when it is done; 0: it claims nothing then; likewise
+                          holds, to have them when it is done; 0: it claims nothing then
 56     8 B                reserved, 0
 64     56 B  fault        the fault record
 120    u64   output       distance from this record to the run's output record
@@ -73,6 +75,11 @@ offset type  name         meaning
 104    u64   file         assertions: address of the file's name
 112    u64   function     assertions: address of the function's name
 ====== ===== ============ =======================================================================
+
+Each word is read and written whole, by host and device, with one access of its own size: between
+accesses of different sizes the memory model of PTX promises nothing (PTX ISA 9.0, chapter 8).
+What blocks do not change and the host sets before a launch, blocks read as constants
+(``ld.global.nc``): ``job``, ``base``, ``total`` to ``flags``, the dividers, ``chunk``, ``ahead``.
 
 Algorithm: for a divisor d >= 1 with 2**(s-1) < d <= 2**s, multiplier = floor(2**(31+s) / d) + 1
 fits 32 bits, and for every n < 2**31
@@ -153,6 +160,7 @@ __all__ = [
     "fault_of",
     "job_record",
     "launch_record",
+    "named_at",
     "named_sms",
 ]
 
@@ -161,8 +169,8 @@ JOB: Final = 0
 LIVE: Final = 8
 BASE: Final = 12
 LIMIT: Final = 16
-BEGUN: Final = 20
-NAMED: Final = 24
+NAMED: Final = 20
+BEGUN: Final = 28
 LAUNCH_BYTES: Final = 32
 
 NAMED_BYTES: Final = 32
@@ -217,8 +225,8 @@ MOST_CLAIMED: Final = 256
 """The most task blocks that a block claims at once."""
 
 LAUNCH_RECORD: Final = [
-    ("job", "<u8"), ("live", "<u4"), ("base", "<u4"), ("limit", "<u4"), ("begun", "<u4"),
-    ("named", "<u8"),
+    ("job", "<u8"), ("live", "<u4"), ("base", "<u4"), ("limit", "<u4"), ("named", "<u4"),
+    ("reserved0", "V4"), ("begun", "<u4"),
 ]  # fmt: skip
 """The launch record as `numpy.dtype` takes it; the compiler itself does without NumPy."""
 
@@ -233,7 +241,7 @@ JOB_RECORD: Final = [
 ]  # fmt: skip
 """The job record as `numpy.dtype` takes it."""
 
-_LAUNCH = struct.Struct("<QIII4xQ")
+_LAUNCH = struct.Struct("<QIIII8x")
 _JOB = struct.Struct("<7I4x4I2I8x56xQ")
 _FAULT = struct.Struct("<8I3Q")
 
@@ -323,8 +331,28 @@ def launch_record(job: int, blocks: int, *, base: int = 0, named: int = 0) -> by
         blocks: persistent blocks, or blocks of the sub-grid in sliced form.
         base: sliced form: the sub-grid's first task block.
         named: device address of a bitmap as `named_sms` makes it, 0: no SM is named.
+
+    Raises:
+        ValueError: the bitmap is not behind the job record.
     """
-    return _LAUNCH.pack(job, blocks, base, blocks, named)
+    return _LAUNCH.pack(job, blocks, base, blocks, named_at(job, named))
+
+
+def named_at(job: int, named: int) -> int:
+    """The word ``named`` of a launch record, from the addresses of job record and bitmap.
+
+    Args:
+        job: device address of the job record.
+        named: device address of the bitmap, 0: no SM is named.
+
+    Raises:
+        ValueError: the bitmap is not behind the job record, or 4 GiB from it or more.
+    """
+    if not named:
+        return 0
+    if not job < named < job + 2**32:
+        raise ValueError(f"the bitmap at {named:#x} is not behind the job record at {job:#x}")
+    return named - job
 
 
 def named_sms(sms: Iterable[int]) -> bytes:

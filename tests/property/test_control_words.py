@@ -67,13 +67,18 @@ def test_layout_of_the_launch_record() -> None:
     dtype = np.dtype(words.LAUNCH_RECORD)
     assert dtype.itemsize == words.LAUNCH_BYTES == 32
     assert offsets(dtype) == {
-        "job": 0, "live": 8, "base": 12, "limit": 16, "begun": 20, "named": 24,
+        "job": 0, "live": 8, "base": 12, "limit": 16, "named": 20, "begun": 28,
     }  # fmt: skip
-    assert (words.LIMIT % 16, words.NAMED) == (0, words.LIMIT + 8), "blocks load both at once"
-    record = np.frombuffer(words.launch_record(0x1234567890, 7, base=9, named=96), dtype)[0]
+    assert (words.LIMIT % 8, words.NAMED) == (0, words.LIMIT + 4), "blocks load both at once"
+    job = 0x1234567890
+    record = np.frombuffer(words.launch_record(job, 7, base=9, named=job + 96), dtype)[0]
     found = {name: int(record[name]) for name in offsets(dtype)}
-    expected = {"job": 0x1234567890, "live": 7, "base": 9, "limit": 7, "begun": 0, "named": 96}
+    expected = {"job": job, "live": 7, "base": 9, "limit": 7, "named": 96, "begun": 0}
     assert found == expected
+    assert words.named_at(job, 0) == 0
+    for named in (job, job - 8, job + 2**32):
+        with pytest.raises(ValueError, match="not behind"):
+            words.launch_record(job, 7, named=named)
 
 
 def test_each_sm_has_its_bit() -> None:

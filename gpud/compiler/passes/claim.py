@@ -41,13 +41,13 @@ matter: ``previous`` is `NOTHING` then, the largest word that there is.
 Why nothing is lost or repeated: atomics on ``next`` hand out ranges that do not overlap. A block
 runs its range in order, up to ``last``, and looks at its limit only when it holds nothing: so a
 claim in advance, too, is run before the block leaves. How many it took is kept in ``last`` with the
-mark, not read again: the host may change ``chunk`` and ``ahead`` at any moment.
+mark, not read again: nothing depends on ``chunk`` and ``ahead`` staying what they are.
 
 Blocks that wait for others claim one task block when they can run it, whatever the record says:
 a task block that somebody holds and has not begun would be waited for by those who run.
 
 A block is told to release by its index or by the SM that it is on; it does the same in both cases.
-The limit and the address of the bitmap that names SMs come with one load, and a launch of which no
+The limit and the place of the bitmap that names SMs come with one load, and a launch of which no
 SM is named, as most are, reads no bitmap.
 
 Properties:
@@ -106,7 +106,7 @@ def add_claim(
         chunk = code.register("chunk")
         _look_at_held(code, slot, claim)
     code("mov.u32", claim, immediate(words.NOTHING))
-    _heed_release(code, ctl, publish, code.label("stays"))
+    _heed_release(code, publish, code.label("stays"))
     code("atom.global.add.u32", claim, Address(own, words.NEXT), chunk)
     if several:
         code.place(code.label("check"))
@@ -122,25 +122,27 @@ def add_claim(
     code.place(met)
 
 
-def _heed_release(code: Code, ctl: Register, told: Symbol, stays: Symbol) -> None:
+def _heed_release(code: Code, told: Symbol, stays: Symbol) -> None:
     """Go to ``told`` if the block has been told to release, else go on at ``stays``, here."""
-    word, named = code.register("word", "b64"), code.register("named", "b64")
-    limit, index, bits = (code.register(name) for name in ("limit", "index", "bits"))
+    ctl, job, word = (code.register(name, "b64") for name in ("control", "job", "word"))
+    limit, named = code.register("limit"), code.register("named")
+    index, bits = code.register("index"), code.register("bits")
     stop = code.register("stop", "pred")
-    code("ld.volatile.global.v2.u64", Vector((word, named)), Address(ctl, words.LIMIT))
-    code("cvt.u32.u64", limit, word)
+    # A vector is so many accesses of one word each: the words that the host writes.
+    code("ld.volatile.global.v2.u32", Vector((limit, named)), Address(ctl, words.LIMIT))
     code("mov.u32", index, SpecialRegister("%ctaid.x"))
     code("setp.ge.u32", stop, index, limit)
     code("bra", told, when=stop)
-    code("setp.eq.u64", stop, named, 0)
+    code("setp.eq.u32", stop, named, 0)
     code("bra", stays, when=stop)
     # Only the last bits of the SM's number count, so that no other word is ever read.
     code("mov.u32", index, SpecialRegister("%smid"))
     code("shr.u32", bits, index, 3)
     code("and.b32", bits, bits, words.NAMED_BYTES - 4)
+    code("add.u32", bits, bits, named)
     code("cvt.u64.u32", word, bits)
-    code("add.u64", named, named, word)
-    code("ld.volatile.global.u32", bits, Address(named))
+    code("add.u64", word, word, job)
+    code("ld.volatile.global.u32", bits, Address(word))
     code("and.b32", index, index, 31)
     code("shr.u32", bits, bits, index)
     code("and.b32", bits, bits, 1)
@@ -195,7 +197,7 @@ def _claim_in_advance(code: Code, claim: Register, met: Symbol) -> None:
     code("setp.ne.u32", wants, advance, 0)
     code("setp.eq.and.u32", wants, claim, last, wants)
     code("bra", met, unless=wants)
-    _heed_release(code, code.register("control", "b64"), met, code.label("again"))
+    _heed_release(code, met, code.label("again"))
     code("or.b32", last, advance, immediate(_PENDING))
     code("st.shared.u32", Address(code.register("rest"), _LAST), last)
     own, ahead = code.register("own", "b64"), code.register("ahead")

@@ -56,7 +56,6 @@ _LEAVE = f"""
     ld.global.u64 %job, [%ctl+{words.JOB}];
     ld.global.u32 %total, [%job+{words.TOTAL}];
     red.global.max.u32 [%job+{words.NEXT}], %total;
-    membar.sys;
     setp.eq.u32 %none, %slots, {_NOTHING};
     @%none bra $gone;
     and.b32 %slot, %slots, -8;

@@ -21,7 +21,7 @@ Algorithm, for every thread; ``slot`` toggles between the two slots::
           if leader and slots[slot] != NOTHING: job.done += 1   # the previous one
           if claim == NOTHING: leave
           %ctaid = coordinates(claim); old body; ret and exit go to head
-    leave: if leader: fence; launch.live -= 1
+    leave: if leader: launch.live -= 1
 
 Why one barrier is enough with two slots: the leader can run ahead of a slow thread by one barrier
 only, so it writes the other slot while the slow one still reads this one. With one slot it would
@@ -232,7 +232,7 @@ class _Loop:
         code.place(self._leave)
         code("bra", gone, unless=leader)
         code("ld.param.u64", ctl, Address(self._control))
-        code("membar.sys")
+        # Not after a fence: that the launch is over, not this, says that its writes can be seen.
         code("red.global.add.u32", Address(ctl, words.LIVE), immediate(-1))
         code.place(gone)
         code("ret")

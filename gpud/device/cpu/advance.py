@@ -229,7 +229,7 @@ def _load_stage(e: Emitter, seat: Record, chain: Record, stage: Record, header: 
     store(e, "ptr", stage.pointer, offset(e, control, cw.JOB))
     store(e, "i32", 1, offset(e, control, cw.LIVE))
     store(e, "i32", 0, offset(e, control, cw.BASE))
-    store(e, "i64", 0, offset(e, control, cw.NAMED))  # Python knows where seats are
+    store(e, "i32", 0, offset(e, control, cw.NAMED))  # Python knows where seats are
 
 
 def _place_block(e: Emitter, header: Record, stage: Record, number: str) -> None:

@@ -5,8 +5,7 @@ while the kernel runs, soon, and without a place on an SM, for there may be none
 be cheap. Which way is fastest is for a GPU to say.
 
 Approach: launch records (`gpud.compiler.control_words`) live in *slots*. A release path is where
-the slots are and how a limit is set. Where the bitmap lies that names SMs is set in the same way,
-but for its 8 bytes, which all paths but the first copy.
+the slots are and how a limit is set. Where the bitmap lies that names SMs is set in the same way.
 
 ``mapped``       in host memory that the GPU reads over the bus; setting it is one store. The
                  default until the others have been measured.
@@ -43,7 +42,7 @@ __all__ = ["RELEASE_PATHS", "ReleasePath", "Slot"]
 
 _SLOTS = 1 << 14
 _LIMIT, _LIVE, _BEGUN = cw.LIMIT // 4, cw.LIVE // 4, cw.BEGUN // 4
-_NAMED = cw.NAMED // 8
+_NAMED, _JOB = cw.NAMED // 4, cw.JOB // 8
 _WORDS = cw.LAUNCH_BYTES // 4
 
 Slot = int
@@ -95,11 +94,15 @@ class ReleasePath:
 
     def set_limit(self, slot: Slot, limit: int) -> None:
         """Tell blocks whose index is ``limit`` or more to release; returns at once."""
-        self._words[slot, _LIMIT] = limit
+        self._set(slot, _LIMIT, limit)
 
     def set_named(self, slot: Slot, named: int) -> None:
         """Set the address of the bitmap that names SMs, 0: none are named; returns at once."""
-        self._quads[slot, _NAMED] = named
+        self._set(slot, _NAMED, cw.named_at(int(self._quads[slot, _JOB]), named))
+
+    def _set(self, slot: Slot, word: int, value: int) -> None:
+        """Set a word of the record at once."""
+        self._words[slot, word] = value
 
     def live(self, slot: Slot) -> int:
         """How many blocks of the launch have not left."""
@@ -156,18 +159,13 @@ class _InDeviceMemory(ReleasePath):
             self._on_the_way.clear()
         return not self._on_the_way
 
-    def set_limit(self, slot: Slot, limit: int) -> None:
-        self._words[slot, _LIMIT] = limit
-        self._write(slot, self.address(slot) + cw.LIMIT, limit)
+    def _set(self, slot: Slot, word: int, value: int) -> None:
+        super()._set(slot, word, value)
+        at = slot * cw.LAUNCH_BYTES + 4 * word
+        self._write(self._device.address + at, self._host.address + at, value)
 
-    def set_named(self, slot: Slot, named: int) -> None:
-        super().set_named(slot, named)
-        source = self._host.address + slot * cw.LAUNCH_BYTES + cw.NAMED
-        to = self.address(slot) + cw.NAMED
-        self._context.enter().call("cuMemcpyHtoDAsync", to, source, 8, self._stream)
-
-    def _write(self, slot: Slot, address: int, limit: int) -> None:
-        """Have a limit written at ``address``."""
+    def _write(self, address: int, source: int, value: int) -> None:
+        """Have ``value`` written at ``address``; it is at ``source`` in page-locked memory."""
         raise NotImplementedError
 
     def live(self, slot: Slot) -> int:
@@ -195,20 +193,19 @@ class WriteValue(_InDeviceMemory):
 
     name = "write_value"
 
-    def _write(self, slot: Slot, address: int, limit: int) -> None:
-        self._context.enter().call("cuStreamWriteValue32", self._stream, address, limit, 0)
+    def _write(self, address: int, source: int, value: int) -> None:
+        self._context.enter().call("cuStreamWriteValue32", self._stream, address, value, 0)
 
 
 class Copy(_InDeviceMemory):
     """``copy``: one word from page-locked memory.
 
-    The copy may read the word later, and then finds a lower limit: as good.
+    The copy may read the word later, and then finds what was set since: as good.
     """
 
     name = "copy"
 
-    def _write(self, slot: Slot, address: int, limit: int) -> None:
-        source = self._host.address + slot * cw.LAUNCH_BYTES + cw.LIMIT
+    def _write(self, address: int, source: int, value: int) -> None:
         self._context.enter().call("cuMemcpyHtoDAsync", address, source, 4, self._stream)
 
 
@@ -217,8 +214,8 @@ class Memset(_InDeviceMemory):
 
     name = "memset"
 
-    def _write(self, slot: Slot, address: int, limit: int) -> None:
-        self._context.enter().call("cuMemsetD32Async", address, limit, 1, self._stream)
+    def _write(self, address: int, source: int, value: int) -> None:
+        self._context.enter().call("cuMemsetD32Async", address, value, 1, self._stream)
 
 
 RELEASE_PATHS: dict[str, type[ReleasePath]] = {

@@ -252,8 +252,8 @@ class FakeDriver:
         yield
         self._begun(control, index)
         while index < self.u32(control + cw.LIMIT):
-            named = self.u64(control + cw.NAMED)
-            if named and self.u32(named + block.sm // 32 * 4) >> block.sm % 32 & 1:
+            named = self.u32(control + cw.NAMED)
+            if named and self.u32(job + named + block.sm // 32 * 4) >> block.sm % 32 & 1:
                 break
             claim = self.u32(job + cw.NEXT)
             self.put(job + cw.NEXT, claim + 1)
