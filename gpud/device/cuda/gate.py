@@ -18,6 +18,12 @@ memory for certain when that launch is over, and a task block is counted as done
 So the gate stays closed behind a stage that was helped, and the host, which waits for all launches,
 begins anew with the next.
 
+Order: what the stage before wrote the next one sees because both are on one stream with the gate
+between them. So the task blocks that count themselves as done need no fence for it. Two orders are
+the gate's own: it looks at `HELPED` after ``done``, which an acquiring load is for (a helper that
+has counted anything was launched after the host had written `HELPED`); and whoever sees `CURRENT`,
+the host that then launches a helper, sees what the gate has seen and done: a releasing store.
+
 Properties:
 * a stage is opened at most once, and only after all task blocks of the one before are done and what
   they wrote can be seen;
@@ -38,10 +44,15 @@ from gpud.compiler import control_words as cw
 __all__ = ["CURRENT", "GATE", "HELPED", "PTX", "RUN_BYTES", "STOP", "GateParameters"]
 
 CURRENT: Final = 0
-STOP: Final = 1
-HELPED: Final = 2
+STOP: Final = 2
+HELPED: Final = 3
 RUN_BYTES: Final = 64
-"""`CURRENT`, `STOP` and `HELPED` are the numbers of 32-bit words in so many bytes."""
+"""`CURRENT`, `STOP` and `HELPED` are the numbers of 32-bit words in so many bytes.
+
+The gate reads the last two at once: each look over the bus takes about a microsecond.
+"""
+
+assert (STOP % 2, HELPED) == (0, STOP + 1), "they are loaded as one vector"
 
 GATE: Final = "gpud_gate"
 
@@ -55,30 +66,26 @@ PTX: Final = f"""
 .maxntid 1, 1, 1
 {{
     .reg .b64 %job, %previous, %run;
-    .reg .b32 %stage, %done, %total, %word;
-    .reg .pred %yes;
+    .reg .b32 %stage, %done, %total, %stop, %helped;
+    .reg .pred %yes, %follows;
     ld.param.u64 %job, [job];
     ld.param.u64 %previous, [previous];
     ld.param.u64 %run, [run];
     ld.param.u32 %stage, [stage];
-    ld.volatile.global.u32 %word, [%run+{STOP * 4}];
-    setp.ne.u32 %yes, %word, 0;
-    @%yes bra $closed;
-    setp.eq.u64 %yes, %previous, 0;
-    @%yes bra $open;
-    ld.volatile.global.u32 %done, [%previous+{cw.DONE}];
-    ld.volatile.global.u32 %total, [%previous+{cw.TOTAL}];
+    setp.ne.u64 %follows, %previous, 0;
+    @!%follows bra $words;
+    ld.acquire.sys.global.u32 %done, [%previous+{cw.DONE}];
+    ld.global.u32 %total, [%previous+{cw.TOTAL}];
     setp.ne.u32 %yes, %done, %total;
     @%yes bra $closed;
-    membar.sys;
-    ld.volatile.global.u32 %word, [%run+{HELPED * 4}];
-    setp.eq.u32 %yes, %word, %stage;
+$words:
+    ld.volatile.global.v2.u32 {{%stop, %helped}}, [%run+{STOP * 4}];
+    setp.ne.u32 %yes, %stop, 0;
     @%yes bra $closed;
-$open:
-    membar.sys;
+    setp.eq.and.u32 %yes, %helped, %stage, %follows;
+    @%yes bra $closed;
     st.volatile.global.u32 [%job+{cw.NEXT}], 0;
-    membar.sys;
-    st.volatile.global.u32 [%run+{CURRENT * 4}], %stage;
+    st.release.sys.global.u32 [%run+{CURRENT * 4}], %stage;
 $closed:
     ret;
 }}

@@ -13,10 +13,8 @@ import pytest
 from cuda.bindings import driver as real
 
 import gpud.device.cuda
-from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import ENVIRONMENT, STICKY, Driver, DriverError, open_driver
-from gpud.device.cuda.gate import PTX
 from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.cuda.semaphore import Semaphore
 from gpud.device.host.__main__ import CompileLimits, open_device
@@ -141,12 +139,6 @@ def test_a_semaphore_ends_a_wait_and_takes_all_posts() -> None:
     semaphore.post()
     assert semaphore.wait(None)
     assert not semaphore.wait(0.001)
-
-
-@pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
-def test_the_gate_assembles(arch: str) -> None:
-    assert assemble(PTX, arch)["gpud_gate"].spill_bytes == 0
 
 
 def everything(fake: FakeDriver, release: str, descriptor: int) -> None:
