@@ -14,7 +14,9 @@ if it is empty, and above that a count of its changes, in one word of 64 bits. T
 behind the heap, where no fence lets a program: what was never used, the lists, the granules' words.
 
 Algorithm: a size is rounded to 1 to 8 times a power of two; what is freed is pushed on the list of
-its size by compare-and-swap; a block comes from its list, or from what was never used.
+its size by compare-and-swap; a block comes from its list, or from what was never used. Who gives a
+block back has a fence before the exchange, and who takes one has it behind its look at the list: so
+the link that is read is the one that was written, and what the last owner did to the block is over.
 
 Properties:
 * ``lock-free``: a loop begins anew only if another thread has succeeded, so no thread waits for
@@ -105,10 +107,10 @@ def _functions(stem: str) -> str:
     add.u64 %list, %list, {_LISTS - 8};
 $again:
     ld.volatile.global.u64 %word, [%list];
-    membar.gl;
     cvt.u32.u64 %granule, %word;
     setp.eq.u32 %yes, %granule, 0;
     @%yes bra $fresh;
+    membar.gl;
     sub.u32 %granule, %granule, 1;
     mul.wide.u32 %at, %granule, 4;
     add.u64 %at, %at, %records;
@@ -132,7 +134,6 @@ $got:
     add.u64 %at, %at, %records;
     or.b32 %state, %which, {_TAKEN};
     st.volatile.global.u32 [%at+{_WORDS}], %state;
-    membar.gl;
     mul.wide.u32 %t, %granule, 16;
     add.u64 %result, %base, %t;
 $end:
