@@ -34,6 +34,7 @@ offset type  name      meaning
 
 Properties:
 * ``order``: what one thread prints stands in the order of its calls;
+* ``whole``: a call that is told is told as it was made, while others are being written;
 * ``any bytes``: whatever lies in a buffer, `calls` ends, and reads nothing outside of it.
 """
 
@@ -114,11 +115,18 @@ def has_dropped(buffer: bytes) -> bool:
     return any(buffer[:4])
 
 
-def calls(buffer: bytes) -> Iterator[PrintCall]:
-    """The calls in a buffer up to the first that is not complete."""
+def calls(buffer: bytes, before: bytes) -> Iterator[PrintCall]:
+    """The calls in a buffer up to the first that is not complete.
+
+    Args:
+        buffer: as it is read.
+        before: the same buffer, read earlier: what is complete there is believed. A copy of
+            memory that a device writes to reads in no certain order, so an entry's end may be
+            read before it is written, and the mark that it is complete afterwards.
+    """
     at = BUFFER_HEAD_BYTES
     while at + ENTRY_BYTES <= len(buffer):
-        size, complete, length, packed = _ENTRY.unpack_from(buffer, at)
+        size, complete, length, packed = _ENTRY.unpack_from(before, at)
         if complete != 1 or size < ENTRY_BYTES or size % 8 or size > len(buffer) - at:
             return
         yield _call(buffer[at : at + size], length, packed)

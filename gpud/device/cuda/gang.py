@@ -76,7 +76,7 @@ class Gang:
         self.over = False
         self._ended = False
         self._final = (0, 0, chain.total)
-        self._printed = b""
+        self._printed = (b"", b"")
 
     # -- for everybody
 
@@ -134,7 +134,7 @@ class Gang:
         with self._device.lock:
             run = self._aloft.run
             printed = self._printed if self.over or run is None else run.printed
-        return printed_text(printed)
+        return printed_text(*printed)
 
     @property
     def progress(self) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from gpud.device.cuda.context import Context
 from gpud.device.cuda.memory import MappedBlock
 from gpud.device.output import Printed, format_printf
 
-__all__ = ["OUTPUT_BYTES", "OutputBuffers", "is_unused", "printed_text"]
+__all__ = ["OUTPUT_BYTES", "OutputBuffers", "printed_text", "read"]
 
 OUTPUT_BYTES = 1 << 22
 """Of a run's buffer: four times what CUDA has for all kernels by default. It is page-locked."""
@@ -52,7 +52,7 @@ class OutputBuffers:
 
     def give(self, buffer: MappedBlock) -> None:
         """Take one back; no kernel uses it any more."""
-        if not is_unused(buffer):
+        if not _is_unused(buffer):
             buffer.view[:] = 0
         self._free.append(buffer)
 
@@ -67,15 +67,23 @@ class OutputBuffers:
         return made
 
 
-def is_unused(buffer: MappedBlock) -> bool:
+def _is_unused(buffer: MappedBlock) -> bool:
     """Whether there is no entry, and no call that did not fit."""
     return not buffer.words[: BUFFER_HEAD_BYTES // 4 + 1].any()
 
 
-def printed_text(buffer: bytes) -> bytes:
-    """What is printed by the calls in a buffer."""
+def read(buffer: MappedBlock) -> tuple[bytes, bytes]:
+    """What is in a buffer, to be given to `printed_text`; nothing if nothing is there."""
+    if _is_unused(buffer):
+        return b"", b""
+    before = bytes(buffer.view)
+    return bytes(buffer.view), before
+
+
+def printed_text(buffer: bytes, before: bytes) -> bytes:
+    """What is printed by the calls in a buffer, as `read` has it."""
     printed = Printed()
-    for call in calls(buffer):
+    for call in calls(buffer, before):
         printed.add(format_printf(call.format, _WrittenDown(call)))
         if not printed.hears:
             break

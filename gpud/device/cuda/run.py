@@ -29,7 +29,7 @@ from gpud.device.cuda import gate
 from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.green import Place
-from gpud.device.cuda.output import OUTPUT_BYTES, is_unused
+from gpud.device.cuda.output import OUTPUT_BYTES, read
 from gpud.errors import DeviceLost
 
 if TYPE_CHECKING:
@@ -117,11 +117,9 @@ class Run:
         self._close.callback(self._settle)
 
     @property
-    def printed(self) -> bytes:
-        """The output buffer as it is now; nothing if nothing is there."""
-        if self._output is None or is_unused(self._output):
-            return b""
-        return bytes(self._output.view)
+    def printed(self) -> tuple[bytes, bytes]:
+        """The output buffer as it is now, as `gpud.device.cuda.output.read` has it."""
+        return (b"", b"") if self._output is None else read(self._output)
 
     # -- words
 

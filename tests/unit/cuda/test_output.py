@@ -176,8 +176,20 @@ def test_any_format_prints_as_on_the_cpu_device(both: Both) -> None:
 def test_any_bytes_in_a_buffer_are_text(raw: bytes, numbers: list[int]) -> None:
     head = bytes(BUFFER_HEAD_BYTES)
     for body in (raw, struct.pack(f"<{len(numbers)}I", *numbers) + raw):
-        assert len(printed_text(head + body)) <= OUTPUT_LIMIT_BYTES
-        assert sum(16 for _ in calls(head + body)) <= len(body)
+        buffer = head + body
+        assert len(printed_text(buffer, buffer)) <= OUTPUT_LIMIT_BYTES
+        assert sum(16 for _ in calls(buffer, buffer)) <= len(body)
+
+
+def test_what_was_not_complete_before_it_was_read_is_not_told() -> None:
+    def entry(text: bytes, complete: int) -> bytes:
+        return struct.pack("<4I", 24, complete, len(text), 0) + text.ljust(8, b"\0")
+
+    head = bytes(BUFFER_HEAD_BYTES)
+    # The copy has the second entry's mark and, as it went, not yet its text.
+    before = head + entry(b"first", 1) + bytes(24)
+    torn = head + entry(b"first", 1) + entry(b"", 1)
+    assert printed_text(torn, before) == b"first"
 
 
 def print_entry(entry: Function) -> str:
