@@ -443,6 +443,9 @@ class FakeDriver:
     def cuModuleLoadDataEx(self, image: bytes, *_: Any) -> Answer:
         return self.cuModuleLoadData(image)
 
+    def cuLinkCreate(self, *_: Any) -> Answer:
+        return real.CUresult.CUDA_ERROR_NOT_SUPPORTED, None  # programs are loaded as they are
+
     def cuModuleUnload(self, module: Any) -> Answer:
         return (OK,)
 

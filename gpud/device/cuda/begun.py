@@ -29,7 +29,12 @@ from gpud.compiler.passes.build import Code, change_functions, fresh_stem
 from gpud.compiler.passes.persistent import parted
 from gpud.compiler.ptx.model import Address, Function, Module, SpecialRegister, Symbol
 
-__all__ = ["telling"]
+__all__ = ["is_rewritten", "telling"]
+
+
+def is_rewritten(entry: Function) -> bool:
+    """Whether an entry has the hidden parameter that the rewriter adds."""
+    return bool(entry.parameters) and entry.parameters[-1].name.rstrip("_").endswith(CONTROL)
 
 
 def telling(program: Module) -> Module:
@@ -37,11 +42,9 @@ def telling(program: Module) -> Module:
     stem = fresh_stem(program, "gpud_begun")
 
     def change(function: Function) -> Function:
-        if function.kind != "entry" or function.body is None or not function.parameters:
+        if function.kind != "entry" or function.body is None or not is_rewritten(function):
             return function
         control = function.parameters[-1]
-        if not control.name.rstrip("_").endswith(CONTROL):
-            return function
         code = Code(stem)
         block, thread = code.register("block"), code.register("thread")
         first, address = code.register("first", "pred"), code.register("control", "b64")

@@ -25,6 +25,8 @@ import threading
 from typing import Any
 
 from gpud.device.cuda.driver import Driver
+from gpud.device.cuda.machine_code import MachineCode
+from gpud.device.cuda.patience import Patience
 from gpud.errors import InvalidArgument
 
 __all__ = ["Context"]
@@ -45,6 +47,8 @@ class Context:
         device: the driver's handle.
         least_priority, greatest_priority: of streams; the greatest is the smallest number.
         stack_bytes: local memory that there is room for, a thread.
+        patience: for calls that may wait for kernels.
+        machine_code: of programs that were loaded.
 
     Raises:
         InvalidArgument: there is no such GPU.
@@ -65,6 +69,8 @@ class Context:
         self._entered = threading.local()
         self._open = True
         self.stack_bytes = 0
+        self.patience = Patience()
+        self.machine_code = MachineCode()
         try:
             self.enter()
             self.make_room(_STACK_BYTES)

@@ -108,11 +108,9 @@ class CUDADevice:
             self.green = Green(context, self.device_blocks)
             undo.callback(self.green.close)
             self.partitions = self.green.partitions
-            api = self.driver.api
+            flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
             self.control_stream = self.driver.call(
-                "cuStreamCreateWithPriority",
-                int(api.CUstream_flags.CU_STREAM_NON_BLOCKING),
-                context.greatest_priority,
+                "cuStreamCreateWithPriority", flags, context.greatest_priority
             )
             undo.callback(self.driver.call, "cuStreamDestroy", self.control_stream)
             gate = CUDAModule(context, PTX)
@@ -124,12 +122,13 @@ class CUDADevice:
             self.arenas = Arenas(context, self.standstill, lambda: not watcher.busy, threaded=watch)
             undo.callback(self.arenas.close)
             together = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
-            self.flights = Flights(
-                context, paths, self.watcher.semaphore, gate.kernel(GATE).handle, together
-            )
+            opens = gate.kernel(GATE)
+            opens.share_sms()
+            self.flights = Flights(context, paths, self.watcher.semaphore, opens.handle, together)
             undo.callback(self.flights.close)
             undo.callback(self._unload_all)
             self._close = undo.pop_all()
+        context.patience.serve(self.flights.halt, self.watcher.hurry)
         if watch:
             self.watcher.start()
 
@@ -227,7 +226,8 @@ class CUDADevice:
         with self.lock:
             self.check_open()
             try:
-                partition = self.green.take(exclusive)
+                with self.context.patience.waiting():
+                    partition = self.green.take(exclusive)
             except DriverError as error:
                 raise InvalidArgument(
                     f"{exclusive} SMs cannot be one job's alone: the driver makes no green context "
@@ -331,9 +331,8 @@ class CUDADevice:
         driver = self.context.enter()
         if shared > _FREE_SHARED_BYTES - kernel.shared_bytes:
             # All that a block may have, so that a later, smaller launch takes nothing back.
-            which = driver.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             room = self._shared_limit - kernel.shared_bytes
-            driver.call("cuFuncSetAttribute", kernel.handle, which, room)
+            kernel.set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)
         found = int(
             driver.call(
                 "cuOccupancyMaxActiveBlocksPerMultiprocessor", kernel.handle, threads, shared

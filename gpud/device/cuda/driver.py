@@ -8,12 +8,18 @@ the status, and returns what is left: nothing, a value or a tuple. A status afte
 the context succeeds (a *sticky* one) raises `gpud.errors.DeviceLost`, whichever call it came from;
 any other a `DriverError` with its name. Tests pass an object of their own instead of the bindings.
 
-CuPy is not used: what it offers here (streams, events, memory, modules) the driver offers with one
-way of reporting errors, and CuPy knows neither reserved address ranges nor a parameter buffer that
-is laid out already; a second owner of the context and of memory would only have to be kept in step.
+CuPy is not used. These bindings would be needed beside it: CuPy has neither flags of the primary
+context nor reserved addresses, stream writes, green contexts, or a load that says why it failed.
+What both have (streams, events, memory, modules, launches) CuPy reports by two errors of its own,
+one for the driver and one for the runtime, and sticky statuses must be known from all. And its
+arrays have kernels of their own, which are loaded when they are first used: the device may have to
+be at rest for that (`gpud.device.cuda.patience`).
+
+Source: CuPy's ``cupy_backends/cuda/api/driver.pyx``, its list of functions.
 
 Properties:
-* no status is lost; nothing of CUDA is loaded before `open_driver`;
+* no status is lost, not even one that the bindings do not know;
+* nothing of CUDA is loaded before `open_driver`;
 * kernels are loaded when their module is: the driver's lazy loading may wait for the device, which
   never comes to rest while a persistent kernel runs.
 
@@ -115,7 +121,10 @@ class Driver:
             DeviceLost: the context is dead.
             DriverError: the call failed otherwise.
         """
-        status, *values = getattr(self.api, function)(*arguments)
+        try:
+            status, *values = getattr(self.api, function)(*arguments)
+        except KeyError as error:
+            raise _unknown(function, error) from error
         if status != self._success:
             raise self._error(function, status)
         if len(values) == 1:
@@ -128,7 +137,10 @@ class Driver:
         Raises:
             DeviceLost: it failed, and the context with it.
         """
-        status = self.api.cuEventQuery(event)[0]
+        try:
+            status = self.api.cuEventQuery(event)[0]
+        except KeyError as unknown:
+            raise _unknown("cuEventQuery", unknown) from unknown
         if status == self._success:
             return True
         error = self._error("cuEventQuery", status)
@@ -150,6 +162,14 @@ class Driver:
                 "device failed in a way that ends every kernel in the process"
             )
         return DriverError(function, name)
+
+
+def _unknown(function: str, error: KeyError) -> DeviceLost:
+    """For a status that is newer than the bindings, which look names up: it may be a sticky one."""
+    return DeviceLost(
+        f"the GPU's context cannot be relied on: {function} reports status {error}, which this "
+        "version of cuda-bindings does not know"
+    )
 
 
 def open_driver() -> Driver:

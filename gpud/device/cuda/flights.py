@@ -48,8 +48,8 @@ class Flight:
         event: over when it is.
         place: where its blocks are; None: anywhere.
         stream: its own, given back with it; None if others are on the stream.
-        named: whether blocks of it may have left because of the SM that they were on; as it is
-            not known which, those that have an index below the limit need not be there then.
+        named: whether blocks of it may have left because of the SM that they were on, or because
+            all were halted; those that have an index below the limit need not be there then.
     """
 
     stage: int
@@ -99,6 +99,8 @@ class Flights:
         self._events: list[Any] = []
         self._all_streams: list[Any] = []
         self._all_events: list[Any] = []
+        self._there: dict[Flight, None] = {}
+        self._halts = 0
 
     # -- streams and events
 
@@ -177,6 +179,7 @@ class Flights:
         what = chain.stages[stage]
         event = self.take_event()
         slot: Slot | None = None
+        halts = self._halts
         try:
             if what.form != "unmodified":
                 slot = self.release.take()
@@ -193,7 +196,25 @@ class Flights:
         except DriverError as error:
             raise DeviceLost(f"{what.kernel.name} runs and cannot be followed: {error}") from error
         counts = what.form == "persistent"
-        return Flight(stage, count, count, slot, counts, event, place, named=named != 0)
+        flight = Flight(stage, count, count, slot, counts, event, place, named=named != 0)
+        self._there[flight] = None
+        flight.named |= self._halts != halts
+        return flight
+
+    def halt(self) -> None:
+        """Have all blocks leave that can, at their next task block.
+
+        Called on any thread, without the lock: who has it may be waiting in the driver. What is
+        begun meanwhile may get some of it, for a slot that was another's; so it is marked, too.
+        """
+        self._halts += 1
+        for flight in list(self._there):
+            if flight.counts and flight.slot is not None:
+                flight.named = True
+                self.release.halt(flight.slot)
+        self._halts += 1
+        for flight in list(self._there):
+            flight.named = True
 
     def notify(self, stream: Any) -> None:
         """Have the semaphore posted when ``stream`` gets here."""
@@ -238,6 +259,7 @@ class Flights:
 
     def forget(self, flight: Flight, urgent: bool) -> None:
         """Take back what a flight held that is over."""
+        self._there.pop(flight, None)
         self.give_event(flight.event)
         if flight.slot is not None:
             self.release.give(flight.slot)

@@ -153,6 +153,8 @@ class Gang:
         with self._device.lock:
             if self.over:
                 return 0
+            if self._device.watcher.holds(self) and self._launcher.has_room:
+                return self.slices
             return self._launcher.held(self.slices, stopping=self._stopping)
 
     @property
@@ -179,8 +181,8 @@ class Gang:
     # -- for the device and the watcher, with the lock
 
     def make_way(self) -> None:
-        """There is another partition, or one less."""
-        if not self._stopping:
+        """There is another partition, or one less; or what was held back may begin."""
+        if not self._stopping and not self.over:
             self._attempt(self._name)
 
     def follow(self) -> None:
@@ -239,7 +241,9 @@ class Gang:
             self._launcher.adjust(self._usable)
         elif self.slices and not self._usable:
             self._device.standstill.await_end(self)
-        elif self.slices and self._launcher.has_room:
+        elif self.slices and (self._device.context.patience.stuck or not self._launcher.has_room):
+            self._device.watcher.hold(self)
+        elif self.slices:
             self._device.watcher.add(self)
             self._launcher.begin(self.slices)
 

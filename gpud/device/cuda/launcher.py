@@ -105,7 +105,8 @@ class Launcher:
     def follow(self, slices: int) -> None:
         """Something is on the device: queue what is to follow, and `adjust`."""
         aloft = self._aloft
-        if len(aloft.main) <= _TOP_UP and not aloft.stalled and aloft.main:
+        more = not self._device.context.patience.stuck
+        if more and len(aloft.main) <= _TOP_UP and not aloft.stalled and aloft.main:
             self._queue_more(slices)
         self.adjust(slices)
 
@@ -126,7 +127,8 @@ class Launcher:
             rest[flight.stage] = share - min(staying, share)
         if lowered:
             aloft.released()
-        missing = 0 if self._astray else rest.get(now, 0)
+        waits = self._astray or self._device.context.patience.stuck
+        missing = 0 if waits else rest.get(now, 0)
         if missing and not aloft.all_claimed(now):
             self._help(now, missing + self._folded())
 

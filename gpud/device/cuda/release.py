@@ -8,7 +8,8 @@ Approach: launch records (`gpud.compiler.control_words`) live in *slots*. A rele
 the slots are and how a limit is set. Where the bitmap lies that names SMs is set in the same way.
 
 ``mapped``       in host memory that the GPU reads over the bus; setting it is one store. The
-                 default until the others have been measured.
+                 default until the others have been measured, and the only one by which blocks can
+                 be told anything while the driver does not answer (`gpud.device.cuda.patience`).
 ``write_value``  in device memory; ``cuStreamWriteValue32`` on a stream of its own.
 ``copy``         in device memory; a copy of one word on a stream of its own.
 ``memset``       in device memory; a memset of one word on a stream of its own.
@@ -96,6 +97,10 @@ class ReleasePath:
         """Tell blocks whose index is ``limit`` or more to release; returns at once."""
         self._set(slot, _LIMIT, limit)
 
+    def halt(self, slot: Slot) -> None:
+        """Tell all blocks to release, without the driver and without a lock."""
+        self._words[slot, _LIMIT] = 0
+
     def set_named(self, slot: Slot, named: int) -> None:
         """Set the address of the bitmap that names SMs, 0: none are named; returns at once."""
         self._set(slot, _NAMED, cw.named_at(int(self._quads[slot, _JOB]), named))
@@ -163,6 +168,9 @@ class _InDeviceMemory(ReleasePath):
         super()._set(slot, word, value)
         at = slot * cw.LAUNCH_BYTES + 4 * word
         self._write(self._device.address + at, self._host.address + at, value)
+
+    def halt(self, slot: Slot) -> None:
+        """Nothing: only the driver could, which does not answer then."""
 
     def _write(self, address: int, source: int, value: int) -> None:
         """Have ``value`` written at ``address``; it is at ``source`` in page-locked memory."""

@@ -11,7 +11,8 @@ Properties:
 * with nothing on the device it does not run;
 * what ends is seen when the driver says so, and at the latest after `_LONGEST_S`, even if the
   context is lost and nothing is posted any more;
-* callbacks are called without the device's lock.
+* callbacks are called without the device's lock;
+* whatever fails here, every gang hears of it: nobody else would see launches end.
 
 It has not run on a GPU yet.
 """
@@ -19,6 +20,7 @@ It has not run on a GPU yet.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -50,6 +52,7 @@ class Watcher:
         self._tell = tell
         self.semaphore = Semaphore()
         self._gangs: dict[Gang, None] = {}
+        self._held: dict[Gang, None] = {}
         self._pause = _SHORTEST_S
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -67,6 +70,14 @@ class Watcher:
         """Its launches are over. With the lock."""
         self._gangs.pop(gang, None)
 
+    def hold(self, gang: Gang) -> None:
+        """It has nothing on the device, and is to begin when it can. With the lock."""
+        self._held[gang] = None
+
+    def holds(self, gang: Gang) -> bool:
+        """Whether a gang is to begin when it can. With the lock."""
+        return gang in self._held
+
     @property
     def gangs(self) -> tuple[Gang, ...]:
         """Those that have launches on the device. With the lock."""
@@ -83,32 +94,40 @@ class Watcher:
         self.semaphore.post()
 
     def look(self) -> float | None:
-        """Look at every gang once; how long to sleep, in seconds, None: until a post."""
+        """Look at every gang once; how long to sleep, in seconds, None: until a post.
+
+        Gangs that were held back are told first: they may begin now.
+        """
         with self._lock:
             changed = False
-            for gang in list(self._gangs):
+            held, self._held = self._held, {}
+            for gang in (*held, *self._gangs):
                 try:
-                    changed |= gang.look()
-                except DeviceLost as error:
-                    self._gangs[gang] = None  # it may have been taken out already
-                    self._lose(error)
+                    if gang in held:
+                        gang.make_way()
+                    else:
+                        changed |= gang.look()
+                except Exception as error:  # noqa: BLE001 - this thread must not end unheard
+                    self._gangs |= {**held, gang: None}  # it may have been taken out already
+                    self._lose(_as_loss(error))
                     break
             if changed:
                 self._pause = _SHORTEST_S
             else:
                 self._pause = min(2 * self._pause, _LONGEST_S)
-            pause = self._pause if self._gangs else None
+            pause = self._pause if self._gangs or self._held else None
         self._tell()
         return pause
 
     def make_way(self) -> None:
         """Tell every gang that the device's partitions are others now. With the lock."""
-        for gang in list(self._gangs):
+        held, self._held = self._held, {}
+        for gang in (*held, *self._gangs):
             gang.make_way()
 
     def end_all(self) -> None:
-        """End every gang that has launches; nobody looks after them any more."""
-        for gang in list(self._gangs):
+        """End every gang that has launches or is to; nobody looks after them any more."""
+        for gang in (*self._held, *self._gangs):
             gang.end()
 
     def close(self) -> None:
@@ -120,9 +139,10 @@ class Watcher:
 
     def _lose(self, error: GpudError) -> None:
         """The context is lost: every gang fails, and the host with the first that says so."""
-        for gang in list(self._gangs):
+        for gang in (*self._held, *self._gangs):
             gang.lose(error)
         self._gangs.clear()
+        self._held.clear()
 
     def _run(self) -> None:
         pause: float | None = None
@@ -130,3 +150,11 @@ class Watcher:
             if self.semaphore.wait(pause):
                 self._pause = _SHORTEST_S
             pause = self.look()
+
+
+def _as_loss(error: Exception) -> DeviceLost:
+    """What ends the device host: nobody else would see launches end."""
+    if isinstance(error, DeviceLost):
+        return error
+    told = "".join(traceback.format_exception(error)).strip()
+    return DeviceLost(f"launches cannot be watched any more: {told}")

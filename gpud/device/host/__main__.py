@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from gpud.device.host.host import Host
 from gpud.device.host.link import Link
 from gpud.device.spec import DeviceSpec, parse_device
-from gpud.errors import GpudError
+from gpud.errors import DeviceLost, GpudError, InvalidArgument
 
 __all__ = ["main"]
 
@@ -76,12 +76,20 @@ def open_device(spec: DeviceSpec, limits: CompileLimits) -> Any:
 
     Raises:
         ValueError: there is no such device.
+        InvalidArgument: likewise, or it is there and cannot be used.
         MissingDependency: it needs what is not installed.
     """
     if spec.kind == "cuda":
         from gpud.device.cuda.device import CUDADevice
+        from gpud.device.cuda.driver import DriverError
 
-        return CUDADevice(spec.number)
+        try:
+            return CUDADevice(spec.number)
+        except (DriverError, DeviceLost) as error:
+            raise InvalidArgument(
+                f"{spec} cannot be opened: {error}. Another process may have it to itself or have "
+                "its memory: see nvidia-smi, and its compute mode with nvidia-smi -q -d COMPUTE"
+            ) from error
     from gpud.device.host.native_maker import NativeMaker
 
     maker = NativeMaker(limits.seconds, limits.memory_bytes)

@@ -546,6 +546,35 @@ class FakeDriver:
         }
         return self._new("module", (program, places))
 
+    def _cuLinkCreate(self, count: int, options: list[Any], values: list[Any]) -> int:
+        self._next += 0x10
+        self._handles[self._next] = []
+        return self._next
+
+    def _cuLinkAddData(
+        self,
+        state: int,
+        kind: Any,
+        data: bytes,
+        size: int,
+        name: bytes,
+        count: int,
+        options: list[Any],
+        values: list[Any],
+    ) -> Any:
+        assert len(data) == size
+        if b"refuse_me" in data:
+            return real.CUresult.CUDA_ERROR_INVALID_PTX
+        self._handles[state].append(ctypes.create_string_buffer(data, size))
+        return None
+
+    def _cuLinkComplete(self, state: int) -> tuple[int, int]:
+        (code,) = self._handles[state]  # machine code is PTX here
+        return ctypes.addressof(code), len(code)
+
+    def _cuLinkDestroy(self, state: int) -> None:
+        del self._handles[state]
+
     def _cuModuleUnload(self, module: int) -> None:
         _, places = self._drop("module", module)
         for address in places.values():

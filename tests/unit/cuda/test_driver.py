@@ -118,7 +118,8 @@ def test_opening_that_fails_anywhere_leaves_nothing() -> None:
         except DriverError:
             assert not +fake.alive, (nth, fake.alive)
         else:
-            assert "no green contexts" in device.partitions.why
+            # Without the linker, programs are loaded as they are.
+            assert name.startswith("cuLink") or "no green contexts" in device.partitions.why
             optional += 1
             fake.fail(0, "")
             device.close()

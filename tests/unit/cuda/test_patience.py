@@ -1,0 +1,266 @@
+"""Calls of the driver that wait for kernels: runs make way for them and lose nothing by it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.machine_code import MachineCode
+from gpud.device.cuda.patience import Patience
+from gpud.device.interface import LaunchSpec
+from gpud.device.job import Job
+from gpud.errors import DeviceLost
+from tests.unit.cuda.fake_driver import FakeDriver
+from tests.unit.cuda.running import PROGRAM, device_of, drive, launches, ran_once
+
+_LONG_S = 60.0
+ENDLESS = 1_000_000
+
+
+class AtRest(FakeDriver):
+    """Loads when the device is at rest, and waits for that."""
+
+    waits_for_rest = False
+
+    def _cuModuleLoadDataEx(self, *arguments: Any) -> Any:
+        ends = time.monotonic() + _LONG_S
+        while self.waits_for_rest and self.resident:
+            assert time.monotonic() < ends, "waits for ever"
+            if not self.step():
+                time.sleep(0)
+        return super()._cuModuleLoadDataEx(*arguments)
+
+
+def impatient(device: CUDADevice, seconds: float = 0.0) -> Patience:
+    patience = device.context.patience = Patience(seconds)
+    patience.serve(device.flights.halt, device.watcher.hurry)
+    return patience
+
+
+def until(what: Callable[[], object]) -> None:
+    ends = time.monotonic() + _LONG_S
+    while not what():
+        assert time.monotonic() < ends
+        time.sleep(1e-4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int) -> None:
+    fake = AtRest(seed)
+    with device_of(fake) as device:
+        offline = Job(device, launches(device, "p", total=ENDLESS))
+        online = Job(device, launches(device, "ppp", total=40), priority=1)
+        impatient(device)
+        offline.resize(8)
+        online.resize(4)
+        fake.run(60 + 40 * seed)
+        fake.waits_for_rest = True
+        device.load(PROGRAM)
+        fake.waits_for_rest = False
+        done = offline.progress[1]
+        assert done < ENDLESS
+        assert not offline.exhausted
+        drive(fake, device, online)
+        assert online.error is None
+        assert online.progress == (120, 120, 120)
+        until(lambda: fake.step() and offline.progress[1] > done)
+        offline.resize(10)
+        for _ in range(200):
+            fake.step()
+            device.watcher.look()
+        assert fake.on_sms("persistent").total() == offline.held == 10
+        gang: Any = offline._gang
+        own = gang._aloft.on_device.job(0)
+        offline.end()
+        drive(fake, device, offline)
+        claims = [claim for _, job, claim in fake.ran if job == own]
+        assert sorted(claims) == list(range(len(claims)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) -> None:
+    fake, when = FakeDriver(seed), random.Random(seed)
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "ppsp", total=20))
+        job.resize(2)
+        for _ in range(4000):
+            if job.done:
+                break
+            fake.step()
+            if when.random() < 0.05:
+                device.flights.halt()
+            if when.random() < 0.05:
+                job.resize(when.randrange(1, 7))
+            device.watcher.look()
+        assert job.error is None
+        assert job.done
+        ran_once(fake, [20] * 4)
+
+
+def test_what_is_begun_while_blocks_are_halted_is_known_to_be_halted() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        first, second = (Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2))
+        first.resize(2)
+        fake.run(20)
+        (old,) = device.flights._there
+        place = device.flights.release.place
+
+        def halted_meanwhile(slot: int, record: bytes, stream: Any) -> None:
+            place(slot, record, stream)
+            device.flights.halt()
+
+        device.flights.release.place = halted_meanwhile  # type: ignore[method-assign]
+        second.resize(2)
+        device.flights.release.place = place  # type: ignore[method-assign]
+        new = next(flight for flight in device.flights._there if flight is not old)
+        assert old.named
+        assert new.named
+        for job in (first, second):
+            job.end()
+            drive(fake, device, job)
+        assert not device.flights._there
+
+
+def test_a_call_that_returns_in_time_disturbs_nobody() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        impatient(device, _LONG_S)
+        job = Job(device, launches(device, "p", total=50))
+        job.resize(2)
+        fake.run(10)
+        device.load(PROGRAM)
+        (flight,) = device.flights._there
+        assert (flight.named, flight.limit, device.flights._halts) == (False, 2, 0)
+        drive(fake, device, job)
+        ran_once(fake, [50])
+
+
+def test_nothing_is_begun_while_a_call_is_stuck() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        patience = impatient(device)
+        job, ended = (Job(device, launches(device, "p", total=20)) for _ in range(2))
+        with patience.waiting():
+            until(lambda: patience.stuck)
+            job.resize(2)
+            ended.resize(2)
+            ended.end()
+            assert device.watcher.look() is not None
+            assert "persistent_a" not in {launch.name for launch in fake._launches}
+            assert (job.held, job.done, ended.held, ended.done) == (2, False, 0, True)
+            assert not device.watcher.busy
+        assert not patience.stuck
+        drive(fake, device, job)
+        ran_once(fake, [20])
+
+
+def test_a_device_that_is_lost_meanwhile_is_lost_for_what_was_held_back() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        patience = impatient(device)
+        job = Job(device, launches(device, "p", total=20))
+        with patience.waiting():
+            until(lambda: patience.stuck)
+            job.resize(2)
+        dead, fake.dead = fake.dead, fake._status("ILLEGAL_ADDRESS")
+        device.watcher.look()
+        assert isinstance(job.error, DeviceLost)
+        fake.dead = dead
+
+
+def test_no_bug_ends_the_watching_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        job, other = (Job(device, launches(device, "p", total=20)) for _ in range(2))
+        for one in (job, other):
+            one.resize(2)
+
+        def fails() -> None:
+            raise ZeroDivisionError("here")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(device.flights, "is_over", lambda flight: fails())
+            device.watcher.look()
+        for one in (job, other):
+            assert isinstance(one.error, DeviceLost)
+            assert "ZeroDivisionError: here" in str(one.error)
+        fake.run()
+
+
+def test_a_status_that_the_bindings_do_not_know_ends_the_device() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+
+        def unknown(*_: Any) -> Any:
+            raise KeyError(4711)  # as the bindings do
+
+        for name in ("cuEventQuery", "cuMemGetInfo"):
+            fake.__dict__[name] = unknown
+        with pytest.raises(DeviceLost, match="cuMemGetInfo reports status 4711"):
+            device.context.free_bytes()
+        with pytest.raises(DeviceLost, match="cuEventQuery reports status 4711"):
+            device.driver.is_over(1)
+
+
+def test_machine_code_is_made_once_and_apart_from_the_load() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        before = fake.calls.count("cuLinkCreate")
+        device.load(PROGRAM)
+        device.load(PROGRAM, (0, 1 << 20))
+        assert fake.calls.count("cuLinkCreate") == before + 1
+        assert fake.calls.index("cuLinkComplete") < fake.calls.index("cuModuleLoadDataEx")
+        assert fake.calls.count("cuLinkDestroy") == before + 1
+
+
+@pytest.mark.parametrize("function", ["cuLinkCreate", "cuLinkAddData", "cuLinkComplete"])
+def test_what_the_linker_does_not_take_is_loaded_as_it_is(function: str) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        fake.fail(1, "UNKNOWN_TO_US", function)
+        job = Job(device, launches(device, "p"))
+        job.resize(1)
+        drive(fake, device, job)
+        made = fake.calls.count("cuLinkCreate") - (function == "cuLinkCreate")
+        assert fake.calls.count("cuLinkDestroy") == made
+
+
+def test_little_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        monkeypatch.setattr("gpud.device.cuda.machine_code._MOST_BYTES", 100)
+        code, driver = MachineCode(), device.driver
+        texts = [f"{number:0>39}" for number in range(3)]
+        assert [code.of(driver, text) for text in texts] == [f"{t}\0".encode() for t in texts]
+        made = fake.calls.count("cuLinkCreate")
+        code.of(driver, texts[2])
+        code.of(driver, texts[1])
+        assert fake.calls.count("cuLinkCreate") == made
+        code.of(driver, texts[0])
+        assert fake.calls.count("cuLinkCreate") == made + 1
+
+
+def test_no_kernel_has_sms_divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[int, int] = {}
+
+    class Dividing(FakeDriver):
+        def _cuFuncSetAttribute(self, function: int, which: Any, value: int) -> None:
+            if which.name.endswith("CARVEOUT"):
+                found[function] = value
+            super()._cuFuncSetAttribute(function, which, value)
+
+    with device_of(Dividing()) as device:
+        (gate,) = found
+        module = device.load(PROGRAM)
+        handles = {
+            name: module.kernel(name).handle for name in ("persistent_a", "sliced_c", "plain_e")
+        }
+        assert found == {gate: 100, handles["persistent_a"]: 100, handles["sliced_c"]: 100}
+        specs = [LaunchSpec(module.kernel("plain_e"), "unmodified", (1, 1, 1), (1, 1, 1), bytes(8))]
+        assert device.prepare(specs).total == 1
