@@ -59,7 +59,8 @@ class CUDADevice:
         index: which, as the driver counts.
         release: how limits reach running blocks, see `gpud.device.cuda.release`.
         driver: stands in for the machine's, in tests.
-        watch: whether a thread watches launches; tests may look themselves.
+        watch: whether a thread watches launches, and others stand by calls that may wait; tests may
+            do both themselves.
 
     Attributes:
         context, flights, watcher, standstill, green, arenas, host_blocks, device_blocks,
@@ -128,8 +129,8 @@ class CUDADevice:
             undo.callback(self.flights.close)
             undo.callback(self._unload_all)
             self._close = undo.pop_all()
-        context.patience.serve(self.flights.halt, self.watcher.hurry)
         if watch:
+            context.patience.serve(self.flights.halt, self.watcher.hurry)
             self.watcher.start()
 
     def _describe(self) -> None:
