@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from numbers import Integral, Rational, Real
 from typing import NamedTuple, NewType
 
 __all__ = [
@@ -91,8 +92,8 @@ def share(value: Share, *, capacity: int | Fraction) -> CapSM:
     asked here: more than ``capacity`` is a valid share that no device can grant.
 
     Args:
-        value: A number of SMs (int, float, Fraction, or a string such as ``"2"``, ``"1.5"``,
-            ``"3/4"``), or a percentage of ``capacity`` (``"25%"``, ``"12.5%"``).
+        value: A number of SMs (int, float, Fraction, a NumPy scalar, or a string such as ``"2"``,
+            ``"1.5"``, ``"3/4"``), or a percentage of ``capacity`` (``"25%"``, ``"12.5%"``).
         capacity: SMs of the device that percentages refer to.
 
     Returns:
@@ -102,19 +103,23 @@ def share(value: Share, *, capacity: int | Fraction) -> CapSM:
         TypeError: ``value`` is no number and no string; booleans are refused.
         ValueError: ``value`` is not finite, not positive, or a string of another form.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | str):
+    given: object = value
+    # Not only Python's own numbers: NumPy's scalars are registered with these classes.
+    if isinstance(given, bool) or not isinstance(given, Real | str):
         raise TypeError(
             f"a share is a number of SMs or a string such as '25%', not {value!r} "
             f"of type {type(value).__name__}"
         )
-    if isinstance(value, str):
-        exact = _parse(value, Fraction(capacity))
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"a share must be finite, not {value!r}")
-        exact = Fraction(repr(value))
+    if isinstance(given, str):
+        exact = _parse(given, Fraction(capacity))
+    elif isinstance(given, Integral):
+        exact = Fraction(int(given))
+    elif isinstance(given, Rational):
+        exact = Fraction(given)
+    elif not math.isfinite(given):
+        raise ValueError(f"a share must be finite, not {value!r}")
     else:
-        exact = Fraction(value)
+        exact = Fraction(str(given))
     if exact <= 0:
         raise ValueError(f"a share must be greater than 0, not {value!r}")
     return CapSM(exact)

@@ -16,7 +16,7 @@ import asyncio
 import os
 import socket
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -131,7 +131,7 @@ class AsyncKernel(KernelRecord):
         deadline: float | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  (of the job, not of this call)
         stream: Stream | None = None,
-        after: Sequence[AsyncJob] = (),
+        after: Iterable[AsyncJob] = (),
         device: Device | int | None = None,
         weight: int = 1,
         exclusive: bool = False,
@@ -238,14 +238,14 @@ class AsyncSession(SessionRecord):
 
     async def sequence(
         self,
-        calls: Sequence[Call],
+        calls: Iterable[Call],
         *,
         reservation: Share | None = None,
         quota: Share | None = None,
         deadline: float | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  (of the job, not of this call)
         stream: Stream | None = None,
-        after: Sequence[AsyncJob] = (),
+        after: Iterable[AsyncJob] = (),
         device: Device | int | None = None,
         weight: int = 1,
         exclusive: bool = False,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpud.errors import GpudError
+from gpud.errors import GpudError, OutOfMemory
 from gpud.wire.messages import Allocate, Download, Upload
 from gpud_client.core import Core, Notice, Operation, Request, Users
 
@@ -27,6 +27,9 @@ __all__ = ["Array", "ArrayRecord", "Shape", "allocate", "as_dtype", "as_shape", 
 
 Shape = int | Sequence[int]
 Values = npt.NDArray[Any]
+
+_LARGEST_BYTES = (1 << 64) - 1
+"""That a request can name; no device has as much."""
 
 
 class _Allocation:
@@ -291,6 +294,8 @@ def allocate(
     """A new array of zeroes."""
     core: Core = session._core
     size = max(1, math.prod(shape) * dtype.itemsize)
+    if size > _LARGEST_BYTES:
+        raise OutOfMemory(size, device.memory, limit="device")
     index = device.index
     answer = yield Request(
         lambda number: Allocate(number, index, size),

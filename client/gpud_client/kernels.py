@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
@@ -190,7 +190,7 @@ class Kernel(KernelRecord):
         deadline: float | None = None,
         timeout: float | None = None,
         stream: Stream | None = None,
-        after: Sequence[Job] = (),
+        after: Iterable[Job] = (),
         device: Device | int | None = None,
         weight: int = 1,
         exclusive: bool = False,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
@@ -32,6 +32,7 @@ _MOST_WEIGHT = 1000
 _MOST_NS = (1 << 63) - 1
 _MOST_AMOUNTS = 1000
 _ONE = b"\x91"  # msgpack: an array of one
+_T = TypeVar("_T")
 _array_header = msgpack.Packer(autoreset=True).pack_array_header
 
 
@@ -189,18 +190,19 @@ class SessionRecord:
 
     def _submit(
         self,
-        calls: Sequence[Call],
+        calls: Iterable[Call],
         reservation: Share | None,
         quota: Share | None,
         deadline: float | None,
         timeout: float | None,
         stream: Stream | None,
-        after: Sequence[JobRecord],
+        after: Iterable[JobRecord],
         device: Device | int | None,
         weight: int,
         exclusive: bool,
     ) -> Operation[Any]:
-        chain = yield from self._chain(calls, device)
+        listed = _listed("a sequence is a list of kernel.call(...)", calls)
+        chain = yield from self._chain(listed, device)
         on = chain.device
         key = (type(reservation), reservation, type(quota), quota, chain.occupancy, on.index)
         try:
@@ -223,7 +225,7 @@ class SessionRecord:
         if exclusive and reservation is None:
             raise ValueError("exclusive goes with a reservation: how many SMs are the job's own")
         if timeout is not None and reservation is None:
-            for call in calls:
+            for call in listed:
                 yield from call.kernel._make_killable(call, on)
         job = self._new_job(chain.what, on, line, chain.total)
         index, launches = on.index, chain.launches
@@ -246,8 +248,6 @@ class SessionRecord:
         raise NotImplementedError
 
     def _chain(self, calls: Sequence[Call], device: Device | int | None) -> Operation[_Chain]:
-        if not isinstance(calls, tuple | list):
-            raise TypeError(f"a sequence is a list of kernel.call(...), not {calls!r}")
         if not calls:
             raise ValueError("a sequence has one call or more: kernel.call(...)")
         first = calls[0]
@@ -325,18 +325,26 @@ class SessionRecord:
             raise ValueError(f"{stream!r} is of another session")
         return stream._number
 
-    def _after(self, after: Sequence[JobRecord]) -> tuple[tuple[int, int], ...]:
-        if not isinstance(after, Sequence):
-            raise TypeError(f"after is a list of jobs, not {after!r}")
-        for job in after:
+    def _after(self, after: Iterable[JobRecord]) -> tuple[tuple[int, int], ...]:
+        listed = _listed("after is a list of jobs", after)
+        for job in listed:
             if not isinstance(job, JobRecord):
                 raise TypeError(f"after is a list of jobs; {job!r} is none")
             if job.path != self._path:
                 raise ValueError(f"{job!r} is a job of another daemon")
-        return tuple([(job.session, job.number) for job in after if not job.settled])
+        return tuple([(job.session, job.number) for job in listed if not job.settled])
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+def _listed(what: str, given: Iterable[_T]) -> Sequence[_T]:
+    """What a caller listed, in whatever holds several things: a generator is read once, here."""
+    if isinstance(given, tuple | list):
+        return given
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{what}, not {given!r}")
+    return tuple(given)
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -179,14 +179,14 @@ class Session(SessionRecord):
 
     def sequence(
         self,
-        calls: Sequence[Call],
+        calls: Iterable[Call],
         *,
         reservation: Share | None = None,
         quota: Share | None = None,
         deadline: float | None = None,
         timeout: float | None = None,
         stream: Stream | None = None,
-        after: Sequence[Job] = (),
+        after: Iterable[Job] = (),
         device: Device | int | None = None,
         weight: int = 1,
         exclusive: bool = False,

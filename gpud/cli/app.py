@@ -17,6 +17,7 @@ __all__ = ["app"]
 app = typer.Typer(
     help="Share this machine's GPU: start the daemon, see what it does, find what is missing.",
     epilog="Exit status: 0 done, 1 failed, 2 usage. To look at a daemon that runs: gpuctl.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

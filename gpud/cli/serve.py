@@ -8,12 +8,14 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gpud.config import SETTINGS, Setting, load
+from gpud.errors import InvalidArgument
 
 __all__ = ["serve"]
 
@@ -25,12 +27,26 @@ def serve(config: Path | None, exit_with_parent: bool, **settings: Any) -> None:
 
     What no flag says comes from the environment (GPUD_...), then from the file.
     """
+    _check_flags(settings)
     found = load(settings, file=config)
     if exit_with_parent:
         _follow_parent()
     from gpud.server.daemon import run
 
     raise typer.Exit(run(found) or 0)
+
+
+def _check_flags(settings: Mapping[str, Any]) -> None:
+    """Flags that say what cannot be are wrong usage; a bad variable or file is not."""
+    from gpud.core.scheduler import Scheduler
+    from gpud.server.settings import device_specs, scheduler_settings
+
+    try:
+        alone = load(settings, environ={}, file=os.devnull)
+        Scheduler(scheduler_settings(alone))
+        device_specs(alone, look=False)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _signature() -> inspect.Signature:

@@ -183,13 +183,17 @@ class Job:
         else:
             queued_s = (started_ns - self.submitted_ns) / 1e9
             run_s = (now_ns - started_ns) / 1e9
+        capsm_s = None
+        if record is not None:
+            since_ns = max(0, now_ns - record.counted_to_ns)
+            capsm_s = (record.capsm_scaled_ns + record.alloc * since_ns) / SCALE / 1e9
         return {
             "queued_s": queued_s,
             "first_block_s": self.first_block_ns / 1e9 if self.first_block_ns else None,
             "run_s": run_s,
             "release_s": self.release_ns / 1e9 if self.release_ns else None,
             "resizes": self.resizes,
-            "capsm_seconds": None if record is None else record.capsm_scaled_ns / SCALE / 1e9,
+            "capsm_seconds": capsm_s,
         }
 
     def final_stats(self, now_ns: int) -> dict[str, Any]:

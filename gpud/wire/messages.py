@@ -348,8 +348,10 @@ class Compiled(NamedTuple):
         'kind, size, align, offset), "shared_bytes", "max_threads", "killable" (it has loops), '
         '"rejected" (an error, or nil)',
     ]
-    names: Annotated[dict[str, int], plain(), "index of the kernel that each asked-for name means"]
-    symbols: Annotated[dict[str, int], plain(), "size in bytes of each module variable"]
+    names: Annotated[
+        dict[str, int], plain(), "a map: the index of the kernel that each asked-for name means"
+    ]
+    symbols: Annotated[dict[str, int], plain(), "a map: the size in bytes of each module variable"]
     log: Annotated[str, text(1 << 24), "the compiler's log"] = ""
 
 

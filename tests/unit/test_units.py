@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +36,9 @@ from gpud.units import (
         ("12.5 %", Fraction(33, 2)),
         ("1/3%", Fraction(132, 300)),
         ("100%", Fraction(132)),
+        (np.int64(2), Fraction(2)),
+        (np.float64(0.1), Fraction(1, 10)),
+        (np.float32(0.1), Fraction(1, 10)),
         ("200%", Fraction(264)),
     ],
 )

@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from gpud_client.cli import events, launch, look, manage, top
+from gpud_client.cli.screen import SocketOption
 
 __all__ = ["app"]
 
 app = typer.Typer(
     help="Look at the GPU daemon of this machine, run kernels on it and manage its jobs.",
     epilog="Exit status: 0 done, 1 the job or request failed, 2 usage, 3 no daemon.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -28,23 +30,36 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _gpuctl(
+    ctx: typer.Context,
+    socket: SocketOption = None,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
     ] = False,
 ) -> None:
     """Looks at the GPU daemon of this machine, runs kernels on it and manages its jobs."""
+    if socket is not None:  # what a command takes if it is not given one itself
+        ctx.default_map = {name: {"socket": socket} for name in COMMANDS}
 
 
-app.command()(look.status)
-app.command()(look.ps)
-app.command()(top.top)
-app.command()(look.kernels)
-app.command()(launch.run)
-app.command()(manage.resize)
-app.command()(manage.cancel)
-app.command()(look.memory)
-app.command("events")(events.events)
-app.command()(events.trace)
-app.command()(look.history)
-app.command()(look.doctor)
+COMMANDS = {
+    command.__name__: command
+    for command in (
+        look.status,
+        look.ps,
+        top.top,
+        look.kernels,
+        launch.run,
+        manage.resize,
+        manage.cancel,
+        look.memory,
+        events.events,
+        events.trace,
+        look.history,
+        look.doctor,
+    )
+}
+"""By name, in the order in which help lists them."""
+
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)

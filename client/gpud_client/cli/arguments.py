@@ -86,7 +86,7 @@ def parse_argument(written: str) -> Any:
     """
     head, colon, rest = written.partition(":")
     if not colon:
-        return _WORDS[head] if head in _WORDS else _number(written)
+        return _WORDS[head] if head in _WORDS else _number(written, written)
     if head == "file":
         if not rest:
             raise typer.BadParameter(f"--arg {written}: which file? file:x.npy")
@@ -141,13 +141,13 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
-def _number(written: str) -> int | float:
+def _number(text: str, written: str) -> int | float:
     try:
-        return int(written, 0)
+        return int(text, 0)
     except ValueError:
         pass
     try:
-        return float(written)
+        return float(text)
     except ValueError:
         raise typer.BadParameter(
             f"--arg {written}: write a number, true, null, a scalar (f32:2.0) or an array "
@@ -159,7 +159,7 @@ def _scalar(written: str, kind: str, value: str) -> Any:
     import numpy as np
 
     dtype = np.dtype(TYPES[kind])
-    number = _WORDS[value] if value in ("true", "false") else _number(value)
+    number = _WORDS[value] if value in ("true", "false") else _number(value, written)
     if dtype.kind == "b":
         if number not in (0, 1):
             raise typer.BadParameter(f"--arg {written}: a bool is true or false")
@@ -176,7 +176,7 @@ def _scalar(written: str, kind: str, value: str) -> Any:
 
 def _shape(written: str, text: str) -> tuple[int, ...]:
     parts = text.split("x")
-    if not all(_is_count(part) and int(part) > 0 for part in parts):
+    if not all(map(_is_count, parts)):
         raise typer.BadParameter(
             f"--arg {written}: how large? As in zeros:f32:1024 or ones:f32:8x8"
         )

@@ -38,8 +38,12 @@ class _Held(NamedTuple):
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="CUDA C++ or PTX; - for standard input.")],
-    kernel: Annotated[str, typer.Argument(help='Its name; "axpy<float>" for a template.')],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="CUDA C++ or PTX; - for standard input.")
+    ],
+    kernel: Annotated[
+        str, typer.Argument(metavar="KERNEL", help='Its name; "axpy<float>" for a template.')
+    ],
     grid: Annotated[str, typer.Option("--grid", "-g", help="Blocks: 256 or 16,16,1.")],
     block: Annotated[str, typer.Option("--block", "-b", help="Threads: 256 or 16,16,1.")],
     arg: Annotated[

@@ -56,6 +56,8 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str = "gpuctl")
         return _failed(f"{name}: {error}" + (f"\n{log}" if log else ""), FAILED)
     except OSError as error:
         return _failed(f"{name}: {_what(error)}", FAILED)
+    except MemoryError as error:  # of values that are made here, before they are uploaded
+        return _failed(f"{name}: not enough memory: {error}", FAILED)
     except Exception as error:  # noqa: BLE001  (a bug of ours: one line, and how to see more)
         what = f"{type(error).__name__}: {error}"
         return _failed(f"{name}: {what} (this is a bug; GPUD_DEBUG=1 shows where)", FAILED)

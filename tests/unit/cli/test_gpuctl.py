@@ -341,6 +341,17 @@ def test_wrong_usage_is_one_line_and_asks_nobody(
     assert "--help" in err
 
 
+def test_the_socket_may_be_named_before_the_command(
+    peer: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GPUD_SOCKET")
+    assert main(["--socket", str(peer.path), "ps", "--json"]) == DONE
+    assert main(["--socket", str(folder / "none"), "ps", "--socket", str(peer.path)]) == DONE
+    assert main(["--socket", str(folder / "none"), "ps"]) == NO_DAEMON
+    assert str(folder / "none") in capsys.readouterr().err
+    assert main(["ps", "-h"]) == DONE
+
+
 def test_a_path_that_no_socket_can_have(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--socket", "/tmp/" + "x" * 200]) == FAILED
     assert "107" in capsys.readouterr().err

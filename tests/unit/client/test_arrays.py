@@ -80,6 +80,7 @@ def test_a_type_can_be_asked_for(gpu: gc.Session) -> None:
         (lambda gpu: gpu.zeros(1.5), TypeError),
         (lambda gpu: gpu.zeros("4"), TypeError),
         (lambda gpu: gpu.zeros(None), TypeError),
+        (lambda gpu: gpu.zeros((1 << 40, 1 << 40)), gc.OutOfMemory),
         (lambda gpu: gpu.zeros(4, device=7), ValueError),
     ],
 )

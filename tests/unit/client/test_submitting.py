@@ -225,9 +225,9 @@ def test_sequences(daemon: Daemon, gpu: gc.Session) -> None:
     assert [launch.kernel for launch in launches] == [0, 1, 0]
     assert launches[1] == wm.Launch(1, 1, (2, 2, 1), (64, 1, 1), 0, b"")
     assert "3 kernels" in repr(job)
-    gpu.sequence(calls)
+    gpu.sequence(iter(calls), after=iter([job]))
     again = daemon.wait_for(wm.Submit, 2)
-    assert again.launches == message.launches
+    assert (again.launches, again.after) == (message.launches, ((job.session, job.number),))
     assert len(daemon.of(wm.Measure)) == 2
     gpu.sequence(calls[::-1])
     assert daemon.wait_for(wm.Submit, 3).launches != message.launches
