@@ -21,6 +21,7 @@ Writes bench/results/gpu_waits.json. Has not run on a GPU yet.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import mmap
 import sys
 import time
@@ -192,6 +193,7 @@ def main() -> int:
     holder = Holder(gpu, options.ms / 1e3)
     found: dict[str, Any] = {"calls": calls(holder)}
     found["launches"] = {name: holder.tried(**case) for name, case in launches(holder).items()}
+    found["launches"]["96 KiB of it, all SMs divided for that"] = divided_alike(holder)
     for kind, results in found.items():
         for name, one in results.items():
             verdict = one.get("error") or ("WAITS" if one["waits"] else "does not wait")
@@ -236,6 +238,8 @@ def calls(holder: Holder) -> dict[str, Any]:
         "cuModuleUnload",
         lambda it: check(cu.cuModuleUnload(it)),
     )
+    with suppress(AttributeError, DriverError):  # a stand-in has no linker
+        tried |= _linked(holder)
     pair(
         "cuStreamCreateWithPriority",
         gpu.stream,
@@ -264,6 +268,27 @@ def calls(holder: Holder) -> dict[str, Any]:
         lambda: check(cu.cuFuncSetAttribute(wide, which, WIDE_BYTES))
     )
     return tried
+
+
+def _linked(holder: Holder) -> dict[str, Any]:
+    """A program made into machine code, and that loaded, as gpud does it."""
+    cu = holder.gpu.cu
+    kind = cu.CUjitInputType.CU_JIT_INPUT_PTX
+    image = holder.text.encode() + b"\0"
+    made: list[bytes] = []
+
+    def link() -> None:
+        state = check(cu.cuLinkCreate(0, [], []))
+        check(cu.cuLinkAddData(state, kind, image, len(image), b"program", 0, [], []))
+        address, size = check(cu.cuLinkComplete(state))
+        made.append(ctypes.string_at(int(address), int(size)))
+        check(cu.cuLinkDestroy(state))
+
+    link()
+    return {
+        "cuLinkCreate to cuLinkDestroy": holder.tried(link),
+        "cuModuleLoadData, machine code": holder.tried(lambda: check(cu.cuModuleLoadData(made[0]))),
+    }
 
 
 def _mapping(holder: Holder, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
@@ -364,6 +389,19 @@ def launches(holder: Holder) -> dict[str, dict[str, Any]]:
         # Last: the driver keeps the room that it makes.
         "16 KiB of local memory a thread": {"act": elsewhere("deep")},
     }
+
+
+def divided_alike(holder: Holder) -> dict[str, Any]:
+    """The launch with much shared memory once more, the kernel that holds prefers as much."""
+    cu = holder.gpu.cu
+    which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    kinds = cu.CUshared_carveout
+    hold = holder.function("hold").handle
+    check(cu.cuFuncSetAttribute(hold, which, int(kinds.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)))
+    case = launches(holder)["96 KiB of shared memory"]
+    found = holder.tried(**case)
+    check(cu.cuFuncSetAttribute(hold, which, int(kinds.CU_SHAREDMEM_CARVEOUT_DEFAULT)))
+    return found
 
 
 def streams_at_once(holder: Holder, count: int = STREAMS) -> int:

@@ -10,6 +10,9 @@ Properties:
     * a figure is what NVML said just now, or None;
     * an Xid event is returned once; nothing here waits or raises after `Telemetry` was made.
 
+A part of a GPU that was divided (MIG) has its own memory to tell; of the other figures NVML keeps
+silent, or has them of the whole GPU only.
+
 GPUs are numbered as NVML does, by their place on the bus; ``CUDA_VISIBLE_DEVICES`` changes nothing
 here, so who knows the driver's UUID of a GPU should give that. It has not run on a GPU yet.
 """
@@ -83,9 +86,7 @@ class Telemetry:
             ) from error
         self._events: Any = None
         try:
-            by_uuid = isinstance(gpu, str)
-            find = nvml.nvmlDeviceGetHandleByUUID if by_uuid else nvml.nvmlDeviceGetHandleByIndex
-            self._device = find(gpu)
+            self._device = _found(nvml, gpu)
         except nvml.NVMLError as error:
             nvml.nvmlShutdown()
             raise InvalidArgument(f"NVML knows no GPU {gpu!r}: {error}") from error
@@ -161,6 +162,17 @@ class Telemetry:
 
 def _field(answer: Any, name: str) -> int | None:
     return None if answer is None else int(getattr(answer, name))
+
+
+def _found(nvml: Any, gpu: int | str) -> Any:
+    """NVML's handle of a GPU."""
+    if not isinstance(gpu, str):
+        return nvml.nvmlDeviceGetHandleByIndex(gpu)
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(gpu)
+    except nvml.NVMLError:
+        # The driver tells a part's UUID as it does a GPU's; NVML has another prefix for it.
+        return nvml.nvmlDeviceGetHandleByUUID(gpu.replace("GPU-", "MIG-", 1))
 
 
 def _bindings() -> Any:

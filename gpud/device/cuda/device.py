@@ -127,6 +127,7 @@ class CUDADevice:
             opens.share_sms()
             self.flights = Flights(context, paths, self.watcher.semaphore, opens.handle, together)
             undo.callback(self.flights.close)
+            self.flights.prepare()
             undo.callback(self._unload_all)
             self._close = undo.pop_all()
         if watch:

@@ -108,11 +108,12 @@ class Driver:
         api: for its enumerations and structures; functions are called through `call`.
     """
 
-    __slots__ = ("_success", "api")
+    __slots__ = ("_not_ready", "_success", "api")
 
     def __init__(self, api: Any) -> None:
         self.api = api
         self._success = api.CUresult.CUDA_SUCCESS
+        self._not_ready = api.CUresult.CUDA_ERROR_NOT_READY
 
     def call(self, function: str, *arguments: Any) -> Any:
         """What ``function`` gives besides its status: None, one value, or a tuple.
@@ -143,10 +144,9 @@ class Driver:
             raise _unknown("cuEventQuery", unknown) from unknown
         if status == self._success:
             return True
-        error = self._error("cuEventQuery", status)
-        if isinstance(error, DriverError) and error.status == "NOT_READY":
+        if status == self._not_ready:
             return False
-        raise error
+        raise self._error("cuEventQuery", status)
 
     def attribute(self, device: Any, name: str) -> int:
         """A device's attribute by its name without ``CU_DEVICE_ATTRIBUTE_``."""

@@ -4,7 +4,8 @@ Problem: a launch needs a stream, a launch record and an event, and each driver 
 fail; the record must not be used again before its last block has left.
 
 Approach: a `Flight` is one launch with what it holds. `Flights` begins flights, tells what is left
-of them, and takes back what they held. Streams and events are kept: making them is slow.
+of them, and takes back what they held. Streams and events are kept: making them is slow, and
+whether it waits for kernels is not written down. So some are made when the device is opened.
 
 Terms: a launch is *over* when its event is: its blocks have left and what they wrote can be seen.
 Whoever waits is woken by a semaphore that the driver posts when a stream gets so far (`notify`).
@@ -33,6 +34,11 @@ from gpud.device.cuda.semaphore import Semaphore
 from gpud.errors import DeviceLost, GpudError
 
 __all__ = ["Flight", "Flights"]
+
+_FIRST_STREAMS = 4
+"""Of each priority: as many runs, or growths of some, before one has to be made."""
+
+_FIRST_EVENTS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +110,14 @@ class Flights:
 
     # -- streams and events
 
+    def prepare(self) -> None:
+        """Have some of both before anything runs."""
+        for urgent in (True, False):
+            for _ in range(_FIRST_STREAMS):
+                self.give_stream(self._made_stream(urgent, None), urgent)
+        for _ in range(_FIRST_EVENTS):
+            self.give_event(self._made_event())
+
     def take_stream(self, urgent: bool, place: Place | None = None) -> Any:
         """A stream on which nothing is.
 
@@ -112,17 +126,7 @@ class Flights:
             place: the SMs that they run on; None: any.
         """
         free = self._streams.get((place, urgent))
-        if free:
-            return free.pop()
-        priority = self._context.greatest_priority if urgent else self._context.least_priority
-        if place is None:
-            made = self._context.enter().call(
-                "cuStreamCreateWithPriority", self._stream_flags, priority
-            )
-        else:
-            made = place.stream(self._stream_flags, priority)
-        self._all_streams.append(made)
-        return made
+        return free.pop() if free else self._made_stream(urgent, place)
 
     def give_stream(self, stream: Any, urgent: bool, place: Place | None = None) -> None:
         """Take back a stream on which everything is over."""
@@ -130,11 +134,7 @@ class Flights:
 
     def take_event(self) -> Any:
         """An event; as long as it was not recorded again it is what it was."""
-        if self._events:
-            return self._events.pop()
-        made = self._context.enter().call("cuEventCreate", self._event_flags)
-        self._all_events.append(made)
-        return made
+        return self._events.pop() if self._events else self._made_event()
 
     def give_event(self, event: Any) -> None:
         """Take an event back."""
@@ -274,6 +274,23 @@ class Flights:
         for stream in self._all_streams:
             driver.call("cuStreamDestroy", stream)
         self._all_events, self._all_streams = [], []
+
+    def _made_stream(self, urgent: bool, place: Place | None) -> Any:
+        context = self._context
+        priority = context.greatest_priority if urgent else context.least_priority
+        driver = context.enter()
+        with context.patience.waiting():
+            if place is None:
+                made = driver.call("cuStreamCreateWithPriority", self._stream_flags, priority)
+            else:
+                made = place.stream(self._stream_flags, priority)
+        self._all_streams.append(made)
+        return made
+
+    def _made_event(self) -> Any:
+        made = self._context.enter().call("cuEventCreate", self._event_flags)
+        self._all_events.append(made)
+        return made
 
     def _launch(
         self,

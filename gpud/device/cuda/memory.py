@@ -64,7 +64,8 @@ class MappedBlock:
         api = driver.api
         flags = int(api.CU_MEMHOSTALLOC_PORTABLE) | int(api.CU_MEMHOSTALLOC_DEVICEMAP)
         try:
-            self.address = int(driver.call("cuMemHostAlloc", rounded, flags))
+            with context.patience.waiting():
+                self.address = int(driver.call("cuMemHostAlloc", rounded, flags))
         except DriverError as error:
             raise out_of_memory(context, error, size) from error
         held = (ctypes.c_uint8 * rounded).from_address(self.address)
@@ -100,7 +101,9 @@ class DeviceBlock:
         self._context = context
         self.size = size
         try:
-            self.address = int(context.enter().call("cuMemAlloc", size))
+            driver = context.enter()
+            with context.patience.waiting():
+                self.address = int(driver.call("cuMemAlloc", size))
         except DriverError as error:
             raise out_of_memory(context, error, size) from error
 

@@ -159,7 +159,10 @@ class CUDAModule:
         program = visible(telling(flatten_module(parse(text))))
         self.context = context
         self.arena = arena
-        self._entries = program.entries()
+        # Without their code: what Python knows, its garbage collector stops all threads to look at.
+        self._entries = {
+            name: replace(entry, body=None) for name, entry in program.entries().items()
+        }
         self._printing = _printing(program)
         self._kernels: dict[str, CUDAKernel] = {}
         self._addresses: dict[str, int | None] = {}

@@ -127,6 +127,21 @@ def test_what_is_begun_while_blocks_are_halted_is_known_to_be_halted() -> None:
         assert not device.flights._there
 
 
+def test_the_first_runs_need_nothing_that_the_driver_may_wait_for() -> None:
+    fake = FakeDriver()
+    with device_of(fake) as device:
+        chains = [device.prepare(launches(device, what)) for what in ("pp", "s")]
+        before = len(fake.calls)
+        for priority in (0, 1):
+            for chain in chains:
+                job = Job(device, chain, priority=priority)
+                job.resize(1)
+                fake.run(20)
+                job.resize(3)
+                drive(fake, device, job)
+        assert not [name for name in fake.calls[before:] if "Alloc" in name or "Create" in name]
+
+
 def test_a_call_that_returns_in_time_disturbs_nobody() -> None:
     fake = FakeDriver()
     with device_of(fake) as device:

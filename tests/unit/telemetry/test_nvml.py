@@ -84,6 +84,22 @@ def test_all_that_is_known(gpu: int | str) -> None:
     assert (nvml.opened, nvml.sets) == (0, 0)
 
 
+def test_a_part_of_a_gpu_is_found_by_the_name_that_nvml_has_for_it() -> None:
+    class Divided(FakeNVML):
+        def _nvmlDeviceGetHandleByUUID(self, name: str) -> str:
+            if name != "MIG-1234":
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+            return "part"
+
+    telemetry = Telemetry("GPU-1234", Divided("nvmlDeviceGetUtilizationRates"))
+    assert telemetry.read().memory_used_bytes == 1 << 30
+    assert telemetry.read().utilisation_percent is None
+    nvml = Divided()
+    with pytest.raises(InvalidArgument, match="no GPU 'GPU-4321'"):
+        Telemetry("GPU-4321", nvml)
+    assert nvml.opened == 0
+
+
 def test_what_is_not_known_is_none_each_for_itself() -> None:
     everything = FakeNVML(*(name for name in dir(pynvml) if name.startswith("nvmlDeviceGet")
                             and "Handle" not in name), "nvmlDeviceRegisterEvents")  # fmt: skip
