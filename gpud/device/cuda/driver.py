@@ -124,7 +124,7 @@ class Driver:
         """
         try:
             status, *values = getattr(self.api, function)(*arguments)
-        except KeyError as error:
+        except (KeyError, ValueError) as error:
             raise _unknown(function, error) from error
         if status != self._success:
             raise self._error(function, status)
@@ -140,8 +140,8 @@ class Driver:
         """
         try:
             status = self.api.cuEventQuery(event)[0]
-        except KeyError as unknown:
-            raise _unknown("cuEventQuery", unknown) from unknown
+        except (KeyError, ValueError) as error:
+            raise _unknown("cuEventQuery", error) from error
         if status == self._success:
             return True
         if status == self._not_ready:
@@ -164,11 +164,16 @@ class Driver:
         return DriverError(function, name)
 
 
-def _unknown(function: str, error: KeyError) -> DeviceLost:
-    """For a status that is newer than the bindings, which look names up: it may be a sticky one."""
+def _unknown(function: str, error: KeyError | ValueError) -> Exception:
+    """For a status that is newer than the bindings, which look its name up: it may be sticky.
+
+    Version 13.0 of theirs raises KeyError then, 12.9 and 13.5 ValueError.
+    """
+    if isinstance(error, ValueError) and "CUresult" not in str(error):
+        return error  # an argument's
     return DeviceLost(
-        f"the GPU's context cannot be relied on: {function} reports status {error}, which this "
-        "version of cuda-bindings does not know"
+        f"the GPU's context cannot be relied on: {function} reports a status that this version of "
+        f"cuda-bindings does not know: {error}"
     )
 
 
