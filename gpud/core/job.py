@@ -255,12 +255,9 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         if self.exhausted:
             self.held = self.reported  # nothing is left that more slices could run
             return
-        held = self.reported + sum(slices for _, slices in self.growths)
+        held = self.reported
         # The next launch of a chain may use what the one before could not, and any launch when the
         # next command is carried out. The end of a job has no epoch by which to see that it was.
-        settled = self.state is JobState.ENDING and not self.chain and len(self.grants) == 1
-        self.held = held if settled else max(held, max(self.grants, key=_slices)[1])
-
-
-def _slices(grant: tuple[int, int]) -> int:
-    return grant[1]
+        if self.state is not JobState.ENDING or self.chain or len(self.grants) > 1:
+            held = max(held, self.grants[0][1])
+        self.held = held + sum(slices for _, slices in self.growths)

@@ -116,14 +116,14 @@ class Work:
             return 0
         if self.exhausted or self.ending:
             return self.held
-        wanted, growth, most = self.wanted, 0, self.wanted
+        wanted, growth = self.wanted, 0
         for command in self.inbox:
             if isinstance(command, out.EndJob | out.KillJob):
                 break
             growth += max(0, command.slices - wanted)
             wanted = command.slices
-            most = max(most, wanted)
-        return self.held + growth if self.last_launch else max(self.held + growth, most)
+        # What is held of a launch that cannot use all of it says nothing of the next one's.
+        return (self.held if self.last_launch else max(self.held, self.wanted)) + growth
 
     def allocated(self) -> int:
         """Slices that the scheduler has given it, as far as it can know."""
@@ -627,11 +627,7 @@ class World:
     def finish(self) -> None:
         """Ends everything: whatever is left must be able to end."""
         for _ in range(100_000):
-            for device, sms in list(self.sms.items()):
-                if sms is None and self.scheduler.devices[device].state != "gone":
-                    if self.scheduler.devices[device].state == "replacing":
-                        self.host_dies(device)
-                    self.device_up(device, 4)
+            self._revive()
             self.come_to_rest()
             if not self.live:
                 break
@@ -645,13 +641,22 @@ class World:
                         self.run(device, job, 10**6)
                         moved = moved or not work.stuck
                 moved = self.deliver(device) or moved
-            if not moved:
+            if not moved and not self._revive():
                 if self.timer_ns is None:
                     raise Broken("awake", f"{len(self.live)} jobs are left, and nothing happens")
                 self.pass_time(max(1, self.timer_ns - self.now_ns))
         else:
             raise Broken("awake", "the jobs never end")
         self.check_equal_logs()
+
+    def _revive(self) -> bool:
+        """Every device that is down comes up; whether there was one."""
+        down = [device for device, sms in self.sms.items() if sms is None]
+        for device in down:
+            if self.scheduler.devices[device].state == "replacing":
+                self.host_dies(device)
+            self.device_up(device, 4)
+        return bool(down)
 
     def check_equal_logs(self) -> None:
         """A replay gives the same commands."""

@@ -146,6 +146,16 @@ def test_a_job_does_not_hold_more_than_its_quota_while_it_releases() -> None:
     assert slices(play.left(1, 1)) == [(1, 2)]
 
 
+def test_a_later_launch_may_hold_what_was_added_beside_all_that_it_was_given() -> None:
+    play = Play(4)
+    play.offline(1, "2", launches=(LaunchShape(1, 1), LaunchShape(1, 100)))
+    play.left(1, 1)
+    for quota in ("3", "2", "4"):
+        play.resize(1, quota=quota)
+    # The next launch has two; one was added that may have begun and not left yet, and another.
+    assert play.job(1).held == 4
+
+
 def test_a_paused_job_keeps_its_place_and_is_resumed() -> None:
     play = Play(2)
     play.offline(1)
