@@ -31,7 +31,8 @@ transitions there are: anything else is a bug in gpud, which is reported with th
 
 _JOB_STATES: Mapping[StrEnum, str] = {
     JobState.BLOCKED: "waits for jobs that it must follow: in its stream, or by `after=`",
-    JobState.WAITING: "waits for capacity, or for its device to come up; nothing of it has run",
+    JobState.PREPARING: "waits for what it needs to be on its device: programs, memory, values",
+    JobState.WAITING: "waits for capacity; nothing of it has run",
     JobState.RUNNING: "has an allocation",
     JobState.PAUSED: "has run, and its allocation is 0 now; it keeps its progress",
     JobState.ENDING: "was cancelled or timed out, and blocks of it have not left yet",
@@ -41,11 +42,13 @@ _JOB_STATES: Mapping[StrEnum, str] = {
 }
 
 _JOB_INPUTS: Mapping[StrEnum, str] = {
-    JobInput.READY: "all jobs that it must follow have ended",
+    JobInput.PREPARE: "all jobs that it must follow have ended, and its device lacks something",
+    JobInput.READY: "its turn has come, and its device has what it needs",
     JobInput.START: "it is given an allocation for the first time",
     JobInput.PAUSE: "all of its allocation was needed for online jobs",
     JobInput.RESUME: "it is given an allocation again",
-    JobInput.REQUEUE: "its device was lost before it had been told of the job",
+    JobInput.REQUEUE: "its device was lost before it had been told of the job; the next one starts "
+    "with nothing",
     JobInput.END: "it was started, and is told to end: cancelled, or out of time",
     JobInput.COMPLETE: "its device says that every task block has run",
     JobInput.FAIL: "it is refused, fails on its device, loses it, or has ended after its timeout",

@@ -273,7 +273,8 @@ class Job(JobRecord, concurrent.futures.Future[None]):
     def state(self) -> str:
         """How it stands; asks the daemon until the job has ended.
 
-        ``blocked`` (by its stream or ``after``), ``waiting`` (for room), ``running``, ``paused``
+        ``blocked`` (by its stream or ``after``), ``preparing`` (its device is being given what it
+        needs, such as the values of arrays), ``waiting`` (for room), ``running``, ``paused``
         (without room for now, keeping its progress) or ``ending`` (its blocks are leaving); then
         ``done``, ``failed`` or ``cancelled``.
         """

@@ -56,6 +56,7 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         capacity: S as an amount, or 0.
         partitions: which numbers of SMs can be one job's alone.
         floor, floor_sms: what online jobs leave to offline ones, as an amount and in CapSM.
+        losses: how many hosts it has lost.
         jobs: that are ready, by id: waiting or started here.
         waiting_online: sorted by deadline, then arrival.
         waiting: all others that have not started, by arrival.
@@ -73,6 +74,7 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         self.floor = 0
         self.floor_sms = Fraction(0)
         self.culprit: JobId | None = None
+        self.losses = 0
         self.jobs: dict[JobId, JobRecord] = {}
         self.allocated = self.charged = self.coming = self.kept = 0
         self.online_allocated = 0
@@ -156,10 +158,11 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         self.update(job)
 
     def requeue(self, job: JobRecord) -> None:
-        """Lets a started job wait again, at its place: its device never heard of it."""
+        """Takes out a job of which its device, which was lost, never heard."""
+        del self.jobs[job.id]
         self.resized.pop(job.id, None)
         job.step(JobInput.REQUEUE, self.now_ns)
-        job.wait_again()
+        job.start_over()
         self.update(job)
 
     def update(self, job: JobRecord) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "EndJob",
     "FinishJob",
     "KillJob",
+    "PrepareJob",
     "Refuse",
     "ReplaceDevice",
     "ResizeJob",
@@ -27,8 +28,20 @@ __all__ = [
 ]
 
 
+class PrepareJob(NamedTuple):
+    """Give a device what a job needs: programs, memory, values. It has no capacity meanwhile.
+
+    `gpud.core.events.JobPrepared` follows, unless the job ends or the device fails first.
+    """
+
+    job: JobId
+    device: int
+
+
 class StartJob(NamedTuple):
-    """Launch a job. `gpud.core.events.JobEnded` comes when it has ended, or the device fails.
+    """Launch a job for which the device is prepared.
+
+    `gpud.core.events.JobEnded` comes when it has ended, or the device fails.
 
     Attributes:
         occupancy: M of the job, the least of its launches'.
@@ -132,7 +145,8 @@ class Drained(NamedTuple):
 
 
 Command = (
-    StartJob
+    PrepareJob
+    | StartJob
     | ResizeJob
     | EndJob
     | KillJob

@@ -19,6 +19,7 @@ __all__ = [
     "DrainRequested",
     "Event",
     "JobEnded",
+    "JobPrepared",
     "JobSubmitted",
     "LaunchShape",
     "ResizeRequested",
@@ -67,7 +68,8 @@ class DeviceFailed(NamedTuple):
         final: no other host will be started, so jobs that wait for the device cannot run.
         culprit: the job that is known to have ended the host, or the only one that it ran; None
             where neither is known.
-        unstarted: started jobs of which the host had not been told: they wait again.
+        unstarted: started jobs of which the host had not been told: the next one is prepared for
+            them.
     """
 
     now_ns: int
@@ -104,6 +106,8 @@ class JobSubmitted(NamedTuple):
         timeout_ns: of running, from its start.
         weight: an offline job's part when capacity is shared among offline jobs.
         exclusive: its reservation is in whole SMs, on which nobody else's blocks are.
+        prepared: the device has all that the job needs, which does not change while its host lives.
+            If not, `gpud.core.commands.PrepareJob` asks for it when the job's turn has come.
         killable: its kernels look now and then whether they are to end, so that
             `gpud.core.commands.KillJob` ends them wherever they are.
     """
@@ -122,6 +126,22 @@ class JobSubmitted(NamedTuple):
     weight: int = 1
     killable: bool = False
     exclusive: bool = False
+    prepared: bool = True
+
+
+class JobPrepared(NamedTuple):
+    """A device has what a job needs, values that its session wrote before it included.
+
+    Answers `gpud.core.commands.PrepareJob`. A host that has failed prepares nothing any more.
+
+    Attributes:
+        failed: it cannot have it, by the job's own fault or by that of what it needs (the server
+            keeps the error itself).
+    """
+
+    now_ns: int
+    job: JobId
+    failed: bool = False
 
 
 class ResizeRequested(NamedTuple):
@@ -198,6 +218,7 @@ Event = (
     | SessionOpened
     | SessionClosed
     | JobSubmitted
+    | JobPrepared
     | ResizeRequested
     | CancelRequested
     | BlocksLeft

@@ -13,7 +13,7 @@ from gpud.units import JobId, job_name
 
 __all__ = ["JobRecord"]
 
-_NEVER_STARTED = (JobState.BLOCKED, JobState.WAITING)
+_NEVER_STARTED = (JobState.BLOCKED, JobState.PREPARING, JobState.WAITING)
 _HOLDS = (JobState.RUNNING, JobState.PAUSED)
 
 
@@ -40,7 +40,9 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         quota_slices: what an offline job's quota allows.
         submitted_ns, ready_ns, started_ns: when; None for what has not happened.
         resizes: how many changes of its slices were commanded while it ran.
-        starts: how often it was started: again only if its device was lost before it was told.
+        host: how many hosts its device had lost before the one that has what the job needs; None:
+            none has.
+        preparations: how many hosts in a row were told to be prepared for it, and were not yet.
         killed: its task blocks were told to end where they are.
         cause: why it was told to end.
     """
@@ -64,6 +66,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "grants",
         "growths",
         "held",
+        "host",
         "id",
         "killed",
         "least",
@@ -71,6 +74,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "occupancy",
         "online",
         "order",
+        "preparations",
         "quota",
         "quota_slices",
         "ready_ns",
@@ -82,7 +86,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "slices",
         "start_order",
         "started_ns",
-        "starts",
         "stream_next",
         "stream_prev",
         "submission",
@@ -128,6 +131,9 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.coming = 0
         self.works = False  # counted among the offline jobs that wait or run
         self.entries: list[Any] = []  # where the board has filed it
+        # What it needs on its device.
+        self.host: int | None = None
+        self.preparations = 0
         # Order.
         self.order = 0  # of becoming ready
         self.start_order = 0
@@ -140,7 +146,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.ready_ns: int | None = None
         self.started_ns: int | None = None
         self.resizes = 0
-        self.starts = 0
         self.killed = False
         self.capsm_scaled_ns = 0
         self.counted_to_ns = now_ns
@@ -207,12 +212,12 @@ class JobRecord(Lifecycle[JobState, JobInput]):
 
     def begin(self, slices: int) -> None:
         """Gives a job that starts its first slices."""
-        self.starts += 1
         self.slices = self.told = self.reported = self.held = slices
         self.grants.append((0, slices))
 
-    def wait_again(self) -> None:
+    def start_over(self) -> None:
         """Takes in that its device was lost before it was told of the job."""
+        self.host = None
         self.slices = self.told = self.reported = self.held = self.epoch = 0
         self.exhausted = False
         self.growths.clear()

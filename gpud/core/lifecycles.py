@@ -34,6 +34,7 @@ class JobState(StrEnum):
     """Where a job is."""
 
     BLOCKED = "blocked"
+    PREPARING = "preparing"
     WAITING = "waiting"
     RUNNING = "running"
     PAUSED = "paused"
@@ -46,6 +47,7 @@ class JobState(StrEnum):
 class JobInput(StrEnum):
     """What happens to a job."""
 
+    PREPARE = "prepare"
     READY = "ready"
     START = "start"
     PAUSE = "pause"
@@ -97,9 +99,14 @@ Table = Mapping[tuple[S, I], S]
 
 JOBS: Table[JobState, JobInput] = {
     # It waits for jobs that it must follow.
+    (JobState.BLOCKED, JobInput.PREPARE): JobState.PREPARING,
     (JobState.BLOCKED, JobInput.READY): JobState.WAITING,
     (JobState.BLOCKED, JobInput.CANCEL): JobState.CANCELLED,
     (JobState.BLOCKED, JobInput.FAIL): JobState.FAILED,
+    # It waits for what it needs to be on its device: programs, memory, values.
+    (JobState.PREPARING, JobInput.READY): JobState.WAITING,
+    (JobState.PREPARING, JobInput.CANCEL): JobState.CANCELLED,
+    (JobState.PREPARING, JobInput.FAIL): JobState.FAILED,
     # It waits for capacity; nothing of it has run.
     (JobState.WAITING, JobInput.START): JobState.RUNNING,
     (JobState.WAITING, JobInput.CANCEL): JobState.CANCELLED,
@@ -109,9 +116,10 @@ JOBS: Table[JobState, JobInput] = {
     (JobState.RUNNING, JobInput.END): JobState.ENDING,
     (JobState.RUNNING, JobInput.COMPLETE): JobState.DONE,
     (JobState.RUNNING, JobInput.FAIL): JobState.FAILED,
-    # Its device was lost before it was told of the job.
-    (JobState.RUNNING, JobInput.REQUEUE): JobState.WAITING,
-    (JobState.PAUSED, JobInput.REQUEUE): JobState.WAITING,
+    # Its device was lost before it was told of the job; the next host has nothing of it yet.
+    (JobState.WAITING, JobInput.REQUEUE): JobState.PREPARING,
+    (JobState.RUNNING, JobInput.REQUEUE): JobState.PREPARING,
+    (JobState.PAUSED, JobInput.REQUEUE): JobState.PREPARING,
     # It has run; its allocation is 0 now. Its last blocks may still complete it.
     (JobState.PAUSED, JobInput.RESUME): JobState.RUNNING,
     (JobState.PAUSED, JobInput.END): JobState.ENDING,

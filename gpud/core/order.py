@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpud.core.job import JobRecord
 
-__all__ = ["deadline_key", "level", "level_key", "size_key", "start_key"]
+__all__ = ["deadline_key", "level", "level_key", "preparation_key", "size_key", "start_key"]
 
 _NO_DEADLINE = 1 << 64  # after every deadline: times have 63 bits
 _LEVEL_BITS = 20  # below an amount: what a division by a weight leaves
@@ -22,6 +22,12 @@ def deadline_key(job: JobRecord) -> tuple[int, int]:
     """Deadline, then arrival; jobs without a deadline come last."""
     deadline = _NO_DEADLINE if job.deadline_ns is None else job.deadline_ns
     return (deadline, job.order)
+
+
+def preparation_key(job: JobRecord) -> tuple[bool, int, int]:
+    """For which jobs a new host is prepared first: online ones by deadline, then by arrival."""
+    deadline, arrival = deadline_key(job) if job.online else start_key(job)
+    return (not job.online, deadline, arrival)
 
 
 def level(amount: int, weight: int) -> int:

@@ -15,7 +15,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gpud.core.commands import Command
 from gpud.core.events import Event, LaunchShape
@@ -26,8 +26,11 @@ from gpud.units import Partitions
 
 __all__ = ["VERSION", "Step", "read_event", "replay", "steps", "write_header", "write_line"]
 
-VERSION = 1
-"""Of the log's format."""
+VERSION = 2
+"""Of the log's format, and of what the scheduler decides on the same events: counted up when either
+changes, so that a log is replayed by a scheduler that decides as the one that wrote it."""
+
+_T = TypeVar("_T")
 
 _EVENTS: Mapping[str, Any] = {cls.__name__: cls for cls in Event.__args__}
 
@@ -77,27 +80,46 @@ def steps(lines: Iterable[str], settings: Settings | None = None) -> Iterator[St
         settings: to use in place of the header's.
 
     Raises:
-        InvalidArgument: a line is no line of an event log; the message has its number.
+        InvalidArgument: a line is no line of an event log, or the log is of another version; the
+            message has the line's number.
         InternalError: the scheduler found a bug of its own, as it may have then.
     """
     scheduler: Scheduler | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            data = json.loads(line)
-            if scheduler is None:
-                scheduler = Scheduler(settings or _read_header(data))
-                continue
-            event = read_event(data["event"])
-            logged = data.get("commands")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            cause = f"{type(error).__name__}: {error}"
-            raise InvalidArgument(
-                f"line {number} is not one of an event log ({cause}); a log is written by "
-                "gpud serve --event-log FILE"
-            ) from error
+        if scheduler is None:
+            version, found = _parsed(number, line, _read_header)
+            if found is None:
+                raise InvalidArgument(
+                    f"line {number} says that the event log is of version {version}, and this gpud "
+                    f"decides as version {VERSION} says: replay it with the gpud that wrote it"
+                )
+            scheduler = Scheduler(settings or found)
+            continue
+        event, logged = _parsed(number, line, _read_line)
         yield Step(number, event, scheduler.handle(event), logged)
+
+
+def _parsed(number: int, line: str, read: Callable[[Any], _T]) -> _T:
+    try:
+        return read(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise InvalidArgument(
+            f"line {number} is not one of an event log ({cause}); a log is written by "
+            "gpud serve --event-log FILE"
+        ) from error
+
+
+def _read_header(data: Mapping[str, Any]) -> tuple[Any, Settings | None]:
+    """The log's version, and its settings if that is ours."""
+    version = data["gpud_event_log"]
+    return version, Settings(**data["settings"]) if version == VERSION else None
+
+
+def _read_line(data: Mapping[str, Any]) -> tuple[Event, list[Any] | None]:
+    return read_event(data["event"]), data.get("commands")
 
 
 def read_event(data: Mapping[str, Any]) -> Event:
@@ -113,13 +135,6 @@ def read_event(data: Mapping[str, Any]) -> Event:
             fields[name] = read(fields[name])
     event: Event = cls(**fields)
     return event
-
-
-def _read_header(data: Mapping[str, Any]) -> Settings:
-    version = data["gpud_event_log"]
-    if version != VERSION:
-        raise ValueError(f"the log has format {version}, this gpud reads {VERSION}")
-    return Settings(**data["settings"])
 
 
 def _plain(item: Any) -> dict[str, Any]:

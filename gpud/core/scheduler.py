@@ -20,7 +20,9 @@ Properties (each holds after every event, and has a test of its name):
         set apart for a job is nobody else's until it has ended;
     once: a job that is finished as done has run every task block, and none is started again once
         its device may have begun it;
-    gives_up: a job whose device is lost again and again while it is being started fails then;
+    prepared: a job is started on a host that has all it needs; what is still to come takes no
+        capacity from anybody;
+    gives_up: a job whose device is lost again and again while it is being prepared fails then;
     awake: a job that can run does run, as soon as the device has answered;
     equal_logs: equal events give equal commands.
 """
@@ -43,6 +45,7 @@ from gpud.core.lifecycles import (
     SessionInput,
     SessionState,
 )
+from gpud.core.order import preparation_key
 from gpud.core.policies import POLICIES, Policy
 from gpud.core.session import SessionRecord
 from gpud.core.settings import Settings
@@ -102,6 +105,7 @@ class Scheduler:
             ev.SessionOpened: self._session_opened,
             ev.SessionClosed: self._session_closed,
             ev.JobSubmitted: self._job_submitted,
+            ev.JobPrepared: self._job_prepared,
             ev.ResizeRequested: self._resize_requested,
             ev.CancelRequested: self._cancel_requested,
             ev.BlocksLeft: self._blocks_left,
@@ -142,11 +146,13 @@ class Scheduler:
             return f"follows {job.after_left} other job{'s' if job.after_left > 1 else ''}"
         if job.state is JobState.PAUSED:
             return "online jobs have its capacity"
-        if job.state is not JobState.WAITING:
+        if job.started:
             return None
         board = self.devices[job.device]
         if board.state is not DeviceState.READY:
             return f"device {board.name} is being started"
+        if job.state is JobState.PREPARING:
+            return f"what it needs is on its way to device {board.name}"
         needed = to_fraction(job.least * job.slice)
         ahead = [entry[2] for queue in (board.waiting_online, board.waiting) for entry in queue[:1]]
         if job not in ahead:
@@ -180,6 +186,8 @@ class Scheduler:
             job.step(JobInput.FAIL, self.now_ns)
             self._say_finished(job, refusal)
             return
+        if event.prepared and board is not None and board.state is not DeviceState.STARTING:
+            job.host = board.losses
         self.jobs[job.id] = job
         session.add(job)
         for other in dict.fromkeys(event.after):
@@ -221,16 +229,41 @@ class Scheduler:
         return refusal
 
     def _check_ready(self, job: JobRecord) -> None:
-        """Lets a job wait for capacity once it has nobody to follow."""
+        """Lets a job wait for capacity once it has nobody to follow and its device is prepared."""
         if job.state is not JobState.BLOCKED or job.after_left or job.stream_prev is not None:
             return
-        job.step(JobInput.READY, self.now_ns)
         job.ready_ns = self.now_ns
         self._orders += 1
         job.order = self._orders
         board = self.devices[job.device]
+        if job.host == board.losses:
+            self._ready(job, board)
+            return
+        job.step(JobInput.PREPARE, self.now_ns)
+        if board.state is DeviceState.READY:
+            self._prepare(job)
+
+    def _ready(self, job: JobRecord, board: Board) -> None:
+        job.step(JobInput.READY, self.now_ns)
         board.now_ns = self.now_ns
         board.add(job)
+
+    def _prepare(self, job: JobRecord) -> None:
+        job.preparations += 1
+        self._out.append(out.PrepareJob(job.id, job.device))
+
+    def _job_prepared(self, event: ev.JobPrepared) -> None:
+        job = self.jobs.get(event.job)
+        if job is None or job.state is not JobState.PREPARING:
+            return
+        if event.failed:
+            job.step(JobInput.FAIL, self.now_ns)
+            self._forget(job, None)
+            return
+        board = self.devices[job.device]
+        assert board.state is not DeviceState.STARTING, "a host that is gone prepares nothing"
+        job.host, job.preparations = board.losses, 0
+        self._ready(job, board)
 
     # -- requests of owners
 
@@ -378,12 +411,16 @@ class Scheduler:
         board.now_ns = self.now_ns
         board.name = event.name or board.name
         board.came_up(event.sms, self.settings.floor(event.sms), event.partitions)
+        jobs = [job for job in self.jobs.values() if job.device == event.device]
+        lacking = [job for job in jobs if job.state is JobState.PREPARING]
         # Sizes depend on S, and what fitted before may not fit now.
-        for job in list(self.jobs.values()):
-            if job.device == event.device:
-                error = self.policy.size(job, board)
-                if error is not None:
-                    self._finish(job, error)
+        for job in jobs:
+            error = self.policy.size(job, board)
+            if error is not None:
+                self._finish(job, error)
+        for job in sorted(lacking, key=preparation_key):
+            if job.state is JobState.PREPARING:
+                self._prepare(job)
 
     def _device_failed(self, event: ev.DeviceFailed) -> None:
         board = self.devices.get(event.device)
@@ -391,7 +428,13 @@ class Scheduler:
             return
         culprit, board.culprit = board.culprit, None
         board.now_ns = self.now_ns
+        board.losses += 1
         board.step(DeviceInput.GIVE_UP if event.final else DeviceInput.FAIL, self.now_ns)
+        preparing = [
+            job
+            for job in self.jobs.values()
+            if job.device == event.device and job.state is JobState.PREPARING
+        ]
         reason = event.reason
         if culprit is not None:
             reason = f"was replaced because job {job_name(culprit)} did not end when it was told to"
@@ -399,10 +442,8 @@ class Scheduler:
             culprit = event.culprit
             reason = f"{reason}; job {job_name(culprit)} was the only one that ran on it"
         for job in list(board.jobs.values()):
-            if not job.started:
-                continue
-            if job.id in event.unstarted and job.cause is None and not event.final:
-                self._start_again(job, board, reason)
+            if not job.started or (job.id in event.unstarted and job.cause is None):
+                board.requeue(job)
             else:
                 lost = _lost(board, f"{reason}; submit the job again", culprit)
                 self._finish(job, job.cause or lost)
@@ -411,17 +452,13 @@ class Scheduler:
             for job in list(self.jobs.values()):
                 if job.device == event.device and job.id in self.jobs:
                     self._finish(job, _lost(board, f"{reason}, and is not started again"))
-
-    def _start_again(self, job: JobRecord, board: Board, reason: str) -> None:
-        """A device was lost before it was told of a job: the job waits for the next host.
-
-        Something in making it ready may be what ends the host, so not for ever.
-        """
-        if job.starts < self.settings.max_starts:
-            board.requeue(job)
             return
-        times = f"{job.starts} times while job {job.name} was being made ready on it"
-        self._finish(job, _lost(board, f"was lost {times}, the last time because it {reason}"))
+        for job in preparing:
+            # Something in that may be what ends the host, so not for ever.
+            if job.preparations >= self.settings.max_preparations:
+                times = f"{job.preparations} times while job {job.name} was being made ready on it"
+                what = f"was lost {times}, the last time because it {reason}"
+                self._finish(job, _lost(board, what))
 
     def _replace(self, board: Board, culprit: JobRecord) -> None:
         board.step(DeviceInput.REPLACE, self.now_ns)

@@ -22,7 +22,7 @@ class Settings:
         hold_ns: how long room that an online job leaves is kept from offline jobs.
         grace_ns: how long a job that was told to end may hold on before its device is replaced.
         max_jobs_per_session: jobs of one session that have not ended.
-        max_starts: how often a job is started that its device is lost before it is told of.
+        max_preparations: how many hosts of a device are prepared for a job, if each is lost at it.
         debug: check every invariant after every event. Slow.
 
     Raises:
@@ -34,12 +34,12 @@ class Settings:
     hold_ns: int = 0
     grace_ns: int = 2_000_000_000
     max_jobs_per_session: int = 100_000
-    max_starts: int = 3
+    max_preparations: int = 3
     debug: bool = False
 
     def __post_init__(self) -> None:
         self.floor(1)
-        for name in ("hold_ns", "grace_ns", "max_jobs_per_session", "max_starts"):
+        for name in ("hold_ns", "grace_ns", "max_jobs_per_session", "max_preparations"):
             value = getattr(self, name)
             least = 1 if name.startswith("max_") else 0
             if value < least:

@@ -1,8 +1,8 @@
 """Checks every invariant of a scheduler's state from scratch: for tests, and under ``debug``.
 
 Properties checked, with the names that `gpud.core.scheduler` gives them: capacity, quota,
-reservation, partitions; and of the books: sums, filed, sessions. What a single state cannot show
-(once, awake, equal_logs) is checked by the tests, against a model of a device.
+reservation, partitions, prepared; and of the books: sums, filed, sessions. What a single state
+cannot show (once, awake, equal_logs) is checked by the tests, against a model of a device.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def problems(scheduler: Scheduler) -> Iterator[str]:
         yield "sessions: there are jobs without a session"
     for job in scheduler.jobs.values():
         on_board = scheduler.devices[job.device].jobs.get(job.id) is job
-        if on_board is (job.state is JobState.BLOCKED):
+        if on_board is (job.state in (JobState.BLOCKED, JobState.PREPARING)):
             yield f"filed: {_story(job)} is {'' if on_board else 'not '}on its device's board"
 
 
@@ -58,8 +58,10 @@ def _board(board: Board, *, keeps_reservations: bool) -> Iterator[str]:
         )
     for job in jobs:
         yield from _job(job, keeps_reservations=keeps_reservations)
-        if job.started and board.state is DeviceState.STARTING:
-            yield f"filed: {_story(job)} is started on {board.what}, which is not up"
+        if board.state is DeviceState.STARTING:
+            yield f"filed: {_story(job)} is ready on {board.what}, which is not up"
+        if job.host != board.losses:
+            yield f"prepared: {_story(job)} is ready on a host that lacks something it needs"
     sums = {
         "allocated": sum(job.alloc for job in jobs),
         "charged": sum(job.charge for job in jobs),

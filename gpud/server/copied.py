@@ -3,12 +3,13 @@
 Problem: memory has to be there before an array is used, and the values with it; neither a client
 nor a job may see what a lost host has left behind; and nobody is to wait for another's copies.
 
-Approach: `gpud.core.copies` knows what the files hold. Requests to the host go through the stock
-(`gpud.server.stock`), so that a new host gets the arrays again when a session first needs it. A job
-is started when what its session has written has arrived.
+Approach: `gpud.core.copies` knows what the files hold, `gpud.core.writes` who must wait for what is
+on its way. Requests to the host go through the stock (`gpud.server.stock`), so that a new host gets
+the arrays again when a session first needs it.
 
 Properties:
-    seen: a job that is submitted after an array was written finds what was written;
+    seen: a job that is submitted after an array was written finds what was written, and does not
+        wait for what is written later;
     bounded: however often a session writes, at most `MOST_PARTS` copies of an array wait;
     said: values that are lost, or could not be copied, are an error for whoever would use them.
 """
@@ -16,11 +17,12 @@ Properties:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
 from gpud.core.copies import Copies, Held, Lost
+from gpud.core.writes import Writes
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, OutOfMemory
 from gpud.server.child import OnReply
 from gpud.server.requests import Requests
@@ -51,12 +53,14 @@ class Host(Protocol):
         """The error for what cannot be done on this device."""
 
 
-class _Writes:
-    """Parts of an array, (offset, bytes), that are on their way to the device."""
+class _Parts:
+    """Parts of an array, (offset, bytes), that wait behind the one that is being copied.
+
+    Each has the number of the first write of it, which is the one that is waited for longest.
+    """
 
     def __init__(self) -> None:
-        self.going: tuple[int, int] | None = None
-        self.waiting: dict[tuple[int, int], None] = {}
+        self.waiting: dict[tuple[int, int], int] = {}
 
 
 class CopiedMemory:
@@ -65,9 +69,9 @@ class CopiedMemory:
     def __init__(self, host: Host) -> None:
         self.copies = Copies()
         self._host = host
-        self._writes: dict[tuple[SessionId, int], _Writes] = {}
-        self._writing: Counter[SessionId] = Counter()
-        self._when_written: dict[SessionId, list[Callable[[], None]]] = {}
+        self._parts: dict[tuple[SessionId, int], _Parts] = {}
+        self._writes = Writes()
+        self._when_written: dict[SessionId, list[tuple[int, Callable[[], None]]]] = {}
         self._reads: Counter[SessionId] = Counter()
         self._releases = 0
         self._when_released: list[Callable[[], None]] = []
@@ -98,7 +102,9 @@ class CopiedMemory:
     def release(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
         """Take the memory of an array back that no job can use any more."""
         self.copies.gone(session, address)
-        self._writes.pop((session, address), None)
+        parts = self._parts.pop((session, address), None)
+        if parts is not None:
+            self._arrived(session, parts.waiting.values())
         self._releases += 1
 
         def released(value: Any, error: GpudError | None) -> None:
@@ -114,14 +120,20 @@ class CopiedMemory:
     def close_session(self, session: SessionId) -> None:
         """Forget a session's arrays; its arena is closed."""
         self.copies.closed(session)
-        for key in [key for key in self._writes if key[0] == session]:
-            del self._writes[key]
+        self._writes.closed(session)
+        self._when_written.pop(session, None)
+        for key in [key for key in self._parts if key[0] == session]:
+            del self._parts[key]
         self._reads.pop(session, None)
 
     # -- from the file to the device
 
-    def write(self, session: SessionId, address: int, offset: int, size: int) -> None:
+    def write(
+        self, session: SessionId, address: int, offset: int, size: int, last_job: int
+    ) -> None:
         """The session has written a part of an array into the file.
+
+        Jobs after ``last_job``, which is the number of the session's newest one so far, find it.
 
         Raises:
             UnknownName, InvalidArgument: there is no such part.
@@ -130,9 +142,9 @@ class CopiedMemory:
         self.copies.check(session, address, offset, size)
         part = (offset, size)
         key = (session, address)
-        writes = self._writes.get(key)
-        if writes is not None and part not in writes.waiting:
-            if len(writes.waiting) >= MOST_PARTS:
+        parts = self._parts.get(key)
+        if parts is not None and part not in parts.waiting:
+            if len(parts.waiting) >= MOST_PARTS:
                 raise LimitExceeded(
                     f"{MOST_PARTS} parts of the array at {address:#x} wait to be copied to the "
                     "device; write larger parts, or wait for a job",
@@ -140,44 +152,54 @@ class CopiedMemory:
                     value=MOST_PARTS,
                 )
         self.copies.written(session, address, offset, size)
-        if writes is not None:
-            writes.waiting[part] = None
-        else:
-            self._write(key, _Writes(), part)
+        if parts is None:
+            self._write(key, _Parts(), part, self._writes.begin(session, last_job))
+        elif part not in parts.waiting:
+            parts.waiting[part] = self._writes.begin(session, last_job)
 
-    def _write(self, key: tuple[SessionId, int], writes: _Writes, part: tuple[int, int]) -> None:
+    def _write(
+        self, key: tuple[SessionId, int], parts: _Parts, part: tuple[int, int], number: int
+    ) -> None:
         session, address = key
         stock = self._host.stock
-        if not stock.has_array(session, address):
-            return  # it is copied when the host gets the array
-        self._writes[key] = writes
-        writes.going = part
-        self._writing[session] += 1
-        stock.upload(session, address, *part, partial(self._written, key, writes, stock))
+        if stock.has_array(session, address):
+            self._parts[key] = parts
+            stock.upload(session, address, *part, partial(self._written, key, parts, number))
+        else:  # all of it is copied when the host gets the array
+            self._arrived(session, (number, *parts.waiting.values()))
 
     def _written(
         self,
         key: tuple[SessionId, int],
-        writes: _Writes,
-        stock: Stock,
+        parts: _Parts,
+        number: int,
         _: Any,
         error: GpudError | None,
     ) -> None:
         session, address = key
-        if self._writes.get(key) is writes:
-            del self._writes[key]
+        arrived = [number]
+        if self._parts.get(key) is parts:
+            del self._parts[key]
             if error is not None and not isinstance(error, DeviceLost):
                 reason = f"could not be copied to the device ({error.message})"
                 self.copies.lose(session, address, reason)
-            elif writes.waiting:
-                part = next(iter(writes.waiting))
-                del writes.waiting[part]
-                self._write(key, writes, part)
-        self._writing[session] -= 1
-        if not self._writing[session]:
-            del self._writing[session]
-            for action in self._when_written.pop(session, ()):
-                action()
+                arrived += parts.waiting.values()
+            elif parts.waiting:
+                part, following = next(iter(parts.waiting.items()))
+                del parts.waiting[part]
+                self._write(key, parts, part, following)
+        self._arrived(session, arrived)
+
+    def _arrived(self, session: SessionId, writes: Iterable[int]) -> None:
+        """Nobody needs to wait any more for these."""
+        self._writes.end(session, writes)
+        waiting = self._when_written.pop(session, ())
+        still = [one for one in waiting if self._writes.is_waited_for(session, one[0])]
+        if still:
+            self._when_written[session] = still
+        for one in waiting:
+            if one not in still:
+                one[1]()
 
     # -- from the device to the file
 
@@ -238,16 +260,16 @@ class CopiedMemory:
         found = self.copies.problem(session, number)
         return None if found is None else self._host.lost(_described(found))
 
-    def is_written(self, session: SessionId) -> bool:
-        """Whether all that the session has written has arrived."""
-        return session not in self._writing
+    def is_written(self, session: SessionId, number: int) -> bool:
+        """Whether what the session had written before its job ``number`` has arrived."""
+        return not self._writes.is_waited_for(session, number)
 
-    def when_written(self, session: SessionId, action: Callable[[], None]) -> None:
+    def when_written(self, session: SessionId, number: int, action: Callable[[], None]) -> None:
         """Do ``action`` as soon as that is so."""
-        if session in self._writing:
-            self._when_written.setdefault(session, []).append(action)
-        else:
+        if self.is_written(session, number):
             action()
+        else:
+            self._when_written.setdefault(session, []).append((number, action))
 
 
 def _described(found: Lost) -> str:

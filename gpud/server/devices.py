@@ -244,7 +244,7 @@ class Device:
             late = [at for at in self._late_ends if at > now - _ENDS_WITHIN_S and not left.useful]
             self._late_ends = [*late, now]
             ends = len(self._late_ends)
-            self._owner.device_failed(self, reason, culprit, left.pending)
+            self._owner.device_failed(self, reason, culprit, left.untold)
         else:
             self._early_ends += 1
             ends = self._early_ends

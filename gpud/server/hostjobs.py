@@ -1,12 +1,9 @@
-"""The jobs of one device: told to its present host, or kept until that has what they need.
-
-Terms:
-    pending job: started by the scheduler while its host lacks something that it needs; its commands
-        are kept and sent in order as soon as it is there.
+"""The jobs of one device: its host is given what they need, and then told of them.
 
 Properties:
     nothing_of_others: what a host says of a job that it was not told of is left out;
-    answered: a job that was started and cannot be told to its host ends with the reason.
+    answered: a job that was started and cannot be told to its host ends with the reason, or is
+        among those that the host had not been told of when it was lost.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from gpud.server.copied import CopiedMemory
 from gpud.server.jobs import Chain
 from gpud.server.owner import Owner
 from gpud.server.stock import Stock
-from gpud.units import JobId, SessionId, job_pair
+from gpud.units import JobId, job_pair
 
 __all__ = ["HostJobs", "Left"]
 
@@ -30,12 +27,12 @@ class Left(NamedTuple):
 
     Attributes:
         alone: the only job that it was told of and had not ended.
-        pending: those that it was not told of.
+        untold: those that were started and that it was not told of.
         useful: whether a job has ended on it.
     """
 
     alone: JobId | None
-    pending: tuple[JobId, ...]
+    untold: tuple[JobId, ...]
     useful: bool
 
 
@@ -69,7 +66,7 @@ class HostJobs:
         self._host = host
         self._owner = owner
         self._runs = runs
-        self._pending: dict[int, list[Any]] = {}
+        self._untold: dict[int, None] = {}
         self._told: dict[int, None] = {}
         self._useful = False
 
@@ -81,76 +78,71 @@ class HostJobs:
     def host_lost(self) -> Left:
         """The host is gone, and all that it was told."""
         alone = JobId(next(iter(self._told))) if len(self._told) == 1 else None
-        left = Left(alone, tuple(map(JobId, self._pending)), self._useful)
-        self._pending.clear()
+        left = Left(alone, tuple(map(JobId, self._untold)), self._useful)
+        self._untold.clear()
         self._told.clear()
         self._useful = False
         return left
 
     # -- commands
 
-    def start(self, chain: Chain, message: hm.StartJob) -> None:
-        """Start a job as soon as its chain and its session's memory are ready."""
-        host, session = self._host, SessionId(message.session)
+    def is_prepared(self, job: JobId, chain: Chain) -> bool:
+        """Whether the host has what a job needs that is submitted now.
+
+        It has it then as long as it lives.
+        """
+        session, number = job_pair(job)
+        memory = self._host.memory
+        return self._host.stock.is_ready(chain, session) and (
+            memory is None or memory.is_written(session, number)
+        )
+
+    def prepare(self, job: JobId, chain: Chain) -> None:
+        """Give the host what a job needs. The owner hears of it, unless the host is lost."""
+        host, (session, number) = self._host, job_pair(job)
         stock, memory = host.stock, host.memory
-        if not host.alive:
-            self._pending[message.job] = [message]  # its end is about to be known
-            return
-        if memory is not None:
-            problem = memory.problem(session, job_pair(JobId(message.job))[1])
-            if problem is not None:
-                self._owner.job_ended(_not_run(message.job, problem, chain))
-                return
-        if chain.ready is not stock:
-            self._runs(chain)
-        if stock.is_ready(chain, session) and (memory is None or memory.is_written(session)):
-            self._tell(message)
-            return
-        pending = self._pending[message.job] = [message]
+
+        def prepared(error: GpudError | None) -> None:
+            if stock is not host.stock or not host.alive:
+                return  # the host is gone, and the owner hears of that
+            if error is None and memory is not None:
+                error = memory.problem(session, number)
+            self._owner.job_prepared(job, error)
 
         def on_ready(error: GpudError | None) -> None:
-            if stock is not host.stock or self._pending.get(message.job) is not pending:
-                return  # the host is gone, or the job was ended
-            if not host.alive:
-                return  # the host is gone, and the runner is about to hear that this was pending
-            if error is None and memory is not None and not memory.is_written(session):
-                memory.when_written(session, lambda: on_ready(None))
-                return
             if error is None and memory is not None:
-                error = memory.problem(session, job_pair(JobId(message.job))[1])
-            del self._pending[message.job]
-            if error is not None:
-                self._owner.job_ended(_not_run(message.job, error, chain))
-                return
-            first, *rest = pending
-            self._tell(first)
-            for one in rest:
-                host.send(one)
+                memory.when_written(session, number, lambda: prepared(None))
+            else:
+                prepared(error)
 
         stock.make_ready(chain, session, on_ready)
 
-    def _tell(self, message: hm.StartJob) -> None:
-        """Have the host start a job."""
-        self._told[message.job] = None
-        memory = self._host.memory
+    def start(self, chain: Chain, message: hm.StartJob) -> None:
+        """Start a job for which the host is prepared."""
+        host, (session, number) = self._host, job_pair(JobId(message.job))
+        memory = host.memory
+        if not host.alive:
+            self._untold[message.job] = None  # its end is about to be known
+            return
         if memory is not None:
-            memory.copies.began(SessionId(message.session))
-        self._host.send(message)
+            problem = memory.problem(session, number)
+            if problem is not None:
+                self._owner.job_ended(_not_run(message.job, problem, chain))
+                return
+            memory.copies.began(session)
+        if chain.ran is not host.stock:
+            chain.ran = host.stock
+            self._runs(chain)
+        self._told[message.job] = None
+        host.send(message)
 
     def resize(self, message: hm.ResizeJob) -> None:
         """Resize a job that was started."""
-        pending = self._pending.get(message.job)
-        if pending is None:
-            self._host.send(message)
-        else:
-            pending.append(message)
+        self._host.send(message)
 
-    def end(self, job: JobId, chain: Chain) -> None:
+    def end(self, job: JobId) -> None:
         """End a job that was started."""
-        if self._pending.pop(job, None) is None:
-            self._host.send(hm.EndJob(job))
-        else:
-            self._owner.job_ended(_not_run(job, None, chain))
+        self._host.send(hm.EndJob(job))
 
     def kill(self, job: JobId) -> None:
         """End the task blocks of a job where they are: it was told to end and has not."""
@@ -175,7 +167,6 @@ class HostJobs:
         self._owner.job_ended(message)
 
 
-def _not_run(job: int, error: GpudError | None, chain: Chain) -> hm.JobEnded:
+def _not_run(job: int, error: GpudError, chain: Chain) -> hm.JobEnded:
     """What a host would say of a job that never ran there."""
-    wire = None if error is None else error.to_wire()
-    return hm.JobEnded(job, wire, False, b"", 0, chain.total, 0, 0)
+    return hm.JobEnded(job, error.to_wire(), False, b"", 0, chain.total, 0, 0)

@@ -38,6 +38,7 @@ class Chain:
         kernels: their names, each once, in the order of the launches; the first `NAMES_KEPT` of
             them, shortened, for they are kept and shown long after the job has ended.
         ready: the stock of the host that has; None for none.
+        ran: the stock of the last host that a job of them was started on; None for none.
         total: task blocks of all launches.
         jobs: of these launches that have not ended.
     """
@@ -50,6 +51,7 @@ class Chain:
         "modules",
         "needs",
         "occupancy",
+        "ran",
         "ready",
         "shapes",
         "size_bytes",
@@ -78,6 +80,7 @@ class Chain:
         self.total = sum(shape.task_blocks for shape in shapes)
         self.size_bytes = size_bytes
         self.ready: object = None
+        self.ran: object = None
         self.jobs = 0
 
 

@@ -64,7 +64,8 @@ def free(session: Session, message: wm.Free) -> None:
 def upload(session: Session, message: wm.Upload) -> None:
     """Jobs that are submitted from now on find what the client has written into the file."""
     memory = _copied(session, message.device)
-    memory.write(SessionId(session.number), message.array, message.offset, message.size)
+    part = message.array, message.offset, message.size
+    memory.write(SessionId(session.number), *part, session.last_number)
 
 
 def download(session: Session, message: wm.Download) -> None:

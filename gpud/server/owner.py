@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpud.device.host import messages as hm
+from gpud.errors import GpudError
 from gpud.server.modules import Module
 from gpud.units import JobId
 
@@ -49,6 +50,9 @@ class Owner(Protocol):
 
     def device_given_up(self, device: Device, reason: str) -> None:
         """There will be no other host."""
+
+    def job_prepared(self, job: JobId, error: GpudError | None) -> None:
+        """The present host has what a job needs, or cannot have it."""
 
     def blocks_left(self, message: hm.BlocksLeft) -> None:
         """See `gpud.device.host.messages.BlocksLeft`."""

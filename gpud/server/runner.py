@@ -86,6 +86,7 @@ class Runner:
         self._resizes: dict[int, OnResized] = {}
         self._next_resize = 1
         self._carry_out: dict[type, Callable[[Any], None]] = {
+            co.PrepareJob: self._prepare_job,
             co.StartJob: self._start_job,
             co.ResizeJob: self._resize_job,
             co.EndJob: self._end_job,
@@ -173,6 +174,7 @@ class Runner:
                 weight,
                 killable,
                 exclusive,
+                self.devices[job.device].jobs.is_prepared(job.id, job.chain),
             )
         )
 
@@ -255,6 +257,15 @@ class Runner:
         )
         self.feed(ev.DeviceFailed(now_ns, device.index, reason, final=True))
 
+    def job_prepared(self, job: JobId, error: GpudError | None) -> None:
+        """A host has what a job needs, or cannot have it."""
+        found = self.jobs.get(job)
+        if found is None:
+            return
+        if error is not None and found.error is None:
+            found.error = error
+        self.feed(ev.JobPrepared(time.monotonic_ns(), job, error is not None))
+
     def blocks_left(self, message: hm.BlocksLeft) -> None:
         """A host says what a job occupies."""
         job = self.jobs.get(JobId(message.job))
@@ -284,6 +295,9 @@ class Runner:
 
     # -- commands
 
+    def _prepare_job(self, command: co.PrepareJob) -> None:
+        self.devices[command.device].jobs.prepare(command.job, self.jobs[command.job].chain)
+
     def _start_job(self, command: co.StartJob) -> None:
         job = self.jobs[command.job]
         job.started_ns = time.monotonic_ns()
@@ -311,8 +325,7 @@ class Runner:
         self._changed(job)
 
     def _end_job(self, command: co.EndJob) -> None:
-        job = self.jobs[command.job]
-        self.devices[command.device].jobs.end(job.id, job.chain)
+        self.devices[command.device].jobs.end(command.job)
 
     def _finish_job(self, command: co.FinishJob) -> None:
         job = self.jobs.pop(command.job)

@@ -73,6 +73,12 @@ async def running(device: Device, count: int) -> None:
     await until(lambda: len(device.jobs._told) == count)
 
 
+def preparing(world: World) -> bool:
+    """Whether the host is being given what a job needs."""
+    jobs = world.daemon.runner.scheduler.jobs.values()
+    return device_of(world).state == "ready" and any(str(job.state) == "preparing" for job in jobs)
+
+
 # -- at any moment ---------------------------------------------------------------------------------
 
 
@@ -85,7 +91,7 @@ async def test_a_host_that_is_killed_at_any_moment(world: World) -> None:
         moments = {
             "starting": lambda: device.state == "starting" and device.pid is not None,
             "loading": lambda: bool(device._loader.compiling),
-            "pending": lambda: bool(device.jobs._pending),
+            "preparing": lambda: preparing(world),
             "running": lambda: bool(device.jobs._told),
         }
         for moment, condition in moments.items():
@@ -155,7 +161,7 @@ async def test_jobs_that_the_host_was_not_told_of_survive_it_twice(world: World)
         waits = load.submit(0, launches=2)
         kill(device)
         for _ in range(2):
-            await until(lambda: device.jobs._pending)
+            await until(lambda: preparing(world))
             assert device.pid is not None
             pid = kill(device)
             await until(lambda pid=pid: device.pid != pid)

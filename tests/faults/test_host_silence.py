@@ -428,7 +428,7 @@ async def test_what_could_not_be_sent_any_more_runs_on_the_next_host(
     assert device._host is not None
     monkeypatch.setattr(type(device._host), "alive", property(lambda self: False))
     client.submit(1, module, launches=[launch(module)] * 2)
-    await until(lambda: device.jobs._pending)
+    await until(lambda: device.jobs._untold)
     monkeypatch.undo()
     host.die()
     assert (await client.finished(1)).state == "done"

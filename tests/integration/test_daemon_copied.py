@@ -107,15 +107,24 @@ async def test_a_job_starts_when_what_was_written_has_arrived(world: World) -> N
     array = await client.allocate(SIZE)
     world.host.holds = {m.Upload}
     client.send(wm.Upload(0, array, 0, SIZE))
-    client.submit(1, module, quota=(1, 1))
+    client.submit(1, module, reservation=(4, 1))
     client.send(wm.Upload(0, array, 4, 8))
     client.submit(2, module, quota=(1, 1))
-    other.submit(1, others)
+    await heard(client)
+    other.submit(1, others, quota=(4, 1))
     assert (await other.finished(1)).state == "done"
     assert [one.session for one in sent(world, m.StartJob)] == [other.session]
+    assert not sent(world, m.ResizeJob), "it takes nothing from anybody before it can run"
+    rows = (await client.query("jobs"))["jobs"]
+    assert [(one["state"], one["allocation"]) for one in rows] == [
+        ("preparing", "0"),
+        ("blocked", "0"),
+    ]
     world.host.answer()
+    assert (await client.finished(1)).state == "done"
     await until(lambda: len(sent(world, m.Upload)) == 2)
-    assert len(sent(world, m.StartJob)) == 1
+    await heard(client)
+    assert len(sent(world, m.StartJob)) == 2, "what comes later is for later jobs"
     world.host.answer()
     assert (await client.finished(2)).state == "done"
     assert [(one.offset, one.size) for one in sent(world, m.Upload)] == [(0, SIZE), (4, 8)]
@@ -228,8 +237,8 @@ async def test_a_session_that_goes_leaves_nothing_that_waits(world: World) -> No
     world.host.answer()
     memory = world.daemon.devices[0].memory
     assert memory is not None
-    await until(lambda: not memory._writing)
-    assert not memory._writes
+    await until(lambda: not memory._writes._last_jobs)
+    assert not memory._parts
     assert not memory.copies._spaces
     other = await world.client()
     assert await other.allocate(SIZE) == array

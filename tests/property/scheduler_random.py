@@ -67,10 +67,19 @@ def step(world: World, draw: random.Random) -> None:
         world.pass_time(draw.choice((1, 10, 100)))
     elif chance < 0.945 or world.sms[device] is None:
         revive(world, draw, device)
-    elif chance < 0.96 and works:
+    elif chance < 0.955:
+        prepare(world, draw)
+    elif chance < 0.97 and works:
         work = works[draw.choice(list(works))]
         work.stuck = work.stuck or draw.random() < 0.2
         work.deaf = draw.random() < 0.3
+
+
+def prepare(world: World, draw: random.Random) -> None:
+    """What jobs need arrives, or cannot be had."""
+    for job in draw.sample(list(world.preparing), min(3, len(world.preparing))):
+        if job in world.preparing:
+            world.prepare(job, failed=draw.random() < 0.1)
 
 
 def device_step(world: World, draw: random.Random, device: int) -> None:
@@ -130,6 +139,7 @@ def submit(world: World, draw: random.Random, device: int) -> JobId | None:
         after=tuple(draw.sample(known, min(len(known), draw.choice((0, 0, 0, 1, 2))))),
         timeout_ns=draw.choice((None, None, None, 300)),
         killable=draw.random() < 0.3,
+        prepared=draw.random() < 0.8,
         weight=draw.choice((1, 1, 1, 2, 5, 1000)),
         **more,
     )

@@ -2,8 +2,10 @@
 
 The devices are modelled from the contract of `gpud.core.commands` and `gpud.core.events` alone.
 Each job has an inbox of its own, so that commands of different jobs overtake each other; blocks
-that were told to leave do so one after another; hosts die, some before they have been told of all
-jobs; jobs fail, some never leave, and of those that can be killed some do not obey.
+that were told to leave do so one after another; what a job needs is on its device when it is
+submitted or comes later; hosts die, some before they have been told of all jobs, and the next ones
+have nothing of what these had; jobs fail, some never leave, and of those that can be killed some do
+not obey.
 
 After every event the world checks, from what the *devices* know, each property that the scheduler
 promises (`CHECKS`), and that the scheduler's books are never more hopeful than the devices.
@@ -30,6 +32,7 @@ CHECKS = (
     "quota",
     "reservation",
     "partitions",
+    "prepared",
     "once",
     "awake",
     "equal_logs",
@@ -147,6 +150,8 @@ class World:
         self.work: dict[int, dict[JobId, Work]] = {}  # started, by device
         self.outbox: dict[int, deque[ev.BlocksLeft | ev.JobEnded]] = {}
         self.untold: dict[int, tuple[JobId, ...]] = {}  # of hosts that are being replaced
+        self.lacking: dict[JobId, None] = {}  # jobs that need what their device has not
+        self.preparing: dict[JobId, int] = {}  # of those, what devices were told to get, and which
         self.live: dict[JobId, ev.JobSubmitted] = {}
         self.quota: dict[JobId, Fraction | None] = {}
         self.reservation: dict[JobId, Fraction | None] = {}
@@ -192,8 +197,11 @@ class World:
     ) -> JobId:
         self.sessions[session] += 1
         job = job_id(session, self.sessions[session])
+        more["prepared"] = bool(more.get("prepared", True)) and self.sms[device] is not None
         event = ev.JobSubmitted(self.now_ns, job, session, device, launches, **more)  # type: ignore[arg-type]
         self.live[job] = event
+        if not event.prepared:
+            self.lacking[job] = None
         self.quota[job], self.reservation[job] = event.quota, event.reservation
         self.send(event)
         return job
@@ -246,8 +254,17 @@ class World:
 
     def _host_ends(self, device: int) -> None:
         self.work[device].clear()
+        self.lacking |= {job: None for job, event in self.live.items() if event.device == device}
+        self.preparing = {job: at for job, at in self.preparing.items() if at != device}
         self.outbox[device].clear()
         self.sms[device] = None
+
+    def prepare(self, job: JobId, *, failed: bool = False) -> None:
+        """A device has what a job needs, or cannot have it."""
+        del self.preparing[job]
+        if not failed:
+            del self.lacking[job]
+        self.send(ev.JobPrepared(self.now_ns, job, failed))
 
     def deliver(self, device: int) -> bool:
         """The scheduler hears of the first thing that a device has said; whether there was one."""
@@ -375,7 +392,15 @@ class World:
         self, command: out.Command, ending: tuple[JobId, bool] | None, grew: dict[int, None]
     ) -> None:
         match command:
+            case out.PrepareJob():
+                if command.job in self.preparing or command.job not in self.lacking:
+                    raise Broken("prepared", f"{command}, and its device does so, or has")
+                if self.sms[command.device] is None:
+                    raise Broken("prepared", f"{command} has no device")
+                self.preparing[command.job] = command.device
             case out.StartJob():
+                if command.job in self.lacking:
+                    raise Broken("prepared", f"{command}, and its device lacks what it needs")
                 if command.job in self.started:
                     raise Broken("once", f"{command} starts a job for the second time")
                 if self.sms[command.device] is None or command.job not in self.live:
@@ -459,6 +484,8 @@ class World:
         if self.sms[event.device] is not None and command.job in self.work[event.device]:
             raise Broken("once", f"{command}, and blocks of it are left")
         self.ended[command.job] = command.state
+        self.lacking.pop(command.job, None)
+        self.preparing.pop(command.job, None)
 
     def _check_order(self, job: JobId) -> None:
         before = self.followed(job)
@@ -546,6 +573,9 @@ class World:
             if self.timer_ns <= self.now_ns + self.settings.hold_ns:
                 self.pass_time(max(0, self.timer_ns - self.now_ns))
                 return True
+        for job in self.preparing:
+            self.prepare(job)
+            return True
         for device, works in self.work.items():
             if self.deliver(device):
                 return True
@@ -570,6 +600,9 @@ class World:
                 raise Broken(
                     "awake", f"job {job} is blocked {blocked}, follows {self.followed(job)}"
                 )
+            if str(self.scheduler.jobs[job].state) == "preparing":
+                if self.sms[self.live[job].device] is not None:
+                    raise Broken("awake", f"job {job} is to be prepared, and no device was told")
         for device, sms in self.sms.items():
             stuck = any(work.stuck for work in self.work[device].values())
             if sms is not None and not stuck and self.scheduler.policy.name == "reservations":

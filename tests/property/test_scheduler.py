@@ -28,7 +28,7 @@ from gpud.core.board import Board
 from gpud.core.events import LaunchShape
 from gpud.core.job import JobRecord
 from gpud.core.policies.reservations import Reservations
-from gpud.core.replay import replay
+from gpud.core.replay import replay, write_header
 from gpud.core.scheduler import Scheduler, Settings
 from gpud.core.timers import Timer
 from gpud.units import JobId
@@ -95,6 +95,7 @@ class Histories(RuleBasedStateMachine):
         weight=st.sampled_from((1, 1, 3, 1000)),
         killable=st.booleans(),
         exclusive=st.booleans(),
+        prepared=st.sampled_from((True, True, True, False)),
     )
     def submit(
         self,
@@ -127,6 +128,11 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         self.world.cancel(self.pick(data, self.world.live))
+
+    @precondition(lambda self: self.world.preparing)
+    @rule(data=st.data(), failed=st.sampled_from((False, False, False, True)))
+    def what_a_job_needs_arrives(self, data: st.DataObject, failed: bool) -> None:
+        self.world.prepare(self.pick(data, self.world.preparing), failed=failed)
 
     @rule(ns=st.sampled_from((1, 10, 100, 300)))
     def time_passes(self, ns: int) -> None:
@@ -396,6 +402,25 @@ class ForgetsFollowers(Scheduler):
         super()._forget(job, error)
 
 
+class BelievesTheDead(Scheduler):
+    """What one host had, the next one is thought to have."""
+
+    def _device_ready(self, event: ev.DeviceReady) -> None:
+        board = self.devices.get(event.device)
+        if board is not None:
+            board.losses = 0
+        super()._device_ready(event)
+
+
+class AsksNobody(Scheduler):
+    """What a job needs is asked for only when its device comes up."""
+
+    def _check_ready(self, job: JobRecord) -> None:
+        asked = len(self._out)
+        super()._check_ready(job)
+        self._out[asked:] = [c for c in self._out[asked:] if not isinstance(c, out.PrepareJob)]
+
+
 class StartsAgain(Scheduler):
     """A job that ran on a host that was lost is started on the next one."""
 
@@ -450,10 +475,12 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (under(Moody), {"equal_logs"}),
     (lambda: Faulty("twice"), {"once"}),
     (lambda: Faulty("early"), {"once"}),
-    (lambda: Faulty("mute"), {"once", "order"}),
-    (lambda: Faulty("lost"), {"capacity", "once"}),
+    (lambda: Faulty("mute"), {"once"}),
+    (lambda: Faulty("lost"), {"awake", "capacity"}),
     (lambda: StartsAgain(Settings(grace_ns=200)), {"once"}),
     (lambda: Murders(Settings(grace_ns=200)), {"once"}),
+    (lambda: BelievesTheDead(Settings(grace_ns=200)), {"prepared"}),
+    (lambda: AsksNobody(Settings(grace_ns=200)), {"awake"}),
     (lambda: ForgetsStreams(Settings(grace_ns=200)), {"order", "awake"}),
     (lambda: ForgetsFollowers(Settings(grace_ns=200)), {"awake"}),
     (lambda: TooHopeful(Settings(grace_ns=200)), {"books"}),
@@ -500,4 +527,4 @@ def test_random_settings_are_all_valid() -> None:
 
     for seed in range(20):
         assert random_settings(random.Random(seed)).grace_ns == 200
-    assert replay(['{"gpud_event_log": 1, "settings": {}}']) == []
+    assert replay([write_header(Settings())]) == []

@@ -26,7 +26,7 @@ _COLUMNS = tuple(
     if column.key != "queued_s"
 )
 _BAR = 40  # characters
-_ORDER = {"ending": 0, "running": 1, "paused": 2, "waiting": 3, "blocked": 4}
+_ORDER = {"ending": 0, "running": 1, "paused": 2, "waiting": 3, "preparing": 4, "blocked": 5}
 
 
 def top(

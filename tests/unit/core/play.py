@@ -103,7 +103,16 @@ class Play:
         )
 
     def up(self, device: int, sms: int) -> list[out.Command]:
+        """A host is up, and gets at once what jobs need."""
+        found = self.bare(device, sms)
+        return found + [c for job in prepares(found) for c in self.prepared(job)]
+
+    def bare(self, device: int, sms: int) -> list[out.Command]:
+        """A host is up."""
         return self.send(ev.DeviceReady(self.now_ns, device, sms, f"cpu:{sms}"))
+
+    def prepared(self, number: int, *, failed: bool = False) -> list[out.Command]:
+        return self.send(ev.JobPrepared(self.now_ns, JobId(number), failed))
 
     def fail(
         self,
@@ -140,6 +149,11 @@ class Play:
 def slices(commands: list[out.Command]) -> list[tuple[int, int]]:
     """(job, slices) of all starts and resizes, in order."""
     return [(c.job, c.slices) for c in commands if isinstance(c, out.StartJob | out.ResizeJob)]
+
+
+def prepares(commands: list[out.Command]) -> list[int]:
+    """Jobs for which devices are to be prepared, in order."""
+    return [c.job for c in commands if isinstance(c, out.PrepareJob)]
 
 
 def finished(commands: list[out.Command]) -> list[tuple[int, str]]:

@@ -9,7 +9,7 @@ import pytest
 
 from gpud.core import events as ev
 from gpud.core.events import LaunchShape
-from gpud.core.replay import read_event, replay, steps, write_header, write_line
+from gpud.core.replay import VERSION, read_event, replay, steps, write_header, write_line
 from gpud.core.scheduler import Scheduler, Settings
 from gpud.errors import InvalidArgument
 from gpud.units import JobId, SessionId
@@ -24,6 +24,7 @@ EVENTS: list[ev.Event] = [
         reservation=Fraction(7, 3), stream=2, after=(JobId(9),), deadline_ns=77, timeout_ns=5,
     ),
     ev.JobSubmitted(4, JobId(2), SESSION, 0, (LaunchShape(8, 1),), quota=Fraction(1, 2), weight=3),
+    ev.JobPrepared(4, JobId(3), True),
     ev.ResizeRequested(5, 1, JOB, reservation=Fraction(5)),
     ev.ResizeRequested(5, 2, JobId(2), quota=Fraction(3, 2)),
     ev.BlocksLeft(6, JOB, 0, 7, False),
@@ -104,9 +105,15 @@ def test_a_line_that_is_none_is_named(line: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
-    ['{"event": {}}', '{"gpud_event_log": 99}', '{"gpud_event_log": 1, "settings": {"x": 1}}'],
+    "header", ['{"event": {}}', f'{{"gpud_event_log": {VERSION}, "settings": {{"x": 1}}}}']
 )
-def test_a_log_of_another_format_is_refused(header: str) -> None:
+def test_a_log_with_another_head_is_refused(header: str) -> None:
     with pytest.raises(InvalidArgument, match="line 1 is not one of an event log"):
         replay([header])
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_a_log_of_another_version_is_refused(version: int) -> None:
+    header = write_header(Settings()).replace(str(VERSION), str(version), 1)
+    with pytest.raises(InvalidArgument, match=f"^line 1 .* version {version}, .* the gpud that"):
+        replay([header, *a_log()[1:]])

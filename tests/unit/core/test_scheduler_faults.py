@@ -19,7 +19,7 @@ from gpud.errors import (
 from gpud.units import JobId
 from tests.unit.core.play import Play, error, finished, names, slices
 
-STATES = ("blocked", "waiting", "running", "paused", "ending")
+STATES = ("blocked", "preparing", "waiting", "running", "paused", "ending")
 STARTED = ("running", "paused", "ending")
 
 
@@ -27,8 +27,11 @@ def with_job(state: str, **settings: Any) -> Play:
     """Job 5 of session 2 is in ``state``; job 1 of session 1 has the rest of the device."""
     play = Play(4, **settings)
     play.open(2)
-    if state in ("blocked", "waiting"):
+    if state in ("blocked", "preparing", "waiting"):
         play.offline(1)
+        if state == "preparing":
+            play.submit(5, session=2, stream=3, prepared=False)
+            return play
         play.submit(5, session=2, stream=1 if state == "waiting" else 3, after=())
         if state == "blocked":
             play.submit(6, session=2, stream=8)
@@ -75,6 +78,7 @@ def test_resize(state: str) -> None:
         play.ended(job)
     if state == "paused":
         play.left(5, 0)
+    play.prepared(5)
     assert (play.state(5), play.allocation(5)) == ("running", "1"), "and no more than that"
 
 
@@ -125,13 +129,13 @@ def test_device_loss(state: str) -> None:
         assert isinstance(lost[5], expected)
     else:
         assert 5 not in lost
-        assert play.state(5) == ("waiting" if state == "waiting" else "blocked")
+        assert play.state(5) == ("blocked" if state == "blocked" else "preparing")
     assert isinstance(lost[1], DeviceLost)
     assert lost[1].device == "cpu:4"
     assert "device cpu:4 crashed" in str(lost[1])
     assert play.scheduler.devices[0].allocated == 0
     started = play.up(0, 4)
-    if state == "waiting":
+    if state in ("preparing", "waiting"):
         assert slices(started) == [(5, 4)]
 
 
@@ -259,7 +263,7 @@ def test_a_job_that_its_device_was_not_told_of_waits_at_its_place(state: str) ->
     play.now_ns = 60
     found = play.fail(unstarted=(1,))
     assert sorted(job for job, _ in finished(found)) == ([2, 4] if state == "paused" else [2])
-    assert play.state(1) == "waiting"
+    assert play.state(1) == "preparing"
     assert play.allocation(1) == "0"
     assert play.scheduler.devices[0].allocated == play.scheduler.devices[0].charged == 0
     assert slices(play.up(0, 4)) == [(1, 2), (3, 2)]
@@ -273,20 +277,6 @@ def test_a_job_that_was_told_to_end_meanwhile_does_not_wait_again() -> None:
     play.offline(1)
     play.cancel(1)
     assert finished(play.fail(unstarted=(1,))) == [(1, "cancelled")]
-
-
-def test_a_job_is_not_made_ready_for_ever() -> None:
-    play = Play(4)
-    play.offline(1)
-    for _ in range(2):
-        assert finished(play.fail(unstarted=(1,))) == []
-        assert slices(play.up(0, 4)) == [(1, 4)]
-    found = play.fail(unstarted=(1,))
-    assert finished(found) == [(1, "failed")]
-    assert "lost 3 times while job 0.1 was being made ready" in str(error(found))
-    play.up(0, 4)
-    play.offline(2)
-    assert finished(play.fail(unstarted=(2,), final=True)) == [(2, "failed")]
 
 
 def test_a_device_with_fewer_sms_is_asked_again() -> None:
@@ -378,7 +368,7 @@ def test_time_does_not_go_back() -> None:
         ({"hold_ns": -1}, "hold_ns must be 0 or more, not -1"),
         ({"grace_ns": -1}, "grace_ns must be 0 or more"),
         ({"max_jobs_per_session": 0}, "max_jobs_per_session must be 1 or more"),
-        ({"max_starts": 0}, "max_starts must be 1 or more"),
+        ({"max_preparations": 0}, "max_preparations must be 1 or more"),
         ({"offline_floor": "many"}, "offline_floor: a share is written as"),
         ({"offline_floor": -1}, "offline_floor: a share must be greater than 0"),
     ],
