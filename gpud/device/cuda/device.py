@@ -28,6 +28,7 @@ import numpy as np
 
 from gpud.device.cuda.arena import Arena
 from gpud.device.cuda.arenas import Arenas
+from gpud.device.cuda.aside import Aside
 from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import Driver, DriverError, open_driver
@@ -42,7 +43,7 @@ from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.cuda.standstill import Standstill
 from gpud.device.cuda.watcher import Watcher
 from gpud.device.interface import Arrays, LaunchSpec, as_dim3
-from gpud.errors import InvalidArgument, LaunchConfigError
+from gpud.errors import DeviceLost, InvalidArgument, LaunchConfigError
 
 __all__ = ["CUDADevice"]
 
@@ -106,7 +107,7 @@ class CUDADevice:
             self.output_buffers = OutputBuffers(context)
             undo.callback(self.output_buffers.close)
             undo.callback(self._free_memory)
-            self.green = Green(context, self.device_blocks)
+            self.green = Green(context, self.device_blocks, self.lock)
             undo.callback(self.green.close)
             self.partitions = self.green.partitions
             flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -129,6 +130,8 @@ class CUDADevice:
             undo.callback(self.flights.close)
             self.flights.prepare()
             undo.callback(self._unload_all)
+            self._making = Aside("make contexts", threaded=watch)
+            undo.callback(self._making.close)
             self._close = undo.pop_all()
         if watch:
             context.patience.serve(self.flights.halt, self.watcher.hurry)
@@ -227,17 +230,11 @@ class CUDADevice:
             return Gang(self, chain, priority, on_left, on_over)
         with self.lock:
             self.check_open()
-            try:
-                with self.context.patience.waiting():
-                    partition = self.green.take(exclusive)
-            except DriverError as error:
-                raise InvalidArgument(
-                    f"{exclusive} SMs cannot be one job's alone: the driver makes no green context "
-                    f"of them: {error}"
-                ) from error
+            partition = self.green.take(exclusive)
             gang = Gang(self, chain, priority, on_left, on_over, partition)
             self.watcher.make_way()
         self.hurry()
+        self._making.put(lambda: self._make(gang, partition))
         return gang
 
     def synchronize(self) -> None:
@@ -274,6 +271,8 @@ class CUDADevice:
         """A run is over whose SMs were its own. With the lock."""
         self.green.give(partition)
         self.watcher.make_way()
+        if self.green.lacks_rest:
+            self.later(lambda: self._making.put(self._make))
 
     def later(self, call: Callable[[], None]) -> None:
         """Have ``call`` called without the lock, by whoever gives it back next. With the lock."""
@@ -303,6 +302,26 @@ class CUDADevice:
         return found.tobytes()
 
     # -- helpers
+
+    def _make(self, gang: Gang | None = None, partition: Place | None = None) -> None:
+        """Make the place of a run, and what is left for others, and let them begin there."""
+        try:
+            self.green.make(partition)
+        except DriverError as error:
+            if gang is not None:  # else others keep the place that they have
+                why = f"the driver makes no green context of them: {error}"
+                gang.refused = InvalidArgument(f"no SMs can be this job's alone: {why}")
+        except DeviceLost as error:
+            with self.lock:
+                if gang is not None:
+                    gang.lose(error)
+            self.tell()
+            raise
+        with self.lock:
+            if gang is not None:
+                gang.follow()
+            self.watcher.make_way()
+        self.hurry()
 
     def _measured(self, kernel: CUDAKernel, shape: tuple[int, int, int], shared: int) -> int:
         if shared < 0:

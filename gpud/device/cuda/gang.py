@@ -50,6 +50,7 @@ class Gang:
 
     Attributes:
         urgent: whether its blocks get room before those of others.
+        refused: why it can have no SMs of its own, so that it fails where it would begin.
 
     Both are called without any lock, on the watcher's thread or in `resize`, `end` and `kill`.
     """
@@ -73,6 +74,7 @@ class Gang:
         self._launcher = Launcher(device, chain, self._aloft, self.urgent, partition)
         self.slices = 0
         self.error: GpudError | None = None
+        self.refused: GpudError | None = None
         self.over = False
         self._ended = False
         self._final = (0, 0, chain.total)
@@ -186,7 +188,7 @@ class Gang:
             self._attempt(self._name)
 
     def follow(self) -> None:
-        """Its session's memory is swapped now, or not any more: see `Standstill`."""
+        """What kept it from the device does so no more, or something does: see `Standstill`."""
         if not self._stopping and not self.over:
             self._attempt(self._settle)
 
@@ -239,6 +241,8 @@ class Gang:
         """Have what runs follow ``slices``."""
         if self._aloft.flights:
             self._launcher.adjust(self._usable)
+        elif self.slices and self.refused is not None:
+            raise self.refused
         elif self.slices and not self._usable:
             self._device.standstill.await_end(self)
         elif self.slices and (self._device.context.patience.stuck or not self._launcher.has_room):

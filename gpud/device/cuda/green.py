@@ -17,8 +17,10 @@ nothing runs: units are numbered from 1, context j has the units whose number ha
 of them blocks that fill its SMs write down where they are. The contexts in which an SM was seen are
 the bits of its unit's number.
 
-Making a context is slow, so places are kept, and units are taken from the lowest on, so that the
-same places come again.
+Making a context is slow, and may wait. So a place is taken at once, and made on another thread
+without the device's lock (`Green.make`), with some streams. Until then nothing is launched there,
+and everybody else's launches go anywhere, with the partition's SMs named. Places are kept, and
+units are taken from the lowest on, so that the same places come again.
 
 Facts, from the CUDA Driver API 13.0, "Green Contexts", and its edition 12.4; none was tried here:
 * streams of green contexts need CUDA 12.5, contexts 12.4;
@@ -27,6 +29,8 @@ Facts, from the CUDA Driver API 13.0, "Green Contexts", and its edition 12.4; no
 * resources of one split may be put together in one context, and the set that remains is one, too;
 * a context retains the primary context and is destroyed after its streams; memory, modules and
   events are the primary context's;
+* calls for one green context must not be made by several threads at once: those for a place that is
+  made are with the device's lock held, and before only the thread that makes it knows of it;
 * contexts of disjoint SMs need not run at the same time, if they share other resources such as
   hardware queues; and on 9.x a module that launches kernels itself, which gpud refuses, lets all
   green contexts use 2 more SMs.
@@ -35,14 +39,17 @@ Properties:
 * no unit is in two partitions;
 * the SMs of a place were all seen, and no others; where that cannot be, there are no partitions,
   and `Green.partitions` says why;
-* a call that fails takes no unit.
+* the driver is not called while a partition is taken or given up;
+* launches of others go to the rest only when that is made, and to an older one only if that has
+  none of a partition's SMs.
 
 It has not run on a GPU yet.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+import threading
+from contextlib import ExitStack
 from typing import Any, Final
 
 import numpy as np
@@ -63,6 +70,8 @@ _LEAST_CUDA: Final = 12050
 _SEEN_AT: Final = 64
 _BLOCK_BYTES: Final = _SEEN_AT + 4 * (cw.MOST_SMS + 1)
 _PATIENCE: Final = 1 << 20
+_STREAMS: Final = 4
+"""That a place is made with, of each priority: a run has one, and one for each growth."""
 
 PTX: Final = f"""
 .version 6.4
@@ -109,31 +118,67 @@ class Place:
     """Some SMs, and what the driver calls the context that has them.
 
     Attributes:
+        units: what it is made of.
         numbers: of its SMs, as ``%smid`` reads, but for those of no unit.
         sms: how many SMs it has.
+        made: whether anything can be launched there.
     """
 
-    def __init__(self, context: Context, handle: Any, numbers: frozenset[int], sms: int) -> None:
+    def __init__(
+        self, context: Context, units: frozenset[int], numbers: frozenset[int], sms: int
+    ) -> None:
         self._context = context
-        self._handle = handle
+        self.units = units
         self.numbers = numbers
         self.sms = sms
+        self.made = False
+        self._handle: Any = None
+        self._streams: dict[tuple[int, int], list[Any]] = {}
+
+    def make(self, handle: Any) -> None:
+        """Make streams in its new context; may wait. Whoever holds the lock says that it is made.
+
+        Raises:
+            DriverError: the driver does not; nothing is left of it.
+        """
+        context = self._context
+        driver = context.enter()
+        flags = int(driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._handle = handle
+            for priority in {context.least_priority, context.greatest_priority}:
+                made = self._streams[flags, priority] = []
+                for _ in range(_STREAMS):
+                    made.append(self._new_stream(flags, priority))
+            undo.pop_all()
 
     def stream(self, flags: int, priority: int) -> Any:
-        """A new stream; to be destroyed before the place is closed."""
-        return self._context.enter().call("cuGreenCtxStreamCreate", self._handle, flags, priority)
+        """A stream of the caller's own; to be destroyed before the place is closed."""
+        kept = self._streams.get((flags, priority))
+        return kept.pop() if kept else self._new_stream(flags, priority)
 
     def close(self) -> None:
-        """Give the context back; it has no streams any more."""
-        self._context.enter().call("cuGreenCtxDestroy", self._handle)
+        """Give the context back, if it has one; all streams that were asked for are destroyed."""
+        driver = self._context.enter()
+        for kept in self._streams.values():
+            while kept:
+                driver.call("cuStreamDestroy", kept.pop())
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            driver.call("cuGreenCtxDestroy", handle)
+
+    def _new_stream(self, flags: int, priority: int) -> Any:
+        return self._context.enter().call("cuGreenCtxStreamCreate", self._handle, flags, priority)
 
 
 class Green:
-    """The device's partitions. Under the device's lock.
+    """The device's partitions. Under the device's lock, but for `make`.
 
     Args:
         context: of the device, on which nothing runs yet.
         blocks: where memory for the probe comes from.
+        lock: the device's.
 
     Attributes:
         partitions: what can be taken.
@@ -141,15 +186,17 @@ class Green:
         rest: where everybody else's launches go; None: anywhere, or no SM is left for them.
     """
 
-    def __init__(self, context: Context, blocks: Pool) -> None:
+    def __init__(self, context: Context, blocks: Pool, lock: threading.RLock) -> None:
         self._context = context
         self._blocks = blocks
+        self._lock = lock
         self._resources: list[Any] = []  # one a unit, and what belongs to none
         self._numbers: list[frozenset[int]] = []  # of the SMs of each; none of the last
         self._places: dict[frozenset[int], Place] = {}
         self._taken: dict[Place, frozenset[int]] = {}
         self.numbers: frozenset[int] = frozenset()
         self.rest: Place | None = None
+        self._wanted: Place | None = None  # what is to be the rest
         try:
             why = self._split() or self._find()
         except DeviceLost:
@@ -162,11 +209,10 @@ class Green:
             self.partitions = Partitions(step, step * self._units)
 
     def take(self, sms: int) -> Place:
-        """A partition of ``sms`` SMs, until `give`. May take the driver some milliseconds.
+        """A partition of ``sms`` SMs, until `give`; it is to be made (`make`).
 
         Raises:
             InvalidArgument: there are no partitions of this size, or none is left.
-            DriverError: the driver does not make its contexts.
         """
         step, most, why = self.partitions
         if not step:
@@ -182,11 +228,11 @@ class Green:
                 f"{sms} SMs cannot be one job's alone: of {most} that can be, "
                 f"{step * len(free)} are no other job's"
             )
-        units = frozenset(free[: sms // step])
-        place, rest = self._place(units), self._rest(taken | units)
-        self._taken[place] = units
-        self.rest = rest
+        place = self._place(frozenset(free[: sms // step]))
+        self._taken[place] = place.units
         self.numbers |= place.numbers
+        self.rest = None  # the one before has SMs of the partition
+        self._want_rest()
         return place
 
     def give(self, place: Place) -> None:
@@ -194,12 +240,33 @@ class Green:
         if self._taken.pop(place, None) is None:
             return
         self.numbers -= place.numbers
-        if not self._taken:
-            self.rest = None
-            return
-        # If the driver does not make this place, the one before is too small, and as right.
-        with suppress(DriverError):
-            self.rest = self._rest(frozenset[int]().union(*self._taken.values()))
+        if self._taken:
+            self._want_rest()  # until that is made the one before is too small, and as right
+        else:
+            self.rest = self._wanted = None
+
+    def make(self, place: Place | None = None) -> None:
+        """Make a partition, and the rest if that is wanted, where they are not made yet.
+
+        Without the lock, and on one thread at a time. May take the driver some milliseconds.
+
+        Raises:
+            DriverError: the driver does not make a context, or its streams.
+        """
+        if place is not None:
+            self._make(place)
+        with self._lock:
+            rest = self._wanted
+        if rest is not None:
+            self._make(rest)
+            with self._lock:
+                if rest is self._wanted:
+                    self.rest = rest
+
+    @property
+    def lacks_rest(self) -> bool:
+        """Whether the rest is to be made."""
+        return self.rest is not self._wanted
 
     def close(self) -> None:
         """Give all contexts back; none has streams any more."""
@@ -213,10 +280,20 @@ class Green:
     def _units(self) -> int:
         return len(self._resources) - 1
 
-    def _rest(self, taken: frozenset[int]) -> Place | None:
-        """The place of all SMs but those of the units ``taken``; None if there is none left."""
+    def _make(self, place: Place) -> None:
+        if not place.made:
+            with self._context.patience.waiting():
+                place.make(self._green(place.units))
+            with self._lock:
+                place.made = True
+
+    def _want_rest(self) -> None:
+        """Have all SMs that nobody has taken for the rest, as soon as that is made."""
+        taken = frozenset[int]().union(*self._taken.values())
         left = frozenset(range(len(self._resources))) - taken
-        return self._place(left) if self._sms(left) else None
+        self._wanted = self._place(left) if self._sms(left) else None
+        if self._wanted is None or self._wanted.made:
+            self.rest = self._wanted
 
     def _sms(self, units: frozenset[int]) -> int:
         return sum(int(self._resources[unit].sm.smCount) for unit in units)
@@ -224,9 +301,8 @@ class Green:
     def _place(self, units: frozenset[int]) -> Place:
         found = self._places.get(units)
         if found is None:
-            handle = self._green(units)
             numbers = frozenset[int]().union(*(self._numbers[unit] for unit in units))
-            found = self._places[units] = Place(self._context, handle, numbers, self._sms(units))
+            found = self._places[units] = Place(self._context, units, numbers, self._sms(units))
         return found
 
     def _green(self, units: frozenset[int]) -> Any:

@@ -159,8 +159,9 @@ class Launcher:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is an SM that is not barred."""
-        return len(self._barred) < self._device.sms
+        """Whether there is an SM that is not barred, and the partition, if it has one, is made."""
+        made = self._partition is None or self._partition.made
+        return made and len(self._barred) < self._device.sms
 
     def held(self, slices: int, *, stopping: bool) -> int:
         """Slices that blocks occupy or will occupy, rounded up.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -56,6 +57,7 @@ def test_the_sms_of_each_unit_are_found(sms: int, unit: int, most: int) -> None:
             place = device.green.take(unit)
             assert place.sms == unit
             assert place.numbers == set(fake.units[number * unit : (number + 1) * unit])
+        device.green.make()
         rest = device.green.rest
         assert (0 if rest is None else rest.sms) == sms - most
 
@@ -64,9 +66,12 @@ def test_a_partition_is_given_up_whatever_the_driver_says() -> None:
     fake = FakeDriver(1)
     with device_of(fake) as device:
         first, second = device.green.take(1), device.green.take(1)
+        device.green.make(second)
         before = device.green.rest
         fake.fail(1, "OUT_OF_MEMORY", "cuGreenCtxCreate")
-        device.green.give(first)
+        device.give_partition(first)
+        device.tell()
+        assert fake.counted == 1
         assert device.green.numbers == second.numbers
         assert device.green.rest is before, "it keeps others from the second, and from the first"
         fake.fail(0, "")
@@ -80,13 +85,16 @@ def test_a_place_is_made_once() -> None:
     fake = FakeDriver(1)
     with device_of(fake) as device:
         first = device.green.take(2)
+        device.green.make(first)
         rest = device.green.rest
         device.green.give(first)
         made = fake.calls.count("cuGreenCtxCreate")
         assert device.green.take(2) is first
         assert device.green.rest is rest
+        device.green.make(first)
         assert fake.calls.count("cuGreenCtxCreate") == made
         device.green.take(1)
+        assert device.green.rest is None, "what was the rest has SMs of the second"
         assert device.green.numbers == set(fake.units[:3])
 
 
@@ -117,16 +125,75 @@ def test_a_size_that_cannot_be_is_refused_and_takes_nothing() -> None:
         what = launches(device, "p")
         with pytest.raises(InvalidArgument, match="multiples of 2 here, up to 8, not 3"):
             Job(device, what, exclusive=3)
-        fake.fail(1, "OUT_OF_MEMORY", "cuGreenCtxCreate")
-        with pytest.raises(InvalidArgument, match="OUT_OF_MEMORY"):
-            Job(device, what, exclusive=4)
-        fake.fail(0, "")
-        assert device.green.numbers == set()
         held = Job(device, what, exclusive=6)
         with pytest.raises(InvalidArgument, match="of 8 that can be, 2 are no other"):
             Job(device, what, exclusive=4)
         held.end()
         assert device.green.numbers == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [("cuGreenCtxCreate", 1), ("cuGreenCtxCreate", 2)]
+    + [("cuGreenCtxStreamCreate", nth) for nth in (1, 8, 9)],
+)
+def test_a_context_that_cannot_be_made_is_that_jobs_error(function: str, nth: int) -> None:
+    fake = FakeDriver(2)
+    with device_of(fake) as device:
+        fake.fail(nth, "OUT_OF_MEMORY", function)
+        refused = Job(device, launches(device, "p"), exclusive=2)
+        refused.resize(2)
+        assert isinstance(refused.error, InvalidArgument)
+        assert "OUT_OF_MEMORY" in str(refused.error)
+        assert device.green.numbers == set()
+        again = Job(device, launches(device, "p"), exclusive=2)
+        again.resize(2)
+        drive(fake, device, again)
+        assert again.complete
+
+
+class Slow(FakeDriver):
+    """Something happens while a context is made."""
+
+    def __init__(self) -> None:
+        super().__init__(3, room=ROOM)
+        self.occupancy = 4
+        self.happens: Callable[[], None] = lambda: None
+
+    def _cuGreenCtxCreate(self, described: int, device: int, flags: int) -> int:
+        self.happens()
+        return super()._cuGreenCtxCreate(described, device, flags)
+
+
+def test_others_run_while_contexts_are_made() -> None:
+    fake = Slow()
+    with device_of(fake) as device:
+        before = Job(device, launches(device, "p", total=700))
+        before.resize(8)
+        look_at(fake, device, 60)
+        started: list[tuple[int, bool]] = []  # on how many SMs
+
+        def happens() -> None:
+            assert not device.lock._is_owned()  # type: ignore[attr-defined]
+            here = len(fake.ran)
+            other = Job(device, launches(device, "p", total=20))
+            other.resize(8)
+            drive(fake, device, other)
+            ran = zip(fake.ran[here:], fake.where[here:], strict=True)
+            where = {sm for (_, record, _), sm in ran if record != fake.ran[0][1]}
+            assert where.isdisjoint(device.green.numbers), "its SMs are left alone"
+            started.append((len(where), other.complete))
+
+        fake.happens = happens
+        online = Job(device, online_launch(device), priority=1, exclusive=1)
+        assert started == [(3, True), (3, True)], "as the partition was made, and the rest"
+        assert online.held == 0
+        fake.happens = lambda: None
+        online.resize(4)
+        for job in (online, before):
+            drive(fake, device, job, rounds=20_000)
+        assert ran_of(fake, "persistent_a")[0] == 3
+        assert online.complete
 
 
 @pytest.mark.parametrize(
