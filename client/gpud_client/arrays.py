@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpud.errors import GpudError, OutOfMemory
+from gpud.errors import ConnectionLost, GpudError, OutOfMemory
 from gpud.wire.messages import Allocate, Download, Upload
 from gpud_client.core import Core, Notice, Operation, Request, Users
 
@@ -162,7 +162,7 @@ class ArrayRecord:
             index, address, size = allocation.device, allocation.address, allocation.size
             yield Request(lambda number: Download(number, index, address, 0, size))
         if core.lost is not None:
-            raise GpudError("the array's session is closed or lost; its values are gone")
+            raise ConnectionLost(f"{core.lost}; the array's values are gone")
         arena = core.arenas[self._device.index]
         raw = arena.view(allocation.address, self.nbytes, allocation)
         return raw.view(self._dtype).reshape(self._shape)
