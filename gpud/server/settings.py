@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from gpud.config import Config
 from gpud.core.settings import Settings
 from gpud.device.host.native_messages import MOST_TRIES
 from gpud.device.spec import parse_device
-from gpud.errors import InvalidArgument
+from gpud.errors import InvalidArgument, MissingDependency
 from gpud.server.devices import Device
 from gpud.server.gpus import check_gpu, has_gpu
 from gpud.server.owner import Limits
@@ -26,6 +27,7 @@ __all__ = [
 
 _AUTO = "auto"
 _GPU = "cuda:0"
+_LLVM = "llvmlite"
 _COMPILE_MARGIN_S = 10.0
 
 
@@ -50,7 +52,7 @@ def device_specs(config: Config, *, look: bool = True) -> list[str]:
 
     Args:
         config: says which.
-        look: whether to look if there are such GPUs.
+        look: whether to look if there are such GPUs, and LLVM for a CPU device.
 
     Raises:
         InvalidArgument: one is none, or there is no such GPU.
@@ -66,6 +68,8 @@ def device_specs(config: Config, *, look: bool = True) -> list[str]:
     for spec in specs:
         if look and spec.kind == "cuda":
             check_gpu(spec.number)
+        elif look and find_spec(_LLVM) is None:
+            raise MissingDependency(_LLVM, extra="daemon")
     return [str(spec) for spec in specs]
 
 

@@ -87,7 +87,9 @@ class CPUDevice:
         if capability not in SM_LIMITS:
             known = ", ".join(str(c) for c in SM_LIMITS)
             raise ValueError(f"no limits known for compute capability {capability}; use {known}")
-        self.name = f"CPU device, {sms} virtual SMs of compute capability {capability / 10}"
+        self.name = (
+            f"CPU device, {sms} virtual SM{'s' * (sms > 1)} of compute capability {capability / 10}"
+        )
         self.sms = sms
         self.capability = capability
         self.limits: SMLimits = SM_LIMITS[capability]

@@ -34,6 +34,12 @@ def test_auto_is_a_gpu_if_there_is_one(
     assert parts.device_specs(config("auto"), look=False)[0].startswith("cpu:")
 
 
+def test_without_llvm_no_host_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "find_spec", {"json": 1}.get)
+    with pytest.raises(MissingDependency, match=r"llvmlite .*gpud\[daemon\]"):
+        parts.device_specs(config("cpu:2"))
+
+
 def test_without_the_drivers_files_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_DRIVER_FILES", ("/nonexistent/nvidiactl",))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
