@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from codeop import compile_command
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,20 @@ def test_every_page_is_reached_from_the_index() -> None:
     index = (DOCS / "index.md").read_text()
     for page in DOCS.rglob("*.md"):
         assert page.name == "index.md" or f"({page.relative_to(DOCS)})" in index
+
+
+@pytest.mark.parametrize(
+    "page", sorted((DOCS / "tutorial").glob("*.md")), ids=lambda page: page.name
+)
+def test_tutorials_can_be_typed_into_the_interpreter(page: Path) -> None:
+    for example in PYTHON.findall(page.read_text()):
+        typed: list[str] = []
+        for line in [*example.splitlines(), ""]:
+            typed.append(line)
+            # None: it waits for more lines. A blank one ends a loop or a function, and only that.
+            if compile_command("\n".join(typed)) is not None:
+                typed = []
+        assert not typed, example
 
 
 @pytest.mark.parametrize("example", PYTHON_EXAMPLES)
