@@ -35,6 +35,8 @@ __all__ = [
     "table",
 ]
 
+_PIPE_COLUMNS = 10_000  # more than a row ever has: one line each, for whatever reads it
+
 SocketOption = Annotated[
     str | None,
     typer.Option(
@@ -93,7 +95,7 @@ def console() -> Console:
     from rich.console import Console
 
     found = Console(highlight=False, soft_wrap=False)
-    return found if found.is_terminal else Console(highlight=False, width=200)
+    return found if found.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
 
 
 def table(

@@ -23,7 +23,7 @@ from gpud.errors import AccessDenied, LimitExceeded
 from gpud.wire.messages import Cancel, Follow, Query, Resize
 from gpud_client.cli import main
 from gpud_client.cli.outcome import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
-from tests.unit.cli.peer import ANSWERS, RUNNING, Peer, scripted
+from tests.unit.cli.peer import ANSWERS, ENDED, RUNNING, Peer, scripted
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
 LOOKS = ["status", "ps", "kernels", "memory", "history", "events", "doctor"]
@@ -71,6 +71,15 @@ def test_looks_print_a_table(
     assert err == ""
     assert "\x1b" not in out
     assert all(word in out for word in words), out
+
+
+def test_a_row_is_one_line_in_a_pipe(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"code": "illegal-address", "message": "illegal address " + "far away " * 60}
+    peer.answers["history"] = {"jobs": [{**ENDED, "error": error}] * 2}
+    assert main(["history"]) == DONE
+    rows = [line for line in capsys.readouterr().out.splitlines() if "2.5" in line]
+    assert len(rows) == 2
+    assert all(row.count("far away") == 60 and "step, reduce" in row for row in rows)
 
 
 @pytest.mark.parametrize(
