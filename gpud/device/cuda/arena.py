@@ -144,8 +144,9 @@ class Arena:
     def tell(self, program: Program) -> None:
         """Have a program's fences follow the prefix from now on."""
         with self._telling:
-            self._programs.add(program)
-            program.widen(self.backed)
+            if self._open:  # else nothing of the session runs any more
+                self._programs.add(program)
+                program.widen(self.backed)
 
     def commit(self, offset: int, size: int, *, from_file: bool = True) -> None:
         """Have memory behind ``[offset, offset + size)``, with what the file has there, or zeroes.
@@ -232,8 +233,9 @@ class Arena:
         """Give everything back, at another time. No kernel that could touch it runs, or will."""
         if not self._open:
             return
-        self._open = False
-        self._end = 0
+        with self._telling:  # a program must not hear that the prefix has no bytes: all would pass
+            self._open = False
+            self._end = 0
         os.close(self._file)
         self._shared.left(self, self._give_back)
 

@@ -28,6 +28,7 @@ from gpud.device.cuda.context import Context
 from gpud.device.cuda.module import CUDAModule
 from gpud.device.cuda.staging import Staging
 from gpud.device.cuda.standstill import Standstill, no_runs, offline_runs
+from gpud.errors import InvalidArgument
 
 __all__ = ["Arenas"]
 
@@ -56,6 +57,9 @@ class Arenas:
     Attributes:
         context, standstill: as given.
         staging: what copies go through.
+
+    Raises:
+        InvalidArgument: the driver cannot put memory behind addresses on this GPU.
     """
 
     def __init__(
@@ -66,6 +70,11 @@ class Arenas:
         *,
         threaded: bool,
     ) -> None:
+        if not context.attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
+            raise InvalidArgument(
+                f"the driver has no virtual memory management for {context.name}, without which no "
+                "session can have memory there"
+            )
         self.context = context
         self.staging = Staging(context)
         self.standstill = standstill

@@ -412,6 +412,7 @@ class FakeDriver:
             "COMPUTE_CAPABILITY_MINOR": 0,
             "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
             "COOPERATIVE_LAUNCH": 1,
+            "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED": 1,  # the older name of the same
         }[which.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
 
     def _cuDevicePrimaryCtxSetFlags(self, device: int, flags: int) -> None:

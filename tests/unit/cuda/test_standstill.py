@@ -6,16 +6,17 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gpud.device.cuda import standstill
 from gpud.device.cuda.arena import Arena
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import DriverError
+from gpud.device.cuda.driver import Driver, DriverError
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
-from gpud.errors import OutOfMemory
+from gpud.errors import InvalidArgument, OutOfMemory
 from tests.unit.cuda.fake_driver import FakeDriver
 from tests.unit.cuda.running import PROGRAM, device_of, drive
 
@@ -238,3 +239,23 @@ def test_nothing_is_lost_whatever_is_swapped_when(world: World, seed: int) -> No
         drive(world.fake, world.device, job, rounds=20_000)
     assert all(job.complete for job in jobs)
     assert world.ran(MINE) == Counter(dict.fromkeys(range(30), 6))
+
+
+def test_a_program_does_not_hear_of_an_arena_that_is_closed(world: World) -> None:
+    arena = world.another()
+    module = world.device.load(PROGRAM, (arena.address, SIZE))
+    arena.close()
+    arena.tell(module)
+    assert module.fenced == (arena.address, GRANULE), "with no bytes its fences would pass all"
+
+
+def test_a_gpu_on_which_no_memory_can_be_mapped_is_refused() -> None:
+    class Without(FakeDriver):
+        def _cuDeviceGetAttribute(self, which: Any, device: int) -> int:
+            lacks = "_MANAGEMENT_SUPPORTED" in which.name
+            return 0 if lacks else super()._cuDeviceGetAttribute(which, device)
+
+    fake = Without()
+    with pytest.raises(InvalidArgument, match="no virtual memory management for Model GPU"):
+        CUDADevice(driver=Driver(fake), watch=False)
+    assert not +fake.alive
