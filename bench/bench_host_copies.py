@@ -1,0 +1,136 @@
+"""What it costs to copy arrays between a session's memory file and page-locked memory, on the host.
+
+    python bench/bench_host_copies.py [--rounds N]
+
+An array on a GPU is copied twice on its way: by the device host between the file and page-locked
+memory (`gpud.device.cuda.staging`), and by the GPU over the bus; one while the other works on the
+part before. The slower of the two is what a client sees. This measures the first: the staging's own
+calls, 4 MiB at a time. Beside them, in turns: a plain copy in memory, which is the floor; a mapping
+of the file that is kept, and one that is made anew, as an array that is copied for the first time
+would need; larger and smaller parts; and two threads.
+
+Times are processor time, for others share the cores; those of wall-clock time are kept, too.
+Page-locked memory is stood in for by memory that is there. Prints a table and writes
+bench/results/host_copies.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.machine import describe
+from bench.measure import Samples, cores_used, interleave, load, spread
+from gpud.device.cuda import staging
+
+RESULT = Path(__file__).parent / "results" / "host_copies.json"
+ARRAY_BYTES = 64 << 20
+PART_BYTES = staging._HALF_BYTES
+BUS_GB_S = 64.0
+"""PCI Express 5.0 with 16 lanes, one way: 128 GB/s both ways, says NVIDIA's H100 data sheet."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def main() -> int:
+    """Measures, prints, keeps."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--rounds", type=int, default=21)
+    samples = interleave(sides(), arguments.parse_args().rounds)
+    rows = {name: row(samples[name]) for name in samples}
+    print(f"{'':<34}{'GB/s':>7}{'quartiles':>14}{'of the floor':>14}{'of the bus':>12}")
+    floor = rows["memory to memory"]["cpu_gb_s"]["median"]
+    for name, found in rows.items():
+        cpu = found["cpu_gb_s"]
+        found["of_floor"] = round(cpu["median"] / floor, 2)
+        quartiles = f"{cpu['low']:.1f} to {cpu['high']:.1f}"
+        print(
+            f"{name:<34}{cpu['median']:7.1f}{quartiles:>14}{found['of_floor']:14.2f}"
+            f"{cpu['median'] / BUS_GB_S:12.2f}"
+        )
+    found = {
+        "machine": describe(),
+        "array_bytes": ARRAY_BYTES,
+        "bus_gb_s": BUS_GB_S,
+        "load": load(),
+        "cores_used": cores_used(samples.values()),
+        "rows": rows,
+    }
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def row(samples: Samples) -> dict[str, Any]:
+    """GB/s for each core that is used, and as the clock on the wall says."""
+    return {
+        "cpu_gb_s": spread([ARRAY_BYTES / s / 1e9 for s in samples.cpu]).plain(),
+        "wall_gb_s": spread([ARRAY_BYTES / s / 1e9 for s in samples.wall]).plain(),
+    }
+
+
+def sides() -> dict[str, Callable[[], None]]:
+    """What is measured, by name; the file and all memory are there before."""
+    file = os.memfd_create("host-copies")
+    os.ftruncate(file, ARRAY_BYTES)
+    kept: Bytes = np.frombuffer(mmap.mmap(file, ARRAY_BYTES), np.uint8)
+    kept[:] = 7
+    other: Bytes = np.full(ARRAY_BYTES, 7, np.uint8)
+    buffer: Bytes = np.ones(4 * PART_BYTES, np.uint8)
+    second = ThreadPoolExecutor(1)
+
+    def parts(size: int, copy: Callable[[int, Bytes], None]) -> Callable[[], None]:
+        def run() -> None:
+            for at in range(0, ARRAY_BYTES, size):
+                copy(at, buffer[:size])
+
+        return run
+
+    def read(at: int, part: Bytes) -> None:
+        staging._read(file, at, part)
+
+    def write(at: int, part: Bytes) -> None:
+        staging._write(file, at, part)
+
+    def shared(at: int, part: Bytes) -> None:
+        half = part.size // 2
+        begun = second.submit(read, at + half, part[half:])
+        read(at, part[:half])
+        begun.result()
+
+    def plain(at: int, part: Bytes) -> None:
+        np.copyto(part, other[at : at + part.size])
+
+    def mapped(at: int, part: Bytes) -> None:
+        np.copyto(part, kept[at : at + part.size])
+
+    def anew() -> None:
+        mapping = mmap.mmap(file, ARRAY_BYTES, prot=mmap.PROT_READ)
+        fresh: Bytes = np.frombuffer(mapping, np.uint8)
+        parts(PART_BYTES, lambda at, part: np.copyto(part, fresh[at : at + part.size]))()
+
+    return {
+        "memory to memory": parts(PART_BYTES, plain),
+        "file to buffer (set)": parts(PART_BYTES, read),
+        "buffer to file (get)": parts(PART_BYTES, write),
+        "file to buffer, 1 MiB at a time": parts(1 << 20, read),
+        "file to buffer, 16 MiB at a time": parts(4 * PART_BYTES, read),
+        "file to buffer, two threads": parts(PART_BYTES, shared),
+        "kept mapping to buffer": parts(PART_BYTES, mapped),
+        "new mapping to buffer": anew,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
