@@ -247,14 +247,13 @@ class Arena:
         Raises:
             DeviceLost: not all can be.
         """
-        driver = self._context.enter()
         try:
             while self._pieces:
                 self._drop(self._pieces.pop())
             for number in sorted(self._sunk):
                 self._lift(number, number + 1)
             self._memory.release(self._sink)
-            driver.call("cuMemAddressFree", self.address, self._reserved)
+            self._memory.free_range(self.address, self._reserved)
         except DriverError as error:
             raise DeviceLost(f"memory of an arena cannot be given back: {error}") from error
 

@@ -10,7 +10,8 @@ What is known: "any CUDA API call may block or synchronize" (CUDA Driver API 13.
 synchronization behavior"), which names no call. cuMemUnmap and cuMemRelease do not synchronize,
 say NVIDIA/cuda-python, issue 2886, and PyTorch (``CUDACachingAllocator.cpp``, "in all cases"): what
 is taken away must not be in use, and whoever takes it away need not wait for others. Nobody says so
-of cuMemAddressFree or cuGreenCtxCreate.
+of cuMemAddressFree or cuGreenCtxCreate. If one of them does wait, with a lock of the driver's own,
+what runs makes way for it (`gpud.device.cuda.patience`).
 
 Properties:
 * things are done in the order in which they were put;

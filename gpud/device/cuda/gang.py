@@ -237,15 +237,19 @@ class Gang:
         """Slices that it may use now: none while its session is to stand still."""
         return 0 if self._device.standstill.holds(self.chain) else self.slices
 
+    @property
+    def _may_begin(self) -> bool:
+        """Whether nothing keeps it from the device; else the watcher asks again."""
+        stuck = self._device.context.patience.stuck
+        return bool(self._usable) and not stuck and self._launcher.has_room
+
     def _settle(self) -> None:
         """Have what runs follow ``slices``."""
         if self._aloft.flights:
             self._launcher.adjust(self._usable)
         elif self.slices and self.refused is not None:
             raise self.refused
-        elif self.slices and not self._usable:
-            self._device.standstill.await_end(self)
-        elif self.slices and (self._device.context.patience.stuck or not self._launcher.has_room):
+        elif self.slices and not self._may_begin:
             self._device.watcher.hold(self)
         elif self.slices:
             self._device.watcher.add(self)

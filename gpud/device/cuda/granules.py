@@ -74,12 +74,16 @@ class Granules:
         driver.call("cuMemSetAccess", address, size, [access], 1)
 
     def unmap(self, address: int, size: int) -> None:
-        """Undo a `map`. No kernel that reaches the place runs: it does not wait for any."""
-        self._context.enter().call("cuMemUnmap", address, size)
+        """Undo a `map`. No kernel reaches the place."""
+        self._taken_away("cuMemUnmap", address, size)
 
     def release(self, handle: Any) -> None:
         """Give memory back that is mapped nowhere."""
-        self._context.enter().call("cuMemRelease", handle)
+        self._taken_away("cuMemRelease", handle)
+
+    def free_range(self, address: int, size: int) -> None:
+        """Give a range of addresses back where nothing is mapped."""
+        self._taken_away("cuMemAddressFree", address, size)
 
     def clear(self, handle: Any, size: int) -> None:
         """Set memory that is mapped nowhere to zero, at addresses of its own.
@@ -100,9 +104,15 @@ class Granules:
     def _leave(self, address: int, size: int) -> None:
         try:
             self.unmap(address, size)
-            self._context.driver.call("cuMemAddressFree", address, size)
+            self.free_range(address, size)
         except DriverError as error:
             raise DeviceLost(f"addresses cannot be given back: {error}") from error
+
+    def _taken_away(self, function: str, *arguments: Any) -> None:
+        """Call what is said not to wait for kernels; if it does, they make way."""
+        driver = self._context.enter()
+        with self._context.patience.waiting():
+            driver.call(function, *arguments)
 
 
 def _properties(api: Any, device: int) -> Any:

@@ -142,15 +142,13 @@ class Place:
             DriverError: the driver does not; nothing is left of it.
         """
         context = self._context
-        driver = context.enter()
-        flags = int(driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        flags = int(context.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         with ExitStack() as undo:
             undo.callback(self.close)
             self._handle = handle
             for priority in {context.least_priority, context.greatest_priority}:
                 made = self._streams[flags, priority] = []
-                for _ in range(_STREAMS):
-                    made.append(self._new_stream(flags, priority))
+                made += (self._new_stream(flags, priority) for _ in range(_STREAMS))
             undo.pop_all()
 
     def stream(self, flags: int, priority: int) -> Any:
@@ -169,7 +167,9 @@ class Place:
             driver.call("cuGreenCtxDestroy", handle)
 
     def _new_stream(self, flags: int, priority: int) -> Any:
-        return self._context.enter().call("cuGreenCtxStreamCreate", self._handle, flags, priority)
+        with self._context.patience.waiting():
+            call = self._context.enter().call
+            return call("cuGreenCtxStreamCreate", self._handle, flags, priority)
 
 
 class Green:
@@ -282,8 +282,7 @@ class Green:
 
     def _make(self, place: Place) -> None:
         if not place.made:
-            with self._context.patience.waiting():
-                place.make(self._green(place.units))
+            place.make(self._green(place.units))
             with self._lock:
                 place.made = True
 
@@ -313,7 +312,8 @@ class Green:
         ]
         described = driver.call("cuDevResourceGenerateDesc", resources, len(resources))
         flags = int(driver.api.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
-        return driver.call("cuGreenCtxCreate", described, self._context.device, flags)
+        with self._context.patience.waiting():
+            return driver.call("cuGreenCtxCreate", described, self._context.device, flags)
 
     def _split(self) -> str:
         """Split the device into units; why that cannot be, empty if it can."""

@@ -62,6 +62,8 @@ def all_runs(_: Gang) -> bool:
 class Standstill:
     """Holds arenas, one at a time. For one thread, but for `holds`.
 
+    Runs that would begin meanwhile wait with the watcher.
+
     Args:
         lock: the device's.
         watcher: knows what is on the device.
@@ -76,16 +78,11 @@ class Standstill:
         self._watcher = watcher
         self._hurry = hurry
         self._held: int | None = None
-        self._waiting: dict[Gang, None] = {}
         self.sleep: Callable[[float], None] = time.sleep
 
     def holds(self, chain: Chain) -> bool:
         """Whether runs of a chain must not have blocks now. With the lock."""
         return self._held is not None and self._held in chain.arenas
-
-    def await_end(self, gang: Gang) -> None:
-        """Have a run begin when its arena is not held any more. With the lock."""
-        self._waiting[gang] = None
 
     @contextmanager
     def of(self, arena: int, interrupt: Callable[[Gang], bool]) -> Iterator[bool]:
@@ -123,10 +120,7 @@ class Standstill:
     def _let_go(self) -> None:
         with self._lock:
             arena, self._held = self._held, None
-            if arena is None:
-                return
-            waiting, self._waiting = self._waiting, {}
-            for gang in {**waiting, **dict.fromkeys(self._running(arena))}:
+            for gang in () if arena is None else self._running(arena):
                 gang.follow()
         self._hurry()
 
