@@ -115,6 +115,7 @@ class Aloft:
 
     def look(self) -> None:
         """See whether the first block has begun, and how long blocks have been there."""
+        self._flights.refresh()
         if not self.first_block_ns and self.main and self._flights.has_begun(self.main[0]):
             self.first_block_ns = time.monotonic_ns() - self._asked_ns
         now = self.on_device.current

@@ -229,6 +229,10 @@ class Flights:
         """Whether it is over."""
         return self._context.enter().is_over(flight.event)
 
+    def refresh(self) -> None:
+        """See what blocks have written; what follows tells of that."""
+        self.release.refresh()
+
     def live(self, flight: Flight) -> int:
         """How many of its blocks have not left, those included that have not begun."""
         if not flight.counts or flight.slot is None:

@@ -109,8 +109,11 @@ class ReleasePath:
         """Set a word of the record at once."""
         self._words[slot, word] = value
 
+    def refresh(self) -> None:
+        """Look at what blocks have written, where that is not seen anyway."""
+
     def live(self, slot: Slot) -> int:
-        """How many blocks of the launch have not left."""
+        """How many blocks of the launch have not left, as last seen."""
         return int(self._words[slot, _LIVE])
 
     def begun(self, slot: Slot) -> bool:
@@ -123,7 +126,11 @@ class ReleasePath:
 
 
 class _InDeviceMemory(ReleasePath):
-    """Slots in device memory, written on a stream of their own."""
+    """Slots in device memory, written on a stream of their own.
+
+    What blocks write there is read by one copy for all slots, once in a look at a gang: a copy for
+    each word would take longer than a release may.
+    """
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -140,6 +147,8 @@ class _InDeviceMemory(ReleasePath):
             undo.callback(driver.call, "cuStreamDestroy", self._stream)
             timing = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
             self._on_the_way: set[Slot] = set()
+            self._seen = np.zeros_like(self._words)
+            self._used = 0  # slots that were ever taken
             self._placed = driver.call("cuEventCreate", timing)
             undo.callback(driver.call, "cuEventDestroy", self._placed)
             self._close = undo.pop_all()
@@ -151,6 +160,8 @@ class _InDeviceMemory(ReleasePath):
         super().place(slot, record, stream)
         driver = self._context.enter()
         source = self._host.address + slot * cw.LAUNCH_BYTES
+        self._seen[slot] = self._words[slot]
+        self._used = max(self._used, slot + 1)
         self._arrived()
         self._on_the_way.add(slot)
         # On our stream, so that whatever sets the limit afterwards comes afterwards.
@@ -176,21 +187,18 @@ class _InDeviceMemory(ReleasePath):
         """Have ``value`` written at ``address``; it is at ``source`` in page-locked memory."""
         raise NotImplementedError
 
+    def refresh(self) -> None:
+        self._arrived()
+        size = self._used * cw.LAUNCH_BYTES
+        self._context.copy_out(self._seen.ctypes.data, self._device.address, size)
+        for slot in self._on_the_way:
+            self._seen[slot] = self._words[slot]  # what is there is another launch's
+
     def live(self, slot: Slot) -> int:
-        if slot in self._on_the_way and not self._arrived():
-            return super().live(slot)  # what is there is another launch's
-        return self._read(slot, cw.LIVE)
+        return int(self._seen[slot, _LIVE])
 
     def begun(self, slot: Slot) -> bool:
-        if slot in self._on_the_way and not self._arrived():
-            return False
-        return bool(self._read(slot, cw.BEGUN))
-
-    def _read(self, slot: Slot, offset: int) -> int:
-        """A word of the record in device memory."""
-        found = np.empty(1, np.uint32)
-        self._context.copy_out(found.ctypes.data, self.address(slot) + offset, 4)
-        return int(found[0])
+        return bool(self._seen[slot, _BEGUN])
 
     def close(self) -> None:
         self._close.close()

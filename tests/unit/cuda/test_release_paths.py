@@ -1,0 +1,43 @@
+"""Release paths in device memory: how often the driver is asked, and what is told meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.device.job import Job
+from tests.unit.cuda.fake_driver import FakeDriver
+from tests.unit.cuda.running import device_of, drive, launches, ran_once
+
+IN_DEVICE_MEMORY = [name for name in RELEASE_PATHS if name != "mapped"]
+
+
+@pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
+def test_a_look_at_a_gang_copies_once(release: str) -> None:
+    fake = FakeDriver(3)
+    with device_of(fake, release) as device:
+        job = Job(device, launches(device, "pppp", total=400))
+        job.resize(4)
+        fake.run(100)
+        job.resize(2)
+        fake.run(100)
+        before = fake.calls.count("cuMemcpyDtoH")
+        device.watcher.look()
+        assert job.held < 4
+        assert fake.calls.count("cuMemcpyDtoH") == before + 1
+        drive(fake, device, job, rounds=20_000)
+        ran_once(fake, [400] * 4)
+
+
+@pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
+def test_what_another_launch_has_left_in_its_place_is_not_its_own(release: str) -> None:
+    fake = FakeDriver(4)
+    with device_of(fake, release) as device:
+        chain = device.prepare(launches(device, "p", total=6))
+        for _ in range(3):  # each in the place of the one before, where no block is left
+            job = Job(device, chain)
+            job.resize(3)
+            device.watcher.look()  # its record is on the way
+            assert (job.held, job.exhausted, job.done) == (3, False, False)
+            drive(fake, device, job)
+            assert job.error is None
