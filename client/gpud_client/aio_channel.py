@@ -71,6 +71,8 @@ class AsyncChannel:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except GpudError as error:  # without the steps in between, as in `Channel.run`
+            raise error.with_traceback(None) from error.__cause__
 
     def submitting(self, job: Any, build: Callable[[int], Any]) -> Generator[Any, Any, None]:
         """Number a job and send it; a step follows if the daemon does not read."""

@@ -125,7 +125,7 @@ class ArrayRecord:
 
     def __repr__(self) -> str:
         freed = ", freed" if self._allocation is None else ""
-        where = self._device.name
+        where = f"device {self._device.index} ({self._device.kind})"
         return f"<{type(self).__name__} {self._shape} {self._dtype} on {where}{freed}>"
 
     # -- operations

@@ -71,6 +71,9 @@ class Channel:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except GpudError as error:
+            # The steps in between say nothing to whoever called, and hide the line that does.
+            raise error.with_traceback(None) from error.__cause__
 
     def submitting(self, job: Any, build: Callable[[int], Any]) -> Sequence[Any]:
         """Number a job and send it; no steps follow. Blocks only while the daemon does not read."""

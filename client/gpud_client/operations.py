@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,7 @@ from gpud_client.streams import Stream
 
 __all__ = ["SessionRecord"]
 
+_READ_IT = '; read it: Path("kernel.cu").read_text()'
 _FORMS = (None, "persistent", "sliced", "whole")
 _MOST_WEIGHT = 1000
 _MOST_NS = (1 << 63) - 1
@@ -165,7 +167,12 @@ class SessionRecord:
         device: Device | int | None,
     ) -> Operation[Any]:
         if not isinstance(source, str):
-            raise TypeError(f"the source is text, CUDA C++ or PTX, not {type(source).__name__}")
+            raise TypeError(
+                f"the source is text, CUDA C++ or PTX, not {type(source).__name__}"
+                + (_READ_IT if isinstance(source, os.PathLike) else "")
+            )
+        if source.endswith((".cu", ".cuh", ".ptx")) and "\n" not in source:
+            raise ValueError(f"the source is text, CUDA C++ or PTX, not a path{_READ_IT}")
         if form not in _FORMS:
             raise ValueError(f"form is persistent, sliced or whole, not {form!r}")
         module: ModuleRecord = self._module_class(

@@ -12,8 +12,10 @@ What is accepted:
   PTX does not say whether an integer has a sign, so the range is that of both. It does tell
   floats: a float for an integer parameter is refused, and so is a NumPy integer for a float;
 * a pointer: an `Array`, ``None``, or a device address. PTX declares many pointers as 64-bit
-  integers, so these are accepted for every 8-byte integer;
-* a struct: bytes, or a NumPy scalar (``np.void``, complex), of exactly its size.
+  integers, so these are accepted for every 8-byte integer. It does not say what they point to
+  either: an array of another type than the kernel's is not noticed;
+* a struct: bytes, a NumPy scalar (``np.void``, complex), or what else has a buffer, such as a
+  `ctypes.Structure`, of exactly its size.
 """
 
 from __future__ import annotations
@@ -189,15 +191,17 @@ def _struct(size: int) -> Convert:
             if value.dtype.hasobject:
                 raise _Mistake(TypeError, "a struct with Python objects cannot be passed")
             data = value.tobytes()
-        elif isinstance(value, bytes | bytearray | memoryview):
-            data = bytes(value)
         elif isinstance(value, np.ndarray):
             raise _array_mistake(value)
         else:
-            raise _Mistake(
-                TypeError,
-                f"a struct of {size} bytes is expected, as np.void or bytes, not {_shown(value)}",
-            )
+            try:
+                data = memoryview(value).tobytes()
+            except TypeError:
+                raise _Mistake(
+                    TypeError,
+                    f"a struct of {size} bytes is expected, as np.void, bytes or a ctypes "
+                    f"structure, not {_shown(value)}",
+                ) from None
         if len(data) != size:
             raise _Mistake(ValueError, f"the struct has {size} bytes, not {len(data)}")
         return data

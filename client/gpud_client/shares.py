@@ -42,9 +42,12 @@ def resolve(what: str, value: Share | None, device: Device) -> Pair | None:
         exact = min(exact, Fraction(device.sms))
     elif exact > device.online_sms:
         kept = "" if device.online_sms == device.sms else " that online jobs may have"
+        meant = str(value)
+        percent = meant.isdecimal() and int(meant) <= 100  # a bare number is one of SMs
         raise AdmissionError(
             f"a reservation of {value} is more than the {device.online_sms} SMs of "
-            f"{device.name}{kept}; ask for less",
+            f"{device.name}{kept}; ask for less"
+            + (f", or write '{meant}%' for a percentage" if percent else ""),
             requested=exact,
             capacity=device.online_sms,
         )

@@ -224,6 +224,10 @@ class _Program:
 _CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"})
 
 _ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
+_NO_HEADER = (
+    "; there are CUDA's own headers, cuda/std/ and cub/, and none of the C++ library or of "
+    "other folders: put what else is needed into the source"
+)
 _NAME_EXPRESSION = re.compile(
     r"^__nv_name_map\(\d+\): error: (?P<what>.*)\n *#pragma nv_mangled_name (?P<name>.*)$",
     re.MULTILINE,
@@ -240,7 +244,8 @@ def _compile_error(log: str, status: str) -> CompileError | KernelNotFound:
     if not errors:
         return CompileError(f"NVRTC refused the source: {status}", log=log)
     more = f" (the first of {len(errors)} errors)" if len(errors) > 1 else ""
-    return CompileError(errors[0].group().strip() + more, log=log)
+    hint = _NO_HEADER if "cannot open source file" in errors[0]["what"] else ""
+    return CompileError(errors[0].group().strip() + more + hint, log=log)
 
 
 # -- the checked door --------------------------------------------------------------------------

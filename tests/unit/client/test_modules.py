@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc as garbage
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ def test_errors_of_the_compiler(gpu: gc.Session, daemon: Daemon) -> None:
     with pytest.raises(gc.CompileError, match="line 1") as caught:
         gpu.kernel("source", "k")
     assert caught.value.log == "the whole log"
+    assert len(caught.traceback) < 6  # this test, the session, the channel: no step in between
 
 
 def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: Daemon) -> None:
@@ -54,6 +56,8 @@ def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: Daemo
     ("make", "error"),
     [
         (lambda gpu: gpu.kernel(b"source", "k"), TypeError),
+        (lambda gpu: gpu.kernel("kernels/step.cu", "k"), ValueError),
+        (lambda gpu: gpu.kernel(Path("step.cu"), "k"), TypeError),
         (lambda gpu: gpu.kernel("source", 5), TypeError),
         (lambda gpu: gpu.kernel("source", "k", options="-DN"), TypeError),
         (lambda gpu: gpu.kernel("source", "k", options=[1]), TypeError),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import Any
 
@@ -18,6 +19,12 @@ def pack(kind: str, size: int, value: Any) -> bytes:
 
 
 HUGE = 1 << 2000
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
+
+
 STRUCT = np.dtype([("a", np.float32), ("b", np.int32), ("c", np.float64)])
 
 
@@ -55,6 +62,7 @@ STRUCT = np.dtype([("a", np.float32), ("b", np.int32), ("c", np.float64)])
         ("struct", 16, np.zeros((), STRUCT), bytes(16)),
         ("struct", 16, bytes(range(16)), bytes(range(16))),
         ("struct", 16, bytearray(16), bytes(16)),
+        ("struct", 16, Pair(1, 2.5), struct.pack("<i4xd", 1, 2.5)),
         ("struct", 8, np.complex64(1 + 2j), struct.pack("<ff", 1, 2)),
         ("bits", 16, bytes(16), bytes(16)),
     ],

@@ -73,6 +73,7 @@ def test_a_quota_over_the_device_is_the_device(daemon: Daemon, saxpy: gc.Kernel)
         ({"quota": 1, "reservation": 1}, ValueError, "not both"),
         ({"reservation": 5}, gc.AdmissionError, "4 SMs"),
         ({"reservation": "101%"}, gc.AdmissionError, "ask for less"),
+        ({"reservation": "50"}, gc.AdmissionError, "or write .50%. for"),
         ({"quota": 0.4}, gc.AdmissionError, "1/2 or more"),
         ({"quota": 0}, ValueError, "greater than 0"),
         ({"quota": -1}, ValueError, "greater than 0"),
