@@ -31,6 +31,7 @@ from gpud_client.arrays import ArrayRecord, Shape, Values
 from gpud_client.calls import Call, Dim
 from gpud_client.core import Core
 from gpud_client.devices import Device
+from gpud_client.jobs import say_cancelled
 from gpud_client.kernels import KernelRecord
 from gpud_client.modules import ModuleRecord, SymbolRecord
 from gpud_client.operations import SessionRecord
@@ -167,6 +168,8 @@ class AsyncSession(SessionRecord):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None:
+            say_cancelled(self._core.jobs)
         await self.close()
 
     async def close(self) -> None:
@@ -286,7 +289,7 @@ class Connecting:
         trace: TracebackType | None,
     ) -> None:
         assert self._session is not None
-        await self._session.close()
+        await self._session.__aexit__(kind, error, trace)
 
 
 async def open_session(path: str, program: str | None) -> AsyncSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, InvalidStateError
 from contextlib import suppress
 from fractions import Fraction
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpud_client.channel import Channel
     from gpud_client.devices import Device
 
-__all__ = ["Job", "JobRecord"]
+__all__ = ["Job", "JobRecord", "say_cancelled"]
 
 _LOG = logging.getLogger("gpud_client")
 _NO_STATS: dict[str, Any] = {
@@ -164,6 +164,7 @@ class JobRecord:
     def _cancel(self) -> Operation[bool]:
         if self.settled:
             return self._final_state() == "cancelled"
+        self._asked = True  # how it ends is known
         ref = (self.session, self.number)
         answer = yield Request(lambda number: Cancel(number, ref))
         return bool(answer.value) or (self._has_ended() and self._final_state() == "cancelled")
@@ -178,6 +179,18 @@ class JobRecord:
             f"{name} has not ended after {timeout} s: it is {row['state']}, {done} of {total} task "
             f"blocks are done, its allocation is {row['allocation']} CapSM; it goes on"
         )
+
+
+def say_cancelled(jobs: Mapping[int, JobRecord]) -> None:
+    """Log which jobs a session is left with that nobody has waited for: they end cancelled."""
+    left = [job for job in list(jobs.values()) if not job._asked]
+    if left:
+        few = ", ".join(f"{job.id} ({job._what})" for job in left[:3])
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        _LOG.warning(
+            "the session is left before these jobs have ended, and they are cancelled: %s%s; wait "
+            "with result()", few, more,
+        )  # fmt: skip
 
 
 class Job(JobRecord, concurrent.futures.Future[None]):

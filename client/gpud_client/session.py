@@ -18,7 +18,7 @@ from gpud_client.calls import Call
 from gpud_client.channel import Channel
 from gpud_client.core import Core
 from gpud_client.devices import Device
-from gpud_client.jobs import Job
+from gpud_client.jobs import Job, say_cancelled
 from gpud_client.kernels import Kernel
 from gpud_client.modules import Module
 from gpud_client.operations import SessionRecord
@@ -32,7 +32,8 @@ class Session(SessionRecord):
 
     Use it in a ``with`` block, or close it. What was made with it (arrays, kernels, jobs) is of no
     more use then. Leaving the block waits for nothing: jobs that have not ended are cancelled, as
-    their results could not be read any more. Wait for them with `Job.result`.
+    their results could not be read any more, and the log says which. Wait for them with
+    `Job.result`.
 
     A process that was forked must connect anew.
     """
@@ -60,6 +61,8 @@ class Session(SessionRecord):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None:
+            say_cancelled(self._core.jobs)
         self.close()
 
     def close(self) -> None:

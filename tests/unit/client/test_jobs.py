@@ -7,6 +7,7 @@ import concurrent.futures
 import gc as garbage
 import logging
 import threading
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -308,3 +309,21 @@ def test_closing_ends_the_waits_of_other_threads(
         gpu.close()
         with pytest.raises(gc.JobCancelled):
             wait.result(TIMEOUT_S)
+
+
+def test_leaving_a_session_says_which_jobs_nobody_waited_for(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gc.connect(daemon.path) as gpu:
+        saxpy = gpu.kernel("a source", "saxpy")
+        jobs = [saxpy.submit(1, 32, ARGS) for _ in range(6)]
+        daemon.wait_for(wm.Submit, 6)
+        daemon.finish(1)
+        jobs[0].result(TIMEOUT_S)
+        jobs[1].cancel()
+    assert caplog.text.count("1.3 (saxpy), 1.4 (saxpy), 1.5 (saxpy) and 1 more; wait") == 1
+    caplog.clear()
+    with suppress(KeyError), gc.connect(daemon.path) as gpu:
+        gpu.kernel("a source", "saxpy").submit(1, 32, ARGS)
+        raise KeyError("what is wrong is said already")
+    assert caplog.text == ""
