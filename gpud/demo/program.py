@@ -39,6 +39,7 @@ _REQUEST_S = 0.012
 _JOB_S = 0.25
 _SHOWN_S = 1.2
 _BUSY = 0.05
+_MOST_BUSY = 0.95
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -78,6 +79,10 @@ def _between(low: float, high: float) -> Any:
     return number
 
 
+class _TooBusyError(Exception):
+    """Nothing can be compared here and now."""
+
+
 class _Demo:
     """One run of the demo."""
 
@@ -105,7 +110,13 @@ class _Demo:
         arrivals = poisson(options.load / _REQUEST_S, options.seconds, options.seed)
         arrivals = arrivals or [options.seconds / 2]
         neighbours = Neighbours()
-        alone, windows = self._watch_all(sizes, arrivals)
+        try:
+            alone, windows = self._watch_all(sizes, arrivals)
+        except _TooBusyError as error:
+            share = neighbours.share()
+            others = "" if share is None else f" (other programs had {share:.0%} of this machine)"
+            print(f"{error}{others}: run this when the machine is quiet, or with a lower --load")
+            return 1
         self._others = neighbours.share()
         if self._problems:
             for problem in self._problems[:10]:
@@ -140,6 +151,11 @@ class _Demo:
                     what = f"{len(arrivals)} requests of about {1e3 * _REQUEST_S:.0f} ms"
                     self._say(f"online alone: {what}, load {self._options.load:g}")
                     alone.append(scene.watch("alone", seconds, arrivals, offline=False))
+                    if alone[0].busy > _MOST_BUSY:
+                        raise _TooBusyError(
+                            f"The requests alone took {alone[0].busy:.0%} of the time, which "
+                            "leaves too little to share"
+                        )
                     kinds = ", ".join(LANES[one.kind.name] for one in sizes.offline)
                     self._say(f"offline alone: {kinds}")
                     alone.append(scene.watch("alone", seconds / 2, offline=True))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("matplotlib", reason="the extra `demo` draws the picture")
 
+from gpud.demo import program
 from gpud.demo.allocations import Change
 from gpud.demo.colocation import Compared, Sizes, Window, compare
 from gpud.demo.kernels import OFFLINE
@@ -96,6 +99,17 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert "pip install 'gpud[demo]'" in done.stdout
+
+
+def test_on_a_machine_that_is_too_busy_it_stops_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene = SimpleNamespace(watch=lambda *_, **__: Window("alone", 0.0, 5.0, busy=1.5))
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    monkeypatch.setattr(program, "sizes_for", lambda *_, **__: Sizes((), 1))
+    monkeypatch.setattr(program, "open_scene", lambda *_: nullcontext(scene))
+    assert program.run(["--out", str(tmp_path)]) == 1
+    assert "took 150% of the time" in capsys.readouterr().out
 
 
 def test_importing_the_demo_loads_nothing_heavy() -> None:
