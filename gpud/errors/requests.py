@@ -135,10 +135,14 @@ class KernelNotFound(CallerError, LookupError):
         detail = f": {cause}" if cause else ""
         if available is not None:
             detail += f"; it defines {', '.join(available) or 'no kernel'}"
-        message = (
-            f"no kernel {name!r} in this program{detail}. Names are mangled unless the kernel is "
-            'extern "C"; a template needs its arguments, as in "axpy<float>"'
-        )
+        if available is not None and "<" in name:
+            hint = f'A template is compiled for what is named then: module(source, ["{name}"])'
+        else:
+            hint = (
+                'Names are mangled unless the kernel is extern "C"; a template needs its '
+                'arguments, as in "axpy<float>"'
+            )
+        message = f"no kernel {name!r} in this program{detail}. {hint}"
         known = None if available is None else tuple(available)
         super().__init__(message, name=name, available=known, log=log)
 

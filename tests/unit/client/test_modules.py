@@ -50,6 +50,8 @@ def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: Daemo
     assert caught.value.line == 7
     with pytest.raises(KernelNotFound, match="good, bad"):
         module.kernel("other")
+    with pytest.raises(KernelNotFound, match=r'module\(source, \["axpy<float>"\]\)'):
+        module.kernel("axpy<float>")
 
 
 @pytest.mark.parametrize(
