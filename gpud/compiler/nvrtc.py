@@ -243,7 +243,7 @@ def _compile_error(log: str, status: str) -> CompileError | KernelNotFound:
         return KernelNotFound(in_name["name"].strip(), cause=in_name["what"], log=log)
     if not errors:
         return CompileError(f"NVRTC refused the source: {status}", log=log)
-    more = f" (the first of {len(errors)} errors)" if len(errors) > 1 else ""
+    more = f" (the first of {len(errors)} errors; the log has all)" if len(errors) > 1 else ""
     hint = _NO_HEADER if "cannot open source file" in errors[0]["what"] else ""
     return CompileError(errors[0].group().strip() + more + hint, log=log)
 

@@ -189,12 +189,12 @@ def _memory(session: Session, limit: int) -> Steps[dict[str, Any]]:
 
     def row(use: Usage) -> dict[str, Any]:
         other = front.sessions.get(use.session)
-        program = "" if other is None else other.program
         return {
             **use._asdict(),
             "uid": use.user,
             "user": user_name(use.user),
-            "program": program,
+            "program": "" if other is None else other.program,
+            "pid": None if other is None else other.peer.pid,
         }
 
     rows = yield from answers.rows(found[-limit:] if limit else found, row)

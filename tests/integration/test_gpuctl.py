@@ -286,7 +286,7 @@ def test_a_job_is_seen_resized_and_cancelled_from_another_shell(daemon: Daemon) 
         assert status["jobs"] == {"running": 1}
         assert any(kernel["name"] == "slow" for kernel in daemon.json("kernels")["kernels"])
         (session,) = daemon.json("memory")["sessions"]
-        assert session["session"] == row["session"]
+        assert (session["session"], session["pid"]) == (row["session"], command.pid)
 
         assert daemon.json("resize", job, "--quota", "50%")["quota"] == "1"
         assert daemon.gpuctl("resize", job, "--reservation", "1")[0] == 1

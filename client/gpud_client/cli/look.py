@@ -92,6 +92,7 @@ _MEMORY = (
     Column("session", "session", right=True),
     Column("user", "user", least=5),
     Column("program", "program", least=10),
+    Column("pid", "pid", right=True),
     Column("device", "dev", right=True),
     Column("arrays", "arrays", words.count, right=True, spare=1),
     Column("used_bytes", "used", words.size, right=True),
@@ -158,7 +159,7 @@ def kernels(
 
 
 def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
-    """Show who holds how much memory on which device."""
+    """Show which processes use which device, and how much of its memory they hold."""
     with Link(socket) as link:
         found = link.query("memory")
     if as_json:

@@ -56,8 +56,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "jobs": {"jobs": [RUNNING, WAITING]},
     "kernels": {"kernels": [{"name": "axpy<float>", "form": "persistent", "why": ["no thread ..."],
                              "module": 1, "session": 3, "occupancy": [8], "user": "alice"}]},
-    "memory": {"devices": [DEVICE], "sessions": [{"session": 3, "user": "alice", "device": 0,
-                                                  "arrays": 2, "used_bytes": 3 << 20}]},
+    "memory": {"devices": [DEVICE], "sessions": [
+        {"session": 3, "user": "alice", "pid": 4712, "device": 0, "arrays": 2,
+         "used_bytes": 3 << 20},
+    ]},
     "history": {"jobs": [ENDED]},
     "events": {"events": [{"at_s": 1.75e9, "event": "job-ended", "job": "2.5", "user": "alice"}]},
     "trace": {"traceEvents": [{"ph": "C", "ts": 1.0, "name": "allocation", "args": {"3.17": 1}}]},

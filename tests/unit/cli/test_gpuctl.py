@@ -57,7 +57,7 @@ def process(*arguments: str, path: Path, **options: Any) -> subprocess.Popen[str
         ),
         ("ps", ["3.17", "4.1", "alice", "step, reduce", "25/100 25%", "evil?[31m name"]),
         ("kernels", ["axpy<float>", "persistent"]),
-        ("memory", ["alice", "3 MiB"]),
+        ("memory", ["alice", "4712", "3 MiB"]),
         ("history", ["2.5", "failed", "the job was ended"]),
         ("events", ["job-ended", "job=2.5", "user=alice"]),
         ("doctor", ["daemon", "ok", "gpud 0.1.0"]),
