@@ -50,7 +50,8 @@ a job as `session.number`, such as `3.17`.
 | a message with wrong fields, or with a code that is unknown | `Failed`, with the number of the \
 request if it could be read, else 0; for a `Submit` whose number could be read, `Finished` |
 | a body that is no msgpack, holds an extension type, text that is not UTF-8, a map with keys \
-that are no text, or a longer array than any message has | `Goodbye`, then the connection is closed |
+that are no text, or a longer array than any message has | `Goodbye`, then the connection is \
+closed |
 | a body that is empty or over the limit | the same |
 | anything but `Hello` as the first message | the same |
 
