@@ -7,7 +7,8 @@ the session reach its places. But these may run for hours, and who needs the mem
 Approach: what gpud can do with its kernels anyway. The session's runs are released as if they had
 been given nothing: their blocks leave at their next task block, and nothing is lost. When the last
 is gone, memory is swapped; then they begin anew with what they have left. Those that are not to be
-interrupted, or do not leave in time, keep what they have: then nothing is swapped.
+interrupted, or do not leave in time, keep what they have: then nothing is swapped. It is not tried
+again for a while: who waits has everybody's memory and copies wait.
 
 Terms: an arena is *held* from the moment in which its runs are released until they may go on.
 
@@ -40,6 +41,9 @@ PATIENCE_S: Final = 0.5
 """How long blocks have to leave: a hundred times a long task block's 5 ms. Memory and copies of all
 sessions wait meanwhile."""
 
+_AGAIN_S: Final = 20 * PATIENCE_S
+"""How long an arena is left alone whose blocks did not leave: one part in twenty is waiting."""
+
 _SHORTEST_S: Final = 50e-6
 _LONGEST_S: Final = 2e-3
 
@@ -70,7 +74,7 @@ class Standstill:
         hurry: see `gpud.device.cuda.device.CUDADevice.hurry`.
 
     Attributes:
-        sleep: lets time pass while blocks leave; tests take steps instead.
+        sleep, clock: let time pass while blocks leave, and tell it; tests take steps instead.
     """
 
     def __init__(self, lock: threading.RLock, watcher: Watcher, hurry: Callable[[], None]) -> None:
@@ -78,7 +82,9 @@ class Standstill:
         self._watcher = watcher
         self._hurry = hurry
         self._held: int | None = None
+        self._left_alone: dict[int, float] = {}  # until when, by arena
         self.sleep: Callable[[float], None] = time.sleep
+        self.clock: Callable[[], float] = time.monotonic
 
     def holds(self, chain: Chain) -> bool:
         """Whether runs of a chain must not have blocks now. With the lock."""
@@ -100,18 +106,22 @@ class Standstill:
     def _hold(self, arena: int, interrupt: Callable[[Gang], bool]) -> bool:
         with self._lock:
             running = self._running(arena)
+            if running and self.clock() < self._left_alone.get(arena, 0):
+                return False
+            self._left_alone.pop(arena, None)
             if not all(map(interrupt, running)):
                 return False
             self._held = arena
             for gang in running:
                 gang.follow()
-        end, pause = time.monotonic() + PATIENCE_S, _SHORTEST_S
+        end, pause = self.clock() + PATIENCE_S, _SHORTEST_S
         while running:
             self._hurry()
             with self._lock:
                 running = self._running(arena)
             if running:
-                if time.monotonic() >= end:
+                if self.clock() >= end:
+                    self._left_alone[arena] = end + _AGAIN_S
                     return False
                 self.sleep(pause)
                 pause = min(2 * pause, _LONGEST_S)

@@ -180,6 +180,30 @@ def test_an_array_is_refused_whose_place_a_kernel_does_not_leave(
     world.arena.commit(2 * GRANULE, GRANULE)
 
 
+def test_who_asks_often_does_not_keep_others_waiting(world: World) -> None:
+    now, slept = [5.0], list[float]()
+
+    def sleeps(seconds: float) -> None:
+        now[0] += seconds
+        slept.append(seconds)
+
+    world.device.standstill.sleep, world.device.standstill.clock = sleeps, lambda: now[0]
+    whole = world.job("w")
+    world.started(whole)
+    for waits in (True, False, False):
+        slept.clear()
+        with pytest.raises(OutOfMemory):
+            world.arena.commit(2 * GRANULE, GRANULE)
+        assert bool(slept) == waits
+    now[0] += 60
+    with pytest.raises(OutOfMemory):
+        world.arena.commit(2 * GRANULE, GRANULE)
+    assert 0.5 <= sum(slept) < 1
+    world.device.standstill.sleep = world.passes
+    drive(world.fake, world.device, whole)
+    world.arena.commit(2 * GRANULE, GRANULE)  # at once, for nothing runs
+
+
 def test_a_job_that_comes_while_its_session_stands_still_begins_afterwards(world: World) -> None:
     late, ended, first = world.job(), world.job(), world.job("s")
     world.started(first)
