@@ -52,6 +52,7 @@ class World:
         self.kernels = {name: module.kernel(name) for name in _KERNELS.values()}
         self.kernels[OTHERS] = other.kernel(OTHERS)
         device.standstill.sleep = self.passes
+        device.standstill.clock = lambda: 0.0  # however slow the machine is
 
     def passes(self, _: float) -> None:
         """A little time."""
@@ -243,7 +244,7 @@ def test_a_call_that_fails_meanwhile_lets_the_session_go_on(world: World, nth: i
     assert world.ran(MINE) == Counter(range(200))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_nothing_is_lost_whatever_is_swapped_when(world: World, seed: int) -> None:
     choose = random.Random(seed)
     jobs = [world.job(what, total=30) for what in ("p", "sp", "ppp", "wp")]
