@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpud.core.memory import PAGE_BYTES
+from gpud.core.space import whole_pages
 from gpud.errors import InvalidArgument, UnknownName
 from gpud.units import SessionId
 
@@ -128,7 +128,7 @@ class Copies:
         return [
             Held(
                 address,
-                -(-one.bytes // PAGE_BYTES) * PAGE_BYTES,
+                whole_pages(one.bytes),
                 one.lost is None and not one.blank,
             )
             for address, one in space.arrays.items()

@@ -8,10 +8,8 @@ leave nothing behind.
 Approach: each session has one arena on each device where it has arrays: a range of addresses that
 is as large as the device's memory, rounded up to a power of two, so that only bytes are scarce and
 never addresses. Arenas lie in slots that are never shared by two arenas, whatever their devices: an
-address tells its device, and one of another session's or device's arena is never valid. Within an
-arena, arrays take whole pages, placed first-fit into holes that are kept sorted and merged. The
-size that was asked for is kept, for whoever runs past the end. What is to be freed after jobs waits
-in a queue, in the order of the jobs.
+address tells its device, and one of another session's or device's arena is never valid. Where in
+an arena an array lies is `gpud.core.space`.
 
 This is bookkeeping; the memory itself is the server's. A range that comes back must read as zero
 again before the next `Ledger.allocate` in that arena: see `Range`.
@@ -25,43 +23,28 @@ Terms (units in brackets):
     limit [bytes]: what may be used: of a device, of a user there, of a session there.
 
 Properties:
-    disjoint: no two arrays overlap, waiting ones included, and each lies in its session's arena;
     conserved: used bytes are those of the arrays and what is reserved, and of nothing else, for
         devices, users, sessions;
     limited: no limit is exceeded at any time;
-    merged: no two holes touch, so freeing everything leaves one hole;
-    deferred: a range that waits for jobs comes back only when the last of them has ended;
+    apart: no two arenas share a slot;
     atomic: a call that raises has changed nothing.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from gpud.core.space import PAGE_BYTES, Arena, Space, demand, whole_pages
 from gpud.errors import InternalError, InvalidArgument, LimitExceeded, OutOfMemory, UnknownName
 from gpud.units import Address, SessionId
 
-__all__ = ["FIRST_ADDRESS", "PAGE_BYTES", "Arena", "Ledger", "Range", "Usage"]
-
-PAGE_BYTES: Final = 4096
-"""Arrays are a multiple of this, so that their memory can be given back when they go."""
+__all__ = ["FIRST_ADDRESS", "Ledger", "Range", "Usage"]
 
 FIRST_ADDRESS: Final = 1 << 44
 _END_ADDRESS: Final = 5 << 44
 """Between these lie all slots. Linux puts programs above and libraries far above, on all of x86-64
 and AArch64 with 47 bits of addresses or more."""
-
-
-class Arena(NamedTuple):
-    """A session's addresses on a device: ``size`` bytes, a power of two, from ``base``."""
-
-    session: SessionId
-    device: int
-    base: Address
-    size: int
 
 
 class Range(NamedTuple):
@@ -116,7 +99,7 @@ class Ledger:
         self._arena_bytes = [_power_of_two(max(size, least_arena_bytes)) for size in device_bytes]
         self.slot_bytes = max(self._arena_bytes, default=PAGE_BYTES)
         self._users: dict[SessionId, int] = {}
-        self._arenas: dict[tuple[SessionId, int], _Space] = {}
+        self._arenas: dict[tuple[SessionId, int], Space] = {}
         self._used = [0] * len(self._device_bytes)
         self._used_by_user: dict[tuple[int, int], int] = {}  # (user, device); absent is 0
         self._reserved: dict[tuple[SessionId, int], int] = {}  # absent is 0
@@ -171,10 +154,7 @@ class Ledger:
         space = self._arenas.get((session, device))
         if space is None:
             return []
-        return [
-            Range(session, device, Address(start), end - start)
-            for start, end in zip(space.starts, space.ends, strict=True)
-        ]
+        return [Range(session, device, start, size) for start, size in space.holes()]
 
     def in_arrays(self, session: SessionId, device: int) -> int:
         """Returns the bytes of the session's arrays there, waiting ones included."""
@@ -196,7 +176,7 @@ class Ledger:
         self._check_device(device)
         if size < 1:
             raise InvalidArgument(f"an array has 1 byte or more, not {size}")
-        whole = _whole_pages(size)
+        whole = whole_pages(size)
         left, limit = self._left(session, user, device)
         if whole > left:
             raise OutOfMemory(size, self.available_bytes(session, device), limit=limit)
@@ -216,7 +196,7 @@ class Ledger:
         """
         user = self._user(session)
         self._check_device(device)
-        whole = _whole_pages(size)
+        whole = whole_pages(size)
         left, limit = self._left(session, user, device)
         if whole > left:
             raise OutOfMemory(size, left // PAGE_BYTES * PAGE_BYTES, limit=limit)
@@ -230,7 +210,7 @@ class Ledger:
         Raises:
             InternalError: so much is not reserved.
         """
-        whole = _whole_pages(size)
+        whole = whole_pages(size)
         key = (session, device)
         if whole > self._reserved.get(key, 0):
             raise InternalError(
@@ -246,7 +226,7 @@ class Ledger:
             UnknownName: the session has no array that begins there.
         """
         space = self._space_of(session, device, address)
-        size = _whole_pages(space.arrays.pop(Address(address)))
+        size = whole_pages(space.arrays.pop(Address(address)))
         return self._give_back(space, Address(address), size)
 
     def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
@@ -257,10 +237,7 @@ class Ledger:
         Raises:
             UnknownName: the session has no array that begins there.
         """
-        space = self._space_of(session, device, address)
-        size = space.arrays.pop(Address(address))
-        space.waiting.append((last_job, Address(address), size))
-        space.waiting_bytes += _whole_pages(size)
+        self._space_of(session, device, address).free_after(Address(address), last_job)
 
     def settle(self, session: SessionId, oldest_job: int | None) -> list[Range]:
         """Returns what no job can use any more; those ranges are free now.
@@ -273,13 +250,9 @@ class Ledger:
         found = []
         for device in range(len(self._used)):
             space = self._arenas.get((session, device))
-            while (
-                space and space.waiting and (oldest_job is None or space.waiting[0][0] < oldest_job)
-            ):
-                _, address, asked = space.waiting.popleft()
-                size = _whole_pages(asked)
-                space.waiting_bytes -= size
-                found.append(self._give_back(space, address, size))
+            if space is not None:
+                settled = space.settle(oldest_job)
+                found += [self._give_back(space, address, size) for address, size in settled]
         return found
 
     def size_of(self, session: SessionId, device: int, address: int) -> int:
@@ -298,15 +271,7 @@ class Ledger:
         Arrays that wait to be freed count: jobs may still use them. None: there is none at all.
         """
         space = self._arenas.get((session, device))
-        if space is None:
-            return None
-        arrays = [*space.arrays.items(), *((start, size) for _, start, size in space.waiting)]
-
-        def distance(array: tuple[Address, int]) -> tuple[int, int]:
-            start, size = array
-            return max(0, start - address, address - (start + size - 1)), start
-
-        return min(arrays, key=distance, default=None)
+        return None if space is None else space.nearest(address)
 
     def used_bytes(self, device: int) -> int:
         """Returns what is used of a device."""
@@ -354,7 +319,7 @@ class Ledger:
             key = (self._users[session], device)
             by_device[device] += size
             by_user[key] = by_user.get(key, 0) + size
-            _demand(size >= 0, "less than nothing is reserved")
+            demand(size >= 0, "less than nothing is reserved")
         for (session, device), space in self._arenas.items():
             space.validate()
             slots.append((space.arena.base - FIRST_ADDRESS) // self.slot_bytes)
@@ -362,15 +327,15 @@ class Ledger:
             by_device[device] += space.used
             by_user[key] = by_user.get(key, 0) + space.used
             own = space.used + self._reserved.get((session, device), 0)
-            _demand(own <= self._session_bytes[device], "a session is over its limit")
-        _demand(by_device == self._used, "bytes of devices are lost or counted twice")
+            demand(own <= self._session_bytes[device], "a session is over its limit")
+        demand(by_device == self._used, "bytes of devices are lost or counted twice")
         counted = {key: used for key, used in self._used_by_user.items() if used}
-        _demand(counted == {key: used for key, used in by_user.items() if used}, "users' bytes")
-        _demand(all(map(int.__le__, self._used, self._device_bytes)), "a device is over its limit")
+        demand(counted == {key: used for key, used in by_user.items() if used}, "users' bytes")
+        demand(all(map(int.__le__, self._used, self._device_bytes)), "a device is over its limit")
         for (_, device), used in counted.items():
-            _demand(used <= self._user_bytes[device], "a user is over the limit")
+            demand(used <= self._user_bytes[device], "a user is over the limit")
         every = sorted(slots + self._free_slots)
-        _demand(every == list(range(self._next_slot)), "slots are lost or used twice")
+        demand(every == list(range(self._next_slot)), "slots are lost or used twice")
 
     # -- helpers
 
@@ -378,11 +343,11 @@ class Ledger:
         if not 0 <= device < len(self._device_bytes):
             raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
 
-    def _space(self, session: SessionId, device: int) -> _Space:
+    def _space(self, session: SessionId, device: int) -> Space:
         """The session's arena there, made if it is not."""
         space = self._arenas.get((session, device))
         if space is None:
-            space = self._arenas[session, device] = _Space(self._new_arena(session, device))
+            space = self._arenas[session, device] = Space(self._new_arena(session, device))
         return space
 
     def _user(self, session: SessionId) -> int:
@@ -391,7 +356,7 @@ class Ledger:
             raise UnknownName(f"there is no session {session}")
         return user
 
-    def _space_of(self, session: SessionId, device: int, address: int) -> _Space:
+    def _space_of(self, session: SessionId, device: int, address: int) -> Space:
         space = self._arenas.get((session, device))
         if space is None or address not in space.arrays:
             raise UnknownName(
@@ -420,7 +385,7 @@ class Ledger:
         else:
             self._used_by_user.pop(key, None)
 
-    def _give_back(self, space: _Space, address: Address, size: int) -> Range:
+    def _give_back(self, space: Space, address: Address, size: int) -> Range:
         space.release(address, size)
         session, device = space.arena.session, space.arena.device
         self._count(self._users[session], device, -size)
@@ -443,86 +408,5 @@ class Ledger:
         return Arena(session, device, base, self._arena_bytes[device])
 
 
-class _Space:
-    """An arena's arrays and holes."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self.used = 0
-        self.arrays: dict[Address, int] = {}  # to the size that was asked for, not in whole pages
-        self.waiting: deque[tuple[int, Address, int]] = deque()  # (last job, address, such a size)
-        self.waiting_bytes = 0
-        # The holes, sorted: where each starts and where it ends.
-        self.starts: list[int] = [arena.base]
-        self.ends: list[int] = [arena.base + arena.size]
-
-    def take(self, asked: int) -> Address | None:
-        """The address of a new array, None if no hole is large enough."""
-        size = _whole_pages(asked)
-        holes = zip(self.starts, self.ends, strict=True)
-        index = next((at for at, (start, end) in enumerate(holes) if end - start >= size), None)
-        if index is None:
-            return None
-        address = Address(self.starts[index])
-        if self.ends[index] - address == size:
-            del self.starts[index], self.ends[index]
-        else:
-            self.starts[index] = address + size
-        self.arrays[address] = asked
-        self.used += size
-        return address
-
-    def release(self, address: Address, size: int) -> None:
-        """Make a hole, or widen those beside it."""
-        end = address + size
-        index = bisect_left(self.starts, address)
-        joins_left = index > 0 and self.ends[index - 1] == address
-        joins_right = index < len(self.starts) and self.starts[index] == end
-        if joins_left and joins_right:
-            self.ends[index - 1] = self.ends[index]
-            del self.starts[index], self.ends[index]
-        elif joins_left:
-            self.ends[index - 1] = end
-        elif joins_right:
-            self.starts[index] = address
-        else:
-            self.starts.insert(index, address)
-            self.ends.insert(index, end)
-        self.used -= size
-
-    def largest_hole(self) -> int:
-        return max(
-            (end - start for start, end in zip(self.starts, self.ends, strict=True)), default=0
-        )
-
-    def validate(self) -> None:
-        asked = [*self.arrays.items(), *((address, size) for _, address, size in self.waiting)]
-        _demand(all(size > 0 for _, size in asked), "an array of nothing")
-        taken = sorted((address, _whole_pages(size)) for address, size in asked)
-        holes = list(zip(self.starts, self.ends, strict=True))
-        pieces = sorted([*((start, start + size) for start, size in taken), *holes])
-        at = int(self.arena.base)
-        for start, end in pieces:
-            _demand(start == at < end, "arrays and holes overlap, or leave a gap")
-            at = end
-        _demand(at == self.arena.base + self.arena.size, "the arena has another end")
-        touching = set(self.starts) & set(self.ends)
-        _demand(not touching, "two holes touch")
-        _demand(self.used == sum(size for _, size in taken), "used bytes of an arena")
-        waiting = sum(_whole_pages(size) for *_, size in self.waiting)
-        _demand(self.waiting_bytes == waiting, "waiting bytes")
-        order = [job for job, *_ in self.waiting]
-        _demand(order == sorted(order), "waiting ranges are out of order")
-
-
-def _whole_pages(size: int) -> int:
-    return -(-size // PAGE_BYTES) * PAGE_BYTES
-
-
 def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
-
-
-def _demand(holds: bool, what: str) -> None:
-    if not holds:
-        raise InternalError(f"memory accounting is wrong: {what}", stage="memory")

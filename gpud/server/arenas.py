@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gpud.core.memory import Arena, Ledger, Range, Usage
+from gpud.core.memory import Ledger, Range, Usage
+from gpud.core.space import Arena
 from gpud.errors import GpudError, InternalError, LimitExceeded
 from gpud.server import descriptors, memfd
 from gpud.server.copied import CopiedMemory

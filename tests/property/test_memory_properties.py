@@ -1,4 +1,4 @@
-"""The properties of gpud.core.memory over random histories, each with a fault that breaks it."""
+"""The properties of arenas and of the ledger over random histories, and faults that break them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 )
 
 from gpud.core import memory
-from gpud.core.memory import PAGE_BYTES, Ledger, Range
+from gpud.core.memory import Ledger, Range
+from gpud.core.space import PAGE_BYTES, Arena, Space
 from gpud.errors import InternalError, OutOfMemory, UnknownName
 from gpud.units import Address, SessionId
 
@@ -237,13 +238,13 @@ def _no_limits(ledger: Any, session: SessionId, user: int, device: int) -> tuple
     return 1 << 60, "none"
 
 
-def _same_slot(ledger: Any, session: SessionId, device: int) -> memory.Arena:
+def _same_slot(ledger: Any, session: SessionId, device: int) -> Arena:
     arena = _NEW_ARENA(ledger, session, device)
     return arena._replace(base=Address(memory.FIRST_ADDRESS))
 
 
-_RELEASE = memory._Space.release
-_TAKE = memory._Space.take
+_RELEASE = Space.release
+_TAKE = Space.take
 _COUNT = Ledger._count
 _NEW_ARENA = Ledger._new_arena
 
@@ -251,9 +252,9 @@ _NEW_ARENA = Ledger._new_arena
 @pytest.mark.parametrize(
     ("owner", "name", "fault", "message"),
     [
-        (memory._Space, "release", _no_merge, "holes touch"),
-        (memory._Space, "release", _half, "gap"),
-        (memory._Space, "take", _leave_hole, "overlap"),
+        (Space, "release", _no_merge, "holes touch"),
+        (Space, "release", _half, "gap"),
+        (Space, "take", _leave_hole, "overlap"),
         (Ledger, "_count", _uncounted, "bytes of devices"),
         (Ledger, "_left", _no_limits, "over its limit"),
         (Ledger, "_new_arena", _same_slot, "slots"),

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from gpud.core.memory import FIRST_ADDRESS, PAGE_BYTES, Arena, Ledger, Range
+from gpud.core.memory import FIRST_ADDRESS, Ledger, Range
+from gpud.core.space import PAGE_BYTES, Arena
 from gpud.errors import InternalError, InvalidArgument, LimitExceeded, OutOfMemory, UnknownName
 from gpud.units import Address, SessionId
 
