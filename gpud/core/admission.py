@@ -1,4 +1,4 @@
-"""What a job asks for, in slices, and whether its device can ever grant it.
+"""What a job asks for, in slices, and whether it is accepted.
 
 A reservation is rounded up to slices, or to whole SMs that can be a job's own; a quota down.
 What the device can never grant is refused at submission, with what would be granted; what it cannot
@@ -8,16 +8,30 @@ grant now waits.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
+from gpud.core.board import Board
 from gpud.core.capacity import slices_above, slices_below
 from gpud.core.events import ResizeRequested
 from gpud.core.job import JobRecord
-from gpud.core.lifecycles import JobState
-from gpud.errors import AdmissionError, GpudError, InvalidArgument
+from gpud.core.lifecycles import DeviceState, JobState
+from gpud.core.session import SessionRecord
+from gpud.core.settings import Settings
+from gpud.errors import (
+    AdmissionError,
+    GpudError,
+    InvalidArgument,
+    LimitExceeded,
+    UnknownName,
+)
 from gpud.units import Partitions
 
-__all__ = ["check_amounts", "check_resize", "size"]
+if TYPE_CHECKING:
+    from gpud.core.policies import Policy
+
+__all__ = ["check_amounts", "check_resize", "check_submission", "size"]
 
 _MOST_WEIGHT = 1000
 
@@ -47,6 +61,39 @@ def check_amounts(
     if not 1 <= weight <= _MOST_WEIGHT:
         return InvalidArgument(f"a weight is 1 to {_MOST_WEIGHT}, not {weight}")
     return None
+
+
+def check_submission(
+    job: JobRecord,
+    session: SessionRecord,
+    devices: Mapping[int, Board],
+    policy: Policy,
+    settings: Settings,
+) -> GpudError | None:
+    """Works out the sizes of a new job; returns why it is not accepted, None if it is."""
+    most = settings.max_jobs_per_session
+    if len(session.jobs) >= most:
+        return LimitExceeded(
+            f"the session has {most} jobs that have not ended, as many as it may have; wait "
+            "for some, or raise max_jobs_per_session",
+            limit="max_jobs_per_session",
+            value=most,
+        )
+    board = devices.get(job.device)
+    if board is None:
+        known = ", ".join(map(str, devices)) or "none"
+        return UnknownName(f"there is no device {job.device}; there are: {known}")
+    if board.state is DeviceState.GONE:
+        return board.loss("failed for good and is not started again; use another device")
+    refusal = check_amounts(job.reservation, job.quota, job.weight, exclusive=job.exclusive)
+    if refusal is None and job.exclusive and not policy.keeps_reservations:
+        refusal = InvalidArgument(
+            f"the daemon's policy {policy.name!r} keeps no reservations, so no job has SMs of its "
+            "own"
+        )
+    if refusal is None and board.sms is not None:
+        refusal = policy.size(job, board)
+    return refusal
 
 
 def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:

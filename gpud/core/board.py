@@ -27,10 +27,12 @@ from fractions import Fraction
 
 from gpud.core import order
 from gpud.core.capacity import SCALE, amount_of
+from gpud.core.commands import Command, ResizeJob, StartJob
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DEVICES, DeviceInput, DeviceState, JobInput, JobState, Lifecycle
 from gpud.core.settings import Settings
-from gpud.units import JobId, Partitions
+from gpud.errors import DeviceLost
+from gpud.units import JobId, Partitions, job_name
 
 __all__ = ["Board", "Queue"]
 
@@ -48,6 +50,8 @@ class Queue(list[Entry]):
 
 class Board(Lifecycle[DeviceState, DeviceInput]):
     """A device as the policy sees it. Policies call `start` and `give` and change nothing else.
+
+    What they decide is collected until `tell`.
 
     Attributes:
         device: its index.
@@ -232,6 +236,33 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         self.keeps.clear()
         self.kept = 0
         self.dirty = True
+
+    def tell(self) -> list[Command]:
+        """Returns what the device is to be told of decisions since the last time.
+
+        Jobs shrink before others start and grow.
+        """
+        smaller: list[Command] = []
+        larger: list[Command] = []
+        for job in self.resized.values():
+            if job.slices != job.told:
+                job.epoch += 1
+                job.resizes += 1
+                command = ResizeJob(job.id, self.device, job.slices, job.epoch)
+                (smaller if job.slices < job.told else larger).append(command)
+                job.told = job.slices
+        self.resized.clear()
+        started: list[Command] = [
+            StartJob(job.id, self.device, job.occupancy, job.slices, 0, job.online, job.partition)
+            for job in self.starting
+        ]
+        self.starting.clear()
+        return smaller + started + larger
+
+    def loss(self, what: str, culprit: JobId | None = None) -> DeviceLost:
+        """Returns the error for a job that the device cannot run; ``what`` has happened to it."""
+        name = None if culprit is None else job_name(culprit)
+        return DeviceLost(f"device {self.name} {what}", device=self.name, culprit=name)
 
     # -- order
 

@@ -5,9 +5,9 @@ quotas and lose nothing, on devices that answer late, fail, and are replaced; an
 must be one that can be repeated from a log.
 
 Approach: one function, `Scheduler.handle`: an event in, commands out, no clock and no I/O. It
-keeps the order of jobs (streams, ``after``), their lifecycles, timeouts and the fate of devices.
-Who gets what of a device is decided by a policy (`gpud.core.policies`) on the device's
-`gpud.core.board.Board`, whenever something on it has changed.
+keeps timeouts and the fate of devices. In which order jobs begin, and what follows from their ends,
+is `gpud.core.lives`. Who gets what of a device is decided by a policy (`gpud.core.policies`) on the
+device's `gpud.core.board.Board`, whenever something on it has changed.
 
 Terms: those of `gpud.core.board` and `gpud.core.capacity`.
 
@@ -33,35 +33,31 @@ from collections.abc import Callable, Mapping
 
 from gpud.core import commands as out
 from gpud.core import events as ev
-from gpud.core.admission import check_amounts, check_resize
+from gpud.core.admission import check_resize, check_submission
 from gpud.core.board import Board
-from gpud.core.capacity import to_fraction
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import (
     DeviceInput,
     DeviceState,
     JobInput,
     JobState,
-    SessionInput,
     SessionState,
 )
+from gpud.core.lives import Lives
 from gpud.core.order import preparation_key
 from gpud.core.policies import POLICIES, Policy
-from gpud.core.session import SessionRecord
 from gpud.core.settings import Settings
 from gpud.core.timers import Due, Timer, Timers
 from gpud.errors import (
-    DeviceLost,
     Draining,
     GpudError,
     InternalError,
     InvalidArgument,
     JobCancelled,
     JobTimeout,
-    LimitExceeded,
     UnknownName,
 )
-from gpud.units import JobId, SessionId, job_name
+from gpud.units import JobId, job_name
 
 __all__ = ["Scheduler", "Settings"]
 
@@ -73,7 +69,7 @@ class Scheduler:
         jobs: those that have not ended, by id. For reading.
         devices: boards by device index. For reading.
         sessions: those that are not closed. For reading.
-        finished: the jobs that the last event finished. For reading, until the next event.
+        lives: how jobs and sessions begin and end.
         draining: whether submissions are refused.
 
     Raises:
@@ -88,22 +84,21 @@ class Scheduler:
                 f"{', '.join(sorted(POLICIES))}"
             )
         self.policy: Policy = POLICIES[self.settings.policy]()
-        self.jobs: dict[JobId, JobRecord] = {}
         self.devices: dict[int, Board] = {}
-        self.sessions: dict[SessionId, SessionRecord] = {}
-        self.finished: dict[JobId, JobRecord] = {}
+        self._timers = Timers()
+        self.lives = Lives(self.devices, self._timers, self.settings.grace_ns)
+        self.jobs = self.lives.jobs
+        self.sessions = self.lives.sessions
+        self._out = self.lives.out
         self.draining = False
         self.now_ns = 0
         self._drained = False
-        self._timers = Timers()
         self._armed_ns: int | None = None
-        self._orders = 0
-        self._out: list[out.Command] = []
         self._handlers: Mapping[type, Callable[..., None]] = {
             ev.DeviceReady: self._device_ready,
             ev.DeviceFailed: self._device_failed,
-            ev.SessionOpened: self._session_opened,
-            ev.SessionClosed: self._session_closed,
+            ev.SessionOpened: lambda event: self.lives.open(event.session),
+            ev.SessionClosed: lambda event: self.lives.close(event.session),
             ev.JobSubmitted: self._job_submitted,
             ev.JobPrepared: self._job_prepared,
             ev.ResizeRequested: self._resize_requested,
@@ -123,11 +118,9 @@ class Scheduler:
             InternalError: a bug in gpud: a lifecycle or an invariant was broken. The scheduler's
                 state is unspecified then.
         """
-        self._out = []
-        if self.finished:
-            self.finished = {}
         # Time does not go back, whatever the server's clock does.
         self.now_ns = max(self.now_ns, event.now_ns)
+        self._out = self.lives.next_event(self.now_ns)
         self._handlers[type(event)](event)
         self._run_timers()
         for board in self.devices.values():
@@ -138,26 +131,10 @@ class Scheduler:
             self.validate()
         return self._out
 
-    def waiting_reason(self, job: JobRecord) -> str | None:
-        """Returns why a job does not run, for people; None if it runs."""
-        if job.state is JobState.BLOCKED:
-            if job.stream_prev is not None:
-                return f"follows job {job.stream_prev.name} in its stream"
-            return f"follows {job.after_left} other job{'s' if job.after_left > 1 else ''}"
-        if job.state is JobState.PAUSED:
-            return "online jobs have its capacity"
-        if job.started:
-            return None
-        board = self.devices[job.device]
-        if board.state is not DeviceState.READY:
-            return f"device {board.name} is being started"
-        if job.state is JobState.PREPARING:
-            return f"what it needs is on its way to device {board.name}"
-        needed = to_fraction(job.least * job.slice)
-        ahead = [entry[2] for queue in (board.waiting_online, board.waiting) for entry in queue[:1]]
-        if job not in ahead:
-            return f"needs {needed} SMs, and other jobs wait in front of it"
-        return f"needs {needed} SMs, which are not free"
+    @property
+    def finished(self) -> dict[JobId, JobRecord]:
+        """Returns the jobs that the last event finished. For reading, until the next event."""
+        return self.lives.finished
 
     def validate(self) -> None:
         """Checks every invariant; see `gpud.core.validate`.
@@ -169,7 +146,7 @@ class Scheduler:
 
         validate(self)
 
-    # -- submission and order
+    # -- submission
 
     def _job_submitted(self, event: ev.JobSubmitted) -> None:
         if event.job in self.jobs:
@@ -177,93 +154,34 @@ class Scheduler:
         job = JobRecord(event)
         session = self.sessions.get(event.session)
         if session is None or session.state is not SessionState.OPEN:
-            job.step(JobInput.CANCEL, self.now_ns)
-            self._say_finished(job, JobCancelled("the job's session has ended"))
+            self.lives.refuse(job, JobCancelled("the job's session has ended"))
             return
-        board = self.devices.get(event.device)
-        refusal = self._refusal(job, session, board)
-        if refusal is not None:
-            job.step(JobInput.FAIL, self.now_ns)
-            self._say_finished(job, refusal)
-            return
-        if event.prepared and board is not None and board.state is not DeviceState.STARTING:
-            job.host = board.losses
-        self.jobs[job.id] = job
-        session.add(job)
-        for other in dict.fromkeys(event.after):
-            followed = self.jobs.get(other)
-            if followed is not None and followed is not job:
-                followed.followers.append(job.id)
-                job.after_left += 1
-        self._check_ready(job)
-
-    def _refusal(
-        self, job: JobRecord, session: SessionRecord, board: Board | None
-    ) -> GpudError | None:
-        """Why a job is not accepted, or None; works out its sizes."""
+        refusal: GpudError | None
         if self.draining:
-            return Draining(
+            refusal = Draining(
                 "the daemon is shutting down and accepts no jobs; submit it again later"
             )
-        most = self.settings.max_jobs_per_session
-        if len(session.jobs) >= most:
-            return LimitExceeded(
-                f"the session has {most} jobs that have not ended, as many as it may have; wait "
-                "for some, or raise max_jobs_per_session",
-                limit="max_jobs_per_session",
-                value=most,
-            )
-        if board is None:
-            known = ", ".join(map(str, self.devices)) or "none"
-            return UnknownName(f"there is no device {job.device}; there are: {known}")
-        if board.state is DeviceState.GONE:
-            return _lost(board, "failed for good and is not started again; use another device")
-        refusal = check_amounts(job.reservation, job.quota, job.weight, exclusive=job.exclusive)
-        if refusal is None and job.exclusive and not self.policy.keeps_reservations:
-            refusal = InvalidArgument(
-                f"the daemon's policy {self.policy.name!r} keeps no reservations, so no job has "
-                "SMs of its own"
-            )
-        if refusal is None and board.sms is not None:
-            refusal = self.policy.size(job, board)
-        return refusal
-
-    def _check_ready(self, job: JobRecord) -> None:
-        """Lets a job wait for capacity once it has nobody to follow and its device is prepared."""
-        if job.state is not JobState.BLOCKED or job.after_left or job.stream_prev is not None:
+        else:
+            refusal = check_submission(job, session, self.devices, self.policy, self.settings)
+        if refusal is not None:
+            self.lives.refuse(job, refusal)
             return
-        job.ready_ns = self.now_ns
-        self._orders += 1
-        job.order = self._orders
-        board = self.devices[job.device]
-        if job.host == board.losses:
-            self._ready(job, board)
-            return
-        job.step(JobInput.PREPARE, self.now_ns)
-        if board.state is DeviceState.READY:
-            self._prepare(job)
-
-    def _ready(self, job: JobRecord, board: Board) -> None:
-        job.step(JobInput.READY, self.now_ns)
-        board.now_ns = self.now_ns
-        board.add(job)
-
-    def _prepare(self, job: JobRecord) -> None:
-        job.preparations += 1
-        self._out.append(out.PrepareJob(job.id, job.device))
+        board = self.devices[event.device]
+        if event.prepared and board.state is not DeviceState.STARTING:
+            job.host = board.losses
+        self.lives.begin(job, session, event.after)
 
     def _job_prepared(self, event: ev.JobPrepared) -> None:
         job = self.jobs.get(event.job)
         if job is None or job.state is not JobState.PREPARING:
             return
         if event.failed:
-            job.step(JobInput.FAIL, self.now_ns)
-            self._forget(job, None)
+            self.lives.ended(job, JobInput.FAIL)
             return
         board = self.devices[job.device]
         assert board.state is not DeviceState.STARTING, "a host that is gone prepares nothing"
         job.host, job.preparations = board.losses, 0
-        self._ready(job, board)
+        self.lives.ready(job, board)
 
     # -- requests of owners
 
@@ -297,7 +215,7 @@ class Scheduler:
     def _cancel_requested(self, event: ev.CancelRequested) -> None:
         job = self.jobs.get(event.job)
         if job is not None:
-            self._end(job, JobCancelled(f"job {job.name} was cancelled"))
+            self.lives.end(job, JobCancelled(f"job {job.name} was cancelled"))
 
     # -- what devices say
 
@@ -315,90 +233,17 @@ class Scheduler:
         if job is None or not job.started:
             return
         if job.cause is not None:
-            self._finish(job, job.cause)
+            self.lives.finish(job, job.cause)
         elif event.failed:
-            job.step(JobInput.FAIL, self.now_ns)
-            self._forget(job, None)
+            self.lives.ended(job, JobInput.FAIL)
         elif not event.complete:
             error = InternalError(
                 f"the device ended job {job.name} before all its task blocks had run",
                 stage="device",
             )
-            self._finish(job, error)
+            self.lives.finish(job, error)
         else:
-            job.step(JobInput.COMPLETE, self.now_ns)
-            self._forget(job, None)
-
-    # -- the end of jobs
-
-    def _end(self, job: JobRecord, cause: GpudError) -> None:
-        """Ends a job for a cause: at once if it was not started, else as its blocks leave."""
-        if job.state is JobState.ENDING:
-            return
-        if not job.started:
-            self._finish(job, cause)
-            return
-        job.cause = cause
-        job.step(JobInput.END, self.now_ns)
-        board = self.devices[job.device]
-        board.now_ns = self.now_ns
-        board.ends(job)
-        if board.state is DeviceState.READY:
-            self._out.append(out.EndJob(job.id, job.device))
-            self._timers.add(self.now_ns + self.settings.grace_ns, Timer.GRACE, job.id)
-
-    def _finish(self, job: JobRecord, error: GpudError) -> None:
-        """Finishes a job of which nothing runs, as failed or cancelled by its error."""
-        cancelled = isinstance(error, JobCancelled)
-        job.step(JobInput.CANCEL if cancelled else JobInput.FAIL, self.now_ns)
-        self._forget(job, error)
-
-    def _forget(self, job: JobRecord, error: GpudError | None) -> None:
-        """Takes a job that has ended out of everything, and lets those behind it go on."""
-        del self.jobs[job.id]
-        board = self.devices[job.device]
-        board.now_ns = self.now_ns
-        board.remove(job)
-        self._say_finished(job, error)
-        session = self.sessions[job.session]
-        next_in_stream = session.remove(job)
-        if session.state is SessionState.CLOSING and not session.jobs:
-            self._session_gone(session)
-        if next_in_stream is not None:
-            self._check_ready(next_in_stream)
-        for other in job.followers:
-            follower = self.jobs.get(other)
-            if follower is not None:
-                follower.after_left -= 1
-                self._check_ready(follower)
-
-    def _say_finished(self, job: JobRecord, error: GpudError | None) -> None:
-        self.finished[job.id] = job
-        self._out.append(out.FinishJob(job.id, str(job.state), error))
-
-    # -- sessions
-
-    def _session_opened(self, event: ev.SessionOpened) -> None:
-        if event.session in self.sessions:
-            raise InternalError(f"session {event.session} was opened twice", stage="scheduler")
-        self.sessions[event.session] = SessionRecord(event.session, self.now_ns)
-
-    def _session_closed(self, event: ev.SessionClosed) -> None:
-        session = self.sessions.get(event.session)
-        if session is None or session.state is not SessionState.OPEN:
-            return
-        session.step(SessionInput.CLOSE, self.now_ns)
-        if not session.jobs:
-            self._session_gone(session)
-            return
-        # From the last to the first, so that none of them becomes ready by the end of another.
-        for job in reversed(list(session.jobs.values())):
-            self._end(job, JobCancelled("the job's client has gone"))
-
-    def _session_gone(self, session: SessionRecord) -> None:
-        session.step(SessionInput.LAST_JOB_GONE, self.now_ns)
-        del self.sessions[session.session]
-        self._out.append(out.CloseSession(session.session))
+            self.lives.ended(job, JobInput.COMPLETE)
 
     # -- devices
 
@@ -417,10 +262,10 @@ class Scheduler:
         for job in jobs:
             error = self.policy.size(job, board)
             if error is not None:
-                self._finish(job, error)
+                self.lives.finish(job, error)
         for job in sorted(lacking, key=preparation_key):
             if job.state is JobState.PREPARING:
-                self._prepare(job)
+                self.lives.prepare(job)
 
     def _device_failed(self, event: ev.DeviceFailed) -> None:
         board = self.devices.get(event.device)
@@ -445,20 +290,20 @@ class Scheduler:
             if not job.started or (job.id in event.unstarted and job.cause is None):
                 board.requeue(job)
             else:
-                lost = _lost(board, f"{reason}; submit the job again", culprit)
-                self._finish(job, job.cause or lost)
+                lost = board.loss(f"{reason}; submit the job again", culprit)
+                self.lives.finish(job, job.cause or lost)
         board.lost()
         if event.final:
             for job in list(self.jobs.values()):
                 if job.device == event.device and job.id in self.jobs:
-                    self._finish(job, _lost(board, f"{reason}, and is not started again"))
+                    self.lives.finish(job, board.loss(f"{reason}, and is not started again"))
             return
         for job in preparing:
             # Something in that may be what ends the host, so not for ever.
             if job.preparations >= self.settings.max_preparations:
                 times = f"{job.preparations} times while job {job.name} was being made ready on it"
                 what = f"was lost {times}, the last time because it {reason}"
-                self._finish(job, _lost(board, what))
+                self.lives.finish(job, board.loss(what))
 
     def _replace(self, board: Board, culprit: JobRecord) -> None:
         board.step(DeviceInput.REPLACE, self.now_ns)
@@ -481,30 +326,12 @@ class Scheduler:
         if board.keeps and board.keeps[0][0] != board.keep_timer_ns:
             board.keep_timer_ns = board.keeps[0][0]
             self._timers.add(board.keep_timer_ns, Timer.KEEP, board.device)
-        larger = []
-        for job in board.resized.values():
-            if job.slices == job.told:
-                continue
-            job.epoch += 1
-            job.resizes += 1
-            command = out.ResizeJob(job.id, board.device, job.slices, job.epoch)
-            if job.slices < job.told:
-                self._out.append(command)
-            else:
-                larger.append(command)
-            job.told = job.slices
-        board.resized.clear()
         for job in board.starting:
-            self._out.append(
-                out.StartJob(
-                    job.id, board.device, job.occupancy, job.slices, 0, job.online, job.partition
-                )
-            )
             timeout_ns = job.submission.timeout_ns
             if timeout_ns is not None:
                 self._timers.add(self.now_ns + timeout_ns, Timer.TIMEOUT, job.id)
-        board.starting.clear()
-        self._out.extend(larger)
+        if board.resized or board.starting:
+            self._out += board.tell()
 
     # -- time
 
@@ -523,11 +350,13 @@ class Scheduler:
         elif what is Timer.DRAIN:
             for job in reversed(list(self.jobs.values())):
                 if job.id in self.jobs:
-                    self._end(job, JobCancelled("the daemon shut down before the job had ended"))
+                    self.lives.end(
+                        job, JobCancelled("the daemon shut down before the job had ended")
+                    )
         elif what is Timer.TIMEOUT:
             job = self.jobs[JobId(subject)]
             assert job.submission.timeout_ns is not None
-            self._end(job, JobTimeout(job.submission.timeout_ns))
+            self.lives.end(job, JobTimeout(job.submission.timeout_ns))
         else:
             job = self.jobs[JobId(subject)]
             if job.submission.killable and not job.killed:
@@ -568,8 +397,3 @@ class Scheduler:
             self._armed_ns = first_ns
             self._out.append(out.SetTimer(first_ns))
         self._timers.tidy(2 * len(self.jobs) + len(self.devices), self._matters)
-
-
-def _lost(board: Board, what: str, culprit: JobId | None = None) -> DeviceLost:
-    name = None if culprit is None else job_name(culprit)
-    return DeviceLost(f"device {board.name} {what}", device=board.name, culprit=name)

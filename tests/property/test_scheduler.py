@@ -27,7 +27,10 @@ from gpud.core import events as ev
 from gpud.core.board import Board
 from gpud.core.events import LaunchShape
 from gpud.core.job import JobRecord
+from gpud.core.lifecycles import JobInput
+from gpud.core.lives import Lives
 from gpud.core.policies.reservations import Reservations
+from gpud.core.reasons import waiting_reason
 from gpud.core.replay import replay, write_header
 from gpud.core.scheduler import Scheduler, Settings
 from gpud.core.timers import Timer
@@ -190,7 +193,8 @@ class Histories(RuleBasedStateMachine):
         """What the server reads at any time does not fail."""
         if hasattr(self, "world"):
             for job in self.world.scheduler.jobs.values():
-                assert (self.world.scheduler.waiting_reason(job) is None) is (
+                board = self.world.scheduler.devices[job.device]
+                assert (waiting_reason(job, board) is None) is (
                     str(job.state) in ("running", "ending")
                 )
 
@@ -386,20 +390,20 @@ class Faulty(Scheduler):
         return commands
 
 
-class ForgetsStreams(Scheduler):
+class ForgetsStreams(Lives):
     """A job does not wait for the one before it in its stream."""
 
-    def _check_ready(self, job: JobRecord) -> None:
+    def _check_turn(self, job: JobRecord) -> None:
         job.stream_prev = None
-        super()._check_ready(job)
+        super()._check_turn(job)
 
 
-class ForgetsFollowers(Scheduler):
+class ForgetsFollowers(Lives):
     """Who follows a job that has ended is not told."""
 
-    def _forget(self, job: JobRecord, error: Any) -> None:
+    def ended(self, job: JobRecord, by: JobInput, error: Any = None) -> None:
         job.followers.clear()
-        super()._forget(job, error)
+        super().ended(job, by, error)
 
 
 class BelievesTheDead(Scheduler):
@@ -412,13 +416,13 @@ class BelievesTheDead(Scheduler):
         super()._device_ready(event)
 
 
-class AsksNobody(Scheduler):
+class AsksNobody(Lives):
     """What a job needs is asked for only when its device comes up."""
 
-    def _check_ready(self, job: JobRecord) -> None:
-        asked = len(self._out)
-        super()._check_ready(job)
-        self._out[asked:] = [c for c in self._out[asked:] if not isinstance(c, out.PrepareJob)]
+    def _check_turn(self, job: JobRecord) -> None:
+        asked = len(self.out)
+        super()._check_turn(job)
+        self.out[asked:] = [c for c in self.out[asked:] if not isinstance(c, out.PrepareJob)]
 
 
 class StartsAgain(Scheduler):
@@ -464,6 +468,15 @@ def under(policy: type[Reservations]) -> Callable[[], Scheduler]:
     return make
 
 
+def living(lives: type[Lives]) -> Callable[[], Scheduler]:
+    def make() -> Scheduler:
+        scheduler = Scheduler(Settings(grace_ns=200))
+        scheduler.lives.__class__ = lives
+        return scheduler
+
+    return make
+
+
 FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (under(TakesWhatIsNotThere), {"capacity"}),
     (under(RoundsQuotasUp), {"quota"}),
@@ -480,9 +493,9 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (lambda: StartsAgain(Settings(grace_ns=200)), {"once"}),
     (lambda: Murders(Settings(grace_ns=200)), {"once"}),
     (lambda: BelievesTheDead(Settings(grace_ns=200)), {"prepared"}),
-    (lambda: AsksNobody(Settings(grace_ns=200)), {"awake"}),
-    (lambda: ForgetsStreams(Settings(grace_ns=200)), {"order", "awake"}),
-    (lambda: ForgetsFollowers(Settings(grace_ns=200)), {"awake"}),
+    (living(AsksNobody), {"awake"}),
+    (living(ForgetsStreams), {"order", "awake"}),
+    (living(ForgetsFollowers), {"awake"}),
     (lambda: TooHopeful(Settings(grace_ns=200)), {"books"}),
 ]
 

@@ -9,6 +9,7 @@ from gpud.core import commands as out
 from gpud.core import events as ev
 from gpud.core.events import LaunchShape
 from gpud.core.job import JobRecord
+from gpud.core.reasons import waiting_reason
 from gpud.core.scheduler import Scheduler, Settings
 from gpud.units import JobId, Partitions, SessionId
 
@@ -141,6 +142,10 @@ class Play:
     def state(self, number: int) -> str | None:
         job = self.scheduler.jobs.get(JobId(number))
         return None if job is None else str(job.state)
+
+    def reason(self, number: int) -> str | None:
+        job = self.job(number)
+        return waiting_reason(job, self.scheduler.devices[job.device])
 
     def allocation(self, number: int) -> str:
         return str(self.job(number).allocation)

@@ -15,9 +15,7 @@ def test_a_job_has_nothing_before_its_device_has_what_it_needs() -> None:
     found = play.online(2, "3", prepared=False)
     assert names(found) == ["PrepareJob"]
     assert (play.state(2), play.allocation(2), play.allocation(1)) == ("preparing", "0", "4")
-    assert (
-        play.scheduler.waiting_reason(play.job(2)) == "what it needs is on its way to device cpu:4"
-    )
+    assert play.reason(2) == "what it needs is on its way to device cpu:4"
     assert slices(play.online(3, "1")) == [(1, 3), (3, 1)], "others start meanwhile"
     assert slices(play.prepared(2)) == [(1, 0), (2, 3)]
     assert play.prepared(2) == [], "twice is once"

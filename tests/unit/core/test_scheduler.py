@@ -362,21 +362,20 @@ def test_after_orders_across_streams_and_sessions() -> None:
 
 def test_waiting_reasons_are_told() -> None:
     play = Play(2)
-    reason = play.scheduler.waiting_reason
     play.offline(1, stream=0)
     play.offline(2, stream=0)
     play.offline(3, after=(1,))
     play.offline(4)
     play.offline(5)
-    assert reason(play.job(1)) is None
-    assert reason(play.job(2)) == "follows job 0.1 in its stream"
-    assert reason(play.job(3)) == "follows 1 other job"
-    assert reason(play.job(4)) == "needs 1 SMs, which are not free"
-    assert reason(play.job(5)) == "needs 1 SMs, and other jobs wait in front of it"
+    assert play.reason(1) is None
+    assert play.reason(2) == "follows job 0.1 in its stream"
+    assert play.reason(3) == "follows 1 other job"
+    assert play.reason(4) == "needs 1 SMs, which are not free"
+    assert play.reason(5) == "needs 1 SMs, and other jobs wait in front of it"
     play.online(6, "2")
-    assert reason(play.job(1)) == "online jobs have its capacity"
+    assert play.reason(1) == "online jobs have its capacity"
     play.fail()
-    assert reason(play.job(4)) == "device cpu:2 is being started"
+    assert play.reason(4) == "device cpu:2 is being started"
 
 
 # -- resizes ---------------------------------------------------------------------------------------
