@@ -149,7 +149,11 @@ class Watcher:
         while not self._ending:
             if self.semaphore.wait(pause):
                 self._pause = _SHORTEST_S
-            pause = self.look()
+            try:
+                pause = self.look()
+            except Exception:  # noqa: BLE001 - of a callback; other runs have to be watched
+                traceback.print_exc()
+                pause = _LONGEST_S
 
 
 def _as_loss(error: Exception) -> DeviceLost:

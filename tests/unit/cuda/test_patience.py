@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.machine_code import MachineCode
 from gpud.device.cuda.patience import Patience
+from gpud.device.cuda.watcher import Watcher
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import DeviceLost
@@ -206,6 +208,22 @@ def test_no_bug_ends_the_watching_unheard(monkeypatch: pytest.MonkeyPatch) -> No
             assert isinstance(one.error, DeviceLost)
             assert "ZeroDivisionError: here" in str(one.error)
         fake.run()
+
+
+def test_a_callback_that_fails_ends_no_watching(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[None] = []
+
+    def tell() -> None:
+        told.append(None)
+        if len(told) == 1:
+            raise ZeroDivisionError("there")
+
+    watcher = Watcher(threading.RLock(), tell)
+    watcher.start()
+    watcher.hurry()
+    until(lambda: len(told) > 1)  # it looks again by itself
+    watcher.close()
+    assert "ZeroDivisionError: there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [KeyError(4711), ValueError("4711 is not a valid CUresult")])
