@@ -198,7 +198,8 @@ class Flights:
         counts = what.form == "persistent"
         flight = Flight(stage, count, count, slot, counts, event, place, named=named != 0)
         self._there[flight] = None
-        flight.named |= self._halts != halts
+        if self._halts != halts:  # no more than set it: `halt` may do so at any moment
+            flight.named = True
         return flight
 
     def halt(self) -> None:
@@ -252,7 +253,8 @@ class Flights:
         """Release the blocks on SMs that are named in the bitmap at ``named``; 0: none."""
         if flight.slot is not None and flight.counts:
             self.release.set_named(flight.slot, named)
-            flight.named |= named != 0
+            if named:
+                flight.named = True
 
     def set_limit(self, flight: Flight, limit: int) -> None:
         """Release the blocks from ``limit`` on; a limit is never raised again."""
