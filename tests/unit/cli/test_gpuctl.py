@@ -11,16 +11,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpud.errors import AccessDenied, LimitExceeded
 from gpud.wire.messages import Cancel, Follow, Query, Resize
+from gpud_client.cli import look as looking
 from gpud_client.cli import main
 from gpud_client.cli.outcome import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
 from tests.unit.cli.peer import ANSWERS, ENDED, RUNNING, Peer, scripted
@@ -136,9 +139,10 @@ def test_status_waits_for_a_daemon_that_is_starting(
 ) -> None:
     path = folder / "s"
     with ExitStack() as daemon:
-        monkeypatch.setattr(
-            "gpud_client.cli.look.time.sleep", lambda _: daemon.enter_context(scripted(path))
+        clock = SimpleNamespace(
+            monotonic=time.monotonic, sleep=lambda _: daemon.enter_context(scripted(path))
         )
+        monkeypatch.setattr(looking, "time", clock)
         assert main(["status", "--wait", "30", "--socket", str(path)]) == DONE
         assert "gpud 0.1.0" in capsys.readouterr().out
         assert main(["status", "--socket", str(folder / "none")]) == NO_DAEMON
