@@ -26,7 +26,7 @@ while the session stands still (`gpud.device.cuda.standstill`). Where it does no
 memory stays, and an array that was to take the place of the sink is refused.
 
 What memory the sink or an array has been put behind, kernels that began before may see as it was
-("virtual aliasing", CUDA Programming Guide 13, 4.16): none of the session has, and others never
+("virtual aliasing", CUDA Programming Guide 13, 4.16.5.3): none of the session has, and others never
 reach it.
 
 Properties:
