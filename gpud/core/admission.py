@@ -133,7 +133,7 @@ def size(job: JobRecord, sms: int, floor: Fraction, partitions: Partitions) -> G
     every = sms * job.occupancy
     job.quota_slices = every if job.quota is None else slices_below(job.quota, job.occupancy)
     job.quota_slices = min(job.quota_slices, every)
-    job.most = min(job.quota_slices, job.use())
+    job.most = min(job.quota_slices, job.use)
     job.least = 1
     if job.quota_slices < 1:
         return AdmissionError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
-from gpud.core.capacity import SCALE, counted_occupancy, slice_of, to_fraction
-from gpud.core.events import JobSubmitted
+from gpud.core.capacity import SCALE, Amount, counted_occupancy, slice_of, to_fraction
+from gpud.core.events import JobSubmitted, LaunchShape
 from gpud.core.lifecycles import JOBS, JobInput, JobState, Lifecycle
 from gpud.errors import GpudError
 from gpud.units import JobId, job_name
@@ -15,6 +16,15 @@ __all__ = ["JobRecord"]
 
 _NEVER_STARTED = (JobState.BLOCKED, JobState.PREPARING, JobState.WAITING)
 _HOLDS = (JobState.RUNNING, JobState.PAUSED)
+
+
+@lru_cache(maxsize=256)
+def _facts(launches: tuple[LaunchShape, ...]) -> tuple[int, Amount, bool, int]:
+    """Occupancy, slice, ``whole`` and ``use`` of jobs with these launches; most come again."""
+    occupancy = counted_occupancy(min(launch.occupancy for launch in launches))
+    whole = not all(launch.resizable for launch in launches)
+    use = max(-(-launch.task_blocks * occupancy // launch.occupancy) for launch in launches)
+    return occupancy, slice_of(occupancy), whole, use
 
 
 class JobRecord(Lifecycle[JobState, JobInput]):
@@ -30,6 +40,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         weight: an offline job's part when capacity is shared.
         occupancy: M, counted; `slice` is the amount of 1/M CapSM.
         whole: a launch of it cannot be resized, so that the job cannot.
+        use: the most slices that its largest launch can fill, device and quota aside.
         slices: what it was given; what it has is `allocation`, less when it is about to end.
         held: an upper bound of the slices that its blocks occupy or will.
         exhausted: every task block is claimed, so that ``held`` only falls.
@@ -91,6 +102,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "submission",
         "submitted_ns",
         "told",
+        "use",
         "weight",
         "whole",
         "works",
@@ -109,11 +121,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.exclusive = event.exclusive
         self.weight = event.weight
         self.deadline_ns = event.deadline_ns
-        launches = event.launches
-        self.occupancy = counted_occupancy(min(launch.occupancy for launch in launches))
-        self.slice = slice_of(self.occupancy)
-        self.chain = len(launches) > 1
-        self.whole = not all(launch.resizable for launch in launches)
+        self.occupancy, self.slice, self.whole, self.use = _facts(event.launches)
+        self.chain = len(event.launches) > 1
         # Sizes in slices; the policy fills them in when the job's device is known to be up.
         self.least = self.most = self.quota_slices = 0
         # What it was given, and what its device told.
@@ -192,14 +201,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         Blocks that were told to leave count toward its quota until they have left.
         """
         return min(self.most - self.slices, self.quota_slices - self.held)
-
-    def use(self) -> int:
-        """Returns the most slices that its largest launch can fill, device and quota aside."""
-        occupancy = self.occupancy
-        return max(
-            -(-launch.task_blocks * occupancy // launch.occupancy)
-            for launch in self.submission.launches
-        )
 
     def whole_need(self, sms: int) -> int:
         """Returns the slices that its launches in form ``whole`` need at once on ``sms`` SMs."""

@@ -25,29 +25,33 @@ Due = tuple[int, Timer, int]
 
 
 class Timers:
-    """Times in order. What has become pointless stays until its time or until it is tidied away."""
+    """Times in order. What has become pointless stays until its time or until it is tidied away.
+
+    Attributes:
+        due: all of them, the first in front. For reading.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[Due] = []
+        self.due: list[Due] = []
 
     def add(self, at_ns: int, what: Timer, subject: int) -> None:
         """Adds a time."""
-        heappush(self._heap, (at_ns, what, subject))
+        heappush(self.due, (at_ns, what, subject))
 
     def pop(self, now_ns: int) -> Due | None:
         """Takes out the first time that has come, if one has."""
-        if self._heap and self._heap[0][0] <= now_ns:
-            return heappop(self._heap)
+        if self.due and self.due[0][0] <= now_ns:
+            return heappop(self.due)
         return None
 
     def first_ns(self, matters: Callable[[Due], bool]) -> int | None:
         """Returns the first time that still matters, and drops those before it."""
-        while self._heap and not matters(self._heap[0]):
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        while self.due and not matters(self.due[0]):
+            heappop(self.due)
+        return self.due[0][0] if self.due else None
 
     def tidy(self, wanted: int, matters: Callable[[Due], bool]) -> None:
         """Drops what does not matter if that may be most; ``wanted`` is about what does."""
-        if len(self._heap) > _FEW + 4 * wanted:
-            self._heap = [due for due in self._heap if matters(due)]
-            heapify(self._heap)
+        if len(self.due) > _FEW + 4 * wanted:
+            self.due = [due for due in self.due if matters(due)]
+            heapify(self.due)

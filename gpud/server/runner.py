@@ -33,7 +33,7 @@ from gpud.server.eventlog import EventLog
 from gpud.server.faults import NearestArray, resolved
 from gpud.server.jobs import Job
 from gpud.server.modules import Module
-from gpud.telemetry.records import Change, Records
+from gpud.telemetry.records import Records
 from gpud.units import JobId, Partitions, SessionId, job_name
 
 __all__ = ["Runner"]
@@ -356,16 +356,9 @@ class Runner:
 
     def _changed(self, job: Job, *, ended: bool = False) -> None:
         """Record what a job has now."""
+        capsm = None if ended else job.capsm
         self.records.changed(
-            Change(
-                time.monotonic_ns(),
-                job.device,
-                job.id,
-                job.uid,
-                None if ended else job.capsm,
-                job.kernels[0],
-                job.online,
-            )
+            time.monotonic_ns(), job.device, job.id, job.uid, capsm, job.kernels[0], job.online
         )
 
     def close(self) -> None:

@@ -74,11 +74,20 @@ class Records:
         self.ended: deque[Any] = deque(maxlen=history)
         self.on_event: Callable[[Happening], None] | None = None
 
-    def changed(self, change: Change) -> None:
-        """Record what a job has now."""
+    def changed(
+        self,
+        at_ns: int,
+        device: int,
+        job: JobId,
+        uid: int,
+        capsm: float | None,
+        name: str,
+        online: bool,
+    ) -> None:
+        """Record what a job has now, as `Change` has it."""
         # As a plain tuple: the collector sees at once that it need not look at such again, and
         # fifty thousand others would keep it busy for 4 ms at a time.
-        self.changes.append(tuple(change))
+        self.changes.append((at_ns, device, job, uid, capsm, name, online))
 
     def happened(self, at_ns: int, event: str, uid: int | None, *fields: tuple[str, Any]) -> None:
         """Record an event, and tell those who follow."""

@@ -27,6 +27,9 @@ HEADER_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 """The limit for the body of a frame where nothing else is agreed."""
 
+_SMALL_BYTES: Final = 1 << 12
+"""Of a body that is copied twice sooner than a view on it is made."""
+
 
 class FrameDecoder:
     """Cuts a stream into the bodies of its frames.
@@ -52,7 +55,8 @@ class FrameDecoder:
         Raises:
             FrameError: the stream was found to be broken before.
         """
-        self._check()
+        if self._broken is not None:
+            self._check()
         if self._start:
             del self._buffer[: self._start]
             self._start = 0
@@ -68,21 +72,26 @@ class FrameDecoder:
         """
         buffer = self._buffer
         while True:
-            self._check()
-            body = self._start + HEADER_BYTES
+            if self._broken is not None:
+                self._check()
+            start = self._start
+            body = start + HEADER_BYTES
             if len(buffer) < body:
-                if len(buffer) == self._start:
+                if len(buffer) == start:
                     # All is given out: an idle peer keeps nothing of a large message.
                     buffer.clear()
                     self._start = 0
                 return
-            size = int.from_bytes(buffer[self._start : body], "little")
+            size = int.from_bytes(buffer[start:body], "little")
             if size > self._limit_bytes or not size:
                 self._break(size)
             end = body + size
             if len(buffer) < end:
                 return
             self._start = end
+            if size <= _SMALL_BYTES:
+                yield bytes(buffer[body:end])
+                continue
             # Through a view: a slice of the bytearray would be copied twice. The view must be gone
             # before the yield, for a buffer with a view on it cannot grow.
             with memoryview(buffer) as view:

@@ -158,6 +158,10 @@ class _Flag(Kind):
     def describe(self) -> str:
         return "true or false"
 
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        usual = f"{value} is True or {value} is False"
+        return f"({value} if {usual} else {self._checked(value, names)})"
+
     def most_bytes(self) -> int:
         return _HEAD_BYTES
 

@@ -25,6 +25,8 @@ class Sender(Enum):
     CLIENT = "client"
     DAEMON = "daemon"
 
+    __hash__ = object.__hash__  # members are compared by identity; Enum's own is Python
+
 
 class Field(NamedTuple):
     """A field of a message.
@@ -47,7 +49,8 @@ class Shape:
     Attributes:
         code: None for a record.
         sender: None for a record.
-        least: fields that must be there.
+        count: how many fields it has.
+        least: of them those that must be there.
         defaults: of those that need not, in order.
         most_items: how long an array in a message may be for its fields to be looked at.
         most_bytes: the most that a valid message has, None if there is no bound.
@@ -55,8 +58,8 @@ class Shape:
     """
 
     __slots__ = (
-        "_quickly", "cls", "code", "defaults", "fields", "least", "most_bytes", "most_items",
-        "numbered", "sender",
+        "_quickly", "cls", "code", "count", "defaults", "fields", "least", "most_bytes",
+        "most_items", "numbered", "sender",
     )  # fmt: skip
 
     def __init__(self, cls: type[Any], code: int | None, sender: Sender | None) -> None:
@@ -65,7 +68,8 @@ class Shape:
         self.sender = sender
         self.fields = tuple(_fields(cls))
         self.defaults = tuple(field.default for field in self.fields if field.has_default)
-        self.least = len(self.fields) - len(self.defaults)
+        self.count = len(self.fields)
+        self.least = self.count - len(self.defaults)
         self._quickly = _compiled(cls, self.fields)
         sizes = [field.kind.most_bytes() for field in self.fields]
         bounds = [size for size in sizes if size is not None]
@@ -82,8 +86,8 @@ class Shape:
         Raises:
             ProtocolError: the number of fields or one of them is wrong.
         """
-        missing = len(self.fields) - len(values)
-        if missing:
+        if len(values) != self.count:
+            missing = self.count - len(values)
             if not 0 < missing <= len(self.defaults):
                 self._refuse_count(len(values))
             values = [*values, *self.defaults[-missing:]]

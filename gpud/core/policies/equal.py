@@ -33,7 +33,7 @@ class Equal:
         if job.online:
             job.quota_slices = board.sms * job.occupancy
             if not job.whole:
-                job.least, job.most = 1, min(job.quota_slices, job.use())
+                job.least, job.most = 1, min(job.quota_slices, job.use)
         return error
 
     def resized(self, board: Board, job: JobRecord) -> GpudError | None:

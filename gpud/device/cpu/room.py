@@ -130,6 +130,8 @@ class Room:
 
     def _seat_waiting(self) -> None:
         """Give those that wait what there is."""
+        if not self._waiting:
+            return
         waits = dict.fromkeys((True, False), False)
         for gang in list(self._waiting):
             # Later gangs must not overtake one that waits for the same room.
@@ -156,8 +158,9 @@ class Room:
             return True
         cost, homes = gang.cost, gang.homes
         room = {}
+        some = self._owners or gang.exclusive or gang.cleared
         for sm in self.sms:
-            if not self._is_open(sm, gang):
+            if some and not self._is_open(sm, gang):
                 continue
             fit = min((SM_ROOM - sm.used) // cost, MAX_SLOTS - sm.seats)
             if fit > 0:

@@ -98,9 +98,13 @@ class Link:
         receiving thread hears of that, and ends the host. So is one that comes after `close`.
         """
         data = self._encode(event)
-        with self._lock, suppress(ConnectionError):
-            if self._socket.fileno() >= 0:
+        with self._lock:
+            if self._socket.fileno() < 0:
+                return
+            try:
                 self._socket.sendall(data)
+            except ConnectionError:
+                return
 
     def close(self) -> None:
         """Close the socket, and descriptors that nobody took; other threads may be sending."""

@@ -161,7 +161,7 @@ class RunningJob:
         return JobEnded(
             self.number,
             None if error is None else error.to_wire(),
-            job.complete,
+            done == total,
             job.output[:OUTPUT_LIMIT_BYTES],
             done,
             total,

@@ -167,7 +167,7 @@ def test_a_job_that_ends_in_time_leaves_no_timer_behind() -> None:
     for job in range(1, 1000):
         play.offline(job, timeout_ns=10**12)
         play.done(job)
-    assert len(play.scheduler._timers._heap) < 100
+    assert len(play.scheduler._timers.due) < 100
 
 
 def test_the_cause_stays_though_the_job_completes_or_fails_while_it_ends() -> None:

@@ -21,7 +21,6 @@ class FakeJob:
     def __init__(self) -> None:
         self.held = 0
         self.exhausted = False
-        self.complete = False
         self.error: GpudError | None = None
         self.output = b"out"
         self.progress = (3, 2, 9)
@@ -64,11 +63,11 @@ class Case:
         self.running.on_left(self.job)
 
     def finish(self) -> None:
-        self.job.held, self.job.complete = 0, True
+        self.job.held, self.job.progress = 0, (9, 9, 9)
         self.running.on_done(self.job)
 
 
-ENDED = m.JobEnded(7, None, True, b"out", 2, 9, 4, 5)
+ENDED = m.JobEnded(7, None, True, b"out", 9, 9, 4, 5)
 
 
 def test_nothing_is_told_of_a_start() -> None:
