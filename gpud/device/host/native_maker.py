@@ -10,6 +10,7 @@ have killed it: so the kernel is tried once more, in a new one.
 Properties:
     bounded: each kernel costs at most `MOST_TRIES` processes and twice the time limit;
     not_again: a kernel that was given up is refused from then on, without another try;
+    no_false_blame: a process that does not start is no kernel's fault, and none is given up for it;
     small: of a kernel that was given up only a digest and the message are kept, of the last
         `_MOST_KNOWN`; a process makes `_MOST_KERNELS` and is replaced, since LLVM keeps something
         of each.
@@ -35,7 +36,7 @@ from gpud.device.host.native_messages import (
     Failed,
     Make,
 )
-from gpud.errors import CompileError, from_wire
+from gpud.errors import CompileError, InternalError, from_wire
 from gpud.errors.base import shorten
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
@@ -73,6 +74,7 @@ class NativeMaker:
         Raises:
             KernelRejected: the kernel uses something that the CPU device does not run.
             CompileError: it takes too long, too much memory, or LLVM crashes on it.
+            InternalError: no process could be started that makes it.
         """
         case = hashlib.sha256(repr(wanted).encode()).digest()
         with self._lock:
@@ -80,9 +82,18 @@ class NativeMaker:
             if known is not None:
                 raise CompileError(known)
             why = ""
-            for _ in range(MOST_TRIES):
+            for left in reversed(range(MOST_TRIES)):
                 try:
                     return self._ready().make(wanted)
+                except _NotStarted as error:
+                    self._end()
+                    if left and error.ended:  # somebody may have killed it
+                        continue
+                    raise InternalError(
+                        f"the process that makes machine code {error}; submit the job again, and "
+                        "if that does not help, see the daemon's log",
+                        stage="starting a process for machine code",
+                    ) from None
                 except TimeoutError:
                     self._end()
                     why = (
@@ -125,6 +136,18 @@ class NativeMaker:
         return 0 if worker is None else worker.end()
 
 
+class _NotStarted(Exception):
+    """The process was asked for nothing yet; says what is wrong with it.
+
+    Attributes:
+        ended: it has ended by itself.
+    """
+
+    def __init__(self, problem: str, *, ended: bool) -> None:
+        super().__init__(problem)
+        self.ended = ended
+
+
 class _Worker:
     """One process, for one kernel after the other.
 
@@ -150,11 +173,12 @@ class _Worker:
         """Ask and wait.
 
         Raises:
+            _NotStarted: the process is not ready in time, or has ended before.
             TimeoutError: no answer came in time.
             ConnectionError: the process has ended.
         """
         if not self.made:
-            self._next(_START_S)
+            self._await_start()
         self.made += 1
         asked = Make(wanted.text, wanted.entry, wanted.block, wanted.arena, wanted.heap)
         self._socket.settimeout(self._limit_s)
@@ -167,6 +191,15 @@ class _Worker:
         from gpud.device.cpu.native import Native
 
         return Native(GeneratedKernel("", **answer.generated), answer.code)
+
+    def _await_start(self) -> None:
+        try:
+            self._next(_START_S)
+        except TimeoutError:
+            problem = f"has not started within {_START_S:g} s: the machine may be overloaded"
+            raise _NotStarted(problem, ended=False) from None
+        except ConnectionError:
+            raise _NotStarted("has ended while it started", ended=True) from None
 
     def _next(self, limit_s: float) -> Any:
         """The next message."""

@@ -11,7 +11,7 @@ import pytest
 from gpud.device.cpu.native import Wanted, make_native
 from gpud.device.host import native_maker
 from gpud.device.host.native_maker import NativeMaker
-from gpud.errors import CompileError, KernelRejected
+from gpud.errors import CompileError, InternalError, KernelRejected
 from tests.faults.host_process import FOLDER
 
 PTX = """.version 8.6\n.target sm_90\n.address_size 64
@@ -104,6 +104,25 @@ def test_a_process_makes_so_many_and_is_replaced(
     first = process(maker)
     maker(wanted("k", threads=64))
     assert process(maker) != first
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [("import time; time.sleep(10**6)", "has not started within"), ("", "has ended while")],
+)
+def test_a_process_that_does_not_start_is_no_kernels_fault(
+    maker: NativeMaker, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
+) -> None:
+    works = native_maker.COMMAND
+    monkeypatch.setattr(native_maker, "COMMAND", ("-c", code))
+    if code:  # else it may take its time to end
+        monkeypatch.setattr(native_maker, "_START_S", 0.05)
+    with pytest.raises(InternalError, match=f"the process that makes machine code {problem}"):
+        maker(wanted("k"))
+    assert maker._worker is None
+    monkeypatch.setattr(native_maker, "COMMAND", works)
+    monkeypatch.setattr(native_maker, "_START_S", 60.0)
+    maker(wanted("k"))
 
 
 def test_it_ends_when_it_is_closed(maker: NativeMaker) -> None:
