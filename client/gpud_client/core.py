@@ -257,12 +257,13 @@ class Core:
             GpudError: the daemon says goodbye or does not speak the protocol; the connection is of
                 no more use.
         """
+        frames = self._decoder.frames()
         while True:
             # The message in hand is let go only when it was handled: settling again is harmless,
             # losing a message is not.
             body = self._body
             if body is None:
-                body = next(self._decoder.frames(), None)
+                body = next(frames, None)
                 if body is None:
                     return
                 self._body = body

@@ -340,15 +340,17 @@ class Job(JobRecord, concurrent.futures.Future[None]):
 
     def _settle_future(self) -> None:
         error = self._error
-        with suppress(InvalidStateError):
-            if isinstance(error, JobCancelled):
+        try:
+            if error is None:
+                self.set_result(None)
+            elif isinstance(error, JobCancelled):
                 super().cancel()
                 with suppress(RuntimeError):
                     self.set_running_or_notify_cancel()
-            elif error is not None:
-                self.set_exception(error)
             else:
-                self.set_result(None)
+                self.set_exception(error)
+        except InvalidStateError:
+            pass  # it was settled, and the thread interrupted before it could note that
         with self._condition:
             self.settled = True
         if self._waiting_calls:

@@ -127,7 +127,7 @@ class Stream:
         self._noted_bytes = 0
         self._frames: list[bytes] = []
         self._descriptors: list[tuple[int, int]] = []  # (index in _frames, descriptor)
-        self._rest = memoryview(b"")
+        self._rest: bytes | memoryview = b""  # of what was begun to be written
         self.unsent_bytes = 0
         self._queued = False  # in the outbox
         self._reading = False
@@ -176,12 +176,12 @@ class Stream:
             return
         try:
             while self._rest or self._frames:
-                if not self._rest and not self._write_frames():
-                    break
+                if not self._rest:
+                    self._rest = self._next_frames()
                 if self._rest:
                     sent = self.sock.send(self._rest)
                     self.unsent_bytes -= sent
-                    self._rest = self._rest[sent:]
+                    self._rest = memoryview(self._rest)[sent:] if sent < len(self._rest) else b""
         except (BlockingIOError, InterruptedError):
             self._writing = True
             self._loop.add_writer(self._fd, self._writable)
@@ -190,8 +190,14 @@ class Stream:
             return
         self._after_write()
 
-    def _write_frames(self) -> bool:
-        """Move some queued frames to ``_rest``, up to the next that carries a descriptor."""
+    def _next_frames(self) -> bytes | memoryview:
+        """Takes some queued frames, up to the next that carries a descriptor, to be written now.
+
+        A frame with a descriptor is written here, and what is left of it returned.
+        """
+        if not self._descriptors and self.unsent_bytes <= _JOINED_BYTES:
+            frames, self._frames = self._frames, []
+            return frames[0] if len(frames) == 1 else b"".join(frames)
         plain = self._descriptors[0][0] if self._descriptors else len(self._frames)
         if plain:
             count = size = 0
@@ -200,19 +206,18 @@ class Stream:
                 count += 1
             frames, self._frames = self._frames[:count], self._frames[count:]
             self._descriptors = [(at - count, fd) for at, fd in self._descriptors]
-            self._rest = memoryview(frames[0] if count == 1 else b"".join(frames))
-            return True
+            return b"".join(frames)
         _, descriptor = self._descriptors[0]
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
         sent = self.sock.sendmsg(
             [self._frames[0]], rights
         )  # it may raise: nothing has changed then
         self.unsent_bytes -= sent
-        self._rest = memoryview(self._frames.pop(0))[sent:]
+        rest = memoryview(self._frames.pop(0))[sent:]
         del self._descriptors[0]
         self._descriptors = [(at - 1, fd) for at, fd in self._descriptors]
         os.close(descriptor)
-        return True
+        return rest
 
     def _writable(self) -> None:
         self._writing = False
@@ -363,7 +368,7 @@ class Stream:
         self._reading = self._writing = False
         self._frames.clear()
         self._descriptors.clear()
-        self._rest = memoryview(b"")
+        self._rest = b""
         self._backlog = None
         self._decoder = FrameDecoder(self._limits.message)  # what it kept is let go
         self.unsent_bytes = 0
