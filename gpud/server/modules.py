@@ -6,16 +6,28 @@ a program in one session on one device: its variables are that session's own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpud.compiler.form_rules import Form
 from gpud.compiler.program import KernelInfo, Program, rejection
 
-__all__ = ["CompiledProgram", "Kernel", "Module"]
+if TYPE_CHECKING:
+    from gpud.device.host.messages import HostReady
+
+__all__ = ["CompiledProgram", "Kernel", "Module", "always_polls"]
 
 Shape = tuple[int, tuple[int, int, int], int, bool]
 """(index of the kernel, block, dynamic shared memory in bytes, whether it is the kernel's twin with
 kill polls): what is measured."""
+
+
+def always_polls(device: HostReady | None) -> bool:
+    """Whether every kernel runs with kill polls on a device.
+
+    On the CPU they cost 2 %, and an endless kernel without them costs the jobs beside it the host
+    when it is ended. On a GPU that price is not known, and those pay it that have a timeout.
+    """
+    return device is not None and device.kind == "cpu"
 
 
 class Kernel:
@@ -105,9 +117,14 @@ class Module:
         self.variable_bytes = sum(program.symbols.values())
 
     def measured_of(self, index: int) -> dict[tuple[tuple[int, int, int], int], tuple[int, str]]:
-        """`measured` of one kernel: (M, form) by block and dynamic shared memory."""
+        """`measured` of one kernel: (M, form) by block and dynamic shared memory.
+
+        Those of its twin with kill polls, where nothing else is known.
+        """
         return {
             (block, shared): found
-            for (at, block, shared, killable), found in self.measured.items()
-            if at == index and not killable
+            for (at, block, shared, _), found in sorted(
+                self.measured.items(), key=lambda item: not item[0][3]
+            )
+            if at == index
         }

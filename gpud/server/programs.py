@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument, LimitExceeded, UnknownName
 from gpud.server.compiling import Source, Wish
-from gpud.server.modules import CompiledProgram, Module
+from gpud.server.modules import CompiledProgram, Module, always_polls
 from gpud.units import SessionId
 from gpud.wire import messages as wm
 
@@ -99,12 +99,8 @@ def measure(session: Session, message: wm.Measure) -> None:
     """`Measured` follows, or `Failed`."""
     module = session.module(message.module)
     kernel = session.kernel(module, message.kernel)
-    shape = (
-        message.kernel,
-        message.block,
-        message.shared,
-        message.killable and kernel.info.killable,
-    )
+    killable = message.killable or always_polls(session.front.devices[module.device].info)
+    shape = (message.kernel, message.block, message.shared, killable and kernel.info.killable)
 
     def on_reply(value: Any, error: GpudError | None) -> None:
         session.kept.give(_REQUEST_BYTES)

@@ -23,7 +23,7 @@ from gpud.errors import (
     from_wire,
 )
 from gpud.server.jobs import Chain, Job
-from gpud.server.modules import Kernel, Module, Shape
+from gpud.server.modules import Kernel, Module, Shape, always_polls
 from gpud.units import JobId, SessionId, job_id
 from gpud.wire.messages import CLIENT_PROTOCOL, Finished, Launch, Submit
 
@@ -78,7 +78,8 @@ def _submit(session: Session, message: Submit) -> None:
         raise Draining("the daemon is ending and takes no more jobs; submit to the next one")
     device = front.usable_device(message.device)
     # An online job keeps its share whatever it does; a poll in each of its loops is a cost for it.
-    killable = message.timeout_ns is not None and message.reservation is None
+    timed = message.timeout_ns is not None and message.reservation is None
+    killable = timed or always_polls(device.info)
     chain = session.chains.get((message.device, message.launches, killable))
     if chain is None:
         chain = _chain(session, message.device, message.launches, killable=killable)

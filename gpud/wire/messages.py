@@ -144,8 +144,9 @@ class Measure(NamedTuple):
     """Make a kernel ready for a block shape and tell its occupancy; answered by `Measured`.
 
     A launch is accepted only for a shape that was measured before in the same session. Offline jobs
-    with a timeout run another entry of a kernel with loops, whose blocks can be ended in the middle
-    of a task block. It is made ready by `killable`, or else by the first such job, in its time.
+    with a timeout, and all jobs of a CPU device, run another entry of a kernel with loops, whose
+    blocks can be ended in the middle of a task block. On a GPU it is made ready by `killable`, or
+    else by the first such job, in its time.
     """
 
     request: Request

@@ -87,8 +87,10 @@ async def test_a_sessions_memory_is_mapped_before_its_first_module_is_loaded(wor
     assert len(of(world.host, hm.OpenArena)) == 1
 
 
-async def test_only_offline_jobs_with_a_timeout_run_what_can_be_killed(world: World) -> None:
-    await world.start(FakeHost(auto=True))
+async def test_on_a_gpu_only_offline_jobs_with_a_timeout_run_what_can_be_killed(
+    world: World,
+) -> None:
+    await world.start(FakeHost(auto=True, kind="cuda"))
     client = await world.client()
     module = await compiled(client, LOOP.format(name="loops"), killable=True)
     straight = await compiled(client, PTX.format(name="straight"), killable=True)
@@ -109,13 +111,31 @@ async def test_only_offline_jobs_with_a_timeout_run_what_can_be_killed(world: Wo
 async def test_what_can_be_killed_is_made_ready_by_its_first_job_at_the_latest(
     world: World,
 ) -> None:
-    await world.start(FakeHost(auto=True))
+    await world.start(FakeHost(auto=True, kind="cuda"))
     client = await world.client()
     module = await compiled(client, LOOP.format(name="loops"))
     for number in (1, 2):
         client.submit(number, module, timeout_ns=10**9)
         assert (await client.finished(number)).state == "done"
     assert [one.entry for one in of(world.host, hm.Measure)] == ["loops", "loops__gpud_killable"]
+
+
+async def test_on_the_cpu_a_dead_clients_endless_kernel_costs_nobody_the_host(
+    world: World,
+) -> None:
+    behaviours = {"loops": Behaviour(block_ns=None), "k": Behaviour(block_ns=MS)}
+    await world.start(FakeHost(kernels=behaviours), grace="0.5")
+    client, neighbour = await world.client(), await world.client()
+    client.submit(1, await compiled(client, LOOP.format(name="loops")), reservation=(1, 1))
+    await until(lambda: bool(of(world.host, hm.StartJob)))
+    client.close()
+    await until(lambda: bool(of(world.host, hm.KillJob)))
+    neighbour.submit(1, await compiled(neighbour, PTX.format(name="k")))
+    await until(lambda: len(of(world.host, hm.StartJob)) == 2)
+    world.host.advance(10 * MS)
+    assert (await neighbour.finished(1)).state == "done"
+    assert entries(world.host)[0] == "loops__gpud_killable"
+    assert world.daemon.front.devices[0].restarts == 0
 
 
 async def test_an_endless_job_that_polls_is_killed_and_the_host_stays(world: World) -> None:

@@ -59,6 +59,7 @@ class FakeHost(VirtualSMs):
         dies_at: number of the command, from 1, at whose receipt the host dies.
         auto: let time run by itself.
         arrays: what `HostReady` says; copies that are asked for are answered, not made.
+        kind: what `HostReady` says.
 
     Attributes:
         commands: everything that was received, in order, over all connections.
@@ -79,6 +80,7 @@ class FakeHost(VirtualSMs):
         dies_at: int | None = None,
         auto: bool = False,
         arrays: str = "shared",
+        kind: str = "cpu",
     ) -> None:
         super().__init__(sms)
         self.kernels = dict(kernels or {})
@@ -87,6 +89,7 @@ class FakeHost(VirtualSMs):
         self.dies_at = dies_at
         self.auto = auto
         self.arrays = arrays
+        self.kind = kind
         self.holds: set[type] = set()
         self._held: list[Any] = []
         self.commands: list[Any] = []
@@ -112,7 +115,7 @@ class FakeHost(VirtualSMs):
         self._decoder = FrameDecoder(1 << 27)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._readable)
-        ready = m.HostReady(f"fake, {self.sms} SMs", "cpu", self.sms, 90, self.memory_bytes)
+        ready = m.HostReady(f"fake, {self.sms} SMs", self.kind, self.sms, 90, self.memory_bytes)
         ready = ready._replace(partition_step=1, partition_most=self.sms)
         self._send(ready._replace(arrays=self.arrays))
         return front
