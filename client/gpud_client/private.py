@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpud.errors import ConnectionLost, MissingDependency
+from gpud.errors import ConnectionLost, InvalidArgument, MissingDependency
 from gpud_client.aio import AsyncSession, Connecting, open_session
 from gpud_client.session import Session
 
@@ -31,6 +31,7 @@ __all__ = ["alocal", "local"]
 
 _START_S = 30.0
 _END_S = 3.0  # after each of: please end, end at once
+_USAGE = 2  # the exit status of `gpud serve` for flags that cannot be
 _NEEDED = ("uvloop", "llvmlite", "cuda.bindings")  # of the extra `daemon`
 _LOG_LINES = 12
 
@@ -49,6 +50,7 @@ def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
     Raises:
         MissingDependency: The extra ``daemon`` is not installed; says how to.
         ConnectionLost: It did not start; the message holds the end of its log.
+        ValueError: ``device`` or an option is none that there is.
     """
     daemon = _Daemon(device, options)
     try:
@@ -121,6 +123,7 @@ class _Daemon:
 
         Raises:
             ConnectionLost: it has ended instead, or takes too long.
+            InvalidArgument: it has ended because of what it was told.
         """
         process = self._process
         assert process is not None
@@ -135,10 +138,12 @@ class _Daemon:
                 if self._ready.fileno() in ready and b"READY=1" in self._ready.recv(4096):
                     return
                 if ended in ready:
-                    raise ConnectionLost(
-                        f"the private daemon ended at once (status {process.wait()}); its log:\n"
+                    status = process.wait()
+                    problem = (
+                        f"the private daemon ended at once (status {status}); its log:\n"
                         f"{self._tail()}"
                     )
+                    raise (InvalidArgument if status == _USAGE else ConnectionLost)(problem)
         finally:
             os.close(ended)
         raise ConnectionLost(
