@@ -42,6 +42,7 @@ from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
 from gpud.device.cuda.memory import Pool, out_of_memory
+from gpud.device.cuda.nearby import near
 from gpud.device.interface import Parameter, parameters_of
 from gpud.errors import CompileError, KernelNotFound
 
@@ -156,7 +157,7 @@ class CUDAModule:
         arena: tuple[int, int] | None = None,
         blocks: Pool | None = None,
     ) -> None:
-        program = visible(telling(flatten_module(parse(text))))
+        program = visible(near(telling(flatten_module(parse(text)))))
         self.context = context
         self.arena = arena
         # Without their code: what Python knows, its garbage collector stops all threads to look at.
