@@ -1,8 +1,10 @@
-"""Registers and shared memory of every kernel of the conformance suite, before and after rewriting.
+"""What every kernel of the conformance suite takes of an SM, before and after rewriting.
 
     python bench/bench_ptxas_table.py [--arch sm_75 --arch sm_90 ...]
 
-Each rewritten program is assembled with ptxas; one that does not assemble fails the benchmark.
+Registers, shared memory, and how many blocks of the case's shape fit on an SM with them. Each
+rewritten program is changed as the CUDA device changes it when it loads it, and assembled with
+ptxas, with fences and without; one that does not assemble fails the benchmark.
 The default targets are sm_75, sm_90 and sm_100, as far as this ptxas knows them. CUDA C++ is
 compiled for the target itself, so that the PTX is what a user of that device gets. Prints a
 summary and writes bench/results/ptxas_table.json and .md. Without ptxas it says so and ends.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterable
@@ -21,20 +24,32 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.machine import describe
+from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.program import KernelInfo
+from gpud.compiler.ptx.parser import parse
+from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptxas import Usage, assemble, find_ptxas, ptxas_version
+from gpud.device.cpu.occupancy import SM_LIMITS, occupancy
+from gpud.device.cuda.begun import telling
+from gpud.device.cuda.nearby import near
 from gpud.errors import CompileError, KernelRejected
 from tests.conformance.suite import CASES
 from tests.conformance.suite.case import Case
 
 RESULTS = Path(__file__).parent / "results"
 ARCHS = ("sm_75", "sm_90", "sm_100")
+_WARP, _REGISTERS, _PARTS = 32, 1 << 16, 4  # of an SM: CUDA C++ Programming Guide 13, 16.2
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel on one target; usages as ptxas reports them."""
+    """One kernel on one target; usages as ptxas reports them.
+
+    Attributes:
+        unfenced: after rewriting without fences.
+        blocks: that fit on an SM before, after, and after without fences.
+    """
 
     case: str
     kernel: str
@@ -42,6 +57,8 @@ class Row:
     form: str
     before: Usage
     after: Usage
+    unfenced: Usage
+    blocks: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -93,22 +110,53 @@ def _rows(case: Case, arch: str) -> list[Row]:
     number = int(arch.removeprefix("sm_"))
     if int(case.arch.removeprefix("compute_").rstrip("af")) > number:
         raise _Skip
+    virtual, real = _virtual(case.arch, arch), _real(case.arch, arch)
     try:
-        program = compile_program(
-            case.program,
-            arch=_virtual(case.arch, arch),
-            options=case.options,
-            name_expressions=[case.kernel] if "<" in case.kernel else [],
+        program, plain = (
+            compile_program(
+                case.program,
+                arch=virtual,
+                options=case.options,
+                name_expressions=[case.kernel] if "<" in case.kernel else [],
+                fence=fence,
+            )
+            for fence in (True, False)
         )
-        before = assemble(program.original_ptx, _real(case.arch, arch))
+        before = assemble(program.original_ptx, real)
     except (CompileError, KernelRejected) as error:
         raise _Skip from error
-    after = assemble(program.ptx, _real(case.arch, arch))
+    after, unfenced = (assemble(_as_loaded(one.ptx), real) for one in (program, plain))
     return [
-        Row(case.name, info.name, arch, _form(info), before[name], after[name])
+        Row(case.name, info.name, arch, _form(info), *usages, _blocks(case, number, usages))
         for name, info in program.kernels.items()
         if name in after
+        for usages in [(before[name], after[name], unfenced[name])]
     ]
+
+
+def _as_loaded(ptx: str) -> str:
+    """A program as the CUDA device hands it to the driver."""
+    return print_module(near(telling(flatten_module(parse(ptx)))))
+
+
+def _blocks(case: Case, number: int, usages: tuple[Usage, ...]) -> tuple[int, int, int]:
+    """Blocks of the case's shape on an SM of compute capability ``number`` / 10."""
+    threads, limits = math.prod(case.block), SM_LIMITS[number]
+    first, second, third = (
+        min(
+            occupancy(limits, threads, usage.shared_bytes + case.shared),
+            _warps_by_registers(usage.registers) // -(-threads // _WARP),
+        )
+        for usage in usages
+    )
+    return first, second, third
+
+
+def _warps_by_registers(registers: int) -> int:
+    """Warps that an SM has registers for: each of its four parts gives them out by 256."""
+    granule = 256
+    a_warp = -(-max(1, registers) * _WARP // granule) * granule
+    return _REGISTERS // _PARTS // a_warp * _PARTS
 
 
 def _virtual(wanted: str, arch: str) -> str:
@@ -127,7 +175,10 @@ def _form(info: KernelInfo) -> str:
 def _print(
     rows: list[Row], failures: list[Failure], skipped: dict[str, int], archs: Iterable[str]
 ) -> None:
-    print(f"{'target':<8}{'form':<26}{'kernels':>8}{'registers +':>13}{'worst':>7}{'smem +':>8}")
+    print(
+        f"{'target':<8}{'form':<26}{'kernels':>8}{'registers +':>13}{'worst':>7}{'smem +':>8}"
+        f"{'fewer blocks':>14}{'unfenced':>10}"
+    )
     for arch in archs:
         for form in sorted({row.form for row in rows}):
             some = [row for row in rows if row.arch == arch and row.form == form]
@@ -137,6 +188,8 @@ def _print(
                 print(
                     f"{arch:<8}{form:<26}{len(some):>8}{statistics.mean(more):>13.1f}"
                     f"{max(more):>7}{max(smem):>8}"
+                    f"{sum(row.blocks[1] < row.blocks[0] for row in some):>14}"
+                    f"{sum(row.blocks[2] < row.blocks[0] for row in some):>10}"
                 )
         print(f"{arch:<8}{'(none for this target)':<26}{skipped.get(arch, 0):>8}")
     spills = [row for row in rows if row.after.spill_bytes > row.before.spill_bytes]
@@ -160,12 +213,15 @@ def _keep(
     }
     (RESULTS / "ptxas_table.json").write_text(json.dumps(plain, indent=1) + "\n")
     lines = [
-        f"# Registers and shared memory before and after rewriting (ptxas {version})",
+        f"# What kernels take of an SM before and after rewriting (ptxas {version})",
         "",
-        "Registers a thread, static shared memory in bytes a block; before -> after.",
+        "Registers a thread, static shared memory in bytes a block, and blocks of the case's shape",
+        "that fit on an SM; before -> after -> after without fences.",
         "",
-        "| kernel | form | " + " | ".join(f"{a} registers | {a} shared" for a in archs) + " |",
-        "|---|---|" + "---:|---:|" * len(archs),
+        "| kernel | form | "
+        + " | ".join(f"{a} registers | {a} shared | {a} blocks" for a in archs)
+        + " |",
+        "|---|---|" + "---:|---:|---:|" * len(archs),
     ]
     found = {(row.case, row.kernel, row.arch): row for row in rows}
     for case, kernel in dict.fromkeys((row.case, row.kernel) for row in rows):
@@ -185,11 +241,12 @@ def _keep(
 
 def _cells(row: Row | None) -> list[str]:
     if row is None:
-        return ["", ""]
-    before, after = row.before, row.after
+        return ["", "", ""]
+    usages = row.before, row.after, row.unfenced
     return [
-        f"{before.registers} -> {after.registers}",
-        f"{before.shared_bytes} -> {after.shared_bytes}",
+        " -> ".join(str(one.registers) for one in usages),
+        " -> ".join(str(one.shared_bytes) for one in usages),
+        " -> ".join(map(str, row.blocks)),
     ]
 
 

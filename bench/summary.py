@@ -10,6 +10,7 @@ rewritten between two markers; tests/unit/test_docs.py holds that it is current.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -93,6 +94,14 @@ def _conformance(found: Result) -> Iterator[Row]:
     )
     same = verdicts.count("same bytes")
     yield "... of these, rewritten forms that must leave the unmodified kernel's bytes", f"{same}"
+    claims = [verdict for row in found["rows"] for verdict in row.get("claims", {}).values()]
+    if claims:
+        ways = max(len(row["claims"]) for row in found["rows"])
+        right = sum(verdict.split(":")[0] in ("right", "same bytes") for verdict in claims)
+        yield (
+            f"... and the persistent form with {ways} other ways to claim in chunks and in advance",
+            f"{right} of {len(claims)} right",
+        )
 
 
 def _stress(found: Result) -> Iterator[Row]:
@@ -117,6 +126,15 @@ def _ptxas(found: Result) -> Iterator[Row]:
             "registers a thread that the persistent form adds",
             f"median {statistics.median(more):g}, most {max(more)}",
         )
+    kept = [row["blocks"] for row in rows if row["arch"] == "sm_90" and "blocks" in row]
+    for number, name in ((2, "the loop"), (1, "loop and fences")):
+        if kept:
+            fewer = sum(one[number] < one[0] for one in kept)
+            mean = math.exp(statistics.mean(math.log(one[number] / one[0]) for one in kept))
+            yield (
+                f"blocks that fit on an SM of sm_90 with {name}, against the unmodified kernel",
+                f"fewer in {fewer} of {len(kept)} kernels; geometric mean {mean:.3f}",
+            )
 
 
 def _rewrite_speed(found: Result) -> Iterator[Row]:
