@@ -255,7 +255,6 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         for job in self.resized.values():
             if job.slices != job.told:
                 job.epoch += 1
-                job.resizes += 1
                 command = ResizeJob(job.id, self.device, job.slices, job.epoch)
                 (smaller if job.slices < job.told else larger).append(command)
                 job.told = job.slices

@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from gpud.core.capacity import SCALE, Amount, counted_occupancy, slice_of, to_fraction
+from gpud.core.capacity import Amount, counted_occupancy, slice_of, to_fraction
 from gpud.core.events import JobSubmitted, LaunchShape
 from gpud.core.lifecycles import JOBS, JobInput, JobState, Lifecycle
 from gpud.errors import GpudError
@@ -49,8 +49,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         most: the slices that it can have: an online job's reservation, or what an offline job's
             quota, device and grids allow.
         quota_slices: what an offline job's quota allows.
-        submitted_ns, ready_ns, started_ns: when; None for what has not happened.
-        resizes: how many changes of its slices were commanded while it ran.
+        started_ns: when; None: it was not, or its host was lost before it was told.
         host: how many hosts its device had lost before the one that has what the job needs; None:
             none has.
         preparations: how many hosts in a row were told to be prepared for it, and were not yet.
@@ -88,10 +87,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "preparations",
         "quota",
         "quota_slices",
-        "ready_ns",
         "reported",
         "reservation",
-        "resizes",
         "session",
         "slice",
         "slices",
@@ -100,7 +97,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "stream_next",
         "stream_prev",
         "submission",
-        "submitted_ns",
         "told",
         "use",
         "weight",
@@ -150,11 +146,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.followers: list[JobId] = []
         self.stream_prev: JobRecord | None = None
         self.stream_next: JobRecord | None = None
-        # For people.
-        self.submitted_ns = now_ns
-        self.ready_ns: int | None = None
         self.started_ns: int | None = None
-        self.resizes = 0
         self.killed = False
         self.capsm_scaled_ns = 0
         self.counted_to_ns = now_ns
@@ -169,15 +161,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
     def allocation(self) -> Fraction:
         """Returns what the job has now, in CapSM, exactly."""
         return to_fraction(self.alloc)
-
-    @property
-    def capsm_ns(self) -> Fraction:
-        """Returns its allocation summed over time, in CapSM-nanoseconds, up to its last change."""
-        return Fraction(self.capsm_scaled_ns, SCALE)
-
-    def capsm_ns_at(self, now_ns: int) -> Fraction:
-        """Returns `capsm_ns` up to ``now_ns``, not before the last event."""
-        return Fraction(self.capsm_scaled_ns + self.alloc * (now_ns - self.counted_to_ns), SCALE)
 
     @property
     def started(self) -> bool:

@@ -86,7 +86,6 @@ class Lives:
         """Lets a job that has nobody to follow any more be prepared, or wait for capacity."""
         if job.state is not _BLOCKED or job.after_left or job.stream_prev is not None:
             return
-        job.ready_ns = self.now_ns
         self._turns += 1
         job.order = self._turns
         board = self._devices[job.device]

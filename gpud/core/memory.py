@@ -255,14 +255,6 @@ class Ledger:
                 found += [self._give_back(space, address, size) for address, size in settled]
         return found
 
-    def size_of(self, session: SessionId, device: int, address: int) -> int:
-        """Returns the bytes of an array, as they were asked for.
-
-        Raises:
-            UnknownName: the session has no array that begins there.
-        """
-        return self._space_of(session, device, address).arrays[Address(address)]
-
     # -- looking
 
     def nearest(self, session: SessionId, device: int, address: int) -> tuple[Address, int] | None:
@@ -276,10 +268,6 @@ class Ledger:
     def used_bytes(self, device: int) -> int:
         """Returns what is used of a device."""
         return self._used[device]
-
-    def capacity_bytes(self, device: int) -> int:
-        """Returns what a device has for arrays."""
-        return self._device_bytes[device]
 
     def available_bytes(self, session: SessionId, device: int) -> int:
         """Returns the largest array that the session could get now."""

@@ -15,6 +15,7 @@ from typing import Any
 import gpud
 from gpud.config import Config
 from gpud.core import events as ev
+from gpud.core.reasons import waiting_reason
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, UnknownName
 from gpud.server import descriptors
 from gpud.server.access import Peer, may_manage, user_name
@@ -353,7 +354,10 @@ class Front:
 
     def row(self, job: Job, now_ns: int) -> dict[str, Any]:
         """The job as people see it."""
-        return job.row(now_ns, user_name(job.uid), self.records.epoch_ns)
+        row = job.row(now_ns, user_name(job.uid), self.records.epoch_ns)
+        record = job.record
+        board = None if record is None else self.runner.scheduler.devices[record.device]
+        return {**row, "waits_for": None if board is None else waiting_reason(record, board)}
 
     # -- followers
 

@@ -71,7 +71,7 @@ class Scene:
         return (
             list(session.modules),
             [dict(module.measured) for module in session.modules.values()],
-            front.arenas._ledger.size_of(session.number, 0, self.array),  # type: ignore[arg-type]
+            front.arenas._ledger.nearest(session.number, 0, self.array),  # type: ignore[arg-type]
             record.state,
             record.quota,
             session.kept.used_bytes,

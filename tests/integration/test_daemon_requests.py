@@ -477,7 +477,9 @@ async def test_queries(world: World) -> None:
     assert rows[name + "1"]["quota"] == "1"
     assert rows[name + "1"]["allocation"] == "1"
     assert rows[name + "1"]["progress"] == [0, 4]
+    assert rows[name + "1"]["waits_for"] is None
     assert rows[name + "2"]["state"] == "blocked"
+    assert rows[name + "2"]["waits_for"] == f"follows job {name}1 in its stream"
     assert rows[name + "3"]["kind"] == "online"
     answer = await client.ask(
         lambda r: wm.Describe(r, ((client.session, 3), (client.session, 77))), wm.Answer

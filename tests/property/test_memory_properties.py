@@ -81,7 +81,7 @@ class Memory(RuleBasedStateMachine):
         assert arena.base <= address
         assert address + size <= arena.base + arena.size
         self.live[session, device, address] = -(-size // PAGE_BYTES) * PAGE_BYTES
-        assert self.ledger.size_of(session, device, address) == size
+        assert self.ledger.nearest(session, device, address) == (address, size)
         return session, device, address
 
     @rule(array=consumes(arrays))

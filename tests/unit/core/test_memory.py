@@ -29,7 +29,7 @@ def test_arrays_are_whole_pages_one_after_the_other(ledger: Ledger) -> None:
     second = ledger.allocate(ONE, 0, PAGE + 1)
     third = ledger.allocate(ONE, 0, PAGE)
     assert (first, second - first, third - second) == (FIRST_ADDRESS, PAGE, 2 * PAGE)
-    assert ledger.size_of(ONE, 0, second) == PAGE + 1
+    assert ledger.nearest(ONE, 0, second) == (second, PAGE + 1)
     assert ledger.used_bytes(0) == 4 * PAGE
     assert ledger.used_bytes(1) == 0
 
@@ -140,9 +140,8 @@ def test_what_is_not_there(ledger: Ledger) -> None:
         (ONE, 0, address + PAGE), (ONE, 0, address + 1), (ONE, 0, 0), (ONE, 1, address),
         (TWO, 0, address), (ONE, 0, -1), (ONE, 7, address), (SessionId(9), 0, address),
     ]:  # fmt: skip
-        for call in (ledger.free, ledger.size_of):
-            with pytest.raises(UnknownName, match="there is no array at"):
-                call(session, device, place)
+        with pytest.raises(UnknownName, match="there is no array at"):
+            ledger.free(session, device, place)
         with pytest.raises(UnknownName, match="freed already"):
             ledger.free_after(session, device, place, 1)
     for session, device in [(SessionId(9), 0), (ONE, 2), (ONE, -1)]:
@@ -235,7 +234,6 @@ def test_usage_is_told_by_session_and_device(ledger: Ledger) -> None:
         (THREE, 1001, 1, 1, 3 * PAGE, 0, 10 * PAGE),
         (ONE, 1000, 0, 1, 3 * PAGE, 2 * PAGE, 50 * PAGE),
     ]
-    assert ledger.capacity_bytes(1) == 10 * PAGE
     assert ledger.available_bytes(THREE, 1) == 7 * PAGE
 
 

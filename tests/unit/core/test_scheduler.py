@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from gpud.core import commands as out
+from gpud.core.capacity import SCALE
 from gpud.core.events import LaunchShape
 from gpud.errors import AdmissionError, InvalidArgument
 from gpud.units import JobId
@@ -166,7 +167,7 @@ def test_a_paused_job_keeps_its_place_and_is_resumed() -> None:
     assert (play.state(1), play.state(2)) == ("paused", "waiting")
     assert slices(play.done(3)) == [(2, 1), (1, 1)], "both have nothing; starts are told first"
     assert play.state(1) == "running"
-    assert play.job(1).resizes == 2
+    assert play.job(1).epoch == 2
 
 
 def test_room_is_shared_in_proportion_to_weights() -> None:
@@ -505,8 +506,8 @@ def test_a_finished_job_can_be_read_until_the_next_event() -> None:
     play.now_ns = 1000
     play.done(1)
     record = play.scheduler.finished[JobId(1)]
-    assert (record.submitted_ns, record.started_ns, record.resizes) == (100, 100, 1)
-    assert record.capsm_ns == 2 * 300 + 1 * 600
+    assert (record.started_ns, record.epoch) == (100, 1)
+    assert record.capsm_scaled_ns == (2 * 300 + 1 * 600) * SCALE
     assert str(record.state) == "done"
     play.open(5)
     assert not play.scheduler.finished
