@@ -11,7 +11,8 @@ device's `gpud.core.board.Board`, whenever something on it has changed.
 
 Terms: those of `gpud.core.board` and `gpud.core.capacity`.
 
-Properties (each holds after every event, and has a test of its name):
+Properties (each holds after every event; `tests.property.scheduler_world` checks them by these
+names, gives_up is shown in `tests.unit.core.test_preparing`):
     capacity: the sum of allocations is at most S on every device;
     quota: no offline job has, or holds, more than its quota;
     reservation: no online job that was started has less than its reservation, until every task

@@ -100,10 +100,11 @@ def device_step(world: World, draw: random.Random, device: int) -> None:
 
 
 def revive(world: World, draw: random.Random, device: int) -> None:
-    """A host dies, or one that is down comes up, perhaps with another number of SMs."""
+    """A host dies, maybe for good, or one comes up, perhaps with another number of SMs."""
     state = str(world.scheduler.devices[device].state)
-    if world.sms[device] is not None or state == "replacing":
-        world.host_dies(device, most=draw.choice((0, 0, 1, 3)))
+    final = draw.random() < 0.1
+    if world.sms[device] is not None or state == "replacing" or (final and state != "gone"):
+        world.host_dies(device, final=final, most=draw.choice((0, 0, 1, 3)))
     else:
         world.device_up(device, draw.choice((1, 2, 4, 8)))
 

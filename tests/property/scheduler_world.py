@@ -243,6 +243,9 @@ class World:
                 del self.started[job]
         event = ev.DeviceFailed(self.now_ns, device, "crashed", final, unstarted=unstarted)
         self.send(event)
+        left = [job for job, found in self.live.items() if found.device == device]
+        if final and left:
+            raise Broken("awake", f"jobs {left} wait for a device that is given up")
 
     def _unbegun(self, device: int) -> tuple[JobId, ...]:
         """Jobs of which a device has not carried out the first command."""

@@ -170,12 +170,17 @@ class Histories(RuleBasedStateMachine):
             else:
                 self.world.fail(*found)
 
-    @rule(data=st.data(), sms=st.sampled_from((1, 2, 4, 8)), most=st.integers(0, 3))
-    def host_dies_or_comes_up(self, data: st.DataObject, sms: int, most: int) -> None:
+    @rule(
+        data=st.data(),
+        sms=st.sampled_from((1, 2, 4, 8)),
+        most=st.integers(0, 3),
+        final=st.sampled_from((False, False, False, True)),
+    )
+    def host_dies_or_comes_up(self, data: st.DataObject, sms: int, most: int, final: bool) -> None:
         device = self.pick(data, self.world.sms)
         state = str(self.world.scheduler.devices[device].state)
         if self.world.sms[device] is not None or state == "replacing":
-            self.world.host_dies(device, most=most)
+            self.world.host_dies(device, final=final, most=most)
         else:
             self.world.device_up(device, sms)
 
@@ -320,7 +325,8 @@ class TakesFromOnline(Reservations):
         if super().make_room(board, amount):
             return True
         for job in list(board.jobs.values()):
-            if job.online and job.live and job.slices > 1 and job not in board.starting:
+            fixed = job.whole or job.exclusive or job in board.starting
+            if job.online and job.live and job.slices > 1 and not fixed:
                 board.give(job, job.slices - 1)
                 return False
         return False
@@ -489,7 +495,7 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (lambda: Faulty("twice"), {"once"}),
     (lambda: Faulty("early"), {"once"}),
     (lambda: Faulty("mute"), {"once"}),
-    (lambda: Faulty("lost"), {"awake", "capacity"}),
+    (lambda: Faulty("lost"), {"awake", "capacity", "once"}),
     (lambda: StartsAgain(Settings(grace_ns=200)), {"once"}),
     (lambda: Murders(Settings(grace_ns=200)), {"once"}),
     (lambda: BelievesTheDead(Settings(grace_ns=200)), {"prepared"}),

@@ -95,7 +95,7 @@ def test_a_job_that_fits_no_more_leaves_its_turn_to_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("state", ["preparing", "ready in between"])
-def test_a_device_is_not_prepared_for_a_job_for_ever(state: str) -> None:
+def test_gives_up(state: str) -> None:
     play = Play(4)
     play.offline(1)
     play.offline(2, prepared=False)
