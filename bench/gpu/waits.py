@@ -246,16 +246,15 @@ def calls(holder: Holder) -> dict[str, Any]:
         "cuStreamDestroy",
         lambda it: check(cu.cuStreamDestroy(it)),
     )
-    with suppress(AttributeError):  # a stand-in has none of these
-        locked = mmap.mmap(-1, SIZE)
-        at = np.frombuffer(locked, np.uint8).ctypes.data
-        pair(
-            "cuMemHostRegister",
-            lambda: check(cu.cuMemHostRegister(at, SIZE, 0)),
-            "cuMemHostUnregister",
-            lambda _: check(cu.cuMemHostUnregister(at)),
-        )
-        _mapping(holder, pair)
+    locked = mmap.mmap(-1, SIZE)
+    at = np.frombuffer(locked, np.uint8).ctypes.data
+    pair(
+        "cuMemHostRegister",
+        lambda: check(cu.cuMemHostRegister(at, SIZE, 0)),
+        "cuMemHostUnregister",
+        lambda _: check(cu.cuMemHostUnregister(at)),
+    )
+    _mapping(holder, pair)
     with suppress(DriverError):  # older drivers have no green contexts
         _green(holder, pair)
     memory = gpu.buffer(np.zeros(1024, np.uint8))

@@ -13,7 +13,7 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver
 from gpud.device.host import __main__ as host
 from gpud.device.spec import DeviceSpec
-from tests.gpu.fake_driver import FakeDriver
+from tests.driver_model import CPUDriver
 
 __all__ = ["COMMAND", "MEMORY_BYTES"]
 
@@ -25,7 +25,7 @@ SMS = 2
 def opened(spec: DeviceSpec, limits: host.CompileLimits) -> Any:
     """The device that ``spec`` names: the stand-in has one, and needs no limits."""
     del limits
-    driver = Driver(FakeDriver(CPUDevice(SMS), MEMORY_BYTES))
+    driver = Driver(CPUDriver(CPUDevice(SMS), MEMORY_BYTES))
     return CUDADevice(spec.number, driver=driver)
 
 

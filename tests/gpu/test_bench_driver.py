@@ -23,7 +23,7 @@ from bench.gpu.record import keep
 from gpud.compiler.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite import find, mismatches
-from tests.gpu.fake_driver import FakeDriver
+from tests.driver_model import CPUDriver
 from tests.gpu.native import run_native
 
 
@@ -34,15 +34,15 @@ def device() -> Iterator[CPUDevice]:
 
 
 @pytest.fixture
-def fake(device: CPUDevice, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    made = FakeDriver(device)
+def fake(device: CPUDevice, monkeypatch: pytest.MonkeyPatch) -> CPUDriver:
+    made = CPUDriver(device)
     monkeypatch.setattr(driver, "bindings", lambda: made)
     monkeypatch.setattr(driver, "missing", lambda: "")
     return made
 
 
 @pytest.fixture
-def gpu(fake: FakeDriver) -> Gpu:
+def gpu(fake: CPUDriver) -> Gpu:
     return Gpu()
 
 
@@ -59,7 +59,7 @@ def test_a_gpu_is_described(gpu: Gpu, tmp_path: Path) -> None:
     assert (gpu.lowest_priority, gpu.highest_priority) == (0, -5)
 
 
-def test_memory_is_copied_and_given_back(gpu: Gpu, fake: FakeDriver) -> None:
+def test_memory_is_copied_and_given_back(gpu: Gpu, fake: CPUDriver) -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     first, second = gpu.buffer(values), gpu.buffer(np.zeros_like(values))
     second.copy_from(first, gpu.stream())
@@ -68,15 +68,15 @@ def test_memory_is_copied_and_given_back(gpu: Gpu, fake: FakeDriver) -> None:
     assert words.words.tolist() == [0, 0, 0, 0]
     del first, second, words
     gc.collect()
-    assert fake.freed == 3
+    assert not fake.alive["device"] + fake.alive["host"]
 
 
-def test_costs_are_measured_on_all_sides(gpu: Gpu, fake: FakeDriver) -> None:
+def test_costs_are_measured_on_all_sides(gpu: Gpu, fake: CPUDriver) -> None:
     row = rewrite_cost.measure(gpu, tiny("softmax"), 2)
     assert row.native_us.median > 0
     assert row.rewritten.median > 0
     assert row.fenced.median > 0
-    assert fake.launches > 3 * 2 * rewrite_cost.LEAST_BATCH
+    assert fake.modules.launched > 3 * 2 * rewrite_cost.LEAST_BATCH
 
 
 def test_claims_of_several_are_a_side_of_their_own(gpu: Gpu) -> None:
@@ -154,11 +154,8 @@ def test_both_native_sides_serve(gpu: Gpu) -> None:
 
 
 def test_a_refused_program_says_why(
-    gpu: Gpu, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+    gpu: Gpu, fake: CPUDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Refused(int):
-        name = "CUDA_ERROR_INVALID_PTX"
-
-    monkeypatch.setattr(FakeDriver, "cuModuleLoadData", lambda *_: (Refused(218), None))
+    fake.fail(1, "INVALID_PTX", "cuModuleLoadData")
     with pytest.raises(DriverError, match="INVALID_PTX"):
         gpu.load(".version 8.0\n.target sm_75\n.address_size 64\n")

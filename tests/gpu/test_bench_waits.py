@@ -9,7 +9,7 @@ import pytest
 from bench.gpu import driver, waits
 from bench.gpu.driver import DriverError, Gpu, check
 from gpud.device.cpu.device import CPUDevice
-from tests.gpu.fake_driver import FakeDriver
+from tests.driver_model import CPUDriver
 
 PATIENT_S = 60.0
 
@@ -17,7 +17,7 @@ PATIENT_S = 60.0
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     with CPUDevice(3) as device:
-        made = FakeDriver(device)
+        made = CPUDriver(device)
         monkeypatch.setattr(driver, "bindings", lambda: made)
         monkeypatch.setattr(driver, "missing", lambda: "")
         yield Gpu()

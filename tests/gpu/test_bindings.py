@@ -15,10 +15,7 @@ from cuda.bindings import driver as real
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
-    path
-    for folder in ("bench/gpu", "tests/gpu")
-    for path in (ROOT / folder).glob("*.py")
-    if path.name != "fake_driver.py"
+    path for folder in ("bench/gpu", "tests/gpu") for path in (ROOT / folder).glob("*.py")
 )
 FUNCTION = re.compile(r"cu[A-Z]\w+")
 TYPE = re.compile(r"CU[a-z]\w+")

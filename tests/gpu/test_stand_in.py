@@ -19,7 +19,7 @@ from gpud.units import Partitions
 from tests.conformance.runner import LoadedCase
 from tests.conformance.stress import stress
 from tests.conformance.suite import differences_between, find
-from tests.gpu.fake_driver import FakeDriver
+from tests.driver_model import CPUDriver
 from tests.gpu.native import run_native
 from tests.gpu.test_bench_stamps import cpu_clock
 from tests.gpu.test_conformance import check, results
@@ -31,13 +31,13 @@ CASES = ("saxpy", "lookback_scan", "generations")
 
 
 @pytest.fixture(scope="module")
-def fake() -> Iterator[FakeDriver]:
+def fake() -> Iterator[CPUDriver]:
     with CPUDevice(2) as cpu:
-        yield FakeDriver(cpu)
+        yield CPUDriver(cpu)
 
 
 @pytest.fixture
-def gpu(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+def gpu(fake: CPUDriver, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(driver, "bindings", lambda: fake)
     monkeypatch.setattr(driver, "missing", lambda: "")
     return Gpu()
@@ -47,7 +47,7 @@ PATHS = ["mapped", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS
 
 
 @pytest.fixture(params=PATHS)
-def cuda(request: pytest.FixtureRequest, fake: FakeDriver) -> Iterator[Any]:
+def cuda(request: pytest.FixtureRequest, fake: CPUDriver) -> Iterator[Any]:
     device = pytest.importorskip("gpud.device.cuda.device", reason="there is no CUDA device yet")
     calls = pytest.importorskip("gpud.device.cuda.driver")
     with device.CUDADevice(0, release=request.param, driver=calls.Driver(fake)) as one:

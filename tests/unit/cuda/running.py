@@ -9,7 +9,7 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 
 __all__ = ["PROGRAM", "device_of", "drive", "launches", "ran_once"]
 
@@ -32,7 +32,7 @@ _KERNELS = {"p": "persistent_a", "s": "sliced_c", "w": "whole_d", "e": "plain_e"
 
 
 @contextmanager
-def device_of(fake: FakeDriver, release: str = "mapped") -> Iterator[CUDADevice]:
+def device_of(fake: SteppedDriver, release: str = "mapped") -> Iterator[CUDADevice]:
     """A device on the model; no thread watches it, and its end leaves nothing behind.
 
     A device that is lost is left as it is, as a device host does.
@@ -53,7 +53,9 @@ def launches(device: CUDADevice, what: str, total: int = 10) -> list[LaunchSpec]
     ]
 
 
-def drive(fake: FakeDriver, device: CUDADevice, job: Job | None = None, rounds: int = 4000) -> None:
+def drive(
+    fake: SteppedDriver, device: CUDADevice, job: Job | None = None, rounds: int = 4000
+) -> None:
     """Let time pass until the job is done, or nothing happens any more."""
     for _ in range(rounds):
         if job is not None and job.done:
@@ -65,7 +67,7 @@ def drive(fake: FakeDriver, device: CUDADevice, job: Job | None = None, rounds: 
     assert job is None or job.done, (job.progress, job.slices, job.held, fake.calls[-20:])
 
 
-def ran_once(fake: FakeDriver, totals: list[int]) -> None:
+def ran_once(fake: SteppedDriver, totals: list[int]) -> None:
     """Assert that every task block of every stage ran once, one stage after the other."""
     claims = [claim for _, _, claim in fake.ran]
     at = 0

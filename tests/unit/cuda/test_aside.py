@@ -12,37 +12,24 @@ from gpud.device.cuda.aside import Aside
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver
 from gpud.errors import DeviceLost, InvalidArgument
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 
 GRANULE = 1 << 16
 SIZE = 16 * GRANULE
 WAIT_S = 60.0
 
 
-class Slow(FakeDriver):
-    """Takes nothing away before ``goes`` is set; a range that was given back can be had again."""
+class Slow(SteppedDriver):
+    """Takes nothing away before ``goes`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.comes, self.goes = threading.Event(), threading.Event()
-        self._old: dict[int, Any] = {}
 
-    def _cuMemUnmap(self, address: int, size: int) -> None:
-        if threading.current_thread().name == "give back":
+    def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "cuMemUnmap" and threading.current_thread().name == "give back":
             self.comes.set()
             assert self.goes.wait(WAIT_S)
-        super()._cuMemUnmap(address, size)
-
-    def _cuMemAddressFree(self, address: int, size: int) -> None:
-        self._old[address] = self._memory[address]
-        super()._cuMemAddressFree(address, size)
-
-    def _cuMemAddressReserve(self, size: int, align: int, address: int, flags: int) -> int:
-        if address in self._old:
-            self._memory[address] = self._old.pop(address)
-            self.alive["range"] += 1
-            return address
-        return super()._cuMemAddressReserve(size, align, address, flags)
 
 
 def test_what_a_session_had_goes_without_anybody_waiting_who_does_not_lack_it(

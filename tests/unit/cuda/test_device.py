@@ -26,7 +26,7 @@ from gpud.errors import (
     LaunchConfigError,
     OutOfMemory,
 )
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import PROGRAM, device_of, drive, launches, ran_once
 
 GRANULE = 1 << 16
@@ -47,14 +47,14 @@ def written(descriptor: int, offset: int, data: bytes) -> None:
 
 
 def test_what_it_says_of_itself() -> None:
-    with device_of(FakeDriver()) as device:
+    with device_of(SteppedDriver()) as device:
         assert (device.kind, device.name, device.sms) == ("cuda", "Model GPU", 4)
         assert (device.capability, device.memory_bytes) == (90, 1 << 30)
         assert device.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
 def test_what_was_written_is_there_before_anything_is_launched() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         memory = device.device_memory(64)
         assert fake.u64(memory.address) == 0
@@ -64,7 +64,7 @@ def test_what_was_written_is_there_before_anything_is_launched() -> None:
 
 
 def test_memory_is_zero_and_seen_from_both_sides() -> None:
-    with device_of(FakeDriver()) as device:
+    with device_of(SteppedDriver()) as device:
         block = device.allocate(1000)
         assert block.view.size == 1000
         assert not block.view.any()
@@ -81,7 +81,7 @@ def test_memory_is_zero_and_seen_from_both_sides() -> None:
 
 
 def test_too_little_memory_says_how_much_there_is() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         fake.fail(1, "OUT_OF_MEMORY", "cuMemAlloc")
         with pytest.raises(OutOfMemory, match="12345 are available"):
@@ -89,7 +89,7 @@ def test_too_little_memory_says_how_much_there_is() -> None:
 
 
 def test_runs_take_no_new_memory_once_they_have_run() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         opened = len(fake.calls)
         chain = device.prepare(launches(device, "ppp"))
@@ -107,7 +107,7 @@ def test_runs_take_no_new_memory_once_they_have_run() -> None:
 
 
 def test_small_blocks_are_cut_from_what_was_taken_at_the_beginning() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         before = fake.alive["host"], fake.alive["device"]
         blocks = [device.host_blocks.take(size) for size in (1, 300, 4096, 64)]
@@ -129,9 +129,9 @@ def test_small_blocks_are_cut_from_what_was_taken_at_the_beginning() -> None:
 # -- arenas
 
 
-def sound(fake: FakeDriver, device: CUDADevice, arena: Arena, *modules: CUDAModule) -> None:
+def sound(fake: SteppedDriver, device: CUDADevice, arena: Arena, *modules: CUDAModule) -> None:
     """Assert that what fences let through has memory behind it, and none is held besides."""
-    assert fake._reaches(arena.address, arena.backed)
+    assert fake.memory.reaches(arena.address, arena.backed)
     for module in modules:
         raw = device.read(module._addresses["gpud_arena"] or 0, 16)
         base, size = np.frombuffer(raw, np.uint64).tolist()
@@ -154,7 +154,7 @@ def poked(device: CUDADevice, address: int, data: bytes) -> None:
 
 
 def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
         assert arena.ranges() == ((arena.address, GRANULE),)
@@ -178,7 +178,7 @@ def test_an_arena_has_memory_where_it_was_committed(memfd: int) -> None:
 
 
 def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
         arena.commit(GRANULE, 100)
@@ -198,7 +198,7 @@ def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:
 
 
 def test_fences_let_through_what_has_memory_and_no_more(memfd: int) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
         before = device.load(PROGRAM, (arena.address, SIZE))
@@ -215,7 +215,7 @@ def test_fences_let_through_what_has_memory_and_no_more(memfd: int) -> None:
 
 
 def test_an_arena_smaller_than_a_granule_is_fenced_by_its_own_size(memfd: int) -> None:
-    with device_of(FakeDriver()) as device:
+    with device_of(SteppedDriver()) as device:
         arena = device.map_arena(memfd, GRANULE // 4)
         module = device.load(PROGRAM, (arena.address, GRANULE // 4))
         arena.commit(0, 100)
@@ -224,7 +224,7 @@ def test_an_arena_smaller_than_a_granule_is_fenced_by_its_own_size(memfd: int) -
 
 
 def test_where_no_array_is_there_is_memory_of_the_sessions_own(memfd: int) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
         module = device.load(PROGRAM, (arena.address, SIZE))
@@ -252,14 +252,14 @@ def test_where_no_array_is_there_is_memory_of_the_sessions_own(memfd: int) -> No
 
 
 def test_spare_memory_stays_while_there_is_enough(memfd: int) -> None:
-    fake = FakeDriver()
-    fake.free_bytes = 1 << 29
+    fake = SteppedDriver()
+    fake.memory.free_bytes = 1 << 29
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
         arena.commit(2 * GRANULE, GRANULE)
         arena.release(2 * GRANULE, GRANULE)
         assert fake.alive["piece"] == 3
-        fake.free_bytes = 12345
+        fake.memory.free_bytes = 12345
         arena.commit(4 * GRANULE, GRANULE)
         arena.release(4 * GRANULE, GRANULE)
         assert fake.alive["piece"] == 2
@@ -268,7 +268,7 @@ def test_spare_memory_stays_while_there_is_enough(memfd: int) -> None:
 
 
 def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: int) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
         arena.commit(GRANULE, 4 * GRANULE, from_file=False)
@@ -307,19 +307,24 @@ def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: i
 
 
 def test_an_arena_that_cannot_lie_there_is_refused(memfd: int) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
+        first = device.map_arena(memfd, SIZE)
         with pytest.raises(InvalidArgument, match="it is taken"):
-            device.map_arena(memfd, SIZE, base=0x5000_0000)
+            device.map_arena(memfd, SIZE, base=first.address)
         with pytest.raises(InvalidArgument, match="its range"):
             device.map_arena(memfd, 2 * SIZE)
-        assert fake.alive["range"] == 0
+        assert fake.alive["range"] == 1
+        first.close()
+        second = device.map_arena(memfd, SIZE, base=first.address)
+        assert second.address == first.address
+        second.close()
 
 
 def test_whichever_call_fails_what_fences_let_through_has_memory(memfd: int) -> None:
     failed, over = 0, False
     for nth in range(1, 200):
-        fake = FakeDriver()
+        fake = SteppedDriver()
         with suppress(DeviceLost), device_of(fake) as device:
             arena: Arena | None = None
             modules: list[CUDAModule] = []
@@ -353,7 +358,7 @@ def test_whichever_call_fails_what_fences_let_through_has_memory(memfd: int) -> 
 
 
 def test_programs_and_their_variables() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         module = device.load(PROGRAM, (0x1000, 0x2000))
         raw = device.read(module._addresses["gpud_arena"] or 0, 16)
@@ -373,7 +378,7 @@ def test_programs_and_their_variables() -> None:
 
 
 def test_a_program_that_is_refused_brings_the_drivers_log() -> None:
-    with device_of(FakeDriver()) as device:
+    with device_of(SteppedDriver()) as device:
         text = PROGRAM.replace("plain_e", "refuse_me")
         with pytest.raises(CompileError, match=r"INVALID_PTX.: ptxas fatal: nothing is right") as e:
             device.load(text)
@@ -381,7 +386,7 @@ def test_a_program_that_is_refused_brings_the_drivers_log() -> None:
 
 
 def test_a_forgotten_program_is_unloaded_when_nothing_runs() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         before = fake.alive["module"]
         chain = device.prepare(launches(device, "p"))
@@ -398,12 +403,12 @@ def test_a_forgotten_program_is_unloaded_when_nothing_runs() -> None:
 
 
 def test_occupancy_and_what_does_not_fit() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         kernel = device.load(PROGRAM).kernel("persistent_a")
         assert device.occupancy(kernel, (256, 1, 1)) == 2
         assert device.occupancy(kernel, (32, 1, 1), 100 << 10) == 2
-        assert fake.shared_room == 227 << 10
+        assert 227 << 10 in {one.shared_room for one in fake.handles.all("function")}
         for block, shared, words in (
             ((1024, 2, 1), 0, "more than a block may have"),
             ((1, 1, 65), 0, "an extent is over 64"),
@@ -419,28 +424,30 @@ def test_occupancy_and_what_does_not_fit() -> None:
 
 
 def test_room_for_local_memory_is_made_before_anything_runs() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
-        assert fake.stack_bytes == device.context.stack_bytes == 4 << 10
+        assert fake.contexts.stack_bytes == device.context.stack_bytes == 4 << 10
         module = device.load(PROGRAM)
-        fake.local_bytes = 5000
+        fake.modules.attributes["LOCAL_SIZE_BYTES"] = 5000
         device.occupancy(module.kernel("persistent_a"), (32, 1, 1))
-        assert fake.stack_bytes == 5000
-        fake.local_bytes = 1 << 30  # more than there can be: a launch says so
+        assert fake.contexts.stack_bytes == 5000
+        fake.modules.attributes["LOCAL_SIZE_BYTES"] = (
+            1 << 30
+        )  # more than there can be: a launch says so
         device.occupancy(module.kernel("sliced_c"), (32, 1, 1))
         assert device.context.stack_bytes == 5000
         job = Job(device, launches(device, "p"))
         job.resize(1)
         fake.run(3)
-        fake.local_bytes = 6000
+        fake.modules.attributes["LOCAL_SIZE_BYTES"] = 6000
         device.occupancy(module.kernel("persistent_b"), (32, 1, 1))
-        assert fake.stack_bytes == 5000
+        assert fake.contexts.stack_bytes == 5000
         drive(fake, device, job)
     assert fake.waits == []
 
 
 def test_a_chain_is_checked() -> None:
-    with device_of(FakeDriver()) as device:
+    with device_of(SteppedDriver()) as device:
         (spec,) = launches(device, "p")
         for wrong, error, words in (
             (spec._replace(parameters=b""), ValueError, "takes 8 bytes of parameters, not 0"),
@@ -457,7 +464,7 @@ def test_a_chain_is_checked() -> None:
 
 
 def test_a_watched_device_runs_jobs_by_itself_and_sleeps_at_idle() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     device = CUDADevice(driver=Driver(fake))
     job = Job(device, launches(device, "pp"))
     job.resize(2)
@@ -486,7 +493,7 @@ def test_a_watched_device_runs_jobs_by_itself_and_sleeps_at_idle() -> None:
 
 
 def test_a_lost_device_is_heard_of_on_the_threads_own() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     device = CUDADevice(driver=Driver(fake))
     job = Job(device, launches(device, "p"))
     with device.lock:
@@ -513,7 +520,7 @@ def test_what_the_rewriter_makes_runs_with_its_hidden_parameter() -> None:
 }
 """
     program = compile_program(source)
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         module = device.load(program.ptx, (1 << 20, 1 << 20))
         assert module.fenced == (1 << 20, 1 << 20)

@@ -21,7 +21,7 @@ from gpud.device.host.__main__ import CompileLimits, open_device
 from gpud.device.job import Job
 from gpud.device.spec import parse_device
 from gpud.errors import DeviceLost, InvalidArgument
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import PROGRAM, device_of, drive, launches
 
 FOLDER = Path(gpud.device.cuda.__file__).parent
@@ -40,12 +40,13 @@ def test_every_function_that_is_called_is_in_the_bindings() -> None:
 
 
 def test_the_model_takes_the_arguments_that_the_bindings_take() -> None:
-    for name in called() - {"cuLaunchKernel", "cuLaunchCooperativeKernel"}:
+    model = SteppedDriver()
+    for name in called():
         stated = (getattr(real, name).__doc__ or "").splitlines()[0]
         inside = stated[stated.index("(") + 1 : stated.rindex(")")]
         inside = re.sub(r"\[[^()]*?\](?=,|$)", "", inside)
-        modelled = inspect.signature(getattr(FakeDriver, f"_{name}")).parameters
-        assert len(modelled) - 1 == len([part for part in inside.split(",") if part]), stated
+        modelled = inspect.signature(model.function(name)).parameters
+        assert len(modelled) == len([part for part in inside.split(",") if part]), stated
 
 
 def test_sticky_statuses_are_statuses() -> None:
@@ -55,7 +56,7 @@ def test_sticky_statuses_are_statuses() -> None:
 
 @pytest.mark.parametrize("status", ["ILLEGAL_ADDRESS", "LAUNCH_FAILED", "ECC_UNCORRECTABLE"])
 def test_a_dead_context_is_a_lost_device(status: str) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     fake.lose(status)
     with pytest.raises(DeviceLost, match=f"cuInit reports CUDA_ERROR_{status}"):
         Driver(fake).call("cuInit", 0)
@@ -71,7 +72,7 @@ def test_programs_that_ask_for_one_connection_get_all(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("status", ["NO_DEVICE", "UNKNOWN"])
 def test_a_gpu_that_does_not_answer_is_none(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     fake.lose(status)
     monkeypatch.setattr(real, "cuInit", fake.cuInit)
     with pytest.raises(InvalidArgument, match="see nvidia-smi"):
@@ -79,7 +80,7 @@ def test_a_gpu_that_does_not_answer_is_none(monkeypatch: pytest.MonkeyPatch, sta
 
 
 def test_any_other_status_is_an_error_with_its_name() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     fake.fail(1, "NOT_PERMITTED")
     with pytest.raises(DriverError, match="cuInit failed: CUDA_ERROR_NOT_PERMITTED") as caught:
         Driver(fake).call("cuInit", 0)
@@ -95,7 +96,7 @@ def test_without_a_driver_it_says_what_is_missing() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with pytest.raises(InvalidArgument, match="no cuda:1: the driver shows 1 GPU here"):
         CUDADevice(1, driver=Driver(fake))
     with pytest.raises(InvalidArgument, match="no release path 'magic'"):
@@ -103,7 +104,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 
 def test_opening_that_fails_anywhere_leaves_nothing() -> None:
-    whole = FakeDriver()
+    whole = SteppedDriver()
     device = CUDADevice(driver=Driver(whole), release="copy", watch=False)
     names = list(whole.calls)
     device.close()
@@ -111,7 +112,7 @@ def test_opening_that_fails_anywhere_leaves_nothing() -> None:
     for nth, name in enumerate(names, 1):
         if name.endswith(("Destroy", "Unload")):
             continue  # what the driver does not take back, nobody can give
-        fake = FakeDriver()
+        fake = SteppedDriver()
         fake.fail(nth, "NOT_SUPPORTED")
         try:
             device = CUDADevice(driver=Driver(fake), release="copy", watch=False)
@@ -128,9 +129,9 @@ def test_opening_that_fails_anywhere_leaves_nothing() -> None:
 
 
 def test_waiting_blocks_instead_of_spinning() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     CUDADevice(driver=Driver(fake), watch=False).close()
-    assert fake.context_flags & int(real.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC)
+    assert fake.contexts.flags & int(real.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC)
 
 
 def test_a_semaphore_ends_a_wait_and_takes_all_posts() -> None:
@@ -142,7 +143,7 @@ def test_a_semaphore_ends_a_wait_and_takes_all_posts() -> None:
     assert not semaphore.wait(0.001)
 
 
-def everything(fake: FakeDriver, release: str, descriptor: int) -> None:
+def everything(fake: SteppedDriver, release: str, descriptor: int) -> None:
     """Use all that a device has."""
     with device_of(fake, release) as device:
         arena = device.map_arena(descriptor, ARENA)
@@ -181,7 +182,7 @@ def test_the_bindings_take_what_the_model_takes(tmp_path: Path) -> None:
     file.write_bytes(bytes(ARENA))
     seen: dict[str, tuple[Any, ...]] = {"cuInit": (0,)}
     for release in RELEASE_PATHS:
-        fake = FakeDriver(2)
+        fake = SteppedDriver(2)
         with file.open("r+b") as opened:
             everything(fake, release, opened.fileno())
         seen |= fake.seen

@@ -12,14 +12,14 @@ from gpud.device.cuda.driver import Driver
 from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.job import Job
 from gpud.errors import DeviceLost, GpudError, IllegalAddress, InternalError, KernelTrap
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import device_of, drive, launches, ran_once
 
 
 @pytest.mark.parametrize("release", RELEASE_PATHS)
 @pytest.mark.parametrize("what", ["p", "ppp", "s", "w", "e", "pspwpepp", "p" * 20])
 def test_every_task_block_runs_once_and_stages_follow_each_other(what: str, release: str) -> None:
-    fake = FakeDriver(1)
+    fake = SteppedDriver(1)
     with device_of(fake, release) as device:
         job = Job(device, launches(device, what))
         assert job.progress == (0, 0, 10 * len(what))
@@ -36,7 +36,7 @@ def test_every_task_block_runs_once_and_stages_follow_each_other(what: str, rele
 @pytest.mark.parametrize("seed", range(25))
 def test_nothing_is_lost_or_repeated_whatever_is_resized_when(seed: int) -> None:
     choose = random.Random(seed)
-    fake = FakeDriver(seed, room=choose.choice([1, 3, 64]))
+    fake = SteppedDriver(seed, room=choose.choice([1, 3, 64]))
     what = "".join(choose.choice("pppsw") for _ in range(choose.choice([1, 4, 30])))
     with device_of(fake, choose.choice(list(RELEASE_PATHS))) as device:
         job = Job(device, launches(device, what, total=12))
@@ -63,7 +63,7 @@ def test_nothing_is_lost_or_repeated_whatever_is_resized_when(seed: int) -> None
 
 
 def test_a_stopped_job_keeps_what_is_left_and_holds_nothing() -> None:
-    fake = FakeDriver(2)
+    fake = SteppedDriver(2)
     with device_of(fake) as device:
         left: list[int] = []
         job = Job(
@@ -84,7 +84,7 @@ def test_a_stopped_job_keeps_what_is_left_and_holds_nothing() -> None:
 
 
 def test_it_grows_while_it_runs_and_tells_what_it_holds() -> None:
-    fake = FakeDriver(3)
+    fake = SteppedDriver(3)
     with device_of(fake) as device:
         job = Job(device, launches(device, "p", total=1000))
         job.resize(2)
@@ -106,22 +106,22 @@ def test_it_grows_while_it_runs_and_tells_what_it_holds() -> None:
 
 
 def test_urgent_runs_have_the_streams_of_the_highest_priority() -> None:
-    fake = FakeDriver(4)
+    fake = SteppedDriver(4)
     with device_of(fake) as device:
         chain = device.prepare(launches(device, "p"))
         device.flights._streams.clear()  # those that there are from the beginning
-        before = len(fake._streams)
+        before = len(fake.streams.all)
         assert before > 1
         for priority in (0, 1):
             job = Job(device, chain, priority=priority)
             job.resize(1)
             drive(fake, device, job)
-        made = list(fake._streams.values())[before:]
+        made = fake.streams.all[before:]
         assert [stream.priority for stream in made] == [0, -5]
 
 
 def test_launches_of_several_occupancies_have_their_share_of_blocks() -> None:
-    fake = FakeDriver(5)
+    fake = SteppedDriver(5)
     with device_of(fake) as device:
         specs = launches(device, "pp", total=100)
         chain = device.prepare([specs[0]._replace(occupancy=4), specs[1]._replace(occupancy=6)], 2)
@@ -135,7 +135,7 @@ def test_launches_of_several_occupancies_have_their_share_of_blocks() -> None:
 
 @pytest.mark.parametrize("form", ["p", "s"])
 def test_a_fault_ends_the_run_and_is_told(form: str) -> None:
-    fake = FakeDriver(6)
+    fake = SteppedDriver(6)
     kernel = {"p": "persistent_a", "s": "sliced_c"}[form]
     fake.faults[kernel, 4] = FaultKind.ADDRESS
     with device_of(fake) as device:
@@ -151,7 +151,7 @@ def test_a_fault_ends_the_run_and_is_told(form: str) -> None:
 
 
 def test_a_trap_says_so() -> None:
-    fake = FakeDriver(7)
+    fake = SteppedDriver(7)
     fake.faults["persistent_a", 0] = FaultKind.TRAP
     with device_of(fake) as device:
         job = Job(device, launches(device, "p"))
@@ -161,7 +161,7 @@ def test_a_trap_says_so() -> None:
 
 
 def test_ended_jobs_run_nothing_more() -> None:
-    fake = FakeDriver(8)
+    fake = SteppedDriver(8)
     with device_of(fake) as device:
         ended: list[Job] = []
         never = Job(device, launches(device, "p"), on_done=ended.append)
@@ -184,7 +184,7 @@ def test_ended_jobs_run_nothing_more() -> None:
 
 
 def test_a_job_that_grows_again_and_again_has_few_streams() -> None:
-    fake = FakeDriver(14)
+    fake = SteppedDriver(14)
     with device_of(fake) as device:
         job = Job(device, launches(device, "p", total=1500))
         before = fake.alive["stream"]
@@ -205,7 +205,7 @@ def test_a_job_that_grows_again_and_again_has_few_streams() -> None:
 
 @pytest.mark.parametrize("seed", [2, 5, 19, 32])
 def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
-    fake = FakeDriver(seed)
+    fake = SteppedDriver(seed)
     with device_of(fake) as device:
         chain = launches(device, "pp", total=12)
         before = Job(device, chain)
@@ -224,7 +224,7 @@ def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
 
 
 def test_a_killed_job_tells_its_blocks() -> None:
-    fake = FakeDriver(9)
+    fake = SteppedDriver(9)
     with device_of(fake) as device:
         job = Job(device, launches(device, "pp", total=100))
         job.resize(2)
@@ -237,7 +237,7 @@ def test_a_killed_job_tells_its_blocks() -> None:
 
 
 def test_runs_of_one_chain_at_once_do_not_disturb_each_other() -> None:
-    fake = FakeDriver(10)
+    fake = SteppedDriver(10)
     with device_of(fake) as device:
         chain = device.prepare(launches(device, "pp"))
         jobs = [Job(device, chain) for _ in range(3)]
@@ -250,7 +250,7 @@ def test_runs_of_one_chain_at_once_do_not_disturb_each_other() -> None:
 
 
 def test_a_lost_context_is_told_by_every_run() -> None:
-    fake = FakeDriver(11)
+    fake = SteppedDriver(11)
     device = CUDADevice(driver=Driver(fake), watch=False)
     ended: list[Job] = []
     jobs = [Job(device, launches(device, "p"), on_done=ended.append) for _ in range(2)]
@@ -265,18 +265,18 @@ def test_a_lost_context_is_told_by_every_run() -> None:
 
 
 def test_blocks_that_vanish_are_a_fault_of_ours_and_end_the_run() -> None:
-    fake = FakeDriver(12)
+    fake = SteppedDriver(12)
     with device_of(fake) as device:
         job = Job(device, launches(device, "p"))
         job.resize(2)
         fake.run(12)
-        for launch in fake._launches:
+        for launch in fake.launches:
             launch.resident.clear()
         drive(fake, device, job)
         assert isinstance(job.error, InternalError) or job.complete
 
 
-def resizing(fake: FakeDriver, job_device: tuple[Job, object]) -> None:
+def resizing(fake: SteppedDriver, job_device: tuple[Job, object]) -> None:
     """A run with a growth, a release and a stop."""
     job, device = job_device
     for slices in (2, 5, 1, 0, 3):
@@ -294,7 +294,7 @@ def test_whichever_call_fails_the_run_ends_and_nothing_is_left(
 ) -> None:
     failed = lost = 0
     for nth in range(1, 400, stride):
-        fake = FakeDriver(nth)
+        fake = SteppedDriver(nth)
         try:
             with device_of(fake, release) as device:
                 job = Job(device, launches(device, "pspp"))
@@ -319,7 +319,7 @@ def test_whichever_call_fails_the_run_ends_and_nothing_is_left(
 
 
 def test_a_launch_that_cannot_begin_holds_nothing() -> None:
-    fake = FakeDriver(13)
+    fake = SteppedDriver(13)
     with device_of(fake) as device:
         job = Job(device, launches(device, "p"))
         fake.fail(1, "INVALID_VALUE", "cuLaunchKernel")
@@ -333,7 +333,7 @@ def test_a_launch_that_cannot_begin_holds_nothing() -> None:
 @pytest.mark.parametrize("release", RELEASE_PATHS)
 @pytest.mark.parametrize("what", ["p", "s", "w", "e", "sp"])
 def test_the_first_task_block_is_seen_when_it_begins(what: str, release: str) -> None:
-    fake = FakeDriver(2)
+    fake = SteppedDriver(2)
     with device_of(fake, release) as device:
         job = Job(device, launches(device, what))
         job.resize(1)
@@ -349,7 +349,7 @@ def test_the_first_task_block_is_seen_when_it_begins(what: str, release: str) ->
 
 
 def test_blocks_that_are_released_before_they_claim_are_no_beginning() -> None:
-    fake = FakeDriver(2)
+    fake = SteppedDriver(2)
     with device_of(fake) as device:
         job = Job(device, launches(device, "p"))
         job.resize(1)

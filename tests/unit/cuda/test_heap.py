@@ -18,7 +18,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver
 from gpud.device.cuda.heap import HEAP_BYTES, with_own_heap
-from tests.gpu.fake_driver import FakeDriver
+from tests.driver_model import CPUDriver
 from tests.unit.cpu.running import Array, rewritten
 from tests.unit.printing import ARENA, load, run
 
@@ -85,7 +85,7 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with CPUDevice(2) as cpu, CUDADevice(driver=Driver(FakeDriver(cpu))) as cuda:
+    with CPUDevice(2) as cpu, CUDADevice(driver=Driver(CPUDriver(cpu))) as cuda:
         yield World(cuda, cpu)
 
 

@@ -13,7 +13,7 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver
 from gpud.device.host import messages as m
 from gpud.device.host.host import Host
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import PROGRAM
 
 WAIT_S = 60
@@ -23,7 +23,7 @@ class Case:
     """A host in this process; time passes when a test says so."""
 
     def __init__(self) -> None:
-        self.fake = FakeDriver(3)
+        self.fake = SteppedDriver(3)
         self.device = CUDADevice(driver=Driver(self.fake), watch=False)
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()

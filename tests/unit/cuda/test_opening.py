@@ -8,7 +8,7 @@ from gpud.device.cuda.driver import Driver
 from gpud.device.host.__main__ import CompileLimits, open_device
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.unit.cuda.fake_driver import FakeDriver
 def test_a_gpu_that_is_another_process_own(
     monkeypatch: pytest.MonkeyPatch, function: str, status: str
 ) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     fake.fail(1, status, function)
     monkeypatch.setattr("gpud.device.cuda.device.open_driver", lambda: Driver(fake))
     with pytest.raises(InvalidArgument, match=f"cuda:0 cannot be opened: .*{status}.*nvidia-smi"):

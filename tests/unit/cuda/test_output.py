@@ -28,7 +28,7 @@ from gpud.device.cuda.driver import Driver
 from gpud.device.cuda.output import OUTPUT_BYTES, printed_text
 from gpud.device.interface import OUTPUT_LIMIT_BYTES
 from gpud.device.job import Job, LaunchSpec
-from tests.gpu.fake_driver import FakeDriver
+from tests.driver_model import CPUDriver
 from tests.unit.cpu.running import TIMEOUT_S, pointer, rewritten, words
 from tests.unit.printing import ALL_LINES, ARENA, EACH, HOSTILE, SAID, SOURCE, load, run
 
@@ -44,7 +44,7 @@ class Both(NamedTuple):
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[Both]:
-    with CPUDevice(2) as cpu, CUDADevice(driver=Driver(FakeDriver(cpu))) as cuda:
+    with CPUDevice(2) as cpu, CUDADevice(driver=Driver(CPUDriver(cpu))) as cuda:
         yield Both(cuda, cpu)
 
 

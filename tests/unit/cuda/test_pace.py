@@ -11,7 +11,7 @@ from gpud.compiler.control_words import AHEAD, CHUNK, Claims
 from gpud.device.cuda import aloft, launcher
 from gpud.device.cuda.pace import Pace
 from gpud.device.job import Job
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import device_of, drive, launches, ran_once
 
 SHAPE = (32, 1, 1)
@@ -78,7 +78,7 @@ def test_the_next_run_claims_by_the_pace_of_the_last(
     clock = iter(range(0, 1 << 62, tick_ns))
     for module in (aloft, launcher):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: next(clock)))
-    fake = FakeDriver(1)
+    fake = SteppedDriver(1)
     with device_of(fake) as device:
         specs = launches(device, "p", total=1)
         most = device.sms * device.occupancy(specs[0].kernel, SHAPE)

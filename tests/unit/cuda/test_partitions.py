@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,14 +18,14 @@ from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import InvalidArgument
 from gpud.units import Partitions
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import PROGRAM, device_of, drive, launches
 
 ROOM = 16
 """Four blocks on each of four SMs, twice the model's occupancy."""
 
 
-def look_at(fake: FakeDriver, device: CUDADevice, steps: int) -> None:
+def look_at(fake: SteppedDriver, device: CUDADevice, steps: int) -> None:
     """Let some time pass."""
     for _ in range(steps):
         fake.step()
@@ -36,7 +37,7 @@ def online_launch(device: CUDADevice, total: int = 12) -> list[LaunchSpec]:
     return [LaunchSpec(kernel, "persistent", (total, 1, 1), (32, 1, 1), bytes(8))] * 2
 
 
-def ran_of(fake: FakeDriver, name: str) -> Counter[int]:
+def ran_of(fake: SteppedDriver, name: str) -> Counter[int]:
     return Counter(claim for kernel, _, claim in fake.ran if kernel == name)
 
 
@@ -50,20 +51,20 @@ def test_the_probe_assembles(arch: str) -> None:
     ("sms", "unit", "most"), [(4, 1, 4), (10, 2, 10), (13, 4, 12), (132, 8, 128), (1, 1, 1)]
 )
 def test_the_sms_of_each_unit_are_found(sms: int, unit: int, most: int) -> None:
-    fake = FakeDriver(sms, room=4 * sms, sms=sms, unit=unit)
+    fake = SteppedDriver(sms, room=4 * sms, sms=sms, unit=unit)
     with device_of(fake) as device:
         assert device.partitions == Partitions(unit, most)
         for number in range(most // unit):
             place = device.green.take(unit)
             assert place.sms == unit
-            assert place.numbers == set(fake.units[number * unit : (number + 1) * unit])
+            assert place.numbers == set(fake.green.units[number * unit : (number + 1) * unit])
         device.green.make()
         rest = device.green.rest
         assert (0 if rest is None else rest.sms) == sms - most
 
 
 def test_a_partition_is_given_up_whatever_the_driver_says() -> None:
-    fake = FakeDriver(1)
+    fake = SteppedDriver(1)
     with device_of(fake) as device:
         first, second = device.green.take(1), device.green.take(1)
         device.green.make(second)
@@ -82,7 +83,7 @@ def test_a_partition_is_given_up_whatever_the_driver_says() -> None:
 
 
 def test_a_place_is_made_once() -> None:
-    fake = FakeDriver(1)
+    fake = SteppedDriver(1)
     with device_of(fake) as device:
         first = device.green.take(2)
         device.green.make(first)
@@ -95,20 +96,20 @@ def test_a_place_is_made_once() -> None:
         assert fake.calls.count("cuGreenCtxCreate") == made
         device.green.take(1)
         assert device.green.rest is None, "what was the rest has SMs of the second"
-        assert device.green.numbers == set(fake.units[:3])
+        assert device.green.numbers == set(fake.green.units[:3])
 
 
 @pytest.mark.parametrize(
     ("fake", "why"),
     [
-        (FakeDriver(3, sms=4, unit=8), "no fewer than 8"),
-        (FakeDriver(3, sms=300), "256 can be named"),
-        (FakeDriver(3, version=12040), "CUDA 12.5, and the driver is for 12.4"),
-        (FakeDriver(3, tells={0: 1}), "green contexts have cannot be told: "),
-        (FakeDriver(3, tells={0: 300}), "cannot be told: of 2 the probe saw 2"),
+        (SteppedDriver(3, sms=4, unit=8), "no fewer than 8"),
+        (SteppedDriver(3, sms=300), "256 can be named"),
+        (SteppedDriver(3, version=12040), "CUDA 12.5, and the driver is for 12.4"),
+        (SteppedDriver(3, tells={0: 1}), "green contexts have cannot be told: "),
+        (SteppedDriver(3, tells={0: 300}), "cannot be told: of 2 the probe saw 2"),
     ],
 )
-def test_what_the_driver_cannot_do_is_said(fake: FakeDriver, why: str) -> None:
+def test_what_the_driver_cannot_do_is_said(fake: SteppedDriver, why: str) -> None:
     with device_of(fake) as device:
         assert device.partitions.step == 0
         assert re.search(why, device.partitions.why)
@@ -120,7 +121,7 @@ def test_what_the_driver_cannot_do_is_said(fake: FakeDriver, why: str) -> None:
 
 
 def test_a_size_that_cannot_be_is_refused_and_takes_nothing() -> None:
-    fake = FakeDriver(2, sms=8, unit=2)
+    fake = SteppedDriver(2, sms=8, unit=2)
     with device_of(fake) as device:
         what = launches(device, "p")
         with pytest.raises(InvalidArgument, match="multiples of 2 here, up to 8, not 3"):
@@ -138,7 +139,7 @@ def test_a_size_that_cannot_be_is_refused_and_takes_nothing() -> None:
     + [("cuGreenCtxStreamCreate", nth) for nth in (1, 8, 9)],
 )
 def test_a_context_that_cannot_be_made_is_that_jobs_error(function: str, nth: int) -> None:
-    fake = FakeDriver(2)
+    fake = SteppedDriver(2)
     with device_of(fake) as device:
         fake.fail(nth, "OUT_OF_MEMORY", function)
         refused = Job(device, launches(device, "p"), exclusive=2)
@@ -152,7 +153,7 @@ def test_a_context_that_cannot_be_made_is_that_jobs_error(function: str, nth: in
         assert again.complete
 
 
-class Slow(FakeDriver):
+class Slow(SteppedDriver):
     """Something happens while a context is made."""
 
     def __init__(self) -> None:
@@ -160,9 +161,9 @@ class Slow(FakeDriver):
         self.occupancy = 4
         self.happens: Callable[[], None] = lambda: None
 
-    def _cuGreenCtxCreate(self, described: int, device: int, flags: int) -> int:
-        self.happens()
-        return super()._cuGreenCtxCreate(described, device, flags)
+    def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "cuGreenCtxCreate":
+            self.happens()
 
 
 def test_others_run_while_contexts_are_made() -> None:
@@ -201,7 +202,7 @@ def test_others_run_while_contexts_are_made() -> None:
     [*((seed, "mapped") for seed in range(4)), *((4, path) for path in RELEASE_PATHS)],
 )
 def test_others_leave_a_partition_and_come_back_after_it(seed: int, release: str) -> None:
-    fake = FakeDriver(seed, room=ROOM)
+    fake = SteppedDriver(seed, room=ROOM)
     fake.occupancy = 4
     with device_of(fake, release) as device:
         offline = Job(device, launches(device, "p", total=700))
@@ -243,7 +244,7 @@ def test_others_leave_a_partition_and_come_back_after_it(seed: int, release: str
 @pytest.mark.parametrize("seed", range(25))
 def test_nothing_is_lost_whatever_is_cleared_and_taken_when(seed: int) -> None:
     choose = random.Random(seed)
-    fake = FakeDriver(seed, room=choose.choice([4, 8, 64]))
+    fake = SteppedDriver(seed, room=choose.choice([4, 8, 64]))
     fake.occupancy = 1
     what = "".join(choose.choice("pppsw") for _ in range(choose.choice([1, 4, 30])))
     with device_of(fake, choose.choice(list(RELEASE_PATHS))) as device:
@@ -288,7 +289,7 @@ def test_nothing_is_lost_whatever_is_cleared_and_taken_when(seed: int) -> None:
 
 
 def test_a_job_does_not_grow_while_sms_are_cleared_and_then_it_does() -> None:
-    fake = FakeDriver(7, room=ROOM)
+    fake = SteppedDriver(7, room=ROOM)
     fake.occupancy = 4
     with device_of(fake) as device:
         job = Job(device, launches(device, "p", total=900))
@@ -318,7 +319,7 @@ def test_a_job_does_not_grow_while_sms_are_cleared_and_then_it_does() -> None:
 
 
 def test_what_cannot_be_told_to_leave_stays_to_its_end() -> None:
-    fake = FakeDriver(5, room=ROOM)
+    fake = SteppedDriver(5, room=ROOM)
     fake.occupancy = 4
     with device_of(fake) as device:
         offline = Job(device, launches(device, "w", total=16))

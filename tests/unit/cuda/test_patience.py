@@ -17,25 +17,24 @@ from gpud.device.cuda.watcher import Watcher
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import DeviceLost
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import PROGRAM, device_of, drive, launches, ran_once
 
 _LONG_S = 60.0
 ENDLESS = 1_000_000
 
 
-class AtRest(FakeDriver):
+class AtRest(SteppedDriver):
     """Loads when the device is at rest, and waits for that."""
 
     waits_for_rest = False
 
-    def _cuModuleLoadDataEx(self, *arguments: Any) -> Any:
+    def before(self, name: str, arguments: tuple[Any, ...]) -> None:
         ends = time.monotonic() + _LONG_S
-        while self.waits_for_rest and self.resident:
+        while name == "cuModuleLoadDataEx" and self.waits_for_rest and self.resident:
             assert time.monotonic() < ends, "waits for ever"
             if not self.step():
                 time.sleep(0)
-        return super()._cuModuleLoadDataEx(*arguments)
 
 
 def impatient(device: CUDADevice, seconds: float = 0.0) -> Patience:
@@ -86,7 +85,7 @@ def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) -> None:
-    fake, when = FakeDriver(seed), random.Random(seed)
+    fake, when = SteppedDriver(seed), random.Random(seed)
     with device_of(fake) as device:
         job = Job(device, launches(device, "ppsp", total=20))
         job.resize(2)
@@ -105,7 +104,7 @@ def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) ->
 
 
 def test_what_is_begun_while_blocks_are_halted_is_known_to_be_halted() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         first, second = (Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2))
         first.resize(2)
@@ -130,7 +129,7 @@ def test_what_is_begun_while_blocks_are_halted_is_known_to_be_halted() -> None:
 
 
 def test_the_first_runs_need_nothing_that_the_driver_may_wait_for() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         chains = [device.prepare(launches(device, what)) for what in ("pp", "s")]
         before = len(fake.calls)
@@ -145,7 +144,7 @@ def test_the_first_runs_need_nothing_that_the_driver_may_wait_for() -> None:
 
 
 def test_a_call_that_returns_in_time_disturbs_nobody() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         impatient(device, _LONG_S)
         job = Job(device, launches(device, "p", total=50))
@@ -159,7 +158,7 @@ def test_a_call_that_returns_in_time_disturbs_nobody() -> None:
 
 
 def test_nothing_is_begun_while_a_call_is_stuck() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         patience = impatient(device)
         job, ended = (Job(device, launches(device, "p", total=20)) for _ in range(2))
@@ -169,7 +168,7 @@ def test_nothing_is_begun_while_a_call_is_stuck() -> None:
             ended.resize(2)
             ended.end()
             assert device.watcher.look() is not None
-            assert "persistent_a" not in {launch.name for launch in fake._launches}
+            assert "persistent_a" not in {launch.name for launch in fake.launches}
             assert (job.held, job.done, ended.held, ended.done) == (2, False, 0, True)
             assert not device.watcher.busy
         assert not patience.stuck
@@ -178,7 +177,7 @@ def test_nothing_is_begun_while_a_call_is_stuck() -> None:
 
 
 def test_a_device_that_is_lost_meanwhile_is_lost_for_what_was_held_back() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         patience = impatient(device)
         job = Job(device, launches(device, "p", total=20))
@@ -192,7 +191,7 @@ def test_a_device_that_is_lost_meanwhile_is_lost_for_what_was_held_back() -> Non
 
 
 def test_no_bug_ends_the_watching_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         job, other = (Job(device, launches(device, "p", total=20)) for _ in range(2))
         for one in (job, other):
@@ -228,7 +227,7 @@ def test_a_callback_that_fails_ends_no_watching(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("error", [KeyError(4711), ValueError("4711 is not a valid CUresult")])
 def test_a_status_that_the_bindings_do_not_know_ends_the_device(error: Exception) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
 
         def unknown(*_: Any) -> Any:
@@ -246,7 +245,7 @@ def test_a_status_that_the_bindings_do_not_know_ends_the_device(error: Exception
 
 
 def test_machine_code_is_made_once_and_apart_from_the_load() -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         before = fake.calls.count("cuLinkCreate")
         device.load(PROGRAM)
@@ -258,7 +257,7 @@ def test_machine_code_is_made_once_and_apart_from_the_load() -> None:
 
 @pytest.mark.parametrize("function", ["cuLinkCreate", "cuLinkAddData", "cuLinkComplete"])
 def test_what_the_linker_does_not_take_is_loaded_as_it_is(function: str) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         fake.fail(1, "UNKNOWN_TO_US", function)
         job = Job(device, launches(device, "p"))
@@ -269,7 +268,7 @@ def test_what_the_linker_does_not_take_is_loaded_as_it_is(function: str) -> None
 
 
 def test_little_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeDriver()
+    fake = SteppedDriver()
     with device_of(fake) as device:
         monkeypatch.setattr("gpud.device.cuda.machine_code._MOST_BYTES", 100)
         code, driver = MachineCode(), device.driver
@@ -286,11 +285,12 @@ def test_little_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_kernel_has_sms_divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[int, int] = {}
 
-    class Dividing(FakeDriver):
-        def _cuFuncSetAttribute(self, function: int, which: Any, value: int) -> None:
-            if which.name.endswith("CARVEOUT"):
-                found[function] = value
-            super()._cuFuncSetAttribute(function, which, value)
+    class Dividing(SteppedDriver):
+        def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+            if name == "cuFuncSetAttribute":
+                function, which, value = arguments
+                if which.name.endswith("CARVEOUT"):
+                    found[function] = value
 
     with device_of(Dividing()) as device:
         (gate,) = found

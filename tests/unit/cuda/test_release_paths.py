@@ -6,7 +6,7 @@ import pytest
 
 from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.job import Job
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import device_of, drive, launches, ran_once
 
 IN_DEVICE_MEMORY = [name for name in RELEASE_PATHS if name != "mapped"]
@@ -14,7 +14,7 @@ IN_DEVICE_MEMORY = [name for name in RELEASE_PATHS if name != "mapped"]
 
 @pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
 def test_a_look_at_a_gang_copies_once(release: str) -> None:
-    fake = FakeDriver(3)
+    fake = SteppedDriver(3)
     with device_of(fake, release) as device:
         job = Job(device, launches(device, "pppp", total=400))
         job.resize(4)
@@ -31,7 +31,7 @@ def test_a_look_at_a_gang_copies_once(release: str) -> None:
 
 @pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
 def test_what_another_launch_has_left_in_its_place_is_not_its_own(release: str) -> None:
-    fake = FakeDriver(4)
+    fake = SteppedDriver(4)
     with device_of(fake, release) as device:
         chain = device.prepare(launches(device, "p", total=6))
         for _ in range(3):  # each in the place of the one before, where no block is left

@@ -17,7 +17,7 @@ from gpud.device.cuda.driver import Driver, DriverError
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import InvalidArgument, OutOfMemory
-from tests.unit.cuda.fake_driver import FakeDriver
+from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import PROGRAM, device_of, drive
 
 GRANULE = 1 << 16
@@ -27,16 +27,15 @@ _KERNELS = {"p": MINE, "s": "sliced_c", "w": "whole_d"}
 _FORMS = {"p": "persistent", "s": "sliced", "w": "whole"}
 
 
-class Strict(FakeDriver):
+class Strict(SteppedDriver):
     """Memory must not be taken from where a kernel of the session ``at`` there could be."""
 
     at = 0
 
-    def _cuMemUnmap(self, address: int, size: int) -> None:
-        for name in _KERNELS.values():
-            if self.at <= address < self.at + SIZE:
-                assert not self.on_sms(name), f"{name} could be at {address:#x}"
-        super()._cuMemUnmap(address, size)
+    def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "cuMemUnmap" and self.at <= arguments[0] < self.at + SIZE:
+            for kernel in _KERNELS.values():
+                assert not self.on_sms(kernel), f"{kernel} could be at {arguments[0]:#x}"
 
 
 class World:
@@ -51,8 +50,14 @@ class World:
         other = device.load(PROGRAM, (1 << 60, SIZE))
         self.kernels = {name: module.kernel(name) for name in _KERNELS.values()}
         self.kernels[OTHERS] = other.kernel(OTHERS)
-        device.standstill.sleep = self.passes
         device.standstill.clock = lambda: 0.0  # however slow the machine is
+        self.slept = 0
+        device.standstill.sleep = self.sleep
+
+    def sleep(self, seconds: float) -> None:
+        """What the device does that waits for a session to stand still."""
+        self.slept += 1
+        self.passes(seconds)
 
     def passes(self, _: float) -> None:
         """A little time."""
@@ -134,11 +139,10 @@ def test_spare_memory_of_a_session_that_runs_nothing_is_taken_first(world: World
     world.started(mine)
     for arena, at in ((world.arena, 6), (resting, 2)):
         arena.release(at * GRANULE, GRANULE)
-    before = mine.progress[0]
     world.fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
     resting.commit(4 * GRANULE, GRANULE)
     assert (world.arena.has_spare, resting.has_spare) == (True, False)
-    assert mine.progress[0] == before, "no time was needed"
+    assert not world.slept, "no time was needed"
     resting.close()
     drive(world.fake, world.device, mine)
 
@@ -239,7 +243,7 @@ def test_a_call_that_fails_meanwhile_lets_the_session_go_on(world: World, nth: i
         world.arena.commit(GRANULE, SIZE - GRANULE)
     assert world.arena.has_spare == (nth == 2), "it is not taken away while kernels are there"
     world.fake.fail(0, "")
-    assert world.fake._reaches(world.arena.address, world.arena.backed)
+    assert world.fake.memory.reaches(world.arena.address, world.arena.backed)
     drive(world.fake, world.device, mine)
     assert world.ran(MINE) == Counter(range(200))
 
@@ -277,12 +281,8 @@ def test_a_program_does_not_hear_of_an_arena_that_is_closed(world: World) -> Non
 
 
 def test_a_gpu_on_which_no_memory_can_be_mapped_is_refused() -> None:
-    class Without(FakeDriver):
-        def _cuDeviceGetAttribute(self, which: Any, device: int) -> int:
-            lacks = "_MANAGEMENT_SUPPORTED" in which.name
-            return 0 if lacks else super()._cuDeviceGetAttribute(which, device)
-
-    fake = Without()
+    fake = SteppedDriver()
+    fake.contexts.attributes["VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED"] = 0
     with pytest.raises(InvalidArgument, match="no virtual memory management for Model GPU"):
         CUDADevice(driver=Driver(fake), watch=False)
     assert not +fake.alive

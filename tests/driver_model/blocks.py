@@ -1,0 +1,137 @@
+"""What blocks of a `SteppedDriver` do: rewritten kernels, as the device sees them.
+
+A block is a generator that yields wherever others may come between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from gpud.compiler import control_words as cw
+from gpud.device.cuda import gate, green
+from tests.driver_model.modules import Launch
+
+if TYPE_CHECKING:
+    from tests.driver_model.stepped import SteppedDriver
+
+__all__ = ["Block", "blocks_of"]
+
+
+class Block:
+    """A block, to come or there, and its SM once it is there."""
+
+    def __init__(self, doing: Callable[[Block], Iterator[None]]) -> None:
+        self.doing = doing(self)
+        self.sm = -1
+
+
+def blocks_of(device: SteppedDriver, launch: Launch) -> list[Block]:
+    """The blocks of a launch, by the kernel's name."""
+    name, values = launch.function.name, launch.values()
+    gx, gy, gz = launch.grid
+    count = gx * gy * gz
+    kernel = _Kernel(device, name)
+    if name == gate.GATE:
+        assert count == 1
+        return [Block(lambda _: kernel.gate(*values))]
+    if name == green.PROBE:
+        return [Block(lambda block: kernel.probe(values[0], block)) for _ in range(count)]
+    if name.startswith("persistent"):
+        assert (gy, gz) == (1, 1)
+        what = kernel.persistent
+    elif name.startswith(("sliced", "whole")):
+        what = kernel.sliced
+    else:
+        return [Block(lambda block, n=n: kernel.plain(n, block)) for n in range(count)]  # type: ignore[misc]
+    control = values[-1]
+    return [Block(lambda block, n=n: what(control, n, block)) for n in range(count)]  # type: ignore[misc]
+
+
+class _Kernel:
+    """The blocks of one kernel."""
+
+    def __init__(self, device: SteppedDriver, name: str) -> None:
+        self._device = device
+        self._name = name
+
+    def persistent(self, control: int, index: int, block: Block) -> Iterator[None]:
+        """Claims task blocks until it is told to leave, or there are none."""
+        device = self._device
+        job = device.u64(control + cw.JOB)
+        yield
+        self._begun(control, index)
+        while index < device.u32(control + cw.LIMIT):
+            named = device.u32(control + cw.NAMED)
+            if named and device.u32(job + named + block.sm // 32 * 4) >> block.sm % 32 & 1:
+                break
+            claim = device.u32(job + cw.NEXT)
+            device.put(job + cw.NEXT, claim + 1)
+            if claim >= device.u32(job + cw.TOTAL):
+                break
+            yield
+            kind = device.faults.get((self._name, claim))
+            if kind is not None:
+                self._fault(job, kind, claim)
+                break
+            self._ran(job, claim, block)
+            device.put(job + cw.DONE, device.u32(job + cw.DONE) + 1)
+            yield
+            if device.u32(job + cw.KILL):
+                break
+        device.put(control + cw.LIVE, device.u32(control + cw.LIVE) - 1)
+
+    def sliced(self, control: int, index: int, block: Block) -> Iterator[None]:
+        """Runs its own task block."""
+        device = self._device
+        job, claim = device.u64(control + cw.JOB), device.u32(control + cw.BASE) + index
+        yield
+        self._begun(control, index)
+        kind = device.faults.get((self._name, claim))
+        if kind is None:
+            self._ran(job, claim, block)
+        else:
+            self._fault(job, kind, claim)
+
+    def plain(self, index: int, block: Block) -> Iterator[None]:
+        """Runs, and tells nobody."""
+        yield
+        self._ran(0, index, block)
+
+    def gate(self, job: int, previous: int, run: int, stage: int) -> Iterator[None]:
+        """Opens a stage, as `gpud.device.cuda.gate` has it."""
+        device = self._device
+        yield
+        if device.u32(run + 4 * gate.STOP):
+            return
+        if previous:
+            done = device.u32(previous + cw.DONE) == device.u32(previous + cw.TOTAL)
+            if not done or device.u32(run + 4 * gate.HELPED) == stage:
+                return
+        device.put(job + cw.NEXT, 0)
+        yield
+        device.put(run + 4 * gate.CURRENT, stage)
+
+    def probe(self, words: int, block: Block) -> Iterator[None]:
+        """Says on which SM it is."""
+        yield
+        number = min(self._device.tells.get(block.sm, block.sm), cw.MOST_SMS)
+        self._device.put(words + 64 + 4 * number, 1)
+
+    def _begun(self, control: int, index: int) -> None:
+        if index == 0:
+            self._device.put(control + cw.BEGUN, 1)
+
+    def _fault(self, job: int, kind: cw.FaultKind, claim: int) -> None:
+        device = self._device
+        device.put(job + cw.NEXT, max(device.u32(job + cw.NEXT), device.u32(job + cw.TOTAL)))
+        if device.u32(job + cw.FAULT_STATE) == cw.NO_FAULT:
+            device.put(job + cw.FAULT_KIND, kind)
+            device.put(job + cw.FAULT_SITE, 7)
+            device.put(job + cw.FAULT_CLAIM, claim)
+            device.put(job + cw.FAULT_ADDRESS, 0xDEAD00)
+            device.put(job + cw.FAULT_STATE, cw.COMPLETE)
+
+    def _ran(self, job: int, claim: int, block: Block) -> None:
+        self._device.ran.append((self._name, job, claim))
+        self._device.where.append(block.sm)
