@@ -19,7 +19,8 @@ arrivals for every system; each system is compared with itself alone. Systems:
 Reported for each: r99, the ratio of p99.9, b (offline work per second together / alone), harvest
 b / (1 - u), u being the requests' share of the time alone; see `gpud.demo.metrics`.
 
-Prints a table and writes bench/results/gpu_colocation_SYSTEM.json. The native sides have not run on
+Prints a table and writes bench/results/gpu_colocation_SYSTEM.json row by row; one that was cut off
+goes on. The native sides have not run on
 a GPU yet; windows of gpud's on the CPU device are part of the tests.
 """
 
@@ -36,6 +37,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ from bench.gpu.colocation_work import (
 )
 from bench.gpu.driver import Gpu
 from bench.gpu.peer import batch_of
-from bench.gpu.record import keep, need_gpu
+from bench.gpu.record import Rows, need_gpu
 from bench.measure import geometric_mean
 from gpud.compiler.pipeline import compile_program
 from gpud.demo.arrivals import poisson
@@ -133,21 +135,26 @@ def main() -> int:
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
-    online, offline = (ONLINE[:1], OFFLINE[2:3]) if options.short else (ONLINE, OFFLINE)
+    online, offline = (ONLINE[:1], OFFLINE[:1]) if options.short else (ONLINE, OFFLINE)
     loads = LOADS[:1] if options.short else LOADS
     sizes = measured_sizes(gpu, online, offline)
     for name in options.system or SYSTEMS:
         if name.startswith("mps") and not options.allow_mps:
             print(f"{name}: left out; give --allow-mps where MPS may be used")
             continue
+        kept = Rows(f"colocation_{name}", gpu, {"seconds": options.seconds, "seed": options.seed})
+        rows = [] if options.short else [Row(**row) for row in kept.rows]
         with opened(name, gpu) as system:
-            rows = measure(
-                name, system, sizes, online, offline, loads, options.seconds, options.seed
-            )
-        found = {"seconds": options.seconds, **summary(rows), "rows": [vars(row) for row in rows]}
+            for row in measure(
+                name, system, sizes, online, offline, loads, options.seconds, options.seed, rows
+            ):
+                rows.append(row)
+                print(line(row), flush=True)
+                if not options.short:
+                    kept.add(vars(row), **summary(rows))
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in summary(rows).items()))
         if not options.short:
-            print(f"wrote {keep(f'colocation_{name}', gpu, found).name}")
+            print(f"wrote {kept.end(**summary(rows)).name}")
     return 0
 
 
@@ -246,32 +253,25 @@ def measure(
     loads: Sequence[float],
     seconds: float,
     seed: int,
-) -> list[Row]:
-    """All rows of a system: each side alone, then every pair of them."""
-    traces = {
-        (one.name, load): poisson(load / sizes.request_s[one.name], seconds, seed)
-        for one in online
-        for load in loads
-    }
-    alone = {
-        (one.name, load): window(system, seconds, sizes.online[one.name], traces[one.name, load])
-        for one in online
-        for load in loads
-    }
-    rows = []
-    for other in offline:
+    before: Sequence[Row] = (),
+) -> Iterator[Row]:
+    """The rows of a system that are not there ``before``: each side alone, and both together."""
+    there = {(row.online, row.offline, row.load) for row in before}
+    alone: dict[tuple[str, float], Seen] = {}
+    rates: dict[str, float] = {}
+    for one, other, load in product(online, offline, loads):
+        if (one.name, other.name, load) in there:
+            continue
+        requests, request_s = sizes.online[one.name], sizes.request_s[one.name]
         size, kernel_us = sizes.offline[other.name], 1e3 * other.kernel_ms
-        rate = window(system, seconds, offline=size, kernel_us=kernel_us).rate
-        for one in online:
-            for load in loads:
-                trace = traces[one.name, load]
-                seen = window(system, seconds, sizes.online[one.name], trace, size, kernel_us)
-                busy = min(0.99, sizes.request_s[one.name] * len(trace) / seconds)
-                rows.append(
-                    compared(name, one, other, load, seen, alone[one.name, load], rate, busy)
-                )
-                print(line(rows[-1]), flush=True)
-    return rows
+        trace = poisson(load / request_s, seconds, seed)
+        if (one.name, load) not in alone:
+            alone[one.name, load] = window(system, seconds, requests, trace)
+        if other.name not in rates:
+            rates[other.name] = window(system, seconds, offline=size, kernel_us=kernel_us).rate
+        seen = window(system, seconds, requests, trace, size, kernel_us)
+        busy = min(0.99, request_s * len(trace) / seconds)
+        yield compared(name, one, other, load, seen, alone[one.name, load], rates[other.name], busy)
 
 
 def window(

@@ -2,8 +2,9 @@
 # Runs a command on a machine that has a GPU and no network: bench/gpu/on_machine.sh COMMAND ...
 #
 # From the root of the repository. Unpacks what bench/gpu/pack.py packed, if it is there, and lets
-# Python find it and the sources. If OUT names a folder, results and figures are packed into it at
-# the end, however the command ends.
+# Python find it and the sources. If OUT names a folder, results, figures, logs and the session's
+# state are packed into it every 20 seconds and at the end, however the command ends: unpacked in
+# the root of a repository (tar -xzf results.tar.gz), all of it lies where it was.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -14,14 +15,27 @@ if [ -f .gpu/site.tar.xz ] && [ ! -d "$site" ]; then
 fi
 export PYTHONPATH="$site:$root:$root/client" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
+pack() {
+	shopt -s nullglob
+	local found=(bench/results/gpu_*.json docs/images/gpu_*.png .gpu/session.jso[n] .gpu/logs/*.log)
+	if [ ${#found[@]} -gt 0 ]; then
+		local new
+		new=$(mktemp) && tar -czf "$new" "${found[@]}" && mv "$new" "$OUT/results.tar.gz"
+	fi
+}
+
+packer=
+if [ -n "${OUT:-}" ]; then
+	while sleep "${PACK_EVERY:-20}"; do pack; done >/dev/null 2>&1 &
+	packer=$!
+fi
+
 "$@"
 status=$?
 
-if [ -n "${OUT:-}" ]; then
-	shopt -s nullglob
-	results=(bench/results/gpu_*.json docs/images/gpu_*.png)
-	if [ ${#results[@]} -gt 0 ]; then
-		tar -czf "$OUT/results.tar.gz" "${results[@]}"
-	fi
+if [ -n "$packer" ]; then
+	kill "$packer"
+	wait "$packer" 2>/dev/null
+	pack
 fi
 exit $status

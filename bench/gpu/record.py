@@ -1,9 +1,16 @@
-"""Where results of measurements on a GPU go: with the GPU, its driver and the date in them."""
+"""Where results of measurements on a GPU go: with the GPU, its driver and the date in them.
+
+``GPUD_RESULTS`` names another folder than bench/results, for trials whose figures are not to be
+kept. Time on a GPU may end at any moment, so rows are written as they come (`Rows`), and whoever
+measures the same again goes on where the last one was cut off.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -12,9 +19,9 @@ from typing import Any
 from bench.gpu.driver import Gpu, missing
 from bench.machine import describe
 
-__all__ = ["RESULTS", "cuda_device", "keep", "need_gpu", "rounded"]
+__all__ = ["RESULTS", "Rows", "cuda_device", "keep", "need_gpu", "rounded"]
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(os.environ.get("GPUD_RESULTS") or Path(__file__).resolve().parents[1] / "results")
 
 
 def need_gpu() -> None:
@@ -30,14 +37,72 @@ def cuda_device(**options: Any) -> Any:
     return import_module("gpud.device.cuda.device").CUDADevice(0, **options)
 
 
-def keep(name: str, gpu: Gpu, found: dict[str, Any], folder: Path = RESULTS) -> Path:
+def keep(name: str, gpu: Gpu, found: dict[str, Any], folder: Path | None = None) -> Path:
     """Writes ``gpu_NAME.json``: the machine, the GPU, the date, and what was found."""
     where = {"machine": describe(), **gpu.describe()}
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"gpu_{name}.json"
-    path.write_text(json.dumps({"date": when, **where, **rounded(found)}, indent=1) + "\n")
+    into = RESULTS if folder is None else folder
+    into.mkdir(parents=True, exist_ok=True)
+    path = into / f"gpu_{name}.json"
+    new = path.with_suffix(".new")  # whoever is ended meanwhile leaves the old one
+    new.write_text(json.dumps({"date": when, **where, **rounded(found)}, indent=1) + "\n")
+    new.replace(path)
     return path
+
+
+class Rows:
+    """The rows of a result, kept one by one.
+
+    Args:
+        name: of the result.
+        gpu: that they are measured on.
+        settings: what rows depend on; those of a file with others, of another GPU or driver, or of
+            one that is complete, are not taken up.
+        folder: where the file is.
+
+    Attributes:
+        rows: plain, in the order in which they were measured.
+    """
+
+    def __init__(
+        self, name: str, gpu: Gpu, settings: Mapping[str, Any], folder: Path | None = None
+    ) -> None:
+        self._name, self._gpu, self._settings = name, gpu, rounded(dict(settings))
+        self._folder = RESULTS if folder is None else folder
+        self.rows: list[dict[str, Any]] = self._before()
+
+    def _before(self) -> list[dict[str, Any]]:
+        try:
+            found = json.loads((self._folder / f"gpu_{self._name}.json").read_text())
+        except (OSError, ValueError):
+            return []
+        where = self._gpu.describe()
+        same = {key: found.get(key) for key in ("gpu", "driver")} == {
+            key: where[key] for key in ("gpu", "driver")
+        }
+        if found.get("complete", True) or not same or found["settings"] != self._settings:
+            return []
+        rows: list[dict[str, Any]] = found["rows"]
+        print(f"goes on after {len(rows)} rows of {found['date']}")
+        return rows
+
+    def has(self, **values: Any) -> bool:
+        """Whether there is a row with these values."""
+        wanted = rounded(values).items()
+        return any(wanted <= {k: row.get(k) for k in values}.items() for row in self.rows)
+
+    def add(self, row: Mapping[str, Any], **found: Any) -> None:
+        """Keep a row, and what is found so far."""
+        self.rows.append(rounded(dict(row)))
+        self._keep(complete=False, **found)
+
+    def end(self, **found: Any) -> Path:
+        """There are no more rows."""
+        return self._keep(complete=True, **found)
+
+    def _keep(self, **found: Any) -> Path:
+        all_of_it = {"settings": self._settings, **found, "rows": self.rows}
+        return keep(self._name, self._gpu, all_of_it, self._folder)
 
 
 def rounded(value: Any) -> Any:

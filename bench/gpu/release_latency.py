@@ -1,6 +1,6 @@
 """How soon released blocks are gone and online blocks run, by the device's timer.
 
-    python bench/gpu/release_latency.py [--events N]
+    python bench/gpu/release_latency.py [--events N] [--block-us N ...] [--scale X]
 
 An offline kernel has the whole GPU; at a moment half of it is taken away and given to an online
 kernel, as the daemon does it: `Job.resize` of the one, then of the other. The kernels note when and
@@ -14,8 +14,9 @@ is reported beside how many do when blocks are released by index. The device cho
 claim, so short ones hold some when they are released; ``1 at a time`` is the same over the first
 path with claims of one task block, for the lengths for which that differs.
 
-Prints a table and writes bench/results/gpu_release_latency.json. Has not run on a GPU yet; a few
-events on the CPU device are part of the tests.
+Prints a table and writes bench/results/gpu_release_latency.json row by row; one that was cut off
+goes on. ``--scale``: of the work of an event, less than 1 for a trial. Has not run on a GPU yet; a
+few events on the CPU device are part of the tests.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu.clock import Clock, GpuClock, between
 from bench.gpu.driver import Gpu
-from bench.gpu.record import cuda_device, keep, need_gpu
+from bench.gpu.record import Rows, cuda_device, need_gpu
 from bench.gpu.stamps import NotedKernel, Notes, freed_sms, gone_ns, quantiles_us, tick_ns
 from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
 from gpud.device.claims import choose
@@ -48,6 +49,8 @@ LEAST_ROUNDS, LEAST_US = 24, 2000.0
 TIMEOUT_S = 60.0
 BY_SM = "/sm"
 """Behind the name of a path whose releases name SMs."""
+SINGLY = "1 at a time"
+"""The first path with claims of one task block."""
 
 
 @dataclass
@@ -194,31 +197,37 @@ def main() -> int:
     """Measures, prints, keeps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--events", type=int, default=200, help="for each length and path")
+    parser.add_argument("--block-us", type=float, action="append", help="a length, repeatable")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the work of an event")
     options = parser.parse_args()
     need_gpu()
     paths = import_module("gpud.device.cuda.release").RELEASE_PATHS
     gpu = Gpu()
-    rows: list[Row] = []
+    kept = Rows("release_latency", gpu, vars(options))
     clock = GpuClock(gpu)
-    print(f"{'path':<14}{'block us':>9}{'gone p50':>10}{'p99':>8}{'first p50':>11}{'p99':>8}  aim")
-    for path in (*paths, f"mapped{BY_SM}", "plain"):
+    print(
+        f"{'path':<14}{'block us':>9}{'gone p50':>10} {'p99':>8}{'first p50':>11} {'p99':>8}  aim"
+    )
+    first, *others = paths
+    for path in (first, "plain", f"{first}{BY_SM}", SINGLY, *others):  # the most telling first
+        lengths = SHORT_US if path == SINGLY else BLOCKS_US
+        left = [
+            us
+            for us in lengths
+            if us in (options.block_us or lengths) and not kept.has(path=path, block_us=us)
+        ]
+        if not left:
+            continue
         form: Form = "unmodified" if path == "plain" else "persistent"
-        release = {} if path == "plain" else {"release": path.removesuffix(BY_SM)}
-        with cuda_device(**release) as device:
-            for block_us in BLOCKS_US:
-                rows.append(measure(device, path, block_us, form, clock, options.events))
-                print(line(rows[-1]), flush=True)
-    with cuda_device(release=next(iter(paths))) as device:
-        for block_us in SHORT_US:
-            rows.append(
-                measure(
-                    device, "1 at a time", block_us, "persistent", clock, options.events,
-                    claims=ONE_AT_A_TIME,
-                )
-            )  # fmt: skip
-            print(line(rows[-1]), flush=True)
-    found = {"events": options.events, "rows": [row.plain() for row in rows]}
-    print(f"wrote {keep('release_latency', gpu, found).name}")
+        with cuda_device(release=path if path in others else first) as device:
+            for block_us in left:
+                row = measure(
+                    device, path, block_us, form, clock, options.events, options.scale,
+                    claims=ONE_AT_A_TIME if path == SINGLY else None,
+                )  # fmt: skip
+                kept.add(row.plain())
+                print(line(row), flush=True)
+    print(f"wrote {kept.end().name}")
     return 0
 
 
@@ -238,13 +247,13 @@ def measure(
 def line(row: Row) -> str:
     """Of the table."""
     gone, first = quantiles_us(row.gone), quantiles_us(row.first)
-    left = f"{gone['p50']:>10.1f}{gone['p99']:>8.1f}" if row.gone else f"{'-':>10}{'-':>8}"
+    left = f"{gone['p50']:>10.1f} {gone['p99']:>8.1f}" if row.gone else f"{'-':>10} {'-':>8}"
     met = "" if not row.gone else "met" if gone["p99"] <= row.aim_us() else "MISSED"
     unclear = f", {row.unclear} unclear" if row.unclear else ""
     if row.whole_sms:
         unclear += f", {_middle(row.whole_sms)} of {row.half_sms} SMs whole"
     return (
-        f"{row.path:<14}{row.target_us:>9g}{left}{first['p50']:>11.1f}{first['p99']:>8.1f}"
+        f"{row.path:<14}{row.target_us:>9g}{left}{first['p50']:>11.1f} {first['p99']:>8.1f}"
         f"  {row.aim_us():g} {met}{unclear}"
     )
 

@@ -1,6 +1,7 @@
 """What rewriting costs on a GPU: the same kernels as they are, persistent, and persistent + fenced.
 
     python bench/gpu/rewrite_cost.py [--rounds N] [--only NAME ...] [--claims auto|CHUNK,AHEAD]
+        [--tiny]
 
 Each side launches a batch of the same grid in a row on one stream, between two events of the
 device; the sides take turns, and ratios are taken within rounds (`bench.measure`). All sides must
@@ -9,7 +10,8 @@ are put back before the batch, outside what is timed. Its blocks claim one task 
 where gpud would have them claim several, from how long they take (`gpud.device.claims`), that is a
 side of its own, ``claims``. With ``--claims 4,0`` or such that side is there for every kernel.
 
-Prints a table and writes bench/results/gpu_rewrite_cost.json; a run of some kernels only prints.
+Prints a table and writes bench/results/gpu_rewrite_cost.json row by row; one that was cut off goes
+on. A run of some kernels only prints. ``--tiny``: sizes for a trial without a GPU.
 Has not run on a GPU yet.
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.gpu.bare import Arrays, Native, Persistent
 from bench.gpu.driver import Function, Gpu
 from bench.gpu.programs import PROGRAMS, OneProgram
-from bench.gpu.record import keep, need_gpu
+from bench.gpu.record import Rows, need_gpu
 from bench.measure import Spread, geometric_mean, ratios, spread
 from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
@@ -89,39 +91,54 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--only", action="append", help="one kernel only, repeatable")
     parser.add_argument("--claims", default="auto", help="CHUNK,AHEAD: for every kernel")
+    parser.add_argument("--tiny", action="store_true", help="small arrays")
     options = parser.parse_args()
     claims = None if options.claims == "auto" else Claims(*map(int, options.claims.split(",")))
     need_gpu()
     gpu = Gpu()
-    rows: list[Row] = []
+    settings = {"rounds": options.rounds, "tiny": options.tiny, "claims": options.claims}
+    kept = Rows("rewrite_cost", gpu, settings)
+    whole = not options.only and claims is None
     wrong: list[str] = []
     print(f"{'kernel':<22}{'native us':>10}{'rewritten':>11}{'fenced':>9}{'claims':>9}  registers")
     for program in PROGRAMS:
         if options.only and program.name not in options.only:
             continue
+        if whole and kept.has(name=program.name):
+            continue
         try:
-            rows.append(measure(gpu, program, options.rounds, claims))
+            row = measure(gpu, program, options.rounds, claims, tiny=options.tiny)
         except DifferentBytesError as error:
             wrong.append(str(error))
             print(f"{program.name:<22}WRONG: {error}", flush=True)
             continue
-        print(line(rows[-1]), flush=True)
-    found = {"rounds": options.rounds, **summary(rows), "wrong": wrong}
+        print(line(row), flush=True)
+        if whole:
+            kept.add(row.plain(), **summary([*kept.rows, row.plain()]), wrong=wrong)
+        else:
+            kept.rows.append(row.plain())
+    found = {**summary(kept.rows), "wrong": wrong}
     print(*(f"{name}: {value}" for name, value in found.items()), sep="\n")
-    if not options.only and claims is None:
-        path = keep("rewrite_cost", gpu, {**found, "rows": [row.plain() for row in rows]})
-        print(f"wrote {path.name}")
+    if whole:
+        print(f"wrote {kept.end(**found).name}")
     return 1 if wrong else 0
 
 
-def measure(gpu: Gpu, program: OneProgram, rounds: int, claims: Claims | None = None) -> Row:
+def measure(
+    gpu: Gpu,
+    program: OneProgram,
+    rounds: int,
+    claims: Claims | None = None,
+    *,
+    tiny: bool = False,
+) -> Row:
     """One kernel; ``claims``: of the side with claims of several, None: as gpud chooses.
 
     Raises:
         DifferentBytesError: the forms disagree, or a task block did not run exactly once.
     """
     stream = gpu.stream()
-    arrays = Arrays(gpu, program.make(False))
+    arrays = Arrays(gpu, program.make(tiny))
     native = Native(gpu, program, arrays)
     forms = {
         name: Persistent(gpu, program, arrays, MOST_BATCH, fence=name == "fenced")
@@ -193,14 +210,14 @@ def line(row: Row) -> str:
     )
 
 
-def summary(rows: Iterable[Row]) -> dict[str, Any]:
-    """Geometric means, 95th percentiles, the worst, and whether the aims are met."""
-    some = [row for row in rows if row.counts]
+def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of plain rows: geometric means, 95th percentiles, the worst, and whether the aims are met."""
+    some = [row for row in rows if row["native_us"]["median"] >= AIM_FROM_US]
     if not some:
         return {"kernels": 0}
     found: dict[str, Any] = {"kernels": len(some), "from_us": AIM_FROM_US}
     for side in ("rewritten", "fenced"):
-        values = {row.name: getattr(row, side).median for row in some}
+        values = {row["name"]: row[side]["median"] for row in some}
         worst = max(values, key=lambda name: values[name])
         found[side] = {
             "geometric_mean": geometric_mean(values.values()),

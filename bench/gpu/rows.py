@@ -27,8 +27,10 @@ def rows(results: Path) -> dict[str, list[Row]]:
             where = f"{result['gpu']}, driver {result['driver']}, {result['date'][:10]}"
             name = path.stem.removeprefix("gpu_")
             own = found.setdefault(where, [])
+            cut = "" if result.get("complete", True) else ", so far"
             own += [
-                (what, figure, f"make {_target(name)}") for what, figure in rows_of(name, result)
+                (what + cut, figure, f"make {_target(name)}")
+                for what, figure in rows_of(name, result)
             ]
     return found
 
@@ -45,6 +47,13 @@ def _sanitize(name: str, found: Result) -> Iterator[tuple[str, str]]:
     tool = name.split("_")[1]
     verdict = "clean" if found["status"] == 0 else f"ended with {found['status']}"
     yield f"compute-sanitizer {tool}, rewritten suite, part {found['part']}", verdict
+
+
+def _waits(_: str, found: Result) -> Iterator[tuple[str, str]]:
+    waiting = [name for name, one in found["calls"].items() if one["waits"]]
+    held = [name for name, one in found["launches"].items() if one["waits"]]
+    yield "calls of the driver that wait for a kernel that runs", ", ".join(waiting) or "none"
+    yield "... launches on other streams that it holds up", "; ".join(held) or "none"
 
 
 def _rewrite_cost(_: str, found: Result) -> Iterator[tuple[str, str]]:
@@ -133,6 +142,7 @@ def _shares(_: str, found: Result) -> Iterator[tuple[str, str]]:
 _ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
     "tests_*": _tests,
     "sanitize_*": _sanitize,
+    "waits": _waits,
     "rewrite_cost": _rewrite_cost,
     "release_latency": _release_latency,
     "colocation_*": _colocation,

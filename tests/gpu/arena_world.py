@@ -30,6 +30,7 @@ _OUT_AT = _GOOD_AT + _BLOCKS * _THREADS * SLOT_BYTES
 _TABLE_AT = _OUT_AT + _BLOCKS * _THREADS * 8
 _SENTINEL = b"\xee" * 8
 _TIMEOUT_S = 60.0
+_MASK = 2**64 - 1
 
 
 class ArenaWorld:
@@ -108,7 +109,7 @@ class ArenaWorld:
         form: Any = str(info.form_for(spec.block))
         sizes = [parameter.size for parameter in info.parameters]
         values = [
-            value.to_bytes(8, "little")[:size]
+            (value & _MASK).to_bytes(8, "little")[:size]
             for value, size in zip(case.arguments(self.layout), sizes, strict=True)
         ]
         job = Job(self._device, [LaunchSpec.of(kernel, form, case.grid, spec.block, values)])

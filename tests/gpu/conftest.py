@@ -43,7 +43,7 @@ def device(cuda: Any) -> Any:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Keeps the outcomes, if that was asked for."""
     name = os.environ.get("GPUD_RECORD")
-    if name and not missing():
+    if name and not missing() and not hasattr(session.config, "workerinput"):
         keep(f"tests_{name}", Gpu(), outcomes(session.config, exitstatus))
 
 

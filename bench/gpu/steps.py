@@ -1,0 +1,122 @@
+"""The steps of a session on a GPU, the most telling first: what is run, and for how long at first.
+
+They are those of ``make gpu-test`` and ``make gpu-bench``, and a short one before them that tells
+within a minute or two whether anything works at all. Settings are smaller than the targets' own, so
+that all of it fits into half an hour on a GPU of an H100's class; how long steps take there has not
+been seen yet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+
+__all__ = ["STEPS", "Step"]
+
+_PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
+_WORKERS = 8
+_TELLING = ("saxpy", "lookback_scan", "generations", "printf")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step.
+
+    Attributes:
+        name: of its log; that of the target without ``gpu-``.
+        first_s: how long it may take before all others had their turn.
+        script: run with Python; empty: pytest.
+        target: the arguments that the target gives it.
+        more: settings for a session.
+        trial: in place of these, so small that it runs over the model of the driver; None: it does
+            not run there.
+        environment: besides the session's.
+        several: whether pytest may run it in several processes.
+    """
+
+    name: str
+    first_s: float
+    script: str = ""
+    target: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    trial: tuple[str, ...] | None = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    several: bool = False
+
+    def arguments(self, *, trial: bool = False) -> list[str]:
+        """For Python."""
+        settings = self.trial or () if trial else self.more
+        if self.script:
+            return [self.script, *self.target, *settings]
+        plugins = [word for name in _PLUGINS for word in ("-p", name)]
+        if self.several and not trial and importlib.util.find_spec("xdist"):
+            plugins += ["-p", "xdist.plugin", "-n", str(_WORKERS)]
+        return ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *plugins, *self.target,
+                *settings]  # fmt: skip
+
+    def variables(self) -> dict[str, str]:
+        """What is added to the environment.
+
+        Of pytest's plugins only those that are named: what else is installed on a machine that is
+        not ours may warn, and warnings are errors.
+        """
+        return self.environment if self.script else {
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **self.environment,
+        }  # fmt: skip
+
+
+def _test(name: str, first_s: float, trial: str = "", *, several: bool = False) -> Step:
+    return Step(
+        f"test-{name}", first_s, target=(f"tests/gpu/test_{name}.py",),
+        trial=("-k", trial) if trial else None,
+        environment={"GPUD_RECORD": name}, several=several,
+    )  # fmt: skip
+
+
+def _bench(name: str, first_s: float, more: str = "", trial: str = "") -> Step:
+    return Step(
+        f"bench-{name}", first_s, f"bench/gpu/{name}.py",
+        more=tuple(more.split()), trial=tuple(trial.split()),
+    )  # fmt: skip
+
+
+def _colocation(system: str, first_s: float) -> Step:
+    return Step(
+        f"bench-colocation-{system}", first_s, "bench/gpu/colocation.py", ("--system", system),
+        ("--seconds", "2"), ("--seconds", "0.2", "--short"),
+    )  # fmt: skip
+
+
+def _sanitize(tool: str, part: int) -> Step:
+    return Step(
+        f"sanitize-{tool}-{part}", 60, "bench/gpu/sanitize.py", (tool, "--part", f"{part}/2"),
+        trial=("--only", "saxpy"),
+    )  # fmt: skip
+
+
+STEPS: tuple[Step, ...] = (
+    Step(
+        "smoke", 150,
+        target=("tests/gpu/test_faults.py", "tests/gpu/test_partitions.py",
+                "tests/gpu/test_conformance.py"),
+        more=("-k", " or ".join(("trap", "store", "endless", "partition", *_TELLING))),
+        trial=("-k", "endless or partition or saxpy"),
+    ),
+    _bench("waits", 60, trial="--ms 30"),
+    _bench("release_latency", 150, "--events 50", "--events 1 --scale 0.2 --block-us 10"),
+    _colocation("gpud", 100),
+    _colocation("streams", 80),
+    _bench("rewrite_cost", 150, "--rounds 11", "--rounds 1 --tiny"),
+    _test("resizing", 90, "under_resizes and 3", several=True),
+    _bench("resize", 40, trial="--seconds 0.05"),
+    _bench("shares", 60, trial="--seconds 0.2"),
+    _test("conformance", 200, "saxpy or printf", several=True),
+    _colocation("gpud_floor", 80),
+    _colocation("green", 80),
+    _colocation("processes", 80),
+    _test("faults", 60, "endless or trap"),
+    # The model does not know in which task block a fault was, of which these tests want to hear.
+    _test("fences", 120, several=True),
+    _bench("random_resizes", 120, "--seconds 100", "--events 50 --seconds 6"),
+    *(_sanitize(tool, part) for tool in ("memcheck", "racecheck", "synccheck") for part in (1, 2)),
+)  # fmt: skip
