@@ -15,7 +15,7 @@ __all__ = ["STEPS", "Step"]
 
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
 _WORKERS = 8
-_TELLING = ("saxpy", "lookback_scan", "generations", "printf")
+_TELLING = ("saxpy", "lookback_scan", "generations", "no_parameters")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _colocation(system: str, first_s: float) -> Step:
 def _sanitize(tool: str, part: int) -> Step:
     return Step(
         f"sanitize-{tool}-{part}", 60, "bench/gpu/sanitize.py", (tool, "--part", f"{part}/2"),
-        trial=("--only", "saxpy"),
+        trial=("--only", "saxpy or no_parameters"),
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ STEPS: tuple[Step, ...] = (
     _test("resizing", 90, "under_resizes and 3", several=True),
     _bench("resize", 40, trial="--seconds 0.05"),
     _bench("shares", 60, trial="--seconds 0.2"),
-    _test("conformance", 200, "saxpy or printf", several=True),
+    _test("conformance", 200, "saxpy or no_parameters", several=True),
     _colocation("gpud_floor", 80),
     _colocation("green", 80),
     _colocation("processes", 80),

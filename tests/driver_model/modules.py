@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cuda.bindings import driver as real
@@ -64,12 +64,14 @@ class Loaded:
         entries: by name.
         variables: address and size of each by name.
         flying: launches of it that are not over.
+        functions: handles of its entries, as far as they were asked for.
     """
 
     own: Any
     entries: Mapping[str, Entry]
     variables: Mapping[str, tuple[int, int]]
     flying: int = 0
+    functions: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -177,8 +179,12 @@ class Modules:
         loaded: Loaded = self._driver.handles.of("module", module)
         if name.decode() not in loaded.entries:
             return real.CUresult.CUDA_ERROR_NOT_FOUND
-        made = Function(loaded, name.decode())
-        return self._driver.handles.new("function", made, counts=False)
+        found = loaded.functions.get(name.decode())
+        if found is None:  # the driver gives the same one each time
+            made = Function(loaded, name.decode())
+            found = self._driver.handles.new("function", made, counts=False)
+            loaded.functions[name.decode()] = found
+        return found
 
     def cuModuleGetGlobal(self, module: Any, name: bytes) -> Any:
         loaded: Loaded = self._driver.handles.of("module", module)

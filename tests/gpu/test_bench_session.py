@@ -168,6 +168,9 @@ def test_every_step_runs_over_the_model_and_leaves_what_tables_and_figures_need(
     one.run()
     assert set(outcomes(one).values()) == {"passed"}, outcomes(one)
     assert set(outcomes(one)) == {found.name for found in steps}
+    waits = json.loads((model / "gpu_waits.json").read_text())
+    tried = {**waits["calls"], **waits["launches"]}
+    assert not [name for name, one in tried.items() if "error" in one]
     ((where, found),) = rows(model).items()
     assert where.startswith("Fake GPU")
     commands = {command for _, _, command in found}
