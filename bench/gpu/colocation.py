@@ -142,19 +142,18 @@ def main() -> int:
         if name.startswith("mps") and not options.allow_mps:
             print(f"{name}: left out; give --allow-mps where MPS may be used")
             continue
-        kept = Rows(f"colocation_{name}", gpu, {"seconds": options.seconds, "seed": options.seed})
-        rows = [] if options.short else [Row(**row) for row in kept.rows]
+        settings = {key: vars(options)[key] for key in ("seconds", "seed", "short")}
+        kept = Rows(f"colocation_{name}", gpu, settings)
+        rows = [Row(**row) for row in kept.rows]
         with opened(name, gpu) as system:
             for row in measure(
                 name, system, sizes, online, offline, loads, options.seconds, options.seed, rows
             ):
                 rows.append(row)
                 print(line(row), flush=True)
-                if not options.short:
-                    kept.add(vars(row), **summary(rows))
+                kept.add(vars(row), **summary(rows))
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in summary(rows).items()))
-        if not options.short:
-            print(f"wrote {kept.end(**summary(rows)).name}")
+        print(f"wrote {kept.end(**summary(rows)).name}")
     return 0
 
 

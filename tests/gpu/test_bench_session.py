@@ -174,10 +174,8 @@ def test_every_step_runs_over_the_model_and_leaves_what_tables_and_figures_need(
     ((where, found),) = rows(model).items()
     assert where.startswith("Fake GPU")
     commands = {command for _, _, command in found}
-    short = {"make gpu-bench-colocation-" + name for name in ("gpud", "streams")}
-    assert len(commands) == len(steps) - 1 - 5, "all but the first and co-location keep results"
-    assert not commands & short
-    assert all(results(model, name) for name in FIGURES if name != "colocation")
+    assert len(commands) == len(steps) - 1, "all but the first keep results"
+    assert all(results(model, name) for name in FIGURES)
 
 
 def test_a_step_that_is_not_there_is_named(
