@@ -2,7 +2,7 @@
 # Runs a command on a machine that has a GPU and no network: bench/gpu/on_machine.sh COMMAND ...
 #
 # From the root of the repository. Unpacks what bench/gpu/pack.py packed, if it is there, and lets
-# Python find it and the sources. If OUT names a folder, results, figures, logs and the session's
+# Python find it and the sources. If OUT names a folder, results, figures, logs and the steps'
 # state are packed into it every 20 seconds and at the end, however the command ends: unpacked in
 # the root of a repository (tar -xzf results.tar.gz), all of it lies where it was.
 set -uo pipefail
@@ -17,7 +17,7 @@ export PYTHONPATH="$site:$root:$root/client" PYTHONUNBUFFERED=1 PYTHONDONTWRITEB
 
 pack() {
 	shopt -s nullglob
-	local found=(bench/results/gpu_*.json docs/images/gpu_*.png .gpu/session.jso[n] .gpu/logs/*.log)
+	local found=(bench/results/gpu_*.json docs/images/gpu_*.png .gpu/steps.jso[n] .gpu/logs/*.log)
 	if [ ${#found[@]} -gt 0 ]; then
 		local new
 		new=$(mktemp) && tar -czf "$new" "${found[@]}" && mv "$new" "$OUT/results.tar.gz"

@@ -1,4 +1,4 @@
-"""The steps of a session on a GPU, the most telling first: what is run, and for how long at first.
+"""Tests and measurements on a GPU as steps, the most telling first: what is run, and how long.
 
 They are those of ``make gpu-test`` and ``make gpu-bench``, and a short one before them that tells
 within a minute or two whether anything works at all. Settings are smaller than the targets' own, so
@@ -27,10 +27,10 @@ class Step:
         first_s: how long it may take before all others had their turn.
         script: run with Python; empty: pytest.
         target: the arguments that the target gives it.
-        more: settings for a session.
+        more: settings in place of the target's.
         trial: in place of these, so small that it runs over the model of the driver; None: it does
             not run there.
-        environment: besides the session's.
+        environment: added for this step.
         several: whether pytest may run it in several processes.
     """
 

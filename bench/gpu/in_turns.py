@@ -1,15 +1,15 @@
 """As much of the tests and measurements on a GPU as fits into some minutes, and then goes on.
 
-    python bench/gpu/session.py --minutes 9 [--only STEP ...] [--again] [--list] [--trial]
+    python bench/gpu/in_turns.py --minutes 9 [--only STEP ...] [--again] [--list] [--trial]
 
-Problem: time on a GPU is lent in pieces; a step that hangs, or a typo, must not cost a piece, and
+Problem: time on a GPU comes in pieces; a step that hangs, or a typo, must not cost a piece, and
 what a piece has found must not be lost with it.
 
 Approach: the steps of `bench.gpu.steps` one after the other, each a process group of its own with a
 limit. First every step has its turn that never had one; then those that were cut off go on, with
 all the time that is left; then those that failed have another. A step that is over its limit is
 interrupted, as with Ctrl-C, and ended if that does not help: results are written row by row, and a
-later turn goes on after the last row. What became of each step is in ``.gpu/session.json``, what it
+later turn goes on after the last row. What became of each step is in ``.gpu/steps.json``, what it
 printed in ``.gpu/logs/``; ``bench/gpu/on_machine.sh`` brings both back with the results, and the
 next call, here or on another machine with the same folder, goes on from there.
 
@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.gpu.record import need_gpu
 from bench.gpu.steps import STEPS, Step
 
-__all__ = ["Session"]
+__all__ = ["Turns"]
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".gpu"
@@ -49,7 +49,7 @@ ENDING_S = 15.0
 Outcome = Literal["passed", "failed", "cut"]
 
 
-class Session:
+class Turns:
     """The steps and what became of them.
 
     Args:
@@ -69,7 +69,7 @@ class Session:
         self._folder = folder
         self._ends = time.monotonic() + seconds
         self._trial = trial
-        self._path = folder / "session.json"
+        self._path = folder / "steps.json"
         self.state: dict[str, dict[str, Any]] = {}
         if self._path.exists():
             self.state = json.loads(self._path.read_text())
@@ -185,13 +185,13 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # steps would inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
     FOLDER.mkdir(exist_ok=True)
-    session = Session(some, FOLDER, 60 * options.minutes, trial=options.trial)
+    turns = Turns(some, FOLDER, 60 * options.minutes, trial=options.trial)
     if not options.list:
         need_gpu()
         if options.again:
-            session.forget([step.name for step in some])
-        session.run()
-    return 0 if session.report() else 1
+            turns.forget([step.name for step in some])
+        turns.run()
+    return 0 if turns.report() else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A session on a GPU: what has its turn when, what is cut off, and each step over the model."""
+"""Steps in turns: who has one when, what is cut off, and each step over the model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import record, session
+from bench.gpu import in_turns, record
 from bench.gpu.figures import FIGURES, results
+from bench.gpu.in_turns import LEAST_S, Turns
 from bench.gpu.record import Rows
 from bench.gpu.rows import rows
-from bench.gpu.session import LEAST_S, Session
 from bench.gpu.steps import STEPS, Step
 
 ROOT = Path(__file__).parents[2]
@@ -34,13 +34,13 @@ def step(name: str, code: str, folder: Path) -> Step:
     return Step(name, 100.0, str(path))
 
 
-def outcomes(one: Session) -> dict[str, str]:
+def outcomes(one: Turns) -> dict[str, str]:
     return {name: found["outcome"] for name, found in one.state.items()}
 
 
 def test_what_never_had_a_turn_comes_first_and_what_was_cut_off_goes_on(tmp_path: Path) -> None:
     steps = [Step(name, 5.0, "") for name in "abcd"]
-    one = Session(steps, tmp_path, 1e6)
+    one = Turns(steps, tmp_path, 1e6)
     one.state = {
         "a": {"outcome": "failed"},
         "b": {"outcome": "cut"},
@@ -51,7 +51,7 @@ def test_what_never_had_a_turn_comes_first_and_what_was_cut_off_goes_on(tmp_path
         order.append((found.name, limit_s == 5.0))
         one.state[found.name] = {"outcome": "cut" if len(order) == 1 else "passed"}
     assert order == [("d", True), ("b", False), ("d", False), ("a", False)]
-    assert not list(Session(steps, tmp_path, LEAST_S).turns()), "there is too little time"
+    assert not list(Turns(steps, tmp_path, LEAST_S).turns()), "there is too little time"
 
 
 def test_steps_end_and_their_outcome_and_output_are_kept(tmp_path: Path) -> None:
@@ -59,20 +59,20 @@ def test_steps_end_and_their_outcome_and_output_are_kept(tmp_path: Path) -> None
         step("good", "print('well')", tmp_path),
         step("bad", "raise SystemExit(3)", tmp_path),
     ]
-    one = Session(steps, tmp_path, 600)
+    one = Turns(steps, tmp_path, 600)
     one.run()
-    # What failed has had its turn; it has another in the next session.
+    # What failed has had its turn; it has another in the next call.
     assert outcomes(one) == {"good": "passed", "bad": "failed"}
     assert (tmp_path / "logs" / "good.log").read_text() == "well\n"
     assert not one.report()
-    again = Session(steps, tmp_path, 600)
+    again = Turns(steps, tmp_path, 600)
     assert [found.name for found, _ in again.turns()] == ["bad"]
     again.forget(["good"])
     assert [found.name for found, _ in again.turns()] == ["good", "bad"]
 
 
 def test_a_step_over_its_limit_is_cut_off(tmp_path: Path) -> None:
-    one = Session([step("long", "import time; time.sleep(1000)", tmp_path)], tmp_path, 600)
+    one = Turns([step("long", "import time; time.sleep(1000)", tmp_path)], tmp_path, 600)
     assert one._run(one._steps[0], 0.1) == "cut"
 
 
@@ -92,7 +92,7 @@ except KeyboardInterrupt:
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
-    session._end(process)
+    in_turns._end(process)
     assert process.stdout.read() == b"kept\n"
     process.stdout.close()
 
@@ -164,7 +164,7 @@ def test_every_step_runs_over_the_model_and_leaves_what_tables_and_figures_need(
     model: Path, tmp_path: Path
 ) -> None:
     steps = [found for found in STEPS if found.trial is not None]
-    one = Session(steps, tmp_path, 550, trial=True)
+    one = Turns(steps, tmp_path, 550, trial=True)
     one.run()
     assert set(outcomes(one).values()) == {"passed"}, outcomes(one)
     assert set(outcomes(one)) == {found.name for found in steps}
@@ -181,7 +181,7 @@ def test_every_step_runs_over_the_model_and_leaves_what_tables_and_figures_need(
 def test_a_step_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["session.py", "--only", "nothing"])
+    monkeypatch.setattr(sys, "argv", ["in_turns.py", "--only", "nothing"])
     with pytest.raises(SystemExit):
-        session.main()
+        in_turns.main()
     assert "no such step: nothing; there are smoke, bench-waits" in capsys.readouterr().err
