@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 import msgpack
 
 from gpud.errors import FrameError, ProtocolError
-from gpud.wire.codec import HEADER_BYTES, header
+from gpud.wire.codec import frame, header
 from gpud.wire.kinds import shown
 from gpud.wire.shape import SPARE_ITEMS, Field, Sender, Shape
 
@@ -113,8 +113,7 @@ class Table:
         """
         code = self.codes[type(message)]
         try:
-            body: bytes = msgpack.packb((code, *message))
-            return len(body).to_bytes(HEADER_BYTES, "little") + body
+            return frame(msgpack.packb((code, *message)))
         except (TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
 
