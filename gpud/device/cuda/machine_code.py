@@ -8,8 +8,7 @@ Approach: the driver's linker makes machine code first, which does nothing on th
 made is kept for programs that are loaded again, for another session for instance. A program that
 the linker does not take is left to the load, which says what is wrong with it.
 
-Linked code is compiled as *relocatable*: registers of 25 kernels differed by 3 at most, ptxas 13.0
-for sm_90, and no code became larger but for the functions that record faults.
+Linked code is compiled as *relocatable*, which may cost a kernel some registers, or save them.
 
 Source: CUDA Driver API 13.0, ``cuLinkCreate``. It has not run on a GPU yet.
 """
