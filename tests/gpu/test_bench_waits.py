@@ -8,6 +8,7 @@ import pytest
 
 from bench.gpu import driver, waits
 from bench.gpu.driver import DriverError, Gpu, check
+from bench.gpu.holder import Holder
 from gpud.device.cpu.device import CPUDevice
 from tests.driver_model import CPUDriver
 
@@ -24,7 +25,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 def test_a_call_that_returns_while_the_kernel_runs_does_not_wait(gpu: Gpu) -> None:
-    holder = waits.Holder(gpu, PATIENT_S)
+    holder = Holder(gpu, PATIENT_S)
     found = holder.tried(lambda: check(gpu.cu.cuMemAlloc(64)))
     assert not found["waits"]
     assert found["us"] > 0
@@ -35,7 +36,7 @@ def test_a_call_that_returns_while_the_kernel_runs_does_not_wait(gpu: Gpu) -> No
 
 
 def test_a_call_that_returns_when_the_kernel_is_over_waits(gpu: Gpu) -> None:
-    found = waits.calls(waits.Holder(gpu, 0.05))
+    found = waits.calls(Holder(gpu, 0.05))
     assert found["cuMemFree"]["waits"]
     assert found["cuMemFreeHost"]["waits"]
     assert {"cuMemHostAlloc", "cuModuleUnload", "cuStreamDestroy", "cuGreenCtxDestroy"} <= {*found}
@@ -46,10 +47,10 @@ def test_a_call_that_fails_says_so(gpu: Gpu) -> None:
     def fail() -> None:
         raise DriverError("no")
 
-    assert waits.Holder(gpu, PATIENT_S).tried(fail)["error"] == "no"
+    assert Holder(gpu, PATIENT_S).tried(fail)["error"] == "no"
 
 
 def test_a_look_at_a_word_takes_time(gpu: Gpu) -> None:
-    found = waits.looks(waits.Holder(gpu, PATIENT_S), 20)
+    found = waits.looks(Holder(gpu, PATIENT_S), 20)
     assert len(found) == 4
     assert all(took > 0 for took in found.values())
