@@ -1,4 +1,4 @@
-"""A device host process with the CUDA device, over the stand-in for the driver.
+"""A device host process with the CUDA device, over the model of the driver.
 
 python -m tests.gpu.host_process --device cuda:0 --fd N
 """
@@ -23,7 +23,7 @@ SMS = 2
 
 
 def opened(spec: DeviceSpec, limits: host.CompileLimits) -> Any:
-    """The device that ``spec`` names: the stand-in has one, and needs no limits."""
+    """The device that ``spec`` names: the model has one, and needs no limits."""
     del limits
     driver = Driver(CPUDriver(CPUDevice(SMS), MEMORY_BYTES))
     return CUDADevice(spec.number, driver=driver)

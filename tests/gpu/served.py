@@ -1,4 +1,4 @@
-"""A real daemon that serves the CUDA device over the stand-in for the driver, for real clients.
+"""A real daemon that serves the CUDA device over the model of the driver, for real clients.
 
 The front runs on a thread of this process, its device host is a process of its own
 (`tests.gpu.host_process`).

@@ -1,4 +1,4 @@
-"""The code around the driver, with a stand-in for it that runs kernels on the CPU device."""
+"""The code around the driver, with a model of it that runs kernels on the CPU device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a kernel, tried on the stand-in for the driver."""
+"""What waits for a kernel, tried on the model of the driver."""
 
 from __future__ import annotations
 

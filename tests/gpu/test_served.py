@@ -1,4 +1,4 @@
-"""The CUDA device served from end to end, over a stand-in for the driver: arrays, jobs, losses.
+"""The CUDA device served from end to end, over the model of the driver: arrays, jobs, losses.
 
 Device memory is not the session's file there, and full of rubbish at first: a copy that is not
 made shows.
@@ -408,6 +408,6 @@ def test_a_new_host_has_memory_between_arrays_too(served: Served, gpu: gc.Sessio
 def test_what_a_gpu_says_of_itself_is_unknown_where_nobody_can_ask(gpu: gc.Session) -> None:
     (device,) = gpu.query("status")["devices"]
     assert device["kind"] == "cuda"
-    # The stand-in's GPU is none that NVML knows, if there is NVML here at all.
+    # The model's GPU is none that NVML knows, if there is NVML here at all.
     assert device["gpu_utilisation_percent"] is None
     assert device["gpu_last_xid"] is None

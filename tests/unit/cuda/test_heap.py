@@ -1,6 +1,6 @@
 """The heap of checked programs on the CUDA device: its functions, run by many threads.
 
-They run as they stand, on the CPU device behind a stand-in for the driver; not on a GPU.
+They run as they stand, on the CPU device behind the model of the driver; not on a GPU.
 """
 
 from __future__ import annotations

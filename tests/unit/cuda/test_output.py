@@ -1,6 +1,6 @@
-"""``printf`` on the CUDA device: what a GPU would run, on a stand-in, beside the CPU device's own.
+"""``printf`` on the CUDA device: what a GPU would run, on a model, beside the CPU device's own.
 
-The stand-in runs `gpud_print` and what it calls as they stand; nothing here has run on a GPU.
+The model runs `gpud_print` and what it calls as they stand; nothing here has run on a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRUNCATED = b"\n... output truncated\n"
 
 
 class Both(NamedTuple):
-    """The CUDA device on a stand-in, and the CPU device that is behind it."""
+    """The CUDA device on a model, and the CPU device that is behind it."""
 
     cuda: CUDADevice
     cpu: CPUDevice

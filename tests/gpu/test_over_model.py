@@ -1,6 +1,6 @@
-"""What runs on a GPU, in short on gpud's CUDA device over a stand-in for the driver.
+"""What runs on a GPU, in short on gpud's CUDA device over the model of the driver.
 
-The stand-in runs kernels on the CPU device, which checks accesses in its own way: no fences and no
+The model runs kernels on the CPU device, which checks accesses in its own way: no fences and no
 faults here.
 """
 
