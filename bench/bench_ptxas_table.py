@@ -31,8 +31,8 @@ from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptxas import Usage, assemble, find_ptxas, ptxas_version
 from gpud.device.cpu.occupancy import SM_LIMITS, occupancy
-from gpud.device.cuda.begun import telling
 from gpud.device.cuda.nearby import near
+from gpud.device.cuda.telling import telling
 from gpud.errors import CompileError, KernelRejected
 from tests.conformance.suite import CASES
 from tests.conformance.suite.case import Case

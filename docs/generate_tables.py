@@ -28,8 +28,8 @@ _WORDS_HEAD = """\
 <!-- Written by docs/generate.py from gpud/compiler/control_words.py: change that. -->
 
 A rewritten kernel has one parameter more than it was written with: the address of its *launch
-record*. That points to the *job record*, which all launches of a job share. Both lie in device
-memory, are little-endian, and are the same on every device. How they are used is told in
+record*. That points to the *job record*, which all launches of a job share, and to the launch's
+*status record*. All are little-endian, and the same on every device. How they are used is told in
 [How a kernel becomes resizable](../explanation/persistent-form.md).
 """
 
@@ -40,18 +40,27 @@ below 2^31: an addition, a high multiplication and a shift instead of a division
 """
 
 
+_LAUNCH_SIZE = (
+    f"{words.launch_bytes(0)} bytes, and {words.ORDER_BYTES} for each {words.BLOCKS_A_PAIR} "
+    "persistent blocks"
+)
+_STATUS_SIZE = f"{words.SM} bytes, and 2 for each persistent block"
+
+
 def control_words_page() -> str:
     """Returns the reference page of the records."""
     tables = list(_layouts(words.__doc__ or ""))
-    assert len(tables) == 3, "control_words describes three records"
+    assert len(tables) == 4, "control_words describes four records"
     parts = [_WORDS_HEAD]
     launch, job = _offsets(words.LAUNCH_RECORD), _offsets(words.JOB_RECORD)
+    status = _offsets(words.STATUS_RECORD)
     fault = {key.removeprefix("fault_"): at for key, at in job.items()}
     fault |= {f"thread_{letter}": fault["thread"] + 4 * n for n, letter in enumerate("xyz")}
     for name, size, offsets, rows in (
-        ("Launch record", words.LAUNCH_BYTES, launch, tables[0]),
-        ("Job record", words.JOB_BYTES, {**job, "fault": words.FAULT}, tables[1]),
-        ("Fault record, a part of the job record", words.FAULT_BYTES, fault, tables[2]),
+        ("Launch record", _LAUNCH_SIZE, launch, tables[0]),
+        ("Status record", _STATUS_SIZE, status, tables[1]),
+        ("Job record", f"{words.JOB_BYTES} bytes", {**job, "fault": words.FAULT}, tables[2]),
+        ("Fault record, a part of the job record", f"{words.FAULT_BYTES} bytes", fault, tables[3]),
     ):
         for offset, _, field, _ in rows:
             assert not field or offsets[field] == int(offset), field
@@ -59,7 +68,7 @@ def control_words_page() -> str:
             f"| {offset} | {kind} | {_code(field)} | {text} |" for offset, kind, field, text in rows
         ]
         head = "| offset | type | name | meaning |\n| ---: | --- | --- | --- |"
-        parts.append(f"## {name}: {size} bytes\n\n{head}\n" + "\n".join(lines) + "\n")
+        parts.append(f"## {name}: {size}\n\n{head}\n" + "\n".join(lines) + "\n")
     parts.append(_WORDS_FOOT.format(most=words.MAX_TASK_BLOCKS))
     return "\n".join(parts)
 

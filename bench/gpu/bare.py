@@ -23,10 +23,13 @@ from gpud.compiler.names import ARENA
 from gpud.compiler.pipeline import compile_program
 from gpud.device.interface import pack_parameters
 
-__all__ = ["RECORDS_BYTES", "Arrays", "Native", "Persistent", "records"]
+__all__ = ["Arrays", "Native", "Persistent", "records", "records_bytes"]
 
-RECORDS_BYTES = 256
-"""A job record and, behind it, a launch record, for each launch of a batch."""
+
+def records_bytes(blocks: int) -> int:
+    """Of a job record, a launch record and a status record, one behind the other."""
+    return cw.JOB_BYTES + cw.launch_bytes(blocks) + cw.status_bytes(blocks)
+
 
 _EVERYTHING = (0).to_bytes(8, "little") + (2**64 - 1).to_bytes(8, "little")
 
@@ -40,10 +43,11 @@ def records(
 ) -> bytes:
     """The control words of ``count`` fresh launches, to be put at ``address``."""
     found = bytearray()
-    for number in range(count):
-        job = address + number * RECORDS_BYTES
-        one = cw.job_record(grid, claims) + cw.launch_record(job, blocks)
-        found += one.ljust(RECORDS_BYTES, b"\0")
+    status = cw.JOB_BYTES + cw.launch_bytes(blocks)
+    for _ in range(count):
+        job = address + len(found)
+        found += cw.job_record(grid, claims) + cw.launch_record(job, job + status, blocks)
+        found += cw.status_record(blocks)
     return bytes(found)
 
 
@@ -117,13 +121,14 @@ class Persistent:
         grid = arrays.launch.grid
         each = self.function.occupancy(math.prod(program.block))
         self.blocks = min(gpu.sms * each, math.prod(grid))
-        self._words = gpu.buffer(np.zeros(most * RECORDS_BYTES, np.uint8))
+        self._size = size = records_bytes(self.blocks)
+        self._words = gpu.buffer(np.zeros(most * size, np.uint8))
         self._gpu, self._grid, self._most = gpu, grid, most
         self.claim(cw.ONE_AT_A_TIME)
         hidden = self.function.parameters[-1]
         self._buffers = []
         for number in range(most):
-            control = self._words.address + number * RECORDS_BYTES + cw.JOB_BYTES
+            control = self._words.address + number * size + cw.JOB_BYTES
             values = [*arrays.values, control.to_bytes(hidden.size, "little")]
             self._buffers.append(pack_parameters(self.function.parameters, values))
 
@@ -143,6 +148,6 @@ class Persistent:
 
     def done(self) -> Sequence[int]:
         """Task blocks that each launch of the batch has finished."""
-        words = self._words.get().view(np.uint32).reshape(-1, RECORDS_BYTES // 4)
+        words = self._words.get().view(np.uint32).reshape(-1, self._size // 4)
         found: list[int] = words[:, cw.DONE // 4].tolist()
         return found

@@ -3,30 +3,43 @@
 Problem: persistent blocks of several launches share one job's grid; the host tells launches to
 release blocks and watches progress; kernels need block coordinates without dividing.
 
-Approach: two records of fixed layout, little-endian, naturally aligned. The hidden last parameter
+Approach: records of fixed layout, little-endian, naturally aligned. The hidden last parameter
 of a rewritten kernel (``u64 ctl``) is the address of its launch record, which points to the job
 record that all launches of a job share. The same bytes serve every device.
 
 Terms: a *task block* is a block of the user's grid, number ``z * gx * gy + y * gx + x``; a
 *persistent block* is one that was launched; its index is its raw ``%ctaid.x``; a block *leaves*
 when it runs no further task block. SMs are *named* by a bitmap, in which bit s stands for the SM
-whose ``%smid`` is s. A *divider* is a (multiplier, shift) pair for one divisor.
+whose ``%smid`` is s. A *divider* is a multiplier and a shift: see `gpud.compiler.dividers`.
 
-Launch record, 32 bytes at a multiple of 8; blocks read ``limit`` and ``named`` at once:
+Launch record, at a multiple of 8. Of its last two words there is a pair for each 32 persistent
+blocks, one behind the other; a block reads its pair at once:
 
 ====== ===== ======== ===========================================================================
 offset type  name     meaning
 ====== ===== ======== ===========================================================================
 0      u64   job      address of the job record
-8      u32   live     persistent blocks that have not left; the host sets it to their number
+8      u64   status   address of the status record
+16     u32   base     sliced form: number of this sub-grid's first task block
+20     4 B            reserved, 0
+24     u32   stays    at 24 + 8 (i / 32), bit i % 32: persistent block i stays; where it is 0 the
+                      block releases. Written by the host
+28     u32   named    distance from the job record to the 32 bytes that name SMs: persistent blocks
+                      on one of them release; 0: none is named. Written by the host, in all pairs
+====== ===== ======== ===========================================================================
+
+Status record, at a multiple of 8: what blocks tell of themselves, in memory that the host sees,
+wherever the launch record is:
+
+====== ===== ======== ===========================================================================
+offset type  name     meaning
+====== ===== ======== ===========================================================================
+0      u32   live     persistent blocks that have not left; the host sets it to their number
                       before the launch, each leaver subtracts 1; unused in slices. What they
                       wrote can be seen when the launch is over, not when this is 0
-12     u32   base     sliced form: number of this sub-grid's first task block
-16     u32   limit    persistent blocks whose index is >= limit release; written by the host
-20     u32   named    distance from the job record to the 32 bytes that name SMs: persistent blocks
-                      on one of them release; 0: none is named; written by the host
-24     4 B            reserved, 0
-28     u32   begun    not 0: the first block has begun (the CUDA device: `gpud.device.cuda.begun`)
+4      u32   begun    not 0: the first block of a launch that is not in persistent form has begun
+8      u16   sm       persistent form: 1 + ``%smid`` of block i, at 8 + 2 i; 0: it has not begun.
+                      Like ``begun`` on the CUDA device only (`gpud.device.cuda.telling`)
 ====== ===== ======== ===========================================================================
 
 Job record, 128 bytes:
@@ -79,20 +92,12 @@ offset type  name         meaning
 Each word is read and written whole, by host and device, with one access of its own size: between
 accesses of different sizes the memory model of PTX promises nothing (PTX ISA 9.0, chapter 8).
 What blocks do not change and the host sets before a launch, blocks read as constants
-(``ld.global.nc``): ``job``, ``base``, ``total`` to ``flags``, the dividers, ``chunk``, ``ahead``.
-
-Algorithm: for a divisor d >= 1 with 2**(s-1) < d <= 2**s, multiplier = floor(2**(31+s) / d) + 1
-fits 32 bits, and for every n < 2**31
-
-    n // d == ((2 * n * multiplier) >> 32) >> s
-
-because multiplier * d = 2**(31+s) + e with 0 < e <= 2**s, so the error n * e / (d * 2**(31+s)) is
-below 1/d (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994,
-theorem 4.2). On a device: an addition, a ``mul.hi.u32`` and a shift.
+(``ld.global.nc``): ``job``, ``status``, ``base``, ``total`` to ``flags``, the dividers, ``chunk``,
+``ahead``.
 
 Properties:
-* ``divide(n, divider(d)) == n // d`` for all 0 <= n < 2**31, 1 <= d < 2**31;
-* the NumPy dtypes made of `LAUNCH_RECORD` and `JOB_RECORD` have exactly these offsets and sizes;
+* the NumPy dtypes made of `LAUNCH_RECORD`, for 32 persistent blocks, `STATUS_RECORD`, for one, and
+  `JOB_RECORD` have exactly these offsets and sizes;
 * claimed = min(next, total) and done <= claimed at all times;
 * ``never_wraps``: ``next`` stays below 2**32. A persistent block claims nothing more after it has
   found nothing, so it takes ``next`` at most `MOST_CLAIMED` beyond ``total``; and a device holds
@@ -109,10 +114,13 @@ from enum import IntEnum
 from math import prod
 from typing import Final, NamedTuple
 
+from gpud.compiler.dividers import LARGEST, divider
+
 __all__ = [
     "AHEAD",
     "BASE",
     "BEGUN",
+    "BLOCKS_A_PAIR",
     "CHUNK",
     "COMPLETE",
     "DONE",
@@ -133,9 +141,7 @@ __all__ = [
     "JOB_BYTES",
     "JOB_RECORD",
     "KILL",
-    "LAUNCH_BYTES",
     "LAUNCH_RECORD",
-    "LIMIT",
     "LIVE",
     "MAX_TASK_BLOCKS",
     "MOST_CLAIMED",
@@ -147,31 +153,45 @@ __all__ = [
     "NO_FAULT",
     "ONE_AT_A_TIME",
     "ONE_DIMENSIONAL",
+    "ORDERS",
+    "ORDER_BYTES",
     "OUTPUT",
+    "SM",
+    "STATUS",
+    "STATUS_RECORD",
+    "STAYS",
     "TOTAL",
     "X_DIVIDER",
     "Y_DIVIDER",
     "Claims",
     "FaultKind",
     "FaultRecord",
-    "coordinates",
-    "divide",
-    "divider",
     "fault_of",
     "job_record",
+    "launch_bytes",
     "launch_record",
     "named_at",
     "named_sms",
+    "status_bytes",
+    "status_record",
 ]
 
 # Byte offsets in the launch record.
 JOB: Final = 0
-LIVE: Final = 8
-BASE: Final = 12
-LIMIT: Final = 16
-NAMED: Final = 20
-BEGUN: Final = 28
-LAUNCH_BYTES: Final = 32
+STATUS: Final = 8
+BASE: Final = 16
+ORDERS: Final = 24
+STAYS: Final = ORDERS
+NAMED: Final = ORDERS + 4
+ORDER_BYTES: Final = 8
+"""Of the pair that is for `BLOCKS_A_PAIR` persistent blocks; pairs are at multiples of it."""
+
+BLOCKS_A_PAIR: Final = 32
+
+# Byte offsets in the status record.
+LIVE: Final = 0
+BEGUN: Final = 4
+SM: Final = 8
 
 NAMED_BYTES: Final = 32
 """Of the bitmap that names SMs."""
@@ -218,17 +238,20 @@ ONE_DIMENSIONAL: Final = 1
 NOTHING: Final = 0xFFFFFFFF
 """The claim that means "leave"; no task block has this number."""
 
-MAX_TASK_BLOCKS: Final = 2**31 - 1
-"""The most task blocks of one job: claims must not wrap, and dividers need n < 2**31."""
+MAX_TASK_BLOCKS: Final = LARGEST
+"""The most task blocks of one job: claims must not wrap, and dividers take no more."""
 
 MOST_CLAIMED: Final = 256
 """The most task blocks that a block claims at once."""
 
 LAUNCH_RECORD: Final = [
-    ("job", "<u8"), ("live", "<u4"), ("base", "<u4"), ("limit", "<u4"), ("named", "<u4"),
-    ("reserved0", "V4"), ("begun", "<u4"),
+    ("job", "<u8"), ("status", "<u8"), ("base", "<u4"), ("reserved0", "V4"), ("stays", "<u4"),
+    ("named", "<u4"),
 ]  # fmt: skip
 """The launch record as `numpy.dtype` takes it; the compiler itself does without NumPy."""
+
+STATUS_RECORD: Final = [("live", "<u4"), ("begun", "<u4"), ("sm", "<u2")]
+"""The status record as `numpy.dtype` takes it."""
 
 JOB_RECORD: Final = [
     ("next", "<u4"), ("total", "<u4"), ("grid_x", "<u4"), ("grid_y", "<u4"), ("grid_z", "<u4"),
@@ -241,7 +264,9 @@ JOB_RECORD: Final = [
 ]  # fmt: skip
 """The job record as `numpy.dtype` takes it."""
 
-_LAUNCH = struct.Struct("<QIIII8x")
+_LAUNCH = struct.Struct("<QQI4x")
+_PAIR = struct.Struct("<II")
+_ALL_STAY = 0xFFFFFFFF
 _JOB = struct.Struct("<7I4x4I2I8x56xQ")
 _FAULT = struct.Struct("<8I3Q")
 
@@ -323,19 +348,40 @@ def job_record(
     return _JOB.pack(0, total, x, y, z, flags, 0, *divider(x), *divider(y), *claims, output)
 
 
-def launch_record(job: int, blocks: int, *, base: int = 0, named: int = 0) -> bytes:
-    """The launch record of a launch, none of whose blocks is told to release: `LAUNCH_BYTES` bytes.
+def launch_bytes(blocks: int) -> int:
+    """The size of the launch record of so many persistent blocks; 0: there are none."""
+    return ORDERS + ORDER_BYTES * -(-blocks // BLOCKS_A_PAIR)
+
+
+def status_bytes(blocks: int) -> int:
+    """The size of the status record of so many persistent blocks, a multiple of 8."""
+    return -(-(SM + 2 * blocks) // 8) * 8
+
+
+def launch_record(job: int, status: int, blocks: int, *, base: int = 0, named: int = 0) -> bytes:
+    """The launch record of a launch, none of whose blocks is told to release: `launch_bytes`.
 
     Args:
         job: device address of the job record.
-        blocks: persistent blocks, or blocks of the sub-grid in sliced form.
+        status: device address of the status record.
+        blocks: persistent blocks; 0 in other forms.
         base: sliced form: the sub-grid's first task block.
         named: device address of a bitmap as `named_sms` makes it, 0: no SM is named.
 
     Raises:
         ValueError: the bitmap is not behind the job record.
     """
-    return _LAUNCH.pack(job, blocks, base, blocks, named_at(job, named))
+    pair = _PAIR.pack(_ALL_STAY, named_at(job, named))
+    return _LAUNCH.pack(job, status, base) + pair * -(-blocks // BLOCKS_A_PAIR)
+
+
+def status_record(blocks: int) -> bytes:
+    """The status record of a launch that has not begun: `status_bytes`.
+
+    Args:
+        blocks: persistent blocks; 0 in other forms.
+    """
+    return blocks.to_bytes(4, "little").ljust(status_bytes(blocks), b"\0")
 
 
 def named_at(job: int, named: int) -> int:
@@ -384,28 +430,3 @@ def fault_of(job: bytes | bytearray | memoryview) -> FaultRecord | None:
     address, file, function = rest
     known = None if claim == NOTHING else claim
     return FaultRecord(FaultKind(kind), site, known, (x, y, z), line, address, file, function)
-
-
-def divider(divisor: int) -> tuple[int, int]:
-    """(multiplier, shift) for `divide`; both fit 32 bits.
-
-    Raises:
-        ValueError: ``divisor`` is not in 1..2**31 - 1.
-    """
-    if not 1 <= divisor <= MAX_TASK_BLOCKS:
-        raise ValueError(f"a divisor is in 1..{MAX_TASK_BLOCKS}, not {divisor}")
-    shift = (divisor - 1).bit_length()
-    return (1 << (31 + shift)) // divisor + 1, shift
-
-
-def divide(numerator: int, by: tuple[int, int]) -> int:
-    """What the kernels compute: the quotient of a numerator below 2**31."""
-    multiplier, shift = by
-    return ((numerator + numerator) * multiplier >> 32) >> shift
-
-
-def coordinates(task_block: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The x, y, z of a task block, as the kernels compute them."""
-    rows = divide(task_block, divider(grid[0]))
-    z = divide(rows, divider(grid[1]))
-    return task_block - rows * grid[0], rows - z * grid[1], z

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpud.compiler import control_words as cw
 from gpud.compiler.control_words import FaultKind, FaultRecord
+from gpud.compiler.dividers import coordinates
 from gpud.device.reach import UNREADABLE, Reach
 from gpud.errors import IllegalAddress, KernelTrap
 
@@ -90,4 +90,4 @@ def printable(text: bytes | None) -> str:
 def _task_block(claim: int | None, grid: Dim3) -> Dim3 | None:
     """The coordinates of a claim; None if it is none of this grid."""
     x, y, z = grid
-    return cw.coordinates(claim, grid) if claim is not None and claim < x * y * z else None
+    return coordinates(claim, grid) if claim is not None and claim < x * y * z else None

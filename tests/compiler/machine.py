@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpud.compiler import control_words as words
+from gpud.compiler.dividers import coordinates
 from gpud.compiler.ptx.model import (
     Address,
     Conjunction,
@@ -37,6 +38,8 @@ from gpud.compiler.ptx.model import (
 
 SMS = 3
 """The blocks of a launch are dealt out among so many SMs."""
+
+_STATUS = 1 << 30  # from a launch record to its status record
 
 MASK = {8: 0xFF, 16: 0xFFFF, 32: 0xFFFFFFFF, 64: 0xFFFFFFFFFFFFFFFF}
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -130,6 +133,16 @@ class Machine:
             word = int.from_bytes(data[offset : offset + 4], "little")
             self.memory[address + offset] = word
 
+    def control(self, ctl: int, job: int, blocks: int, *, base: int = 0, named: int = 0) -> None:
+        """Write a launch record and its status record, of so many persistent blocks."""
+        status = ctl + _STATUS
+        self.words(ctl, words.launch_record(job, status, blocks, base=base, named=named))
+        self.words(status, words.status_record(blocks))
+
+    def live(self, ctl: int) -> int:
+        """How many persistent blocks of a launch have not left."""
+        return self.memory[ctl + _STATUS + words.LIVE]
+
     def launch(
         self,
         name: str,
@@ -213,7 +226,7 @@ class Machine:
         values = {
             "%tid": thread.index,
             "%ntid": block.size,
-            "%ctaid": words.coordinates(block.index, block.grid),
+            "%ctaid": coordinates(block.index, block.grid),
             "%nctaid": block.grid,
         }
         return values[base]["xyz".index(axis)]

@@ -41,7 +41,7 @@ def no_barrier(module: Module) -> Module:
 
 
 def lost_block(module: Module) -> Module:
-    """The limit is looked at after the claim: a block that is told to release loses its claim."""
+    """Its bit is looked at after the claim: a block that is told to release loses its claim."""
     claim = next(i for i in _instructions(module) if i.opcode.base == "atom" and _ours(i))
 
     def change(ins: Instruction) -> Iterable[Statement]:
@@ -52,22 +52,22 @@ def lost_block(module: Module) -> Module:
         return (ins,)
 
     look = next(i for i in _instructions(module) if i.opcode.has("volatile") and _ours(i))
-    limit = next(i for i in _instructions(module) if i.opcode.text == "setp.ge.u32" and _limits(i))
-    return _changed(_changed(module, change), _after_limit(claim, limit))
+    told = next(i for i in _instructions(module) if i.opcode.text == "setp.eq.u32" and _tells(i))
+    return _changed(_changed(module, change), _after_look(claim, told))
 
 
-def _limits(ins: Instruction) -> bool:
+def _tells(ins: Instruction) -> bool:
     """Whether the loop's code asks here whether its block is released."""
-    return _ours(ins) and "_limit" in repr(ins.operands[-1])
+    return _ours(ins) and "_bits" in repr(ins.operands[1])
 
 
-def _after_limit(claim: Instruction, limit: Instruction) -> Change:
-    """A block beyond the limit publishes "leave" instead of what it has claimed."""
+def _after_look(claim: Instruction, told: Instruction) -> Change:
+    """A block that is told publishes "leave" instead of what it has claimed."""
     register = claim.operands[0]
     nothing = Immediate(str(words.NOTHING), words.NOTHING)
 
     def change(ins: Instruction) -> Iterable[Statement]:
-        if ins is limit:
+        if ins is told:
             guard = Instruction(opcode("selp.b32"), (register, nothing, register, ins.operands[0]))
             return (ins, guard)
         return (ins,)

@@ -20,7 +20,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.model import Address, Function, Instruction, Module, Register, Vector
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cuda import gate
-from gpud.device.cuda.begun import telling
+from gpud.device.cuda.telling import telling
 
 SOURCE = r"""
 extern "C" __global__ void k(int* p, int n) {
@@ -32,12 +32,14 @@ extern "C" __global__ void k(int* p, int n) {
 """
 # What neither the host nor a block changes while a launch runs.
 CONSTANT = {
-    "job", "base", "total", "grid_x", "grid_y", "grid_z", "flags", "x_multiplier", "x_shift",
-    "y_multiplier", "y_shift", "chunk", "ahead", "output",
+    "job", "status", "base", "total", "grid_x", "grid_y", "grid_z", "flags", "x_multiplier",
+    "x_shift", "y_multiplier", "y_shift", "chunk", "ahead", "output",
 }  # fmt: skip
 RECORDS: dict[str, list[Any]] = {
     "control": words.LAUNCH_RECORD, "ctl": words.LAUNCH_RECORD, "job": words.JOB_RECORD,
-    "own": words.JOB_RECORD, "previous": words.JOB_RECORD,
+    "orders": words.LAUNCH_RECORD,
+    "own": words.JOB_RECORD, "previous": words.JOB_RECORD, "status": words.STATUS_RECORD,
+    "place": words.STATUS_RECORD,
 }  # fmt: skip
 
 
@@ -98,8 +100,8 @@ def found() -> list[Access]:
 def test_every_word_is_accessed_whole(found: list[Access]) -> None:
     assert [one.ins for one in found if one.field is None] == []
     assert {
-        "job", "live", "base", "limit", "named", "begun", "next", "total", "done", "kill", "chunk",
-        "ahead", "fault_state", "fault_thread", "fault_address", "output",
+        "job", "status", "live", "base", "stays", "named", "begun", "sm", "next", "total",
+        "done", "kill", "chunk", "ahead", "fault_state", "fault_thread", "fault_address", "output",
     } <= {one.field for one in found}  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from gpud.compiler import control_words as words
 from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.control_words import FaultKind, FaultRecord, fault_of
+from gpud.compiler.dividers import coordinates
 from gpud.compiler.forms import Form, classify
 from gpud.compiler.passes import rewrite
 from gpud.compiler.pipeline import compile_program
@@ -281,7 +282,7 @@ def faulting(
     for word in range(2 * TOTAL):
         machine.memory[HITS + 4 * word] = 0
     base = 2 if form is Form.SLICED else 0
-    machine.words(CTL, words.launch_record(JOB, blocks, base=base))
+    machine.control(CTL, JOB, blocks, base=base)
     machine.launch("k", blocks, (THREADS, 1, 1), HITS, TOTAL, bad, first, CTL)
     machine.run()
     record = fault_of(job_bytes(machine))
@@ -307,7 +308,7 @@ def test_a_persistent_job_ends_after_a_fault(
     machine, _, began, ended = faulting(source, Form.PERSISTENT, blocks, bad, first, seed)
     memory = machine.memory
     assert memory[JOB + words.NEXT] >= TOTAL, "something can still be claimed"
-    assert memory[CTL + words.LIVE] == 0, "a block was not counted out"
+    assert machine.live(CTL) == 0, "a block was not counted out"
     assert max(began) <= THREADS, "a task block was run twice"
     # Threads of its block that had not begun leave; those that found nothing wrong go on.
     assert 0 < began[bad] <= THREADS
@@ -382,13 +383,13 @@ def test_a_whole_launch_numbers_its_task_blocks_row_by_row() -> None:
     }"""
     machine = Machine(in_form(compiled(source), Form.WHOLE), 5)
     machine.words(JOB, words.job_record((3, 2, 4)))
-    machine.words(CTL, words.launch_record(JOB, 24))
+    machine.control(CTL, JOB, 24)
     machine.launch("k", (3, 2, 4), (1, 2, 1), CTL)
     machine.run()
     record = fault_of(job_bytes(machine))
     assert record is not None
     assert record.claim is not None
-    assert words.coordinates(record.claim, (3, 2, 4)) == (2, 1, 3)
+    assert coordinates(record.claim, (3, 2, 4)) == (2, 1, 3)
     assert record.thread == (0, 1, 0)
 
 
@@ -417,7 +418,7 @@ def test_the_first_assertion_is_recorded_with_its_strings() -> None:
     module = in_form(program(extern, f".visible .entry k() {{ {body} ret; }}"))
     machine = Machine(module, 3)
     machine.words(JOB, words.job_record((3, 1, 1)))
-    machine.words(CTL, words.launch_record(JOB, 2))
+    machine.control(CTL, JOB, 2)
     machine.launch("k", 2, (2, 2, 1), CTL)
     machine.run()
     record = fault_of(job_bytes(machine))

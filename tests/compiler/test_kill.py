@@ -284,7 +284,7 @@ def test_an_endless_kernel_ends_when_it_is_told(spin: str, form: Form, seed: int
     )
     machine = Machine(parse(made.ptx), seed)
     machine.words(JOB, words.job_record((5, 1, 1)))
-    machine.words(CTL, words.launch_record(JOB, 2))
+    machine.control(CTL, JOB, 2)
     flag = HITS + 4 * 128
     for word in range(129):
         machine.memory[HITS + 4 * word] = 0
@@ -299,7 +299,7 @@ def test_an_endless_kernel_ends_when_it_is_told(spin: str, form: Form, seed: int
     assert machine.memory[JOB + words.NEXT] == 5
     assert machine.memory[JOB + words.DONE] == 0
     if form is Form.PERSISTENT:
-        assert machine.memory[CTL + words.LIVE] == 0
+        assert machine.live(CTL) == 0
     record = b"".join(
         machine.memory[JOB + at].to_bytes(4, "little") for at in range(0, words.JOB_BYTES, 4)
     )

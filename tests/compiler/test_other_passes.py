@@ -124,7 +124,7 @@ def test_slices_of_any_size_run_every_task_block_once(grid: tuple[int, int, int]
     base, sizes = 0, [1, 2, 3, total]
     while base < total:
         blocks = min(sizes.pop(0), total - base)
-        machine.words(0x1000, words.launch_record(0x2000, blocks, base=base))
+        machine.control(0x1000, 0x2000, blocks, base=base)
         machine.launch("k", blocks, (3, 1, 1), 0x10000, 0x1000)
         machine.run()
         base += blocks

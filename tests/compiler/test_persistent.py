@@ -247,29 +247,28 @@ def run(
         machine.memory[HITS + 4 * block] = 0
     machine.memory[BAD] = 0
     launches: list[int] = []
+    staying: list[tuple[int, int]] = []
 
     def launch(blocks: int) -> None:
-        ctl = CTL + words.LAUNCH_BYTES * len(launches)
-        machine.words(ctl, words.launch_record(JOB, blocks))
+        ctl = CTL + words.launch_bytes(blocks) * len(launches)
+        machine.control(ctl, JOB, blocks)
         machine.launch(name, blocks, (threads, 1, 1), *(arguments or (HITS, BAD)), ctl)
         launches.append(ctl)
+        staying.extend((ctl, index) for index in range(blocks))
 
     launch(events[0][1])
     for steps, blocks in events[1:]:
         machine.run(steps)
-        live = sum(machine.memory[ctl + words.LIMIT] for ctl in launches)
-        if blocks > live:
-            launch(blocks - live)
-        for ctl in reversed(launches):
-            limit = machine.memory[ctl + words.LIMIT]
-            give = min(limit, max(live - blocks, 0))
-            machine.memory[ctl + words.LIMIT] = limit - give
-            live -= give
+        if blocks > len(staying):
+            launch(blocks - len(staying))
+        while len(staying) > blocks:
+            ctl, index = staying.pop(machine.random.randrange(len(staying)))
+            machine.memory[ctl + words.STAYS] &= ~(1 << index)
     machine.run()
     launch(1)  # resume: runs what a stop has left
     machine.run()
     for ctl in launches:
-        assert machine.memory[ctl + words.LIVE] == 0, "a leaver was not counted"
+        assert machine.live(ctl) == 0, "a leaver was not counted"
     return machine
 
 
@@ -315,7 +314,7 @@ def test_how_blocks_claim_may_change_at_any_time() -> None:
     machine.words(JOB, words.job_record((total, 1, 1)))
     machine.memory |= {HITS + 4 * block: 0 for block in range(total)}
     machine.memory[BAD] = 0
-    machine.words(CTL, words.launch_record(JOB, 2))
+    machine.control(CTL, JOB, 2)
     machine.launch("count", 2, (3, 1, 1), HITS, BAD, CTL)
     for chunk, ahead in ((1, 3), (4, 0), (2, 2), (1, 1), (3, 1), (1, 0)):
         machine.run(400)
@@ -335,11 +334,11 @@ def test_a_released_block_runs_what_it_holds_and_claims_no_more(claims: tuple[in
         machine.words(JOB, words.job_record((50, 1, 1), how))
         machine.memory |= {HITS + 4 * block: 0 for block in range(50)}
         machine.memory[BAD] = 0
-        machine.words(CTL, words.launch_record(JOB, 1))
+        machine.control(CTL, JOB, 1)
         machine.launch("count", 1, (2, 1, 1), HITS, BAD, CTL)
         machine.run(150 + 11 * seed)
         before = machine.memory[JOB + words.NEXT]
-        machine.memory[CTL + words.LIMIT] = 0
+        machine.memory[CTL + words.STAYS] = 0
         machine.run()
         after, done = (machine.memory[JOB + at] for at in (words.NEXT, words.DONE))
         assert after == done == sum(machine.memory[HITS + 4 * block] for block in range(50)) // 2
@@ -356,7 +355,7 @@ def test_kernels_that_wait_on_blocks_claim_one_at_a_time_whatever_the_record_say
     machine.words(JOB, words.job_record((9, 1, 1), words.Claims(4, 4)))
     machine.memory |= {HITS + 4 * block: 0 for block in range(9)}
     machine.memory[BAD] = 0
-    machine.words(CTL, words.launch_record(JOB, 1))
+    machine.control(CTL, JOB, 1)
     machine.launch("count", 1, (2, 1, 1), HITS, BAD, CTL)
     while machine.memory[JOB + words.NEXT] < 9:
         assert machine.memory[JOB + words.NEXT] <= machine.memory[JOB + words.DONE] + 2
@@ -375,7 +374,7 @@ def test_blocks_on_named_sms_leave_and_the_others_finish(seed: int) -> None:
         machine.words(HITS, bytes(4 * 60))
         machine.memory[BAD] = 0
         machine.words(NAMED, words.named_sms(sms))
-        machine.words(CTL, words.launch_record(JOB, blocks, named=NAMED))
+        machine.control(CTL, JOB, blocks, named=NAMED)
         machine.launch("count", blocks, (threads, 1, 1), HITS, BAD, CTL)
 
     begin([])
@@ -384,15 +383,15 @@ def test_blocks_on_named_sms_leave_and_the_others_finish(seed: int) -> None:
     while any(block.threads for block in machine.blocks if block.index in (1, 4)):
         machine.run(1)
     assert machine.memory[JOB + words.NEXT] < 60, "they stayed to the end"
-    assert machine.memory[CTL + words.LIVE] == 3
+    assert machine.live(CTL) == 3
     machine.run()
     check(machine, grid, threads)
-    assert machine.memory[CTL + words.LIVE] == 0
+    assert machine.live(CTL) == 0
 
     begin(range(words.MOST_SMS))
     machine.run()
     assert machine.memory[JOB + words.NEXT] == 0, "somebody claimed on an SM that was named"
-    assert machine.memory[CTL + words.LIVE] == 0
+    assert machine.live(CTL) == 0
 
 
 def failures(change: Callable[[Module], Module]) -> int:

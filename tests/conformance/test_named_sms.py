@@ -67,13 +67,14 @@ def test_blocks_on_a_named_sm_leave_and_the_others_run_the_rest(device: CPUDevic
     plain.launch(cuda(SOURCE), TOTAL).result(TIMEOUT_S)
 
     run = Run(device)
-    control = device.allocate(cw.JOB_BYTES + cw.LAUNCH_BYTES + cw.NAMED_BYTES)
-    record = control.address + cw.JOB_BYTES
-    named = control.view[cw.JOB_BYTES + cw.LAUNCH_BYTES :]
+    control = device.allocate(512)
+    record, status, bitmap = (control.address + at for at in (cw.JOB_BYTES, 256, 384))
+    named = control.view[384 : 384 + cw.NAMED_BYTES]
     job = cw.job_record((TOTAL, 1, 1))
-    first = job + cw.launch_record(control.address, BLOCKS, named=record + cw.LAUNCH_BYTES)
+    first = job + cw.launch_record(control.address, status, BLOCKS, named=bitmap)
     control.view[: len(first)] = np.frombuffer(first, np.uint8)
-    live = control.view[cw.JOB_BYTES + cw.LIVE :][:4].view(np.uint32)
+    live = control.view[256 + cw.LIVE :][:4].view(np.uint32)
+    live[0] = BLOCKS
     done = control.view[cw.DONE :][:4].view(np.uint32)
     launch = run.launch(rewritten(SOURCE, "persistent").ptx, BLOCKS, record.to_bytes(8, "little"))
     until(lambda: int(run.gate[1]) == BLOCKS)

@@ -30,7 +30,7 @@ FAULTS = {
         "did not run exactly 1",
     ),
     "a released block throws its claim away": (
-        r"(mov\S* %\S*claim, \d+;)(\s*ld\.vol.*?)(@%\S*stop) (bra.*?;)(.*?)(at\S* %\S*claim.*?;)",
+        r"(mov\S* %\S*claim, \d+;)(\s*mov.*?)(@%\S*stop) (bra.*?;)(.*?)(at\S* %\S*claim.*?;)",
         r"\6 \2 \3 \1 \3 \4 \5",
         "at rest",
     ),

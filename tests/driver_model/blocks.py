@@ -60,9 +60,11 @@ class _Kernel:
         device = self._device
         job = device.u64(control + cw.JOB)
         yield
-        self._begun(control, index)
-        while index < device.u32(control + cw.LIMIT):
-            named = device.u32(control + cw.NAMED)
+        status = device.u64(control + cw.STATUS)
+        device.put16(status + cw.SM + 2 * index, self._device.tells.get(block.sm, block.sm) + 1)
+        order = control + cw.ORDER_BYTES * (index // cw.BLOCKS_A_PAIR)
+        while device.u32(order + cw.STAYS) >> index % cw.BLOCKS_A_PAIR & 1:
+            named = device.u32(order + cw.NAMED)
             if named and device.u32(job + named + block.sm // 32 * 4) >> block.sm % 32 & 1:
                 break
             claim = device.u32(job + cw.NEXT)
@@ -79,7 +81,7 @@ class _Kernel:
             yield
             if device.u32(job + cw.KILL):
                 break
-        device.put(control + cw.LIVE, device.u32(control + cw.LIVE) - 1)
+        device.put(status + cw.LIVE, device.u32(status + cw.LIVE) - 1)
 
     def sliced(self, control: int, index: int, block: Block) -> Iterator[None]:
         """Runs its own task block."""
@@ -120,7 +122,7 @@ class _Kernel:
 
     def _begun(self, control: int, index: int) -> None:
         if index == 0:
-            self._device.put(control + cw.BEGUN, 1)
+            self._device.put(self._device.u64(control + cw.STATUS) + cw.BEGUN, 1)
 
     def _fault(self, job: int, kind: cw.FaultKind, claim: int) -> None:
         device = self._device

@@ -175,7 +175,8 @@ def _range(loaded: Any, name: str) -> tuple[int, int] | None:
 
 def _left(error: GpudError | None, control: int, job: int) -> None:
     """All blocks of a launch have left: what those count and record that end in the middle."""
-    ctypes.c_uint32.from_address(control + cw.LIVE).value = 0
+    status = ctypes.c_uint64.from_address(control + cw.STATUS).value
+    ctypes.c_uint32.from_address(status + cw.LIVE).value = 0
     if error is None:
         return
 

@@ -46,7 +46,7 @@ class SteppedDriver(ModelDriver):
 
     Args:
         seed: of the order in which streams and blocks go on.
-        room: blocks that can be resident, as many on each SM.
+        room: blocks that can be resident, as many on each SM, of those that take 1.
         sms: how many SMs there are.
         unit: how many of them are the fewest that a green context has; what is left of a division
             by that remains.
@@ -59,6 +59,7 @@ class SteppedDriver(ModelDriver):
         faults: task blocks that fault: (kernel, task block) to a `cw.FaultKind`.
         log: what the driver writes into the log of a load that fails.
         occupancy: the occupancy of every kernel.
+        sizes: of how much room a block takes, for kernels whose blocks take more than 1.
         hostage: kernels whose blocks do not go on.
         launches: what is on the device.
     """
@@ -91,6 +92,7 @@ class SteppedDriver(ModelDriver):
         self.faults: dict[tuple[str, int], Any] = {}
         self.log = "ptxas fatal: nothing is right here\nmore\n"
         self.occupancy = 2
+        self.sizes: dict[str, int] = {}
         self.hostage: set[str] = set()
         self.launches: list[Resident] = []
 
@@ -154,17 +156,21 @@ class SteppedDriver(ModelDriver):
     def _admit(self, launch: Resident) -> bool:
         """Give a launch room; whether some of its blocks got it."""
         before = len(launch.resident)
-        there = self.on_sms()
+        size = self.sizes.get(launch.name, 1)
+        there: Counter[int] = Counter()
+        for other in self.launches:
+            for block in other.resident:
+                there[block.sm] += self.sizes.get(other.name, 1)
         while launch.pending and there.total() < self.room:
             sms = range(self.sms) if launch.sms is None else launch.sms
-            free = [sm for sm in sms if there[sm] < -(-self.room // self.sms)]
+            free = [sm for sm in sms if there[sm] + size <= -(-self.room // self.sms)]
             if not free:
                 break
             self.random.shuffle(free)
             block = launch.pending.popleft()
             block.sm = min(free, key=lambda sm: (there[sm], launch.placed[sm]))
             launch.placed[block.sm] += 1
-            there[block.sm] += 1
+            there[block.sm] += size
             launch.resident.append(block)
         return len(launch.resident) > before
 
@@ -222,3 +228,7 @@ class SteppedDriver(ModelDriver):
     def put(self, address: int, value: int) -> None:
         """Set a word."""
         self.memory.write(address, struct.pack("<I", value & 0xFFFFFFFF))
+
+    def put16(self, address: int, value: int) -> None:
+        """Set half a word."""
+        self.memory.write(address, struct.pack("<H", value))

@@ -10,7 +10,7 @@ import pytest
 
 from bench import summary
 from bench.gpu import colocation, figures, release_latency, resize, rewrite_cost
-from bench.gpu.bare import RECORDS_BYTES, records
+from bench.gpu.bare import records, records_bytes
 from bench.gpu.colocation import Seen, compared
 from bench.gpu.colocation_work import OFFLINE, ONLINE
 from bench.gpu.record import keep, rounded
@@ -140,9 +140,12 @@ def test_only_long_kernels_are_in_the_mean() -> None:
 
 def test_control_words_of_a_batch_are_fresh_and_point_to_each_other() -> None:
     raw = records(4096, 3, (4, 2, 1), 5)
-    assert len(raw) == 3 * RECORDS_BYTES
+    size = records_bytes(5)
+    assert len(raw) == 3 * size
     for number in range(3):
-        one = raw[number * RECORDS_BYTES : (number + 1) * RECORDS_BYTES]
+        one = raw[number * size : (number + 1) * size]
+        at, launch = 4096 + number * size, one[cw.JOB_BYTES : cw.JOB_BYTES + cw.launch_bytes(5)]
         assert one[: cw.JOB_BYTES] == cw.job_record((4, 2, 1))
-        launch = one[cw.JOB_BYTES : cw.JOB_BYTES + cw.LAUNCH_BYTES]
-        assert launch == cw.launch_record(4096 + number * RECORDS_BYTES, 5)
+        status = one[cw.JOB_BYTES + len(launch) :]
+        assert launch == cw.launch_record(at, at + size - len(status), 5)
+        assert status == cw.status_record(5)

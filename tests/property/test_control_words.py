@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpud.compiler import control_words as words
+from gpud.compiler.dividers import coordinates, divide, divider
 
 DIVISORS = st.one_of(
     st.integers(1, 2**31 - 1),
@@ -20,38 +21,38 @@ DIVISORS = st.one_of(
 @example(n=2**31 - 1, d=2**31 - 1)
 @example(n=2**31 - 2, d=2**31 - 1)
 def test_divide_is_exact(n: int, d: int) -> None:
-    multiplier, shift = words.divider(d)
+    multiplier, shift = divider(d)
     assert multiplier < 2**32
     assert shift < 32
     # Quotients go wrong next to multiples of the divisor if anywhere.
     at = n // d * d
     for numerator in (n, at, max(at - 1, 0), min(at + d - 1, 2**31 - 1)):
-        assert words.divide(numerator, (multiplier, shift)) == numerator // d
+        assert divide(numerator, (multiplier, shift)) == numerator // d
 
 
 @given(d=DIVISORS)
 def test_divider_meets_the_theorem(d: int) -> None:
     """Granlund and Montgomery's condition, which implies exactness for every n < 2**31."""
-    multiplier, shift = words.divider(d)
+    multiplier, shift = divider(d)
     error = multiplier * d - 2 ** (31 + shift)
     assert 0 < error <= 2**shift
 
 
 def test_small_divisors_exhaustively() -> None:
     for d in range(1, 130):
-        divider = words.divider(d)
+        by = divider(d)
         for n in range(1100):
-            assert words.divide(n, divider) == n // d
+            assert divide(n, by) == n // d
 
 
 @given(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40)))
 def test_coordinates_number_the_grid(grid: tuple[int, int, int]) -> None:
     x, y, z = grid
     last = x * y * z - 1
-    assert words.coordinates(0, grid) == (0, 0, 0)
-    assert words.coordinates(last, grid) == (x - 1, y - 1, z - 1)
+    assert coordinates(0, grid) == (0, 0, 0)
+    assert coordinates(last, grid) == (x - 1, y - 1, z - 1)
     for block in {0, last // 2, last // 3, last}:
-        cx, cy, cz = words.coordinates(block, grid)
+        cx, cy, cz = coordinates(block, grid)
         assert cx + x * (cy + y * cz) == block
         assert cx < x
         assert cy < y
@@ -65,20 +66,32 @@ def offsets(dtype: np.dtype[Any]) -> dict[str, int]:
 
 def test_layout_of_the_launch_record() -> None:
     dtype = np.dtype(words.LAUNCH_RECORD)
-    assert dtype.itemsize == words.LAUNCH_BYTES == 32
-    assert offsets(dtype) == {
-        "job": 0, "live": 8, "base": 12, "limit": 16, "named": 20, "begun": 28,
-    }  # fmt: skip
-    assert (words.LIMIT % 8, words.NAMED) == (0, words.LIMIT + 4), "blocks load both at once"
+    assert dtype.itemsize == words.launch_bytes(1) == words.launch_bytes(32) == 32
+    assert offsets(dtype) == {"job": 0, "status": 8, "base": 16, "stays": 24, "named": 28}
+    assert (words.STAYS % 8, words.NAMED) == (0, words.STAYS + 4), "blocks load both at once"
     job = 0x1234567890
-    record = np.frombuffer(words.launch_record(job, 7, base=9, named=job + 96), dtype)[0]
+    record = np.frombuffer(words.launch_record(job, job - 64, 7, base=9, named=job + 96), dtype)[0]
     found = {name: int(record[name]) for name in offsets(dtype)}
-    expected = {"job": job, "live": 7, "base": 9, "limit": 7, "named": 96, "begun": 0}
-    assert found == expected
+    everybody = 0xFFFFFFFF
+    assert found == {"job": job, "status": job - 64, "base": 9, "stays": everybody, "named": 96}
     assert words.named_at(job, 0) == 0
     for named in (job, job - 8, job + 2**32):
         with pytest.raises(ValueError, match="not behind"):
-            words.launch_record(job, 7, named=named)
+            words.launch_record(job, 0, 7, named=named)
+
+
+@given(st.integers(0, 5000))
+def test_each_block_has_its_bit_and_its_place(blocks: int) -> None:
+    record = words.launch_record(1, 2, blocks, named=3)
+    assert len(record) == words.launch_bytes(blocks)
+    pairs = np.frombuffer(record[words.ORDERS :], np.uint32).reshape(-1, 2)
+    assert 32 * len(pairs) >= blocks > 32 * (len(pairs) - 1)
+    assert set(pairs[:, 1].tolist()) <= {2}
+    status = words.status_record(blocks)
+    assert len(status) == words.status_bytes(blocks) >= words.SM + 2 * blocks
+    live, *rest = np.frombuffer(status, np.uint32).tolist()
+    assert (live, set(rest)) == (blocks, {0})
+    assert offsets(np.dtype(words.STATUS_RECORD)) == {"live": 0, "begun": 4, "sm": 8}
 
 
 def test_each_sm_has_its_bit() -> None:
@@ -105,8 +118,8 @@ def test_layout_of_the_job_record() -> None:
     }  # fmt: skip
     record = np.frombuffer(words.job_record((6, 5, 4)), dtype)[0]
     assert record.tolist()[:7] == (0, 120, 6, 5, 4, 0, 0)
-    assert (record["x_multiplier"], record["x_shift"]) == words.divider(6)
-    assert (record["y_multiplier"], record["y_shift"]) == words.divider(5)
+    assert (record["x_multiplier"], record["x_shift"]) == divider(6)
+    assert (record["y_multiplier"], record["y_shift"]) == divider(5)
     line = np.frombuffer(words.job_record((6, 1, 1)), dtype)[0]
     assert line["flags"] == words.ONE_DIMENSIONAL
 
@@ -122,4 +135,4 @@ def test_impossible_grids_are_refused(grid: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("divisor", [0, -1, 2**31])
 def test_impossible_divisors_are_refused(divisor: int) -> None:
     with pytest.raises(ValueError, match="divisor"):
-        words.divider(divisor)
+        divider(divisor)

@@ -28,7 +28,7 @@ Algorithm, for the leader, in front of the loop's barrier::
               if job.ahead and claim == last and not released():
                   last = PENDING | job.ahead; ahead = atomic_add(job.next, job.ahead)
 
-    released: block index >= launch.limit or %smid is named
+    released: the bit of the block's index in launch.stays is 0, or %smid is named
 
 ``last`` is a word in shared memory behind the slots, ``ahead`` a register. The atomic of a claim in
 advance is issued and not waited for: its way to memory and back hides behind the task block.
@@ -39,16 +39,18 @@ slot, once. The others cannot tell from where the claim came. What ``last`` is a
 matter: ``previous`` is `NOTHING` then, the largest word that there is.
 
 Why nothing is lost or repeated: atomics on ``next`` hand out ranges that do not overlap. A block
-runs its range in order, up to ``last``, and looks at its limit only when it holds nothing: so a
-claim in advance, too, is run before the block leaves. How many it took is kept in ``last`` with the
-mark, not read again: nothing depends on ``chunk`` and ``ahead`` staying what they are.
+runs its range in order, up to ``last``, and looks whether it is to release only when it holds
+nothing: so a claim in advance, too, is run before the block leaves. How many it took is kept in
+``last`` with the mark, not read again: nothing depends on ``chunk`` and ``ahead`` staying what they
+are.
 
 Blocks that wait for others claim one task block when they can run it, whatever the record says:
 a task block that somebody holds and has not begun would be waited for by those who run.
 
-A block is told to release by its index or by the SM that it is on; it does the same in both cases.
-The limit and the place of the bitmap that names SMs come with one load, and a launch of which no
-SM is named, as most are, reads no bitmap.
+A block is told to release by its index, so that the host can choose which do, or by the SM that it
+is on, so that none begins there; it does the same in both cases. The bit for its index and the
+place of the bitmap that names SMs come with one load, and a launch of which no SM is named, as most
+are, reads no bitmap.
 
 Properties:
 * ``at most``: a block claims at most ``chunk + ahead`` task blocks after it was told to release;
@@ -67,6 +69,7 @@ from gpud.compiler.ptx.model import Address, Operand, Register, SpecialRegister,
 __all__ = ["add_claim"]
 
 _LAST = 8  # from the slots on: the last task block that the block holds
+_PAIR_SHIFT = words.BLOCKS_A_PAIR.bit_length() - 1
 _PENDING = 1 << 31  # in its place, with a chunk's size: a chunk that was claimed in advance
 
 
@@ -125,13 +128,18 @@ def add_claim(
 def _heed_release(code: Code, told: Symbol, stays: Symbol) -> None:
     """Go to ``told`` if the block has been told to release, else go on at ``stays``, here."""
     ctl, job, word = (code.register(name, "b64") for name in ("control", "job", "word"))
-    limit, named = code.register("limit"), code.register("named")
-    index, bits = code.register("index"), code.register("bits")
+    orders = code.register("orders", "b64")
+    index, bits, named = (code.register(name) for name in ("index", "bits", "named"))
     stop = code.register("stop", "pred")
-    # A vector is so many accesses of one word each: the words that the host writes.
-    code("ld.volatile.global.v2.u32", Vector((limit, named)), Address(ctl, words.LIMIT))
     code("mov.u32", index, SpecialRegister("%ctaid.x"))
-    code("setp.ge.u32", stop, index, limit)
+    code("shr.u32", bits, index, _PAIR_SHIFT)
+    code("mad.wide.u32", orders, bits, words.ORDER_BYTES, ctl)
+    # A vector is so many accesses of one word each: the words that the host writes.
+    code("ld.volatile.global.v2.u32", Vector((bits, named)), Address(orders, words.ORDERS))
+    code("and.b32", index, index, words.BLOCKS_A_PAIR - 1)
+    code("shr.u32", bits, bits, index)
+    code("and.b32", bits, bits, 1)
+    code("setp.eq.u32", stop, bits, 0)
     code("bra", told, when=stop)
     code("setp.eq.u32", stop, named, 0)
     code("bra", stays, when=stop)

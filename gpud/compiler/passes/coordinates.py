@@ -15,7 +15,7 @@ Properties:
 * a coordinate that is not read costs nothing;
 * replaced instructions are new objects, all others are shared with the input.
 
-Source: design, section 4.1; `gpud.compiler.control_words` for the arithmetic and its proof.
+Source: design, section 4.1; `gpud.compiler.dividers` for the arithmetic and its proof.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _divide(
     multiplier: Register,
     shift: Register,
 ) -> None:
-    """``quotient = number // divisor`` as `gpud.compiler.control_words.divide` computes it."""
+    """``quotient = number // divisor`` as `gpud.compiler.dividers.divide` computes it."""
     code("ld.global.nc.v2.u32", Vector((multiplier, shift)), divider)
     code("add.u32", quotient, number, number)
     code("mul.hi.u32", quotient, quotient, multiplier)

@@ -50,7 +50,7 @@ _LEAVE = f"""
 .func {LEAVE}({_CONTEXT})
 .noreturn
 {{
-    .reg .b64 %job; .reg .b32 %total, %slot, %thread, %other; .reg .pred %none;
+    .reg .b64 %job, %status; .reg .b32 %total, %slot, %thread, %other; .reg .pred %none;
     setp.eq.s64 %none, %ctl, 0;
     @%none trap;
     ld.global.u64 %job, [%ctl+{words.JOB}];
@@ -70,7 +70,8 @@ _LEAVE = f"""
     or.b32 %thread, %thread, %other;
     setp.ne.u32 %none, %thread, 0;
     @%none bra $gone;
-    red.global.add.u32 [%ctl+{words.LIVE}], -1;
+    ld.global.u64 %status, [%ctl+{words.STATUS}];
+    red.global.add.u32 [%status+{words.LIVE}], -1;
 $gone:
     exit;
 }}

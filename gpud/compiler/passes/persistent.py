@@ -21,7 +21,7 @@ Algorithm, for every thread; ``slot`` toggles between the two slots::
           if leader and slots[slot] != NOTHING: job.done += 1   # the previous one
           if claim == NOTHING: leave
           %ctaid = coordinates(claim); old body; ret and exit go to head
-    leave: if leader: launch.live -= 1
+    leave: if leader: status.live -= 1
 
 Why one barrier is enough with two slots: the leader can run ahead of a slow thread by one barrier
 only, so it writes the other slot while the slow one still reads this one. With one slot it would
@@ -228,12 +228,14 @@ class _Loop:
 
     def _leave_loop(self, leader: Register) -> None:
         code = self._code
-        ctl, gone = code.register("control", "b64"), code.label("gone")
+        ctl, status = code.register("control", "b64"), code.register("status", "b64")
+        gone = code.label("gone")
         code.place(self._leave)
         code("bra", gone, unless=leader)
         code("ld.param.u64", ctl, Address(self._control))
+        code("ld.global.nc.u64", status, Address(ctl, words.STATUS))
         # Not after a fence: that the launch is over, not this, says that its writes can be seen.
-        code("red.global.add.u32", Address(ctl, words.LIVE), immediate(-1))
+        code("red.global.add.u32", Address(status, words.LIVE), immediate(-1))
         code.place(gone)
         code("ret")
 

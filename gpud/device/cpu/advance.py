@@ -25,7 +25,7 @@ from gpud.device.cpu.access import (
 )
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.layout import TEMPLATE_BYTES, Fresh
-from gpud.device.cpu.records import CONTROL, NONE, STAGE, Mode
+from gpud.device.cpu.records import CONTROL, NONE, STAGE, STATUS, Mode
 
 __all__ = ["LEAVE", "RUN", "WAIT", "define_advance"]
 
@@ -165,11 +165,11 @@ def _define_begin(ir: IRModule) -> None:
         _load_stage(e, seat, chain, stage, header)
     again = e.label("again")
     by_kernel, by_loop, ready = e.label("by_kernel"), e.label("by_loop"), e.label("ready")
-    limit = offset(e, seat.pointer, CONTROL + cw.LIMIT)
+    stays = offset(e, seat.pointer, CONTROL + cw.STAYS)
     e.branch(compare(e, "eq", "i32", stage.load("mode"), Mode.KERNEL), by_kernel, by_loop)
     e.place(by_kernel)
-    # Whoever releases the seat writes its index before its limit: look at both the other way round.
-    store(e, "i32", 1, limit, "seq_cst")
+    # Whoever releases the seat writes its index before this: look at both the other way round.
+    store(e, "i32", 1, stays, "seq_cst")
     e.do("fence seq_cst")
     kept = compare(e, "ne", "i32", seat.load("index", "seq_cst"), NONE)
     goes_on = compare(e, "eq", "i32", chain.load("stop", "seq_cst"), 0)
@@ -227,7 +227,9 @@ def _load_stage(e: Emitter, seat: Record, chain: Record, stage: Record, header: 
         hidden = offset(e, params, e.value(f"zext i32 {at} to i64"))
         store(e, "ptr", control, hidden)
     store(e, "ptr", stage.pointer, offset(e, control, cw.JOB))
-    store(e, "i32", 1, offset(e, control, cw.LIVE))
+    status = offset(e, seat.pointer, STATUS)
+    store(e, "ptr", status, offset(e, control, cw.STATUS))
+    store(e, "i32", 1, offset(e, status, cw.LIVE))
     store(e, "i32", 0, offset(e, control, cw.BASE))
     store(e, "i32", 0, offset(e, control, cw.NAMED))  # Python knows where seats are
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpud.compiler import control_words as cw
 from gpud.compiler.control_words import FaultKind, FaultRecord
+from gpud.compiler.dividers import coordinates
 from gpud.device.cpu.codegen.calls import FRAMES_BYTES
 from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
 from gpud.device.cpu.records import NONE
@@ -59,7 +60,7 @@ def failure_of(seat: Seat, chain: Chain) -> IllegalAddress | KernelTrap | None:
     launched = chain.launches[stage]
     launch = stage if len(chain.launches) > 1 else None
     claim = _claim(seat, launched.form, launched.grid)
-    place = None if claim is None else cw.coordinates(claim, launched.grid)
+    place = None if claim is None else coordinates(claim, launched.grid)
     if error == Failure.DEADLOCK:
         return KernelTrap(_DEADLOCK, kernel=launched.name, launch=launch, task_block=place)
     line = _read(seat, "error_line")

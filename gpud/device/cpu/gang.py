@@ -32,7 +32,7 @@ from gpud.compiler import control_words as cw
 from gpud.device.cpu.chain import Chain
 from gpud.device.cpu.failure import failure_of
 from gpud.device.cpu.records import CHAIN, NONE, STAGE, STAGE_BYTES, Begun, Reason, stages_at
-from gpud.device.cpu.seat import LIMIT, Seat, word_of
+from gpud.device.cpu.seat import STAYS, Seat, word_of
 from gpud.device.output import Printed
 from gpud.errors import GpudError
 
@@ -254,7 +254,7 @@ class Gang:
     def _stop(self) -> None:
         self._words[_STOP] = 1
         for seat in (*self.kept.values(), *self._released.values()):
-            seat.words[LIMIT] = 0
+            seat.words[STAYS] = 0
 
     def _release(self, count: int) -> None:
         """Take their index from seats: first those on the SMs where the gang has fewest."""
@@ -296,7 +296,7 @@ class Gang:
             seat.index = NONE
             # The SM loop relies on this order.
             seat.words[_INDEX] = NONE
-            seat.words[LIMIT] = 0
+            seat.words[STAYS] = 0
 
     def _call_back(self) -> None:
         """Keep released seats that have not left yet, but for those that move."""
@@ -308,7 +308,7 @@ class Gang:
                 continue
             del self._released[block]
             self._enlist(seat, next(free))
-            seat.words[LIMIT] = 1
+            seat.words[STAYS] = 1
 
     def _enlist(self, seat: Seat, index: int) -> None:
         seat.index = index
@@ -325,7 +325,7 @@ class Gang:
                 continue
             mine = words[self._stages + stage * _STAGE_WORDS + occupancy_at]
             within = (seat.index + 1) * chain.occupancy <= self.slices * mine
-            seat.words[LIMIT] = 1 if within else 0
+            seat.words[STAYS] = 1 if within else 0
 
     def free_indices(self) -> Iterator[int]:
         """Indices that no kept seat has, from the lowest on; for seats that are added meanwhile."""

@@ -37,6 +37,7 @@ __all__ = [
     "SM_SLOTS",
     "STAGE",
     "STAGE_BYTES",
+    "STATUS",
     "Begun",
     "Mode",
     "Reason",
@@ -178,8 +179,11 @@ the gang had claimed of the stage when this seat's block last saw that change; `
 CONTROL: Final = _seat_rest
 """The launch record that the kernel sees, of one block with index 0."""
 
+STATUS: Final = CONTROL + cw.launch_bytes(1)
+"""The status record behind it."""
+
 SEAT_BYTES: Final = 128
-assert CONTROL + cw.LAUNCH_BYTES <= SEAT_BYTES
+assert STATUS + cw.status_bytes(1) <= SEAT_BYTES
 
 
 def stages_at(sms: int) -> int:

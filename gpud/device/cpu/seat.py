@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpud.device.cpu.gang import Gang
     from gpud.device.cpu.sm import VirtualSM
 
-__all__ = ["LIMIT", "Seat", "SeatPool", "word_of"]
+__all__ = ["STAYS", "Seat", "SeatPool", "word_of"]
 
 _LARGE_BYTES = 4 << 20  # few kernels need so much, by their local memory
 _MOST_KEPT_BYTES = 256 << 20
@@ -33,8 +33,8 @@ def word_of(name: str) -> int:
 _IDLE_BYTES = 32 << 20
 """Of idle seats, from which on those of other owners are used before new ones are made."""
 
-LIMIT = (CONTROL + cw.LIMIT) // 4
-"""The index in `Seat.words` of the limit that the kernel reads."""
+STAYS = (CONTROL + cw.STAYS) // 4
+"""The index in `Seat.words` of the word that the kernel reads: 0 has its block release, 1 not."""
 
 
 class Seat:

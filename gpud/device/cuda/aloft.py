@@ -96,7 +96,7 @@ class Aloft:
     def began(self, began_ns: int) -> None:
         """At ``began_ns`` nothing was on the device, and now flights of the due stage are."""
         self._lives = self._count_lives()
-        self._pace.begin(began_ns, self.due, sum(one.count for one in self._of(self.due)))
+        self._pace.begin(began_ns, self.due, sum(one.count for one in self.of(self.due)))
 
     def helped(self, flight: Flight) -> None:
         """A helper was begun."""
@@ -115,11 +115,12 @@ class Aloft:
 
     def look(self) -> None:
         """See whether the first block has begun, and how long blocks have been there."""
-        self._flights.refresh()
         if not self.first_block_ns and self.main and self._flights.has_begun(self.main[0]):
             self.first_block_ns = time.monotonic_ns() - self._asked_ns
         now = self.on_device.current
-        here = self._of(now)
+        here = self.of(now)
+        if not self._urgent:
+            self._flights.find(here)
         lives, launched = sum(map(self._flights.live, here)), sum(one.count for one in here)
         self._pace.look(time.monotonic_ns(), now, lives, launched)
 
@@ -215,11 +216,24 @@ class Aloft:
             self._claimed = stage
         return True
 
-    # -- helpers
-
-    def _of(self, stage: int) -> list[Flight]:
+    def of(self, stage: int) -> list[Flight]:
         """The flights of a stage."""
         return [one for one in self.flights if one.stage == stage]
+
+    @property
+    def leaving(self) -> bool:
+        """Whether blocks of begun stages were told to leave and have not."""
+        return self._still_there() > 0
+
+    @property
+    def there(self) -> list[int]:
+        """The SMs on which blocks of the stage that runs are, of those that are to stay."""
+        if self.run is None:
+            return []
+        here = self.of(self.run.current)
+        return [sm for flight in here if flight.leaving for sm in flight.leaving.there.tolist()]
+
+    # -- helpers
 
     def _count_lives(self) -> int:
         return sum(self._flights.live(flight) for flight in self.flights)
@@ -237,16 +251,21 @@ class Aloft:
         """Keep the longest time from a release to its last block gone."""
         if not self._releasing_ns:
             return
-        now = self.on_device.current
-        left = sum(
-            max(0, self._flights.live(flight) - flight.limit)
-            for flight in self.flights
-            if flight.stage <= now and flight.counts
-        )
-        if not left:
+        if not self._still_there():
             took = time.monotonic_ns() - self._releasing_ns
             self.release_ns = max(self.release_ns, took)
             self._releasing_ns = 0
+
+    def _still_there(self) -> int:
+        """How many blocks of begun stages were told to leave and have not."""
+        if self.run is None:
+            return 0
+        now = self.run.current
+        return sum(
+            max(0, self._flights.live(flight) - self._flights.staying(flight))
+            for flight in self.flights
+            if flight.stage <= now and flight.counts
+        )
 
     def _nothing_left(self, stage: int) -> bool:
         run = self.on_device

@@ -58,7 +58,9 @@ class CUDADevice:
 
     Args:
         index: which, as the driver counts.
-        release: how limits reach running blocks, see `gpud.device.cuda.release`.
+        release: how running blocks are told to leave, see `gpud.device.cuda.release`.
+        by_sm: whether those leave that empty whole SMs (`gpud.device.cuda.leaving`), rather than
+            those with the highest indices; for comparison.
         driver: stands in for the machine's, in tests.
         watch: whether a thread watches launches, and others stand by calls that may wait; tests may
             do both themselves.
@@ -82,6 +84,7 @@ class CUDADevice:
         index: int = 0,
         *,
         release: str = "mapped",
+        by_sm: bool = True,
         driver: Driver | None = None,
         watch: bool = True,
     ) -> None:
@@ -117,7 +120,7 @@ class CUDADevice:
             undo.callback(self.driver.call, "cuStreamDestroy", self.control_stream)
             gate = CUDAModule(context, PTX)
             undo.callback(gate.close)
-            paths = RELEASE_PATHS[release](context)
+            paths = RELEASE_PATHS[release](context, self.host_blocks, self.device_blocks)
             undo.callback(paths.close)
             self.watcher = watcher = Watcher(self.lock, self.tell)
             self.standstill = Standstill(self.lock, watcher, self.hurry)
@@ -126,7 +129,9 @@ class CUDADevice:
             together = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
             opens = gate.kernel(GATE)
             opens.share_sms()
-            self.flights = Flights(context, paths, self.watcher.semaphore, opens.handle, together)
+            self.flights = Flights(
+                context, paths, self.watcher.semaphore, opens.handle, together, by_sm=by_sm
+            )
             undo.callback(self.flights.close)
             self.flights.prepare()
             undo.callback(self._unload_all)

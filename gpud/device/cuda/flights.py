@@ -20,15 +20,16 @@ Nothing here has run on a GPU yet.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpud.compiler import control_words as cw
 from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.gate import GateParameters
 from gpud.device.cuda.green import Place
+from gpud.device.cuda.leaving import Leaving
 from gpud.device.cuda.release import ReleasePath, Slot
 from gpud.device.cuda.semaphore import Semaphore
 from gpud.errors import DeviceLost, GpudError
@@ -49,13 +50,15 @@ class Flight:
         stage: of the chain.
         count: blocks that were launched.
         limit: blocks that are not told to release; only falls.
-        slot: of its launch record, None if it has none.
+        slot: its records, None if it has none.
         counts: whether its blocks count themselves out when they leave.
         event: over when it is.
+        leaving: which of its blocks leave when; None: they are not told one by one.
         place: where its blocks are; None: anywhere.
         stream: its own, given back with it; None if others are on the stream.
-        named: whether blocks of it may have left because of the SM that they were on, or because
-            all were halted; those that have an index below the limit need not be there then.
+        cleared: of the blocks that are told, those for the SM that they are on.
+        named: whether blocks of it may have left that are not told: they began on an SM that they
+            were to leave, or all were halted.
     """
 
     stage: int
@@ -64,8 +67,10 @@ class Flight:
     slot: Slot | None
     counts: bool
     event: Any
+    leaving: Leaving | None = None
     place: Place | None = None
     stream: Any = None
+    cleared: int = 0
     named: bool = False
 
 
@@ -79,6 +84,7 @@ class Flights:
         gate: the gate's kernel.
         cooperative: the most blocks of a kernel that can be launched together anywhere, as (blocks
             of all SMs) for an occupancy of 1; 0: the device cannot.
+        by_sm: whether blocks that are released empty whole SMs.
     """
 
     def __init__(
@@ -88,6 +94,8 @@ class Flights:
         semaphore: Semaphore,
         gate: Any,
         cooperative: int,
+        *,
+        by_sm: bool = True,
     ) -> None:
         self._context = context
         self.release = release
@@ -95,6 +103,7 @@ class Flights:
         self._gate = gate
         self._gate_parameters = GateParameters()
         self._cooperative = cooperative
+        self._by_sm = by_sm
         api = context.driver.api
         self._stream_flags = int(api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._event_flags = int(api.CUevent_flags.CU_EVENT_DISABLE_TIMING) | int(
@@ -180,11 +189,11 @@ class Flights:
         event = self.take_event()
         slot: Slot | None = None
         halts = self._halts
+        counts = what.form == "persistent"
         try:
             if what.form != "unmodified":
-                slot = self.release.take()
-                record = cw.launch_record(job, count, base=base, named=named)
-                self.release.place(slot, record, stream)
+                slot = self.release.take(count if counts else 0)
+                self.release.place(slot, job, base, named, stream)
             self._launch(chain, stage, count, stream, slot, place)
         except (GpudError, DriverError):
             self.give_event(event)
@@ -195,8 +204,8 @@ class Flights:
             self._context.driver.call("cuEventRecord", event, stream)
         except DriverError as error:
             raise DeviceLost(f"{what.kernel.name} runs and cannot be followed: {error}") from error
-        counts = what.form == "persistent"
-        flight = Flight(stage, count, count, slot, counts, event, place, named=named != 0)
+        leaving = Leaving(slot.sms, by_sm=self._by_sm) if counts and slot is not None else None
+        flight = Flight(stage, count, count, slot, counts, event, leaving, place, named=named != 0)
         self._there[flight] = None
         if self._halts != halts:  # no more than set it: `halt` may do so at any moment
             flight.named = True
@@ -230,37 +239,57 @@ class Flights:
         """Whether it is over."""
         return self._context.enter().is_over(flight.event)
 
-    def refresh(self) -> None:
-        """See what blocks have written; what follows tells of that."""
-        self.release.refresh()
+    def find(self, flights: Iterable[Flight]) -> None:
+        """See where their blocks are, so that a release does not have to."""
+        for flight in flights:
+            if flight.leaving is not None:
+                flight.leaving.look()
 
     def live(self, flight: Flight) -> int:
         """How many of its blocks have not left, those included that have not begun."""
         if not flight.counts or flight.slot is None:
             return flight.count
-        return self.release.live(flight.slot)
+        return flight.slot.live
 
     def has_begun(self, flight: Flight) -> bool:
         """Whether its first block has begun; without a launch record not before it is over."""
-        begun = flight.slot is not None and self.release.begun(flight.slot)
+        begun = flight.slot is not None and flight.slot.begun
         return begun or self.is_over(flight)
 
     def staying(self, flight: Flight) -> int:
         """How many of its blocks may stay: those not told to release that are there."""
         return min(flight.limit, self.live(flight)) if flight.named else flight.limit
 
-    def name(self, flight: Flight, named: int) -> None:
-        """Release the blocks on SMs that are named in the bitmap at ``named``; 0: none."""
-        if flight.slot is not None and flight.counts:
-            self.release.set_named(flight.slot, named)
-            if named:
-                flight.named = True
+    def moving(self, flight: Flight) -> int:
+        """How many of its blocks are there that leave for the SM that they are on."""
+        return min(flight.cleared, max(0, self.live(flight) - flight.limit))
+
+    def name(self, flight: Flight, named: int, sms: Collection[int]) -> None:
+        """Release the blocks on these SMs, and those that begin there.
+
+        Args:
+            flight: whose.
+            named: the address of a bitmap that names the SMs; 0: there are none.
+            sms: by ``%smid``.
+        """
+        if flight.slot is None or flight.leaving is None:
+            return
+        if named:
+            limit = flight.leaving.clear(sms)
+            if limit < flight.limit:
+                self.release.set_stays(flight.slot, flight.leaving.stays)
+                flight.cleared += flight.limit - limit
+                flight.limit = limit
+            flight.named |= flight.leaving.coming > 0
+        self.release.set_named(flight.slot, named)
 
     def set_limit(self, flight: Flight, limit: int) -> None:
         """Release the blocks from ``limit`` on; a limit is never raised again."""
         assert flight.slot is not None
+        assert flight.leaving is not None
         assert limit < flight.limit
-        self.release.set_limit(flight.slot, limit)
+        flight.leaving.lower(limit)
+        self.release.set_stays(flight.slot, flight.leaving.stays)
         flight.limit = limit
 
     def forget(self, flight: Flight, urgent: bool) -> None:
@@ -308,7 +337,7 @@ class Flights:
         place: Place | None,
     ) -> None:
         what = chain.stages[stage]
-        control = 0 if slot is None else self.release.address(slot)
+        control = 0 if slot is None else slot.address
         parameters = chain.parameters(stage, control)
         grid = (count, 1, 1) if what.form in ("persistent", "sliced") else what.grid
         shape = (what.kernel.handle, *grid, *what.block, what.shared, stream, parameters)

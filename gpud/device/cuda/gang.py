@@ -28,6 +28,7 @@ from gpud.device.cuda.failure import failure_of
 from gpud.device.cuda.green import Place
 from gpud.device.cuda.launcher import Launcher
 from gpud.device.cuda.output import printed_text
+from gpud.device.cuda.room import Lack
 from gpud.errors import GpudError, InternalError
 
 if TYPE_CHECKING:
@@ -181,6 +182,23 @@ class Gang:
         return self._aloft.release_ns
 
     # -- for the device and the watcher, with the lock
+
+    @property
+    def lack(self) -> Lack | None:
+        """Blocks of the stage that runs which are to come and have not; None: there are none."""
+        if self.over or self._stopping:
+            return None
+        return self._launcher.lack
+
+    @property
+    def leaving(self) -> bool:
+        """Whether blocks are there that were told to leave, or wait to begin and leave."""
+        return not self.over and self._aloft.leaving
+
+    @property
+    def there(self) -> list[int]:
+        """The SMs on which blocks are that are to stay: one each."""
+        return [] if self.over else self._aloft.there
 
     def make_way(self) -> None:
         """There is another partition, or one less; or what was held back may begin."""

@@ -9,11 +9,12 @@ many, it replaces the smallest. Limits are never raised, so nobody has to know w
 was told to release has seen it yet. Stages in other forms are launched one by one, in sub-grids if
 they are sliced: the next has another size.
 
-Some SMs may be *barred*: they were to be cleared, or are other jobs' alone. They are named in the
-run's bitmap, and every launch that could be there is pointed to it. How many blocks of a launch are
-on named SMs nobody knows; so as many of it count as staying as are there and not told to release,
-which is too many until the others have left, and then right: helpers take their place then. What is
-launched while there are partitions runs on the SMs of none. With SMs that were cleared besides, a
+Some SMs may be *barred*: they were to be cleared, or left for an online launch
+(`gpud.device.cuda.room`), or are other jobs' alone. They are named in the
+run's bitmap, and every launch that could be there is pointed to it. Blocks that are there are told
+to release; when they have left, helpers take their place. What of a launch begins there later, and
+leaves, nobody is told: so as many of it count as staying as are there and not told to release. What
+is launched while there are partitions runs on the SMs of none. With SMs that are barred besides, a
 run does not grow: nothing would keep its new blocks from them.
 
 Terms: *flight*, *begun* and *due* are those of `gpud.device.cuda.aloft`; a stage's *share* is the
@@ -36,6 +37,7 @@ from gpud.device.cuda.aloft import Aloft
 from gpud.device.cuda.chain import Chain
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.green import Place
+from gpud.device.cuda.room import Lack
 from gpud.device.cuda.run import Run
 from gpud.errors import GpudError
 
@@ -124,7 +126,7 @@ class Launcher:
             if share < staying:
                 self._flights.set_limit(flight, share)
                 lowered = True
-            rest[flight.stage] = share - min(staying, share)
+            rest[flight.stage] = share - min(staying + self._flights.moving(flight), share)
         if lowered:
             aloft.released()
         waits = self._astray or self._device.context.patience.stuck
@@ -140,7 +142,7 @@ class Launcher:
         if run is not None:
             run.name(barred)
             for flight in self._aloft.flights:
-                self._flights.name(flight, run.named if barred else 0)
+                self._flights.name(flight, run.named if barred else 0, barred)
 
     def stop(self) -> None:
         """Open nothing more and release everything."""
@@ -163,6 +165,21 @@ class Launcher:
         made = self._partition is None or self._partition.made
         return made and len(self._barred) < self._device.sms
 
+    @property
+    def lack(self) -> Lack | None:
+        """What the stage that runs lacks; None if that is nothing, or is not known."""
+        aloft = self._aloft
+        if not aloft.flights:
+            return None
+        now = aloft.on_device.current
+        here = tuple(flight for flight in aloft.of(now) if flight.leaving)
+        blocks = sum(flight.leaving.coming for flight in here if flight.leaving)
+        if not blocks or aloft.all_claimed(now):
+            return None
+        place = here[0].place
+        sms = None if place is None else place.numbers
+        return Lack(blocks, self._chain.stages[now].occupancy, here, sms)
+
     def held(self, slices: int, *, stopping: bool) -> int:
         """Slices that blocks occupy or will occupy, rounded up.
 
@@ -181,7 +198,7 @@ class Launcher:
             if flight.stage > now:
                 live = min(live, flight.limit)
             blocks[flight.stage] = blocks.get(flight.stage, 0) + live
-        if any(flight.named for flight in flights):
+        if any(flight.named or flight.cleared for flight in flights):
             # Helpers take the place of those that leave their SM.
             if not self._astray and not aloft.all_claimed(now):
                 again = chain.blocks(now, slices)
@@ -281,15 +298,20 @@ class Launcher:
         return self._device.green.rest if self._partition is None else self._partition
 
     @property
+    def _left_free(self) -> frozenset[int]:
+        """The SMs that it leaves though its launches could go there."""
+        return self.cleared if self._urgent else self.cleared | self._device.watcher.room.barred
+
+    @property
     def _barred(self) -> frozenset[int]:
         """The SMs on which it is to have no blocks."""
         others = frozenset[int]() if self._partition else self._device.green.numbers
-        return self.cleared | others
+        return self._left_free | others
 
     @property
     def _astray(self) -> bool:
         """Whether blocks that are launched now could be on a barred SM."""
-        return bool(self.cleared) or (self._place is None and bool(self._barred))
+        return bool(self._left_free) or (self._place is None and bool(self._barred))
 
     @property
     def _named(self) -> int:

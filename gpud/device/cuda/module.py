@@ -37,12 +37,12 @@ from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
-from gpud.device.cuda.begun import is_rewritten, telling
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
 from gpud.device.cuda.memory import Pool, out_of_memory
 from gpud.device.cuda.nearby import near
+from gpud.device.cuda.telling import is_rewritten, telling
 from gpud.device.interface import Parameter, parameters_of
 from gpud.errors import CompileError, KernelNotFound
 

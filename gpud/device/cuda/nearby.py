@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpud.compiler import control_words as cw
-from gpud.compiler.names import CONTROL, is_slots
+from gpud.compiler.names import CONTROL
 from gpud.compiler.passes.build import Code, change_functions
 from gpud.compiler.passes.persistent import parted
 from gpud.compiler.ptx.model import (
@@ -34,8 +34,8 @@ from gpud.compiler.ptx.model import (
     Register,
     Statement,
     Symbol,
-    Variable,
 )
+from gpud.device.cuda.telling import loops
 
 __all__ = ["near"]
 
@@ -44,8 +44,7 @@ def near(program: Module) -> Module:
     """``program``, flat, whose kernels in persistent form load their job's address once."""
 
     def change(function: Function) -> Function:
-        loops = any(isinstance(s, Variable) and is_slots(s.name) for s in function.body or ())
-        return _changed(function) if loops else function
+        return _changed(function) if loops(function) else function
 
     return change_functions(program, change)
 

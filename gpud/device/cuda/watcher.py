@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from gpud.device.cuda.room import Room
 from gpud.device.cuda.semaphore import Semaphore
 from gpud.errors import DeviceLost, GpudError
 
@@ -45,12 +46,14 @@ class Watcher:
 
     Attributes:
         semaphore: ends its sleep.
+        room: has offline blocks make room for online ones.
     """
 
     def __init__(self, lock: threading.RLock, tell: Callable[[], None]) -> None:
         self._lock = lock
         self._tell = tell
         self.semaphore = Semaphore()
+        self.room = Room()
         self._gangs: dict[Gang, None] = {}
         self._held: dict[Gang, None] = {}
         self._pause = _SHORTEST_S
@@ -101,16 +104,19 @@ class Watcher:
         with self._lock:
             changed = False
             held, self._held = self._held, {}
-            for gang in (*held, *self._gangs):
-                try:
+            watched = (*held, *self._gangs)
+            try:
+                for gang in watched:
                     if gang in held:
                         gang.make_way()
                     else:
                         changed |= gang.look()
-                except Exception as error:  # noqa: BLE001 - this thread must not end unheard
-                    self._gangs |= {**held, gang: None}  # it may have been taken out already
-                    self._lose(_as_loss(error))
-                    break
+                if self.room.look(self._gangs):
+                    self.make_way()
+                    changed = True
+            except Exception as error:  # noqa: BLE001 - this thread must not end unheard
+                self._gangs |= dict.fromkeys(watched)  # some may have been taken out already
+                self._lose(_as_loss(error))
             if changed:
                 self._pause = _SHORTEST_S
             else:

@@ -15,13 +15,15 @@
 #include <unistd.h>
 
 enum { SMS = 8, PAGE = 1 << 21 };
-enum { NEXT = 0, TOTAL = 1, DONE = 6, LIVE = 2, LIMIT = 4, BEGUN = 7 }; /* words of the records */
+enum { NEXT = 0, TOTAL = 1, DONE = 6 };  /* words of the job record, */
+enum { LIVE = 0, SM = 2 };               /* of the status record, */
+enum { STATUS = 1, STAYS = 6 };          /* and of the launch record, the first in pairs */
 
 typedef struct { int sms[SMS], count; } Places;
 typedef struct { Places *places; volatile int busy; CUhostFn then; void *with; } Stream;
 typedef struct { Stream *stream; } Event;
 typedef struct { char name[64]; } Function;
-typedef struct { Stream *stream; volatile uint32_t *control, *job; } Slow;
+typedef struct { Stream *stream; volatile uint32_t *control, *status, *job; } Slow;
 
 static pthread_mutex_t calls = PTHREAD_MUTEX_INITIALIZER;
 static volatile int running;
@@ -246,13 +248,13 @@ CALL(cuLaunchHostFunc, CUstream stream, CUhostFn function, void *with) {
 
 static void *run_slowly(void *given) {
     Slow *slow = given;
-    slow->control[BEGUN] = 1;
-    while (slow->control[LIMIT] && slow->job[NEXT] < slow->job[TOTAL]) {
+    slow->status[SM] = 1;
+    while (slow->control[STAYS] && slow->job[NEXT] < slow->job[TOTAL]) {
         slow->job[NEXT]++;
         usleep(50);
         slow->job[DONE]++;
     }
-    slow->control[LIVE] = 0;
+    slow->status[LIVE] = 0;
     __sync_synchronize();
     Stream *stream = slow->stream;
     void *with = stream->with;
@@ -277,7 +279,8 @@ static CUresult launched(const char *name, Stream *stream, void **values) {
     } else if (!strncmp(name, "slow", 4) || !strncmp(name, "persistent", 10)) {
         uint32_t *control = *(uint32_t **)values[1];
         Slow *slow = malloc(sizeof *slow);
-        *slow = (Slow){stream, control, *(uint32_t **)control};
+        uint32_t **records = (uint32_t **)control;
+        *slow = (Slow){stream, control, records[STATUS], records[0]};
         stream->busy = 1;
         __sync_fetch_and_add(&running, 1);
         if (*name == 'p') {

@@ -32,12 +32,14 @@ _KERNELS = {"p": "persistent_a", "s": "sliced_c", "w": "whole_d", "e": "plain_e"
 
 
 @contextmanager
-def device_of(fake: SteppedDriver, release: str = "mapped") -> Iterator[CUDADevice]:
+def device_of(
+    fake: SteppedDriver, release: str = "mapped", *, by_sm: bool = True
+) -> Iterator[CUDADevice]:
     """A device on the model; no thread watches it, and its end leaves nothing behind.
 
     A device that is lost is left as it is, as a device host does.
     """
-    device = CUDADevice(driver=Driver(fake), release=release, watch=False)
+    device = CUDADevice(driver=Driver(fake), release=release, by_sm=by_sm, watch=False)
     yield device
     fake.fail(0, "")
     device.close()

@@ -8,7 +8,7 @@ import pytest
 from gpud.compiler import control_words as cw
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.pipeline import compile_program
-from gpud.compiler.ptx.model import Instruction, Label
+from gpud.compiler.ptx.model import Address, Instruction, Label
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptxas import assemble, find_ptxas
@@ -34,22 +34,27 @@ def test_the_record_is_asked_once_and_the_kernel_runs_as_before() -> None:
     body = changed.entries()["k"].body or []
     head = next(n for n, s in enumerate(body) if isinstance(s, Label) and "head" in s.name)
     loads = [
-        n for n, s in enumerate(body)
-        if isinstance(s, Instruction) and s.opcode.text == "ld.global.nc.u64"
-    ]  # fmt: skip
+        n
+        for n, s in enumerate(body)
+        if isinstance(s, Instruction)
+        and s.opcode.text == "ld.global.nc.u64"
+        and any(isinstance(o, Address) and o.offset == cw.JOB for o in s.operands)
+    ]
     assert len(loads) == 1
     assert loads[0] < head
     with CPUDevice(2) as device:
         kernel = device.load(print_module(changed)).kernel("k")
-        words, data = device.allocate(cw.JOB_BYTES + cw.LAUNCH_BYTES), device.allocate(4 * 12)
+        words, data = device.allocate(256), device.allocate(4 * 12)
         record = words.address + cw.JOB_BYTES
-        both = cw.job_record(GRID) + cw.launch_record(words.address, 2)
+        status = cw.JOB_BYTES + cw.launch_bytes(2)
+        both = cw.job_record(GRID) + cw.launch_record(words.address, words.address + status, 2)
+        both += cw.status_record(2)
         words.view[: len(both)] = np.frombuffer(both, np.uint8)
         values = data.address.to_bytes(8, "little") + record.to_bytes(8, "little")
         device.launch(kernel, (2, 1, 1), (THREADS, 1, 1), values).result(TIMEOUT_S)
         expected = [sum(range(THREADS)) + THREADS * (n // 3) + n % 3 for n in range(12)]
         assert data.view[:48].view(np.uint32).tolist() == expected
-        done, live = words.view[cw.DONE], words.view[cw.JOB_BYTES + cw.LIVE]
+        done, live = words.view[cw.DONE], words.view[status + cw.LIVE]
         assert (int(done), int(live)) == (12, 0)
 
 

@@ -112,11 +112,11 @@ def test_what_is_begun_while_blocks_are_halted_is_known_to_be_halted() -> None:
         (old,) = device.flights._there
         place = device.flights.release.place
 
-        def halted_meanwhile(slot: int, record: bytes, stream: Any) -> None:
-            place(slot, record, stream)
+        def halted_meanwhile(*of_launch: Any) -> None:
+            place(*of_launch)
             device.flights.halt()
 
-        device.flights.release.place = halted_meanwhile  # type: ignore[method-assign]
+        device.flights.release.place = halted_meanwhile  # type: ignore[assignment, method-assign]
         second.resize(2)
         device.flights.release.place = place  # type: ignore[method-assign]
         new = next(flight for flight in device.flights._there if flight is not old)

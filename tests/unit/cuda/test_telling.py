@@ -12,7 +12,7 @@ from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cuda.begun import telling
+from gpud.device.cuda.telling import telling
 from tests.unit.cpu.running import TIMEOUT_S
 
 SOURCE = r"""
@@ -26,22 +26,28 @@ def test_every_form_tells(form: str) -> None:
     plain = flatten_module(parse(compile_program(SOURCE, form=form, fence=False).ptx))
     told = telling(plain)
     text = print_module(told)
-    assert text.count(f"+{cw.BEGUN}], 1;") == 1
+    assert text.count("st.volatile.global.u16") == (form == "persistent")
     assert [f.body for f in told.functions() if f.kind == "func"] == [
         f.body for f in plain.functions() if f.kind == "func"
     ]
-    with CPUDevice(1) as device:
+    with CPUDevice(2) as device:
         kernel = device.load(text).kernel("k")
-        launch = device.allocate(cw.LAUNCH_BYTES)
+        launch, status = device.allocate(cw.launch_bytes(2)), device.allocate(cw.status_bytes(2))
         job = device.allocate(cw.JOB_BYTES)
         data = device.allocate(16)
         job.view[: cw.JOB_BYTES] = np.frombuffer(cw.job_record((2, 1, 1)), np.uint8)
-        record = cw.launch_record(job.address, 2)
-        launch.view[: cw.LAUNCH_BYTES] = np.frombuffer(record, np.uint8)
+        record = cw.launch_record(job.address, status.address, 2)
+        launch.view[: len(record)] = np.frombuffer(record, np.uint8)
         values = b"".join(one.to_bytes(8, "little") for one in (data.address, 5, launch.address))
         device.launch(kernel, (2, 1, 1), (1, 1, 1), values).result(TIMEOUT_S)
         assert data.view[:8].view(np.uint32).tolist() == [5, 5]
-        assert int(launch.view[cw.BEGUN]) == 1
+        begun, where = int(status.view[cw.BEGUN]), status.view[cw.SM :][:4].view(np.uint16)
+        if form == "persistent":
+            assert begun == 0
+            assert set(where.tolist()) <= {1, 2}
+        else:
+            assert begun == 1
+            assert where.tolist() == [0, 0]
 
 
 def test_a_kernel_as_it_was_written_tells_nobody() -> None:

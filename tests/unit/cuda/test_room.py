@@ -1,0 +1,154 @@
+"""An online kernel of large blocks finds room beside offline kernels that are on every SM."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.job import Job
+from tests.driver_model import SteppedDriver
+from tests.unit.cuda.running import PROGRAM, device_of, drive, launches, ran_once
+
+ENDLESS = 10**8
+SMS, M = 4, 8
+OFFLINE, ONLINE = "persistent_a", "persistent_b"
+
+
+class World:
+    """A GPU of 4 SMs; 8 blocks of an offline kernel fit on one, or one of the online kernel."""
+
+    def __init__(self, fake: SteppedDriver, device: CUDADevice) -> None:
+        self.fake = fake
+        self.device = device
+        self.now = 0.0
+        device.watcher.room.clock = lambda: self.now
+
+    def offline(self, slices: int) -> Job:
+        job = Job(self.device, launches(self.device, "p", total=ENDLESS))
+        job.resize(slices)
+        self.fake.run(300)
+        return job
+
+    def online(self, blocks: int, total: int = 40) -> Job:
+        (spec,) = launches(self.device, "p", total=total)
+        kernel = self.device.load(PROGRAM).kernel(ONLINE)
+        job = Job(self.device, [spec._replace(kernel=kernel, occupancy=1)], priority=1)
+        job.resize(blocks)
+        return job
+
+    def goes_on(self, steps: int) -> None:
+        for _ in range(steps):
+            self.fake.step()  # one thing of many that a GPU does at once
+            self.now += 5e-7
+            self.device.watcher.look()
+
+    @property
+    def barred(self) -> frozenset[int]:
+        return self.device.watcher.room.barred
+
+
+@contextmanager
+def a_world(seed: int) -> Iterator[World]:
+    fake = SteppedDriver(seed, room=SMS * M, sms=SMS)
+    fake.occupancy = M
+    fake.sizes[ONLINE] = M
+    with device_of(fake) as device:
+        yield World(fake, device)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_block_fits_where_three_quarters_of_each_sm_were_taken(seed: int) -> None:
+    with a_world(seed) as world:
+        offline = world.offline(3 * M)
+        assert set(world.fake.on_sms().values()) == {3 * M // SMS}
+        online = world.online(1)
+        world.goes_on(800)
+        assert online.done, "it found no room"
+        assert not world.barred
+        world.goes_on(800)
+        assert world.fake.on_sms(OFFLINE).total() == offline.held == 3 * M, "it has its share again"
+        again = world.online(1)
+        calls = len(world.fake.calls)
+        drive(world.fake, world.device, again)
+        assert not world.barred
+        assert "cuStreamWriteValue32" not in world.fake.calls[calls:], "nobody had to move again"
+        offline.end()
+        drive(world.fake, world.device, offline)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_jobs_that_share_each_sm_both_make_room(seed: int) -> None:
+    with a_world(seed) as world:
+        first, second = world.offline(2 * M), world.offline(2 * M)
+        first.resize(M)  # half of what it has on each of two SMs, or all on one
+        online = world.online(1)
+        world.goes_on(1500)
+        assert online.done
+        for job in (first, second):
+            job.end()
+            drive(world.fake, world.device, job)
+
+
+def test_nobody_is_disturbed_where_there_is_room() -> None:
+    with a_world(3) as world:
+        offline = world.offline(SMS * M)
+        world.device.watcher.look()
+        offline.resize(2 * M)
+        before = world.fake.calls.count("cuLaunchKernel")
+        online = world.online(2)
+        world.goes_on(1500)
+        assert online.done
+        assert world.fake.calls.count("cuLaunchKernel") == before + 1
+        assert not world.barred
+        offline.end()
+        drive(world.fake, world.device, offline)
+
+
+def test_what_does_not_come_all_the_same_is_not_waited_for_for_ever() -> None:
+    with a_world(1) as world:
+        whole = Job(world.device, launches(world.device, "w", total=SMS * M - 2))
+        whole.resize(SMS * M - 2)
+        world.fake.hostage.add("whole_d")
+        offline = world.offline(2)
+        online = world.online(1)
+        world.goes_on(300)
+        assert world.barred, "it was tried"
+        world.now += 1
+        world.goes_on(1500)
+        assert not world.barred
+        assert world.fake.on_sms(OFFLINE).total() == 2, "the offline job is kept from SMs for ever"
+        world.fake.hostage.clear()
+        world.goes_on(2000)
+        assert whole.done
+        assert online.done
+        offline.end()
+        drive(world.fake, world.device, offline)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_lost_whoever_makes_room(seed: int) -> None:
+    choose = random.Random(seed)
+    with a_world(seed) as world:
+        (spec,) = launches(world.device, "p", total=600)
+        offline = Job(world.device, [spec, spec])
+        offline.resize(3 * M)
+        online: list[Job] = []
+        for _ in range(40):
+            world.goes_on(choose.randrange(60))
+            if all(job.done for job in online):
+                online.append(world.online(1, total=choose.randrange(1, 9)))
+            offline.resize(choose.choice((M, 2 * M, 3 * M)))
+        offline.resize(3 * M)
+        for job in (offline, *online):
+            for _ in range(400):
+                if not job.done:
+                    world.goes_on(50)
+            assert job.done
+            assert job.error is None
+        assert len(online) > 3
+        world.fake.ran = [one for one in world.fake.ran if one[0] == OFFLINE]
+        ran_once(world.fake, [600, 600])
