@@ -7,12 +7,13 @@ kernel, as the daemon does it: `Job.resize` of the one, then of the other. The k
 where their task blocks ran (`bench.gpu.stamps`). For task blocks of 2 to 1000 us and for each
 release path of the CUDA device: decision to last released block gone, and to first online block
 begun, beside the task blocks' own times. ``plain`` is the same with unmodified kernels on two
-streams, the online one's of the highest priority: its offline blocks cannot be released. With
-``mapped/sm`` it is the blocks on half of the SMs that are told to leave, by naming these SMs
-(`Job.clear`), and not those with the larger half of the indices: so many SMs come free whole, which
-is reported beside how many do when blocks are released by index. The device chooses how blocks
-claim, so short ones hold some when they are released; ``1 at a time`` is the same over the first
-path with claims of one task block, for the lengths for which that differs.
+streams, the online one's of the highest priority: its offline blocks cannot be released. Blocks
+leave that empty whole SMs; how many SMs come free is reported. With ``by index`` those with the
+larger half of the indices leave. ``small`` is the same with offline blocks of `SMALL_THREADS`, of
+which many fit on an SM beside two of the online kernel's, by SM and by index: an online block may
+then find room nowhere until others have moved together (`gpud.device.cuda.room`). The device
+chooses how blocks claim, so short ones hold some when they are released; ``1 at a time`` is the
+same over the first path with claims of one task block, for the lengths for which that differs.
 
 Prints a table and writes bench/results/gpu_release_latency.json row by row; one that was cut off
 goes on. ``--scale``: of the work of an event, less than 1 for a trial. Has not run on a GPU yet; a
@@ -43,14 +44,16 @@ from gpud.device.job import Job
 
 BLOCKS_US = (2.0, 10.0, 50.0, 200.0, 1000.0)
 SHORT_US = tuple(us for us in BLOCKS_US if choose(1e3 * us, 1 << 30, 1) != ONE_AT_A_TIME)
+SMALL_US = (50.0,)
 THREADS = 1024
+SMALL_THREADS = 128
 ONLINE_BLOCK_US = 20.0
 LEAST_ROUNDS, LEAST_US = 24, 2000.0
 TIMEOUT_S = 60.0
-BY_SM = "/sm"
-"""Behind the name of a path whose releases name SMs."""
+BY_INDEX = "by index"
+SMALL = "small"
 SINGLY = "1 at a time"
-"""The first path with claims of one task block."""
+"""These are over the first path."""
 
 
 @dataclass
@@ -76,11 +79,6 @@ class Row:
     unclear: int = 0
     whole_sms: list[int] = field(default_factory=list)
     half_sms: int = 0
-
-    @property
-    def by_sm(self) -> bool:
-        """Whether releases name SMs."""
-        return self.path.endswith(BY_SM)
 
     def aim_us(self) -> float:
         """For p99 of `gone`: 20 us at blocks of 10 us, else 5 us + 1.1 block times."""
@@ -116,16 +114,17 @@ class Pair:
         *,
         scale: float = 1.0,
         claims: Claims | None = None,
+        threads: int = THREADS,
     ) -> None:
         self.device = device
         self.form: Form = form
         self.claims = claims
-        trial = NotedKernel(device, THREADS, 1, form)
+        trial = NotedKernel(device, threads, 1, form)
         self.slots: int = device.sms * trial.occupancy
         trial.close()
         rounds = max(LEAST_ROUNDS, round(LEAST_US / block_us)) * scale
         self.blocks = max(4, round(rounds)) * self.slots
-        self.offline = NotedKernel(device, THREADS, self.blocks, form)
+        self.offline = NotedKernel(device, threads, self.blocks, form)
         self.online = NotedKernel(device, THREADS, 2 * self.slots, form)
         self.loops = self.offline.loops_for(block_us, self._try)
         self.online_loops = self.offline.loops_for(ONLINE_BLOCK_US, self._try)
@@ -146,18 +145,18 @@ class Pair:
         row.half_sms = half_sms
         self.offline.clear()
         self.online.clear()
-        online = Job(self.device, [self.online.spec(2 * half, self.online_loops)], priority=1)
+        online_half = max(1, half_sms * self.online.occupancy)
+        spec = self.online.spec(2 * online_half, self.online_loops)
+        online = Job(self.device, [spec], priority=1)
         spec = self.offline.spec(self.blocks, self.loops)._replace(claims=self.claims)
         offline = Job(self.device, [spec])
         before = clock()
         offline.resize(self.slots)
         self._until_under_way(offline)
         decided = time.perf_counter_ns()
-        if row.by_sm:
-            offline.clear(range(half_sms))
-        elif self.form == "persistent":
+        if self.form == "persistent":
             offline.resize(self.slots - half)
-        online.resize(half)
+        online.resize(online_half)
         online.result(TIMEOUT_S)
         offline.result(TIMEOUT_S)
         after = clock()
@@ -209,8 +208,9 @@ def main() -> int:
         f"{'path':<14}{'block us':>9}{'gone p50':>10} {'p99':>8}{'first p50':>11} {'p99':>8}  aim"
     )
     first, *others = paths
-    for path in (first, "plain", f"{first}{BY_SM}", SINGLY, *others):  # the most telling first
-        lengths = SHORT_US if path == SINGLY else BLOCKS_US
+    small = (SMALL, f"{SMALL} {BY_INDEX}")
+    for path in (first, "plain", BY_INDEX, *small, SINGLY, *others):  # the most telling first
+        lengths = SHORT_US if path == SINGLY else SMALL_US if path in small else BLOCKS_US
         left = [
             us
             for us in lengths
@@ -219,11 +219,13 @@ def main() -> int:
         if not left:
             continue
         form: Form = "unmodified" if path == "plain" else "persistent"
-        with cuda_device(release=path if path in others else first) as device:
+        release, by_sm = path if path in others else first, not path.endswith(BY_INDEX)
+        with cuda_device(release=release, by_sm=by_sm) as device:
             for block_us in left:
                 row = measure(
                     device, path, block_us, form, clock, options.events, options.scale,
                     claims=ONE_AT_A_TIME if path == SINGLY else None,
+                    threads=SMALL_THREADS if path in small else THREADS,
                 )  # fmt: skip
                 kept.add(row.plain())
                 print(line(row), flush=True)
@@ -233,11 +235,11 @@ def main() -> int:
 
 def measure(
     device: Any, path: str, block_us: float, form: Form, clock: Clock, events: int,
-    scale: float = 1.0, claims: Claims | None = None,
+    scale: float = 1.0, claims: Claims | None = None, threads: int = THREADS,
 ) -> Row:  # fmt: skip
-    """One row; ``claims`` None: as the device chooses."""
+    """One row; ``claims`` None: as the device chooses; ``threads``: of an offline block."""
     row = Row(path, block_us)
-    pair = Pair(device, block_us, form, scale=scale, claims=claims)
+    pair = Pair(device, block_us, form, scale=scale, claims=claims, threads=threads)
     for _ in range(events):
         pair.event(row, clock)
     pair.close()

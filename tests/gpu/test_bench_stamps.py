@@ -140,9 +140,8 @@ def test_release_latency_on_the_cpu_device(device: CPUDevice) -> None:
     assert "200" in line(row)
 
 
-def test_releases_that_name_sms_free_these(device: CPUDevice) -> None:
-    row = measure(device, "cpu/sm", 200.0, "persistent", cpu_clock, 3, scale=0.5)
-    assert row.by_sm
+def test_releases_of_small_blocks_free_whole_sms(device: CPUDevice) -> None:
+    row = measure(device, "cpu", 200.0, "persistent", cpu_clock, 3, scale=0.5, threads=256)
     assert row.half_sms == 1
     assert len(row.gone) + row.unclear == len(row.first) == 3
     assert set(row.whole_sms) <= {1}

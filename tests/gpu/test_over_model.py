@@ -78,8 +78,10 @@ def test_resizes_lose_nothing(gpu: Gpu, cuda: Any) -> None:
 
 
 def test_release_and_steps_are_measured(gpu: Gpu, cuda: Any) -> None:
-    for path in ("x", "x/sm"):
-        row = release_latency.measure(cuda, path, 200.0, "persistent", cpu_clock, 1, scale=0.3)
+    for threads in (1024, 256):
+        row = release_latency.measure(
+            cuda, "x", 200.0, "persistent", cpu_clock, 1, scale=0.3, threads=threads
+        )
         assert len(row.first) == 1
         assert len(row.whole_sms) == len(row.gone)
     found = resize.measure(cuda, cpu_clock, 0.02, 500.0, 0.01)
