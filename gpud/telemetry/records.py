@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, cast
 
 from gpud.errors import GpudError
 from gpud.units import JobId, job_name
@@ -26,6 +26,8 @@ __all__ = ["Change", "Happening", "Records", "chrome_trace", "trace_events", "tr
 
 _CHANGES_KEPT = 50_000
 _EVENTS_KEPT = 10_000
+
+P = ParamSpec("P")
 
 
 class Happening(NamedTuple):
@@ -63,6 +65,7 @@ class Records:
     Attributes:
         events: `Happening`, the latest last.
         changes: the fields of each `Change`, the latest last.
+        changed: records what a job has now; takes the fields of a `Change`, in their order.
         ended: jobs that have ended, the latest last.
         on_event: called with each event; None: nobody follows.
     """
@@ -71,23 +74,9 @@ class Records:
         self.epoch_ns = epoch_ns
         self.events: deque[Happening] = deque(maxlen=_EVENTS_KEPT)
         self.changes: deque[tuple[Any, ...]] = deque(maxlen=_CHANGES_KEPT)
+        self.changed = _taker(Change, self.changes)
         self.ended: deque[Any] = deque(maxlen=history)
         self.on_event: Callable[[Happening], None] | None = None
-
-    def changed(
-        self,
-        at_ns: int,
-        device: int,
-        job: JobId,
-        uid: int,
-        capsm: float | None,
-        name: str,
-        online: bool,
-    ) -> None:
-        """Record what a job has now, as `Change` has it."""
-        # As a plain tuple: the collector sees at once that it need not look at such again, and
-        # fifty thousand others would keep it busy for 4 ms at a time.
-        self.changes.append((at_ns, device, job, uid, capsm, name, online))
 
     def happened(self, at_ns: int, event: str, uid: int | None, *fields: tuple[str, Any]) -> None:
         """Record an event, and tell those who follow."""
@@ -175,6 +164,17 @@ def _run(first: Change, end_ns: int, start_ns: int, thread: int) -> dict[str, An
         "dur": (end_ns - first.at_ns) / 1e3,
         "args": {"job": job_name(first.job)},
     }
+
+
+def _taker(kind: Callable[P, tuple[Any, ...]], ring: deque[tuple[Any, ...]]) -> Callable[P, None]:
+    """What is called as ``kind`` is, by position, and keeps the fields."""
+
+    def take(*fields: Any) -> None:
+        # As a plain tuple: the collector sees at once that it need not look at such again, and
+        # fifty thousand others would keep it busy for 4 ms at a time.
+        ring.append(fields)
+
+    return cast("Callable[P, None]", take)
 
 
 def _plain(name: str, value: Any) -> Any:
