@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from gpud.core.copies import Copies, Held, Lost
 from gpud.core.writes import Writes
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, OutOfMemory
 from gpud.server.child import OnReply
+from gpud.server.present import PresentHost
 from gpud.server.requests import Requests
-from gpud.server.stock import Stock
 from gpud.units import SessionId
 
 __all__ = ["MOST_PARTS", "MOST_READS", "CopiedMemory"]
@@ -40,19 +40,6 @@ MOST_READS = 4096
 _KEEP_TRYING = "write all of it with set(), or free it"
 
 
-class Host(Protocol):
-    """What it needs of the device: `gpud.server.devices.Device`."""
-
-    requests: Requests
-
-    @property
-    def stock(self) -> Stock:
-        """Of the present host."""
-
-    def lost(self, reason: str) -> DeviceLost:
-        """The error for what cannot be done on this device."""
-
-
 class _Parts:
     """Parts of an array, (offset, bytes), that wait behind the one that is being copied.
 
@@ -64,11 +51,17 @@ class _Parts:
 
 
 class CopiedMemory:
-    """Of one device."""
+    """Of one device.
 
-    def __init__(self, host: Host) -> None:
+    Args:
+        host: the device.
+        requests: what is asked of it.
+    """
+
+    def __init__(self, host: PresentHost, requests: Requests) -> None:
         self.copies = Copies()
         self._host = host
+        self._requests = requests
         self._parts: dict[tuple[SessionId, int], _Parts] = {}
         self._writes = Writes()
         self._when_written: dict[SessionId, list[tuple[int, Callable[[], None]]]] = {}
@@ -93,7 +86,7 @@ class CopiedMemory:
                 on_reply(value, error)
 
         def again() -> None:
-            self._host.requests.ask(
+            self._requests.ask(
                 lambda reply: self._host.stock.commit(session, address, reply), committed
             )
 
@@ -246,7 +239,7 @@ class CopiedMemory:
 
                 self._host.stock.download(session, address, offset, size, copied)
 
-        self._host.requests.ask(ask, told)
+        self._requests.ask(ask, told)
 
     def _lost_array(self, address: int, reason: str) -> DeviceLost:
         return self._host.lost(

@@ -206,7 +206,7 @@ class Device:
     def _on_ready(self, info: hm.HostReady) -> None:
         self.info = info
         if self.memory is None and info.arrays == "copied":
-            self.memory = CopiedMemory(self)
+            self.memory = CopiedMemory(self, self.requests)
         self.state = "ready"
         self._early_ends = 0
         if self._vigil is not None:

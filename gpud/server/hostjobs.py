@@ -9,14 +9,13 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError
-from gpud.server.copied import CopiedMemory
 from gpud.server.jobs import Chain
 from gpud.server.owner import Owner
-from gpud.server.stock import Stock
+from gpud.server.present import PresentHost
 from gpud.units import JobId, job_pair
 
 __all__ = ["HostJobs", "Left"]
@@ -36,23 +35,6 @@ class Left(NamedTuple):
     useful: bool
 
 
-class Host(Protocol):
-    """What is needed of the device: `gpud.server.devices.Device`."""
-
-    memory: CopiedMemory | None
-
-    @property
-    def stock(self) -> Stock:
-        """Of the present host."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether there is a host that can be told something."""
-
-    def send(self, message: Any) -> None:
-        """Send it a command that is not answered."""
-
-
 class HostJobs:
     """Of one device.
 
@@ -62,7 +44,7 @@ class HostJobs:
         runs: called when a job's launches are about to run on a host.
     """
 
-    def __init__(self, host: Host, owner: Owner, runs: Callable[[Chain], None]) -> None:
+    def __init__(self, host: PresentHost, owner: Owner, runs: Callable[[Chain], None]) -> None:
         self._host = host
         self._owner = owner
         self._runs = runs

@@ -9,39 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, UnknownName
 from gpud.server.child import OnReply
 from gpud.server.loader import Loader, write_message
 from gpud.server.modules import Module, Shape
-from gpud.server.stock import Stock
+from gpud.server.present import PresentHost
 
 __all__ = ["Requests"]
 
 _MOST_ASKS = 3
-
-
-class Host(Protocol):
-    """What is needed of the device: `gpud.server.devices.Device`."""
-
-    state: str
-
-    @property
-    def stock(self) -> Stock:
-        """Of the present host."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether there is a host that can be told something."""
-
-    @property
-    def last_failure(self) -> str:
-        """What has become of the last host."""
-
-    def lost(self, reason: str) -> DeviceLost:
-        """The error for what cannot be done on this device now."""
 
 
 class Requests:
@@ -52,7 +31,7 @@ class Requests:
         loader: knows what of a module outlives a host.
     """
 
-    def __init__(self, host: Host, loader: Loader) -> None:
+    def __init__(self, host: PresentHost, loader: Loader) -> None:
         self._host = host
         self._loader = loader
         self._waiting: list[tuple[Callable[[], None], OnReply]] = []
