@@ -64,8 +64,6 @@ _AWAITED = (
     gc.AsyncArray,
     gc.AsyncJob,
 )
-_INNER = {"settle", "lose", "take", "numbered", "address"}
-"""Public members that the library's parts call on each other."""
 
 
 def client_page() -> str:
@@ -114,7 +112,7 @@ def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
         if not base.__module__.startswith("gpud_client."):
             continue
         for name, member in vars(base).items():
-            if name.startswith("_") or name in seen or name in _INNER:
+            if name.startswith("_") or name in seen:
                 continue
             if inspect.isfunction(member) or isinstance(member, property):
                 seen.add(name)

@@ -83,11 +83,11 @@ class AsyncChannel:
 
     async def wait(self, target: Any) -> None:
         """Wait until a request or a job is settled. May be cancelled."""
-        if target.settled:
+        if target._settled:
             return
         self.check()
         future: asyncio.Future[None] = self._loop.create_future()
-        before = target.notify
+        before = target._notify
 
         def settled() -> None:
             if before is not None:
@@ -95,7 +95,7 @@ class AsyncChannel:
             if not future.done():
                 future.set_result(None)
 
-        target.notify = settled
+        target._notify = settled
         await future
 
     def check(self) -> None:

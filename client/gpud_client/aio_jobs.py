@@ -7,9 +7,8 @@ from collections.abc import Callable, Coroutine, Generator
 from fractions import Fraction
 from typing import Any
 
-from gpud.errors import GpudError, JobCancelled
+from gpud.errors import JobCancelled
 from gpud.units import Share
-from gpud.wire.messages import Finished
 from gpud_client.aio_channel import AsyncChannel
 from gpud_client.devices import Device
 from gpud_client.jobs import JobRecord
@@ -32,7 +31,7 @@ class AsyncJob(JobRecord):
         super().__init__(what, device, stream, total, channel.where)
         self._channel = channel
         self._keep = keep
-        self.notify: Callable[[], None] | None = None
+        self._notify: Callable[[], None] | None = None
         self._calls: list[Callable[[AsyncJob], object]] = []
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -58,21 +57,13 @@ class AsyncJob(JobRecord):
         """Ask the daemon to end the job; see `Job.cancel`."""
         return await self._channel.run(self._cancel())
 
-    def done(self) -> bool:
-        """Whether the job has ended, in whatever way."""
-        return self.settled
-
-    def cancelled(self) -> bool:
-        """Whether the job has ended because it was cancelled."""
-        return self.settled and self._final_state() == "cancelled"
-
     async def running(self) -> bool:
         """Whether the job is on the device now; asks the daemon."""
         return await self.state in ("running", "paused", "ending")
 
     def add_done_callback(self, fn: Callable[[AsyncJob], object]) -> None:
         """Have the event loop call ``fn(job)`` soon after the job has ended."""
-        if self.settled:
+        if self._settled:
             self._channel.call_soon(fn, self)
         else:
             self._calls.append(fn)
@@ -101,21 +92,9 @@ class AsyncJob(JobRecord):
         """Change the job's reservation or quota; see `Job.resize`."""
         await self._channel.run(self._resize(reservation, quota))
 
-    def settle(self, message: Finished) -> None:
-        """It has ended."""
-        if not self.settled:
-            self.take(message)
-            self._end_now()
-
-    def lose(self, error: GpudError) -> None:
-        """The connection is gone before it has ended."""
-        if not self.settled:
-            self._error = error
-            self._end_now()
-
-    def _end_now(self) -> None:
-        self.settled = True
-        notify, self.notify = self.notify, None
+    def _finish(self) -> None:
+        self._settled = True
+        notify, self._notify = self._notify, None
         if notify is not None:
             notify()
         calls, self._calls = self._calls, []
@@ -123,13 +102,13 @@ class AsyncJob(JobRecord):
             self._channel.call_soon(call, self)
 
     async def _wait_for_end(self, limit_s: float | None) -> BaseException | None:
-        if not self.settled:
+        if not self._settled:
             try:
                 async with asyncio.timeout(limit_s):
                     await self._channel.wait(self)
             except TimeoutError:
                 late = await self._channel.run(self._late(limit_s))
-                if not self.settled:
+                if not self._settled:
                     raise late from None
         self._asked = True
         return self._error

@@ -106,11 +106,10 @@ class ArrayRecord:
             ValueError: The array was freed.
         """
         self._exposed = True
-        return self.address
+        return self._live_address()
 
-    @property
-    def address(self) -> int:
-        """As `ptr`, for the library's own use."""
+    def _live_address(self) -> int:
+        """As `ptr`, for those who know by themselves which jobs use the array."""
         if self._allocation is None:
             raise ValueError("the array was freed")
         return self._address
@@ -135,13 +134,12 @@ class ArrayRecord:
         core: Core = self._session._core
         if stream is None and not self._exposed:
             return self._users.unended(core)
-        on = self._device.index
         jobs = list(core.jobs.values())
         if self._exposed:
-            return [job for job in jobs if job.device_index == on]
+            return [job for job in jobs if job._device is self._device]
         assert stream is not None
         return self._users.unended(core) + [
-            job for job in jobs if job.stream_number == stream._number
+            job for job in jobs if job._stream_number == stream._number
         ]
 
     def _view(self, stream: Stream | None, *, fetch: bool = False) -> Operation[Values]:

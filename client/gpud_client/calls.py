@@ -26,19 +26,25 @@ class Call:
 
     The arguments are taken when it is made. It may be submitted any number of times, and keeps its
     arrays alive.
+
+    Attributes:
+        kernel: What is launched.
+        grid: Task blocks, as (x, y, z).
+        block: Threads of a block, likewise.
+        shared: Dynamic shared memory of a block, in bytes.
     """
 
     __slots__ = (
-        "arrays",
+        "_arrays",
+        "_chained",
+        "_device",
+        "_parameters",
+        "_prepared",
+        "_total",
         "block",
-        "chained",
-        "device",
         "grid",
         "kernel",
-        "parameters",
-        "prepared",
         "shared",
-        "total",
     )
 
     def __init__(
@@ -48,18 +54,18 @@ class Call:
         self.grid = as_dim3("grid", grid)
         self.block = as_dim3("block", block)
         self.shared = as_shared(shared)
-        self.total = math.prod(self.grid)
-        if self.total > _MOST:
+        self._total = math.prod(self.grid)
+        if self._total > _MOST:
             raise LaunchConfigError(
                 "grid",
                 self.grid,
-                f"{self.total} task blocks are over {_MOST}; split the work into jobs",
+                f"{self._total} task blocks are over {_MOST}; split the work into jobs",
                 limit=_MOST,
             )
-        self.parameters, self.arrays = kernel._packer.pack(args)
-        self.device = _device_of(kernel, self.arrays)
-        self.prepared: Any = None  # what `KernelRecord.prepare` made of it, for one device
-        self.chained: Any = None  # the sequence that begins with this call, if it was submitted
+        self._parameters, self._arrays = kernel._packer.pack(args)
+        self._device = _device_of(kernel, self._arrays)
+        self._prepared: Any = None  # what `KernelRecord._prepare` made of it, for one device
+        self._chained: Any = None  # the sequence that begins with this call, if it was submitted
 
     def __repr__(self) -> str:
         return f"<Call {self.kernel.name} grid={self.grid} block={self.block}>"

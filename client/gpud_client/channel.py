@@ -89,7 +89,7 @@ class Channel:
         Raises:
             ConnectionLost: the connection is lost, and the target was not settled by that.
         """
-        if target.settled:
+        if target._settled:
             return True
         if self._unsent:
             with self._sending:
@@ -210,7 +210,7 @@ class Channel:
 
 
 class _Never:
-    settled = False
+    _settled = False
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()

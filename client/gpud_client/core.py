@@ -26,7 +26,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
 from gpud.wire.codec import FrameDecoder
@@ -48,11 +48,13 @@ from gpud.wire.messages import (
 from gpud.wire.table import Sender
 from gpud_client.arena import ArenaMemory
 
+if TYPE_CHECKING:
+    from gpud_client.jobs import JobRecord
+
 __all__ = [
     "Core",
     "Notice",
     "Operation",
-    "PendingJob",
     "Request",
     "Step",
     "Users",
@@ -75,12 +77,12 @@ class Request:
         undo: called with the answer if nobody waits for it any more.
 
     Attributes:
-        settled: whether `value` or `error` is there.
-        notify: called when it is settled; for the event loop.
         abandoned: nobody waits for the answer.
+        _settled: whether `value` or `error` is there; called so in jobs, too.
+        _notify: called when it is settled; for the event loop. Likewise.
     """
 
-    __slots__ = ("abandoned", "build", "error", "notify", "settled", "undo", "value")
+    __slots__ = ("_notify", "_settled", "abandoned", "build", "error", "undo", "value")
 
     def __init__(
         self, build: Callable[[int], Any], undo: Callable[[Any], None] | None = None
@@ -89,25 +91,25 @@ class Request:
         self.undo = undo
         self.value: Any = None
         self.error: BaseException | None = None
-        self.settled = False
+        self._settled = False
         self.abandoned = False
-        self.notify: Callable[[], None] | None = None
+        self._notify: Callable[[], None] | None = None
 
     def settle(self, value: Any, error: BaseException | None) -> None:
         """Take the answer, or what it failed with."""
-        if self.settled:
+        if self._settled:
             return
         self.value, self.error = value, error
-        self.settled = True
+        self._settled = True
         if self.abandoned and self.undo is not None and error is None:
             self.undo(value)
-        if self.notify is not None:
-            self.notify()
+        if self._notify is not None:
+            self._notify()
 
     def abandon(self) -> None:
         """Nobody waits for the answer any more."""
         self.abandoned = True
-        if self.settled and self.undo is not None and self.error is None:
+        if self._settled and self.undo is not None and self.error is None:
             self.undo(self.value)
 
     def answer(self) -> Any:
@@ -121,23 +123,6 @@ class Notice(NamedTuple):
     """A message that has no answer."""
 
     message: Any
-
-
-class PendingJob(Protocol):
-    """What the core has to know of a job."""
-
-    settled: bool
-    stream_number: int
-    device_index: int
-
-    def numbered(self, session: int, number: int) -> None:
-        """It is submitted, under this number."""
-
-    def settle(self, message: Finished) -> None:
-        """It has ended. May be called again with the same message."""
-
-    def lose(self, error: GpudError) -> None:
-        """The connection is gone before it has ended."""
 
 
 class Users:
@@ -182,7 +167,7 @@ class Core:
     def __init__(self) -> None:
         self.session = 0
         self.requests: dict[int, Request] = {}
-        self.jobs: dict[int, Any] = {}
+        self.jobs: dict[int, JobRecord] = {}
         self.arenas: dict[int, ArenaMemory] = {}
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
@@ -216,12 +201,12 @@ class Core:
         """The frame of a message without an answer."""
         return CLIENT_PROTOCOL.encode(notice.message)
 
-    def open_job(self, job: Any, build: Callable[[int], Any]) -> bytes:
+    def open_job(self, job: JobRecord, build: Callable[[int], Any]) -> bytes:
         """Numbers a job; returns its frame. Nothing has changed if it raises."""
         number = self.last_job + 1
         frame = CLIENT_PROTOCOL.encode(build(number))
         self.last_job = number
-        job.numbered(self.session, number)
+        job._ref = (self.session, number)
         self.jobs[number] = job
         return frame
 
@@ -275,7 +260,7 @@ class Core:
         if kind is Finished:
             job = self.jobs.get(message.number)
             if job is not None:
-                job.settle(message)
+                job._settle(message)
                 self.jobs.pop(message.number, None)
         elif kind in _ANSWERS:
             self._settle(message.request, message, None)
@@ -302,7 +287,7 @@ class Core:
         if message.request in self.requests:
             self._settle(message.request, None, error)
         elif number in self.jobs:
-            self.jobs[number].settle(Finished(number, "failed", message.error, b"", {}, (0, 0)))
+            self.jobs[number]._settle(Finished(number, "failed", message.error, b"", {}, (0, 0)))
             self.jobs.pop(number, None)
         else:
             _LOG.warning("the daemon refused a message that has no answer: %s", error)
@@ -320,7 +305,7 @@ class Core:
         for request in list(self.requests.values()):
             request.settle(None, error)
         for job in list(self.jobs.values()):
-            job.lose(job_error or error)
+            job._lose(job_error or error)
         if self.lost is None:
             self.lost = error
         self.requests.clear()

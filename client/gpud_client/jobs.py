@@ -31,7 +31,6 @@ _NO_STATS: dict[str, Any] = {
     "resizes": 0,
     "capsm_seconds": None,
 }
-_LOOK_S = 2.0  # how long a message about a late job may take to be made
 
 
 class JobRecord:
@@ -43,30 +42,28 @@ class JobRecord:
         stream: Of which stream it is.
         total: Its task blocks.
         path: The daemon's socket.
+
+    Users hold it, so what other modules of the library use is not public either: ``_ref``, its
+    session's number and its own once it is submitted, ``_settled``, ``_settle`` and ``_lose``.
     """
 
     def __init__(self, what: str, device: Device, stream: int, total: int, path: str) -> None:
-        self.path = path
+        self._path = path
         self._what = what
         self._device = device
-        self.device_index = device.index
-        self.stream_number = stream
-        self.settled = False
-        self.number = 0
-        self.session = 0
+        self._stream_number = stream
+        self._settled = False
+        self._ref = (0, 0)
         self._total = total
         self._end: Finished | None = None
         self._asked = False
         self._error: GpudError | None = None
 
-    def numbered(self, session: int, number: int) -> None:
-        """It is submitted, under this number."""
-        self.session, self.number = session, number
-
     @property
     def id(self) -> str:
         """What people, logs and ``gpuctl`` call the job: ``"3.17"``, job 17 of session 3."""
-        return job_name(job_id(SessionId(self.session), self.number))
+        session, number = self._ref
+        return job_name(job_id(SessionId(session), number))
 
     @property
     def output(self) -> str:
@@ -78,8 +75,16 @@ class JobRecord:
         """Where it runs."""
         return self._device
 
+    def done(self) -> bool:
+        """Whether the job has ended, in whatever way."""
+        return self._settled
+
+    def cancelled(self) -> bool:
+        """Whether the job has ended because it was cancelled."""
+        return self._settled and self._final_state() == "cancelled"
+
     def __repr__(self) -> str:
-        state = "not ended" if not self.settled else self._final_state()
+        state = "not ended" if not self._settled else self._final_state()
         return f"<{type(self).__name__} {self.id} {self._what}: {state}>"
 
     def __del__(self) -> None:
@@ -93,8 +98,10 @@ class JobRecord:
 
     # -- settling
 
-    def take(self, message: Finished) -> None:
-        """Note how it ended."""
+    def _settle(self, message: Finished) -> None:
+        """It has ended. Called once more if that was interrupted."""
+        if self._settled:
+            return
         self._end = message
         if message.error is not None:
             self._error = from_wire(message.error)
@@ -102,10 +109,21 @@ class JobRecord:
             self._error = JobCancelled(f"job {self.id} ({self._what}) was cancelled")
         elif message.state == "failed":
             self._error = GpudError(f"job {self.id} ({self._what}) failed")
+        self._finish()
+
+    def _lose(self, error: GpudError) -> None:
+        """The connection is gone before it has ended. Called once more, likewise."""
+        if not self._settled:
+            self._error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        """Be settled, and tell whoever waits."""
+        raise NotImplementedError
 
     def _has_ended(self) -> bool:
-        """`settled`, read anew: a step of an operation may have changed it."""
-        return self.settled
+        """`_settled`, read anew: a step of an operation may have changed it."""
+        return self._settled
 
     def _final_state(self) -> str:
         if self._end is not None:
@@ -125,9 +143,9 @@ class JobRecord:
 
     def _describe(self) -> Operation[dict[str, Any] | None]:
         """Its row in topic "jobs"; None if it has ended."""
-        if self.settled:
+        if self._settled:
             return None
-        ref = (self.session, self.number)
+        ref = self._ref
         answer = yield Request(lambda number: Describe(number, (ref,)))
         rows = answer.value
         return rows[0] if rows and not self._has_ended() else None
@@ -156,16 +174,16 @@ class JobRecord:
     def _resize(self, reservation: Share | None, quota: Share | None) -> Operation[None]:
         if (reservation is None) == (quota is None):
             raise ValueError("give a reservation or a quota, one of them")
-        ref = (self.session, self.number)
+        ref = self._ref
         new_reservation = resolve("reservation", reservation, self._device)
         new_quota = resolve("quota", quota, self._device)
         yield Request(lambda number: Resize(number, ref, new_reservation, new_quota))
 
     def _cancel(self) -> Operation[bool]:
-        if self.settled:
+        if self._settled:
             return self._final_state() == "cancelled"
         self._asked = True  # how it ends is known
-        ref = (self.session, self.number)
+        ref = self._ref
         answer = yield Request(lambda number: Cancel(number, ref))
         return bool(answer.value) or (self._has_ended() and self._final_state() == "cancelled")
 
@@ -256,17 +274,9 @@ class Job(JobRecord, concurrent.futures.Future[None]):
         """
         return self._channel.run(self._cancel())
 
-    def cancelled(self) -> bool:
-        """Whether the job has ended because it was cancelled."""
-        return self.settled and self._final_state() == "cancelled"
-
     def running(self) -> bool:
         """Whether the job is on the device now; asks the daemon."""
         return self.state in ("running", "paused", "ending")
-
-    def done(self) -> bool:
-        """Whether the job has ended, in whatever way."""
-        return self.settled
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[None]], object]) -> None:
         """Call ``fn(job)`` when the job has ended; at once if it has.
@@ -275,7 +285,7 @@ class Job(JobRecord, concurrent.futures.Future[None]):
         raises is logged.
         """
         with self._condition:
-            if not self.settled:
+            if not self._settled:
                 self._waiting_calls.append(fn)
                 return
         _call(fn, self)
@@ -324,21 +334,9 @@ class Job(JobRecord, concurrent.futures.Future[None]):
         """
         self._channel.run(self._resize(reservation, quota))
 
-    # -- settling: called by the reader, more than once if it was interrupted
+    # -- settling: called by whoever reads the connection
 
-    def settle(self, message: Finished) -> None:
-        """It has ended."""
-        if not self.settled:
-            self.take(message)
-            self._settle_future()
-
-    def lose(self, error: GpudError) -> None:
-        """The connection is gone before it has ended."""
-        if not self.settled:
-            self._error = error
-            self._settle_future()
-
-    def _settle_future(self) -> None:
+    def _finish(self) -> None:
         error = self._error
         try:
             if error is None:
@@ -352,7 +350,7 @@ class Job(JobRecord, concurrent.futures.Future[None]):
         except InvalidStateError:
             pass  # it was settled, and the thread interrupted before it could note that
         with self._condition:
-            self.settled = True
+            self._settled = True
         if self._waiting_calls:
             self._channel.call_later(self._call_all)
 
@@ -362,9 +360,9 @@ class Job(JobRecord, concurrent.futures.Future[None]):
             _call(call, self)
 
     def _wait_for_end(self, timeout: float | None) -> BaseException | None:
-        if not self.settled and not self._channel.wait(self, timeout):
+        if not self._settled and not self._channel.wait(self, timeout):
             late = self._channel.run(self._late(timeout))
-            if not self.settled:
+            if not self._settled:
                 raise late
         self._asked = True
         return self._error

@@ -105,7 +105,7 @@ class KernelRecord:
 
     def _prepare(self, call: Call, device: Device) -> Operation[Prepared]:
         """A call for a device: compiled there and measured."""
-        made: Prepared | None = call.prepared
+        made: Prepared | None = call._prepared
         if made is not None and made.device is device:
             return made
         loaded = self._module._loaded.get(device.index)
@@ -117,8 +117,8 @@ class KernelRecord:
         measured = loaded.measured.get((index, call.block, call.shared))
         if measured is None:
             measured = yield from self._measure(loaded, index, call.block, call.shared)
-        fields = (loaded.number, index, call.grid, call.block, call.shared, call.parameters)
-        made = call.prepared = Prepared(device, loaded, msgpack.packb(fields), *measured)
+        fields = (loaded.number, index, call.grid, call.block, call.shared, call._parameters)
+        made = call._prepared = Prepared(device, loaded, msgpack.packb(fields), *measured)
         return made
 
     def _measure(

@@ -258,22 +258,22 @@ class SessionRecord:
         if not calls:
             raise ValueError("a sequence has one call or more: kernel.call(...)")
         first = calls[0]
-        kept: _Chain | None = getattr(first, "chained", None)
+        kept: _Chain | None = getattr(first, "_chained", None)
         if kept is not None and device is None and kept.calls == tuple(calls[1:]):
             for call in calls:
-                for array in call.arrays:
-                    array.address  # noqa: B018  (raises if it was freed)
+                for array in call._arrays:
+                    array._live_address()  # raises if it was freed
             return kept
         on = self._device_of(calls, device)
         if len(calls) == 1:
             alone: Prepared = yield from first.kernel._prepare(first, on)
             users = [alone.loaded.users]
-            for array in first.arrays:
-                array.address  # noqa: B018  (raises if it was freed)
+            for array in first._arrays:
+                array._live_address()  # raises if it was freed
                 users.append(array._users)
             launches, name = _ONE + alone.record, first.kernel.name
             need = 0 if alone.form != "whole" else _whole_need(calls, [alone], on)
-            return _Chain(on, (), launches, alone.occupancy, need, first.total, name, users)
+            return _Chain(on, (), launches, alone.occupancy, need, first._total, name, users)
         return (yield from self._long_chain(calls, on, keep=device is None))
 
     def _long_chain(self, calls: Sequence[Call], on: Device, *, keep: bool) -> Operation[_Chain]:
@@ -281,23 +281,23 @@ class SessionRecord:
         made: list[Prepared] = []
         for call in calls:
             made.append((yield from call.kernel._prepare(call, on)))
-            for array in call.arrays:
-                array.address  # noqa: B018  (raises if it was freed)
+            for array in call._arrays:
+                array._live_address()  # raises if it was freed
         users = {id(one.loaded): one.loaded.users for one in made}
-        users |= {id(array): array._users for call in calls for array in call.arrays}
+        users |= {id(array): array._users for call in calls for array in call._arrays}
         chain = _Chain(
             on,
             tuple(calls[1:]),
             b"".join((_array_header(len(made)), *[one.record for one in made])),
             min(one.occupancy for one in made),
             _whole_need(calls, made, on),
-            sum(call.total for call in calls),
+            sum(call._total for call in calls),
             f"{len(calls)} kernels from {calls[0].kernel.name} on",
             list(users.values()),
         )
         # Not where the first call comes again: it would keep itself alive.
         if keep and not any(call is calls[0] for call in calls[1:]):
-            calls[0].chained = chain
+            calls[0]._chained = chain
         return chain
 
     def _device_of(self, calls: Sequence[Call], device: Device | int | None) -> Device:
@@ -315,13 +315,13 @@ class SessionRecord:
                 )
             if call.kernel._session is not self:
                 raise ValueError(f"call {index} of the sequence, {call!r}, is of another session")
-            if call.device is None:
+            if call._device is None:
                 continue
             if on is None:
-                on = call.device
-            elif call.device is not on:
+                on = call._device
+            elif call._device is not on:
                 raise ValueError(
-                    f"the arrays of {call!r} are on {call.device.name}, the job is on {on.name}"
+                    f"the arrays of {call!r} are on {call._device.name}, the job is on {on.name}"
                 )
         return calls[0].kernel._module._device if on is None else on
 
@@ -337,9 +337,9 @@ class SessionRecord:
         for job in listed:
             if not isinstance(job, JobRecord):
                 raise TypeError(f"after is a list of jobs; {job!r} is none")
-            if job.path != self._path:
+            if job._path != self._path:
                 raise ValueError(f"{job!r} is a job of another daemon")
-        return tuple([(job.session, job.number) for job in listed if not job.settled])
+        return tuple([job._ref for job in listed if not job._settled])
 
 
 # -- helpers -----------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def _whole_need(calls: Sequence[Call], made: Sequence[Prepared], device: Device)
     least = min(one.occupancy for one in made)
     return max(
         [
-            -(-min(call.total, device.sms * one.occupancy) * least // one.occupancy)
+            -(-min(call._total, device.sms * one.occupancy) * least // one.occupancy)
             for call, one in zip(calls, made, strict=True)
             if one.form == "whole"
         ],

@@ -157,7 +157,7 @@ def _integer(kind: str, size: int) -> Convert:
         if pointer:
             if isinstance(value, ArrayRecord):
                 arrays.append(value)
-                return value.address
+                return value._live_address()
             if value is None:
                 return 0
         if isinstance(value, np.generic | np.ndarray):

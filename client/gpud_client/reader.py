@@ -47,7 +47,7 @@ _READ_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
 class _Never:
-    settled = False
+    _settled = False
 
 
 class _Turn:
@@ -104,14 +104,14 @@ class Reader:
     def wait(self, target: Any, timeout_s: float | None = None) -> bool:
         """Wait until ``target`` is settled or the connection is lost; returns whether it is."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while not target.settled and self._core.lost is None:
+        while not target._settled and self._core.lost is None:
             self._take_turn(target, end)
             self.run_callbacks()
             if end is not None and time.monotonic() >= end:
                 break
         if self._callbacks:
             self.run_callbacks()
-        return bool(target.settled)
+        return bool(target._settled)
 
     def read_available(self) -> None:
         """Read what is there, if nobody else reads. Does not wait."""
@@ -178,7 +178,7 @@ class Reader:
             self._pass_on(turn)
 
     def _read(self, target: Any, end: float | None) -> None:
-        while not target.settled and not self._callbacks and self._core.lost is None:
+        while not target._settled and not self._callbacks and self._core.lost is None:
             if self._unhandled:
                 self._settle()
                 continue
@@ -198,7 +198,7 @@ class Reader:
             self._reader = None
             while self._turns and self._reader is None:
                 following = self._turns.popleft()
-                if not following.target.settled:
+                if not following.target._settled:
                     self._reader = following
                 following.wake()
             look = self._reader is None and self._asleep and bool(self._core.jobs)
@@ -246,7 +246,7 @@ class Reader:
         if self._turns:
             with self._mutex:
                 for turn in self._turns:
-                    if turn.target.settled:
+                    if turn.target._settled:
                         turn.wake()
 
     def _lose(self, why: str) -> None:

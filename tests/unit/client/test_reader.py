@@ -9,7 +9,7 @@ from gpud_client.reader import Reader
 
 
 class Unending:
-    settled = False
+    _settled = False
 
 
 def test_a_session_that_is_closed_is_not_lost_even_if_the_daemon_was_quicker() -> None:

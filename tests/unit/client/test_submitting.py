@@ -18,7 +18,7 @@ ARGS = (2.0, None, None, 7)
 
 def sent(daemon: Daemon, saxpy: gc.Kernel, **more: Any) -> wm.Submit:
     job = saxpy.submit(64, 256, ARGS, **more)
-    found: wm.Submit = daemon.wait_for(wm.Submit, job.number)
+    found: wm.Submit = daemon.wait_for(wm.Submit, job._ref[1])
     return found
 
 
@@ -228,7 +228,7 @@ def test_sequences(daemon: Daemon, gpu: gc.Session) -> None:
     assert "3 kernels" in repr(job)
     gpu.sequence(iter(calls), after=iter([job]))
     again = daemon.wait_for(wm.Submit, 2)
-    assert (again.launches, again.after) == (message.launches, ((job.session, job.number),))
+    assert (again.launches, again.after) == (message.launches, (job._ref,))
     assert len(daemon.of(wm.Measure)) == 2
     gpu.sequence(calls[::-1])
     assert daemon.wait_for(wm.Submit, 3).launches != message.launches

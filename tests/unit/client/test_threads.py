@@ -164,21 +164,21 @@ class Interrupting:
 
     def __init__(self, job: gc.Job) -> None:
         self.job = job
-        self.settled = False
+        self._settled = False
         self.times = 0
 
-    def settle(self, message: wm.Finished) -> None:
+    def _settle(self, message: wm.Finished) -> None:
         self.times += 1
         if self.times == 1:
             raise KeyboardInterrupt
-        self.job.settle(message)
-        self.settled = True
+        self.job._settle(message)
+        self._settled = True
 
 
 def test_an_interrupt_while_settling_loses_nothing(daemon: Daemon, saxpy: gc.Kernel) -> None:
     first, second = saxpy.submit(1, 32, ARGS), saxpy.submit(1, 32, ARGS)
     core = saxpy._session._core
-    core.jobs[1] = Interrupting(first)
+    core.jobs[1] = Interrupting(first)  # type: ignore[assignment]
     daemon.wait_for(wm.Submit, 2)
 
     def wait() -> None:
