@@ -76,7 +76,7 @@ def missing() -> str:
     try:
         cu = bindings()
     except ImportError:
-        return "cuda-bindings is not installed: pip install 'gpud[daemon,cuda13]'"
+        return "cuda-bindings is not installed; it comes with the extras daemon and cuda13"
     os.environ.update(ENVIRONMENT)  # read by cuInit; as for gpud's CUDA device
     try:
         check(cu.cuInit(0))

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpud import __version__
-from gpud.errors import GpudError
+from gpud.errors import GpudError, pip_command
 
 __all__ = ["CHECKS", "Check", "can_run", "run_checks"]
 
@@ -161,7 +161,7 @@ def _libraries(_light: bool) -> Check:
     for name, extra in _REQUIRED:
         version = _version(name)
         if version is None:
-            return _problem(f"{name} is not installed", _pip(extra))
+            return _problem(f"{name} is not installed", pip_command(extra))
         found.append(f"{name} {version}")
     return _ok(", ".join(found))
 
@@ -175,23 +175,28 @@ def _llvm(light: bool) -> Check:
         version = ".".join(map(str, llvm.llvm_version_info))
         return _ok(f"LLVM {version} for {llvm.get_host_cpu_name()}")
     except (ImportError, OSError) as error:
-        return _problem(f"llvmlite cannot be loaded: {error}", _pip("daemon"))
+        return _problem(f"llvmlite cannot be loaded: {error}", pip_command("daemon"))
 
 
 def _nvrtc(light: bool) -> Check:
     installed = _version("nvidia-cuda-nvrtc") or _version("nvidia-cuda-nvrtc-cu12")
     if light:
-        return _ok(installed) if installed else _missing("not installed as a wheel", _pip("daemon"))
+        return (
+            _ok(installed)
+            if installed
+            else _missing("not installed as a wheel", pip_command("daemon"))
+        )
     from gpud.compiler.cuda_headers import cuda_include_paths
     from gpud.compiler.nvrtc import nvrtc_version
 
     try:
         major, minor = nvrtc_version()
     except GpudError as error:
-        return _missing(f"no CUDA C++, only PTX: {error}", _pip("daemon"))
+        return _missing(f"no CUDA C++, only PTX: {error}", pip_command("daemon"))
     if not cuda_include_paths(major):
         return _missing(
-            f"{major}.{minor}, without CUDA headers: #include <cuda_fp16.h> fails", _pip("daemon")
+            f"{major}.{minor}, without CUDA headers: #include <cuda_fp16.h> fails",
+            pip_command("daemon"),
         )
     return _ok(f"{major}.{minor}, with headers")
 
@@ -199,7 +204,7 @@ def _nvrtc(light: bool) -> Check:
 def _uvloop(_light: bool) -> Check:
     version = _version("uvloop")
     if version is None:
-        return _missing("not installed: the daemon answers more slowly", _pip("daemon"))
+        return _missing("not installed: the daemon answers more slowly", pip_command("daemon"))
     return _ok(version)
 
 
@@ -235,7 +240,7 @@ _AUTO = "--device auto serves the first GPU, if the CUDA extra is installed"
 def _cuda(light: bool) -> Check:
     version = _version("cuda-bindings")
     if version is None:
-        return _missing("no cuda-bindings: needed for GPUs only", _pip("cuda13"))
+        return _missing("no cuda-bindings: needed for GPUs only", pip_command("cuda13"))
     if not light:
         try:
             ctypes.CDLL("libcuda.so.1")
@@ -257,7 +262,7 @@ def _ptxas(_light: bool) -> Check:
 def _matplotlib(_light: bool) -> Check:
     version = _version("matplotlib")
     if version is None:
-        return _missing("not installed: gpud demo draws no picture", _pip("demo"))
+        return _missing("not installed: gpud demo draws no picture", pip_command("demo"))
     return _ok(version)
 
 
@@ -360,10 +365,6 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _pip(extra: str) -> str:
-    return f"pip install 'gpud[{extra}]'" if extra else "pip install gpud"
 
 
 def _gib(size: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpud.demo.allocations import Change, stacked
+from gpud.errors import pip_command
 
 __all__ = ["MissingMatplotlibError", "Panel", "draw", "excerpt"]
 
@@ -101,7 +102,7 @@ def _pyplot() -> Any:
         import matplotlib as mpl
     except ImportError:
         raise MissingMatplotlibError(
-            "no picture without matplotlib: pip install 'gpud[demo]'"
+            f"no picture without matplotlib: {pip_command('demo')}"
         ) from None
     mpl.use("agg")
     from matplotlib import pyplot as plt

@@ -35,6 +35,7 @@ from gpud.errors.installation import (
     ConnectionLost,
     InternalError,
     MissingDependency,
+    pip_command,
 )
 from gpud.errors.jobs import (
     DeviceLost,
@@ -103,4 +104,5 @@ __all__ = [
     "UnsupportedTarget",
     "error_classes",
     "from_wire",
+    "pip_command",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 from typing import ClassVar
 
 from gpud.errors.base import DaemonError
 
-__all__ = ["ConnectionLost", "InternalError", "MissingDependency"]
+__all__ = ["ConnectionLost", "InternalError", "MissingDependency", "pip_command"]
 
 
 class ConnectionLost(DaemonError, ConnectionError):
@@ -31,7 +33,7 @@ class MissingDependency(DaemonError, ImportError):
         detail = f" ({cause})" if cause else ""
         message = (
             f"{dependency} is not installed or cannot be loaded{detail}; install it with "
-            f"pip install 'gpud[{extra}]'"
+            f"{pip_command(extra)}"
         )
         super().__init__(message, dependency=dependency, extra=extra)
 
@@ -46,3 +48,16 @@ class InternalError(DaemonError):
     }
     stage: str | None
     reproducer: str | None
+
+
+def pip_command(extra: str = "") -> str:
+    """What adds an extra of gpud's to the environment that this process runs in.
+
+    gpud is on no package index. The pip of its own environment finds it installed, and adds what
+    the extra names; any other would look for it in vain, hence the interpreter's path.
+
+    Args:
+        extra: its name, or several with commas; empty: what gpud always needs.
+    """
+    wanted = f"'gpud[{extra}]'" if extra else "gpud"
+    return f"{shlex.quote(sys.executable or 'python')} -m pip install {wanted}"

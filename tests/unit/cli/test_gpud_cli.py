@@ -17,6 +17,7 @@ from gpud.cli import checks, main
 from gpud.cli.checks import CHECKS, Check, can_run, run_checks
 from gpud.cli.outcome import DONE, FAILED, USAGE
 from gpud.config import SETTINGS
+from gpud.errors import pip_command
 from tests.unit.cli.peer import scripted
 
 
@@ -133,7 +134,7 @@ def test_a_library_that_is_needed_and_not_there(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(checks, "_REQUIRED", (("msgpack", ""), ("no-such-library", "daemon")))
     found = state("libraries")
     assert found.state == "problem"
-    assert found.hint == "pip install 'gpud[daemon]'"
+    assert found.hint == f"{sys.executable} -m pip install 'gpud[daemon]'"
     assert not can_run([found])
 
 
@@ -211,4 +212,4 @@ def test_what_a_gpu_needs_is_looked_for_one_by_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ctypes, "CDLL", lambda _: None)
     assert state("CUDA", light=False).state == "ok"
     monkeypatch.setattr(checks, "_version", lambda _: None)
-    assert state("CUDA").hint == "pip install 'gpud[cuda13]'"
+    assert state("CUDA").hint == pip_command("cuda13")
