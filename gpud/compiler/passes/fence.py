@@ -32,7 +32,7 @@ from gpud.compiler.analysis.effects import CLUSTER, TERMINATOR, flags
 from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
-from gpud.compiler.fences import Fence, Range, declarations, emit
+from gpud.compiler.fences import Fence, Range, declarations, emit, fence_register
 from gpud.compiler.forms import Decision, Reason
 from gpud.compiler.names import ARENA, HEAP
 from gpud.compiler.passes.fence_checks import Checks, Surroundings, find_checks
@@ -194,10 +194,10 @@ def _fence_of(number: int, one: Planned) -> tuple[Fence, list[Statement]]:
     register, guard = first.register, first.guard
     before: list[Statement] = []
     if first.making is not None:
-        register = Register(f"%gpud_fence_at_{number}")
+        register = fence_register("at", number)
         before += first.making(register)
     if first.condition is not None:
-        guard = Guard(Register(f"%gpud_fence_may_{number}"))
+        guard = Guard(fence_register("may", number))
         before += first.condition(guard.register)
     assert register is not None
     least = min(member.span for member in one.members)
