@@ -19,7 +19,8 @@ At most one seat of a gang runs on an SM, unless its block polls: a block in its
 claim that it must keep, and an OS thread is no faster with several. So a released seat leaves
 within one task block, mostly at once.
 
-Seats that were told to leave give way to others in the meantime: `gpud.device.cpu.late`.
+Seats that were told to leave give way to others in the meantime: `gpud.device.cpu.late`. With
+nothing to do the thread rests: `gpud.device.cpu.idle`.
 
 Once a block of a gang has failed, or the gang was killed, its other blocks have no further turn:
 what they do is of no use, and they may wait for the one that is gone.
@@ -28,15 +29,12 @@ Properties:
 * a block stays in its seat until it is done, unless its gang has failed or was killed: started
   blocks are never evicted;
 * no task block of a stage begins before all of the stage before are done;
-* seats begin in turn as long as those that have begun poll: whoever waits for another is answered;
-* with nothing to run the OS thread sleeps; with only polling seats it yields the CPU every round,
-  and after a while naps for an eighth of the time that it has waited.
+* seats begin in turn as long as those that have begun poll: whoever waits for another is answered.
 """
 
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -58,6 +56,7 @@ from gpud.device.cpu.advance import LEAVE, RUN, define_advance
 from gpud.device.cpu.codegen.driver import DONE, FAILED, YIELDED, define_driver
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.layout import HEADER, Failure, Fresh
+from gpud.device.cpu.idle import define_wake, sleep, yield_or_nap
 from gpud.device.cpu.late import define_may_be_late, end_late_turn
 from gpud.device.cpu.records import (
     CHAIN_BYTES,
@@ -78,12 +77,6 @@ __all__ = ["CLOSING", "GONE", "Native", "native"]
 
 GONE, CLOSING = 1, 2
 """Why the loop returns: seats have left; the SM is to end."""
-
-_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
-_FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
-_YIELD_NS, _NAP_PART, _NAP_NS = 50_000, 8, 200_000
-"""With nothing but polling seats an SM yields for so long; then it naps for this part of the time
-that it has waited, at most so long. A poller makes the other hardware thread of its core slower."""
 
 _PATIENCE_NS = 10_000_000
 """A block that gives way again and again while its gang claims nothing may poll through barriers:
@@ -109,9 +102,6 @@ class Native(NamedTuple):
 @cache
 def native() -> Native:
     """The functions, compiled at the first call."""
-    number = _FUTEX.get(platform.machine())
-    if number is None:
-        raise RuntimeError(f"the CPU device does not know Linux on {platform.machine()}")
     ir = IRModule()
     define_driver(ir)
     ir.declare("declare i32 @sched_yield()")
@@ -120,8 +110,8 @@ def native() -> Native:
     define_advance(ir)
     define_may_be_late(ir)
     _define_leave(ir)
-    _define_loop(ir, number)
-    _define_wake(ir, number)
+    _define_loop(ir)
+    define_wake(ir)
     _define_add(ir)
     code = jit.assemble(ir.text(), ("sm_loop", "sm_add", "sm_wake"))
     address = ctypes.c_void_p
@@ -138,7 +128,7 @@ def native() -> Native:
 # -- the loop --------------------------------------------------------------------------------------
 
 
-def _define_loop(ir: IRModule, futex: int) -> None:
+def _define_loop(ir: IRModule) -> None:
     e = Emitter(ir, "define i32 @sm_loop(ptr %sm)")
     sm = Record(e, "%sm", SM)
     busy, at, idle = e.alloca("i1", "busy"), e.alloca("i32", "at"), e.alloca("i64", "idle")
@@ -151,7 +141,7 @@ def _define_loop(ir: IRModule, futex: int) -> None:
         end_late_turn(e, sm)
         index = e.value(f"load i32, ptr {at}")
         with e.when(compare(e, "uge", "i32", index, sm.load("count"))):
-            _end_round(e, sm, busy, at, idle, futex)
+            _end_round(e, sm, busy, at, idle)
             e.jump(again)
         e.do(f"store i32 {e.value(f'add i32 {index}, 1')}, ptr {at}")
         slots = offset(e, "%sm", SM_SLOTS)
@@ -202,7 +192,7 @@ def _take_in(e: Emitter, sm: Record) -> None:
         sm.store("inbox_head", e.value(f"add i32 {head}, 1"))
 
 
-def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, futex: int) -> None:
+def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str) -> None:
     """Every seat has had its turn."""
     with e.when(compare(e, "ne", "i32", sm.load("gone"), 0)):
         e.end(f"ret i32 {GONE}")
@@ -210,7 +200,7 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, futex: int
     worked, polled = e.label("worked"), e.label("polled")
     e.branch(compare(e, "eq", "i32", sm.load("count"), 0), empty, some)
     e.place(empty)
-    _sleep(e, sm, futex, "null")
+    sleep(e, sm)
     e.jump(worked)
     e.place(some)
     e.branch(e.value(f"load i1, ptr {busy}"), worked, polled)
@@ -218,38 +208,11 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str, futex: int
     e.do(f"store i64 0, ptr {idle}")
     e.jump(over)
     e.place(polled)
-    # Nothing but polling seats: let other OS threads run, and the other half of the core.
-    now = e.value("call i64 @now()")
-    with e.when(compare(e, "eq", "i64", load(e, "i64", idle), 0)):
-        e.do(f"store i64 {now}, ptr {idle}")
-    waited = e.value(f"sub i64 {now}, {load(e, 'i64', idle)}")
-    short, long = e.label("short"), e.label("long")
-    e.branch(compare(e, "ult", "i64", waited, _YIELD_NS), short, long)
-    e.place(short)
-    e.do("call i32 @sched_yield()")
-    e.jump(over)
-    e.place(long)
-    part = e.value(f"udiv i64 {waited}, {_NAP_PART}")
-    little = compare(e, "ult", "i64", part, _NAP_NS)
-    nap = e.value(f"select i1 {little}, i64 {part}, i64 {_NAP_NS}")
-    time = e.alloca("[2 x i64]", "nap")
-    store(e, "i64", 0, time)
-    store(e, "i64", nap, offset(e, time, 8))
-    _sleep(e, sm, futex, time)
+    yield_or_nap(e, sm, idle)
     e.jump(over)
     e.place(over)
     e.do(f"store i1 false, ptr {busy}")
     e.do(f"store i32 0, ptr {at}")
-
-
-def _sleep(e: Emitter, sm: Record, futex: int, timeout: str) -> None:
-    """Wait until somebody rings."""
-    sm.store("sleeping", 1, "seq_cst")
-    e.do(
-        f"call i64 (i64, ...) @syscall(i64 {futex}, ptr {sm.at('doorbell')}, "
-        f"i64 {_FUTEX_WAIT_PRIVATE}, i64 0, ptr {timeout})"
-    )
-    sm.store("sleeping", 0, "seq_cst")
 
 
 def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) -> None:
@@ -369,20 +332,6 @@ def _define_leave(ir: IRModule) -> None:
 
 
 # -- what Python calls -----------------------------------------------------------------------------
-
-
-def _define_wake(ir: IRModule, futex: int) -> None:
-    e = Emitter(ir, "define void @sm_wake(ptr %sm)")
-    sm = Record(e, "%sm", SM)
-    sm.store("doorbell", 1, "seq_cst")
-    slept = e.value(f"atomicrmw xchg ptr {sm.at('sleeping')}, i32 0 seq_cst")
-    with e.when(compare(e, "ne", "i32", slept, 0)):
-        e.do(
-            f"call i64 (i64, ...) @syscall(i64 {futex}, ptr {sm.at('doorbell')}, "
-            f"i64 {_FUTEX_WAKE_PRIVATE}, i64 1)"
-        )
-    e.end("ret void")
-    e.finish()
 
 
 def _define_add(ir: IRModule) -> None:
