@@ -1,6 +1,6 @@
 """One process of a co-location measurement: online requests, offline kernels, or both.
 
-Runs as a child of ``bench/gpu/colocation.py``: reads one line of JSON (what to do), gets ready,
+Runs as a child of `bench.gpu.colocation_window`: reads one line of JSON (what to do), gets ready,
 writes ``ready``, reads a line with the moment to begin (as `time.monotonic` counts), works for the
 window, writes one line of JSON with what it saw, and ends. Native sides launch through the driver;
 the gpud side is a client of a daemon.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gpud_client as gc
-from bench.gpu.colocation import Seen, System, compared, line, mps, rate_of, summary, window
+from bench.gpu.colocation import compared, line, mps, summary
+from bench.gpu.colocation_window import Seen, System, rate_of, window
 from bench.gpu.colocation_work import (
     ENTRY,
     OFFLINE,

@@ -11,7 +11,8 @@ import pytest
 from bench import summary
 from bench.gpu import colocation, figures, release_latency, resize, rewrite_cost
 from bench.gpu.bare import records, records_bytes
-from bench.gpu.colocation import Seen, compared
+from bench.gpu.colocation import compared
+from bench.gpu.colocation_window import Seen
 from bench.gpu.colocation_work import OFFLINE, ONLINE
 from bench.gpu.record import keep, rounded
 from bench.gpu.shares import Held
