@@ -161,9 +161,15 @@ class Launcher:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is an SM that is not barred, and the partition, if it has one, is made."""
+        """Whether there is an SM that is not barred, and the partition, if it has one, is made.
+
+        Nothing keeps the blocks of other than persistent form from SMs that others are to find.
+        """
         made = self._partition is None or self._partition.made
-        return made and len(self._barred) < self._device.sms
+        stages, due = self._chain.stages, self._aloft.due
+        hosted = due < len(stages) and stages[due].form != "persistent"
+        kept_out = hosted and not self._urgent and bool(self._device.watcher.room.barred)
+        return made and not kept_out and len(self._barred) < self._device.sms
 
     @property
     def lack(self) -> Lack | None:

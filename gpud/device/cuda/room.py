@@ -17,8 +17,8 @@ something is left for them to claim.
 Properties:
 * SMs are barred only if a launch lacks blocks at two looks, with nobody leaving at either;
 * those with the fewest offline blocks are, and first those without online ones;
-* they are not barred longer than `_SECONDS` for a launch that does not come all the same, and then
-  not again for the same one: what it waits for is something else.
+* they are not barred longer than `_SECONDS` after the last has left for a launch that does not come
+  all the same, and then not again for the same one: what it waits for is something else.
 
 Nothing here has run on a GPU yet; how soon blocks come after others have left is a guess.
 """
@@ -84,12 +84,13 @@ class Room:
             self._lacking.clear()
             return self._bar(frozenset())
         now = self.clock()
+        if any(gang.leaving for gang in gangs):
+            self._lacking.clear()
+            self._until = now + _SECONDS
+            return False
         if self.barred and now >= self._until:
             self._hopeless |= flights
             return self._bar(frozenset())
-        if any(gang.leaving for gang in gangs):
-            self._lacking.clear()
-            return False
         self._lacking = {flight: self._lacking.get(flight, now) for flight in flights}
         wanted: frozenset[int] = self.barred
         for lack in lacks:

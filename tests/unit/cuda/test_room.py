@@ -108,6 +108,28 @@ def test_nobody_is_disturbed_where_there_is_room() -> None:
         drive(world.fake, world.device, offline)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_sub_grids_do_not_take_what_others_leave(seed: int) -> None:
+    with a_world(seed) as world:
+        offline = world.offline(2 * M)
+        sliced = Job(world.device, launches(world.device, "s", total=4000))
+        sliced.resize(M)
+        world.goes_on(50)
+        online = world.online(1)
+        barred = 0
+        for _ in range(2500):
+            before = world.fake.on_sms("sliced")
+            world.goes_on(1)
+            barred = barred + 1 if world.barred else 0
+            for sm in world.barred if barred > 20 else ():  # what was launched before has come
+                assert world.fake.on_sms("sliced")[sm] <= before[sm], "it took what was left free"
+        assert online.done
+        assert not sliced.done
+        for job in (offline, sliced):
+            job.end()
+            drive(world.fake, world.device, job)
+
+
 def test_what_does_not_come_all_the_same_is_not_waited_for_for_ever() -> None:
     with a_world(1) as world:
         whole = Job(world.device, launches(world.device, "w", total=SMS * M - 2))
