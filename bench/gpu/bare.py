@@ -1,8 +1,9 @@
-"""Rewritten kernels launched by the driver alone, many in a row: nothing of gpud's but the PTX.
+"""Rewritten kernels launched by the driver alone, many in a row: the kernel as gpud has it, no job.
 
 Problem: what the persistent form costs a kernel must be told apart from what gpud costs a job.
-Approach: control words are laid out here for a whole batch of launches and put back by one copy
-before each batch, so that a batch of persistent launches is as plain as one of native launches.
+Approach: programs are loaded by gpud's CUDA device, as those of a session are; control words are
+laid out here for a whole batch of launches, where that device has them, and put back before each
+batch, so that a batch of persistent launches is as plain as one of native launches.
 
 Terms: a *batch* is some launches in a row on one stream, between two events of the device.
 
@@ -12,43 +13,17 @@ Has not run on a GPU yet; the layout of the words is `gpud.compiler.control_word
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from bench.gpu.driver import Buffer, Function, Gpu, check
+from bench.gpu.driver import Buffer, Function, Gpu
 from bench.gpu.programs import Launch, OneProgram
 from gpud.compiler import control_words as cw
-from gpud.compiler.names import ARENA
 from gpud.compiler.pipeline import compile_program
 from gpud.device.interface import pack_parameters
 
-__all__ = ["Arrays", "Native", "Persistent", "records", "records_bytes"]
-
-
-def records_bytes(blocks: int) -> int:
-    """Of a job record, a launch record and a status record, one behind the other."""
-    return cw.JOB_BYTES + cw.launch_bytes(blocks) + cw.status_bytes(blocks)
-
-
-_EVERYTHING = (0).to_bytes(8, "little") + (2**64 - 1).to_bytes(8, "little")
-
-
-def records(
-    address: int,
-    count: int,
-    grid: tuple[int, int, int],
-    blocks: int,
-    claims: cw.Claims = cw.ONE_AT_A_TIME,
-) -> bytes:
-    """The control words of ``count`` fresh launches, to be put at ``address``."""
-    found = bytearray()
-    status = cw.JOB_BYTES + cw.launch_bytes(blocks)
-    for _ in range(count):
-        job = address + len(found)
-        found += cw.job_record(grid, claims) + cw.launch_record(job, job + status, blocks)
-        found += cw.status_record(blocks)
-    return bytes(found)
+__all__ = ["Arrays", "Native", "Persistent", "Words"]
 
 
 class Arrays:
@@ -81,8 +56,61 @@ class Arrays:
         return [self._buffers[index].get().tobytes() for index in self.launch.outputs]
 
 
+class Words:
+    """Control words of some launches: job records on the device, status records on the host.
+
+    Args:
+        gpu: where.
+        count: of launches.
+        grid: task blocks of each in x, y, z.
+        blocks: persistent blocks of each.
+        own: whether launch records are in the device's memory, not in the host's.
+
+    Attributes:
+        controls: the address of each launch record.
+    """
+
+    def __init__(
+        self, gpu: Gpu, count: int, grid: tuple[int, int, int], blocks: int, *, own: bool
+    ) -> None:
+        self._grid, self._count = grid, count
+        self._jobs = gpu.buffer(np.zeros(count * cw.JOB_BYTES, np.uint8))
+        self.claim(cw.ONE_AT_A_TIME)
+        status = cw.status_record(blocks)
+        size = cw.launch_bytes(blocks)
+        both = size + len(status)
+        self._host = gpu.host_words(count * both // 4)
+        first = self._host.address
+        records = [
+            cw.launch_record(self._jobs.address + n * cw.JOB_BYTES, first + n * both + size, blocks)
+            for n in range(count)
+        ]
+        at = [first + n * both for n in range(count)]
+        if own:
+            self._own = gpu.buffer(np.frombuffer(b"".join(records), np.uint8))
+            at = [self._own.address + n * size for n in range(count)]
+        self.controls: list[int] = at
+        fresh = b"".join(record + status for record in records)
+        self._fresh = np.frombuffer(fresh, np.uint32)
+
+    def claim(self, claims: cw.Claims) -> None:
+        """Has the blocks of later batches claim so."""
+        self._first = np.frombuffer(cw.job_record(self._grid, claims) * self._count, np.uint8)
+
+    def reset(self) -> None:
+        """Makes all of them fresh; nothing that uses them runs."""
+        self._jobs.set(self._first)
+        self._host.words[:] = self._fresh
+
+    def done(self) -> list[int]:
+        """Task blocks that each launch has finished."""
+        words = self._jobs.get().view(np.uint32).reshape(self._count, -1)
+        found: list[int] = words[:, cw.DONE // 4].tolist()
+        return found
+
+
 class Native:
-    """The kernel as it is."""
+    """The kernel as it is, loaded by the driver without gpud."""
 
     def __init__(self, gpu: Gpu, program: OneProgram, arrays: Arrays) -> None:
         ptx = compile_program(program.cuda, form="persistent", kill=False).original_ptx
@@ -91,7 +119,7 @@ class Native:
         self.function: Function = gpu.load(ptx).function(program.entry)
         self._buffer = pack_parameters(self.function.parameters, arrays.values)
 
-    def prepare(self, count: int, stream: object) -> None:
+    def prepare(self) -> None:
         """Nothing has to be made ready."""
 
     def launch(self, number: int, stream: object) -> None:
@@ -102,52 +130,50 @@ class Native:
 class Persistent:
     """The kernel in persistent form, with as many blocks as the GPU holds.
 
+    Args:
+        gpu: where.
+        cuda: gpud's CUDA device there.
+        program: whose kernel.
+        arrays: what it is launched with.
+        most: launches of a batch at most.
+        fence: whether its accesses are checked; nothing is out of bounds for them.
+        own_words: whether launch records are in the device's memory.
+        own_cache: whether its SMs are divided between cache and shared memory as the driver would
+            have it, and not as gpud has all of them divided.
+
     Attributes:
         blocks: how many those are.
     """
 
     def __init__(
-        self, gpu: Gpu, program: OneProgram, arrays: Arrays, most: int, *, fence: bool
-    ) -> None:
+        self, gpu: Gpu, cuda: Any, program: OneProgram, arrays: Arrays, most: int, *,
+        fence: bool = False, own_words: bool = False, own_cache: bool = False,
+    ) -> None:  # fmt: skip
         ptx = compile_program(program.cuda, form="persistent", fence=fence, kill=False).ptx
-        module = gpu.load(ptx)
-        if fence and ARENA in ptx:
-            address, size = module.symbol(ARENA)
-            given = np.frombuffer(_EVERYTHING, np.uint8)
-            check(gpu.cu.cuMemcpyHtoD(address, given.ctypes.data, min(size, given.size)))
-            gpu.synchronise()
-        self.function: Function = module.function(program.entry)
+        kernel = cuda.load(ptx).kernel(program.entry)
+        if own_cache:
+            as_driver_has_it = gpu.cu.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT
+            kernel.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", int(as_driver_has_it))
+        self._kernel = kernel  # which keeps the program loaded
+        self.function = Function(gpu, kernel.handle, kernel.parameters)
         self._block = program.block
         grid = arrays.launch.grid
         each = self.function.occupancy(math.prod(program.block))
         self.blocks = min(gpu.sms * each, math.prod(grid))
-        self._size = size = records_bytes(self.blocks)
-        self._words = gpu.buffer(np.zeros(most * size, np.uint8))
-        self._gpu, self._grid, self._most = gpu, grid, most
-        self.claim(cw.ONE_AT_A_TIME)
+        self.words = Words(gpu, most, grid, self.blocks, own=own_words)
         hidden = self.function.parameters[-1]
-        self._buffers = []
-        for number in range(most):
-            control = self._words.address + number * size + cw.JOB_BYTES
-            values = [*arrays.values, control.to_bytes(hidden.size, "little")]
-            self._buffers.append(pack_parameters(self.function.parameters, values))
+        self._buffers = [
+            pack_parameters(
+                self.function.parameters, [*arrays.values, control.to_bytes(hidden.size, "little")]
+            )
+            for control in self.words.controls
+        ]
 
-    def claim(self, claims: cw.Claims) -> None:
-        """Has the blocks of later batches claim so."""
-        fresh = records(self._words.address, self._most, self._grid, self.blocks, claims)
-        self._fresh = self._gpu.buffer(np.frombuffer(fresh, np.uint8))
-
-    def prepare(self, count: int, stream: object) -> None:
-        """Puts the control words back, in stream order."""
-        self._words.copy_from(self._fresh, stream)
+    def prepare(self) -> None:
+        """Puts the control words back; nothing runs."""
+        self.words.reset()
 
     def launch(self, number: int, stream: object) -> None:
         """The launch with the control words of that number."""
         buffer = self._buffers[number]
         self.function.launch((self.blocks, 1, 1), self._block, buffer, stream=stream)
-
-    def done(self) -> Sequence[int]:
-        """Task blocks that each launch of the batch has finished."""
-        words = self._words.get().view(np.uint32).reshape(-1, self._size // 4)
-        found: list[int] = words[:, cw.DONE // 4].tolist()
-        return found

@@ -71,9 +71,10 @@ def source(found: Found) -> str:
 def rewrite_cost(axes: Any, found: list[Found]) -> None:
     """Rewritten / native time of each kernel."""
     rows = sorted(found[0]["rows"], key=lambda row: row["rewritten"]["median"])
-    names = [row["name"] for row in rows]
-    for side, mark in (("rewritten", "o"), ("fenced", "x")):
-        axes.plot(names, [row[side]["median"] for row in rows], mark, label=side, markersize=4)
+    for side, mark in zip(found[0]["sides"], "ox+.*", strict=False):
+        some = [(row["name"], row[side]["median"]) for row in rows if side in row]
+        if some:
+            axes.plot(*zip(*some, strict=True), mark, label=side, markersize=4)
     axes.axhline(1.0, color="grey", linewidth=0.8)
     axes.set_ylabel("time / native time")
     axes.tick_params(axis="x", rotation=90, labelsize=6)

@@ -1,18 +1,26 @@
-"""What rewriting costs on a GPU: the same kernels as they are, persistent, and persistent + fenced.
+"""What rewriting costs on a GPU: the same kernels as they are, and as gpud runs them.
 
     python bench/gpu/rewrite_cost.py [--rounds N] [--only NAME ...] [--claims auto|CHUNK,AHEAD]
         [--tiny]
 
 Each side launches a batch of the same grid in a row on one stream, between two events of the
 device; the sides take turns, and ratios are taken within rounds (`bench.measure`). All sides must
-leave identical bytes. The persistent kernel has as many blocks as the GPU holds; its control words
-are put back before the batch, outside what is timed. Its blocks claim one task block at a time;
-where gpud would have them claim several, from how long they take (`gpud.device.claims`), that is a
-side of its own, ``claims``. With ``--claims 4,0`` or such that side is there for every kernel.
+leave identical bytes. Programs are loaded by gpud's CUDA device; the persistent kernel has as many
+blocks as the GPU holds, and its control words are where the device has them. They are put back
+before the batch, outside what is timed. The sides:
 
-Prints a table and writes bench/results/gpu_rewrite_cost.json row by row; one that was cut off goes
-on. A run of some kernels only prints. ``--tiny``: sizes for a trial without a GPU.
-Has not run on a GPU yet.
+``native``       the kernel as it is
+``rewritten``    persistent, as gpud runs it: words in host memory, SMs divided as all are, claims
+                 as gpud chooses them from how long task blocks take (`gpud.device.claims`)
+``fenced``       the same with fences
+``own words``    ``rewritten`` with launch records in device memory, as other release paths have
+                 them
+``own cache``    the same, and SMs divided between cache and shared memory as the driver would
+``singly``       ``rewritten`` with claims of one task block, where gpud would claim several
+
+With ``--claims 4,0`` or such all kernels claim so. Prints a table and writes
+bench/results/gpu_rewrite_cost.json row by row; one that was cut off goes on. A run of some kernels
+only prints. ``--tiny``: sizes for a trial without a GPU. Has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -30,12 +38,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.gpu.bare import Arrays, Native, Persistent
 from bench.gpu.driver import Function, Gpu
 from bench.gpu.programs import PROGRAMS, OneProgram
-from bench.gpu.record import Rows, need_gpu
+from bench.gpu.record import Rows, cuda_device, need_gpu
 from bench.measure import Spread, geometric_mean, ratios, spread
 from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
 from gpud.device.claims import choose
 
+SIDES = ("rewritten", "fenced", "own words", "own cache", "singly")
 AIM_MEAN, AIM_P95, AIM_FROM_US = 1.01, 1.03, 20.0
 BATCH_US, LEAST_BATCH, MOST_BATCH = 2000.0, 8, 50
 
@@ -45,8 +54,8 @@ class Side(Protocol):
 
     function: Function
 
-    def prepare(self, count: int, stream: object) -> None:
-        """Before a batch, in stream order."""
+    def prepare(self) -> None:
+        """Before a batch; nothing runs."""
 
     def launch(self, number: int, stream: object) -> None:
         """One launch of a batch."""
@@ -54,17 +63,15 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel; times are of a launch, ratios are to the native side's."""
+    """One kernel; times are of a launch, ``sides`` are ratios to the native side's by name."""
 
     name: str
     what: str
     task_blocks: int
     native_us: Spread
-    rewritten: Spread
-    fenced: Spread
+    sides: dict[str, Spread]
     registers: dict[str, int]
     claims: Claims = ONE_AT_A_TIME
-    claiming: Spread | None = None
 
     @property
     def counts(self) -> bool:
@@ -73,12 +80,10 @@ class Row:
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        spreads = {"native_us": self.native_us, "rewritten": self.rewritten, "fenced": self.fenced}
-        plain: dict[str, Any] = {name: value.plain() for name, value in spreads.items()}
-        if self.claiming is not None:
-            plain["claiming"] = {"claims": list(self.claims), **self.claiming.plain()}
         head = {"name": self.name, "what": self.what, "task_blocks": self.task_blocks}
-        return {**head, **plain, "registers": self.registers}
+        spreads = {"native_us": self.native_us, **self.sides}
+        plain: dict[str, Any] = {name: value.plain() for name, value in spreads.items()}
+        return {**head, **plain, "claims": list(self.claims), "registers": self.registers}
 
 
 class DifferentBytesError(Exception):
@@ -98,16 +103,29 @@ def main() -> int:
     gpu = Gpu()
     settings = {"rounds": options.rounds, "tiny": options.tiny, "claims": options.claims}
     kept = Rows("rewrite_cost", gpu, settings)
+    print(f"{'kernel':<22}{'native us':>10}" + "".join(f"{side:>11}" for side in SIDES))
+    with cuda_device() as cuda:
+        wrong = _all(gpu, cuda, kept, options, claims)
+    found = {**summary(kept.rows), "wrong": wrong}
+    print(*(f"{name}: {value}" for name, value in found.items()), sep="\n")
+    if not options.only and claims is None:
+        print(f"wrote {kept.end(**found).name}")
+    return 1 if wrong else 0
+
+
+def _all(
+    gpu: Gpu, cuda: Any, kept: Rows, options: argparse.Namespace, claims: Claims | None
+) -> list[str]:
+    """Measures the kernels that are wanted; which were wrong."""
     whole = not options.only and claims is None
     wrong: list[str] = []
-    print(f"{'kernel':<22}{'native us':>10}{'rewritten':>11}{'fenced':>9}{'claims':>9}  registers")
     for program in PROGRAMS:
         if options.only and program.name not in options.only:
             continue
         if whole and kept.has(name=program.name):
             continue
         try:
-            row = measure(gpu, program, options.rounds, claims, tiny=options.tiny)
+            row = measure(gpu, cuda, program, options.rounds, claims, tiny=options.tiny)
         except DifferentBytesError as error:
             wrong.append(str(error))
             print(f"{program.name:<22}WRONG: {error}", flush=True)
@@ -117,22 +135,19 @@ def main() -> int:
             kept.add(row.plain(), **summary([*kept.rows, row.plain()]), wrong=wrong)
         else:
             kept.rows.append(row.plain())
-    found = {**summary(kept.rows), "wrong": wrong}
-    print(*(f"{name}: {value}" for name, value in found.items()), sep="\n")
-    if whole:
-        print(f"wrote {kept.end(**found).name}")
-    return 1 if wrong else 0
+    return wrong
 
 
 def measure(
     gpu: Gpu,
+    cuda: Any,
     program: OneProgram,
     rounds: int,
     claims: Claims | None = None,
     *,
     tiny: bool = False,
 ) -> Row:
-    """One kernel; ``claims``: of the side with claims of several, None: as gpud chooses.
+    """One kernel; ``claims``: of all persistent sides but ``singly``, None: as gpud chooses.
 
     Raises:
         DifferentBytesError: the forms disagree, or a task block did not run exactly once.
@@ -140,13 +155,18 @@ def measure(
     stream = gpu.stream()
     arrays = Arrays(gpu, program.make(tiny))
     native = Native(gpu, program, arrays)
+
+    def form(**how: bool) -> Persistent:
+        return Persistent(gpu, cuda, program, arrays, MOST_BATCH, **how)
+
     forms = {
-        name: Persistent(gpu, program, arrays, MOST_BATCH, fence=name == "fenced")
-        for name in ("rewritten", "fenced")
+        "rewritten": form(),
+        "fenced": form(fence=True),
+        "own words": form(own_words=True),
+        "own cache": form(own_words=True, own_cache=True),
     }
     total = math.prod(arrays.launch.grid)
     right: list[bytes] = []
-    sides: dict[str, Side] = {"native": native, **forms}
 
     def check(name: str, side: Side) -> None:
         arrays.reset()
@@ -155,20 +175,22 @@ def measure(
         if found != (right or found):
             raise DifferentBytesError(f"{name} {program.name} leaves other bytes")
         right[:] = found
-        if isinstance(side, Persistent) and side.done()[0] != total:
-            raise DifferentBytesError(f"{name} {program.name} ran {side.done()[0]} of {total}")
+        if isinstance(side, Persistent) and side.words.done()[0] != total:
+            ran = side.words.done()[0]
+            raise DifferentBytesError(f"{name} {program.name} ran {ran} of {total}")
 
-    for name, side in sides.items():
-        check(name, side)
+    check("native", native)
     once = min(timed(gpu, native, LEAST_BATCH, stream) for _ in range(3))
     batch = min(max(math.ceil(BATCH_US / once), LEAST_BATCH), MOST_BATCH)
     blocks = forms["rewritten"].blocks
     chosen = claims or choose(1e3 * once * blocks / total, total, blocks)
+    for one in forms.values():
+        one.words.claim(chosen)
     if chosen != ONE_AT_A_TIME:
-        form = Persistent(gpu, program, arrays, MOST_BATCH, fence=False)
-        form.claim(chosen)
-        sides["claims"] = form
-        check("claims", form)
+        forms["singly"] = form()
+    sides: dict[str, Side] = {"native": native, **forms}
+    for name, side in sides.items():
+        check(name, side)
     samples: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
     for number in range(rounds):
@@ -180,18 +202,16 @@ def measure(
         program.what,
         total,
         spread(samples["native"]),
-        ratios(samples["rewritten"], samples["native"]),
-        ratios(samples["fenced"], samples["native"]),
-        {name: side.function.registers for name, side in sides.items() if name != "claims"},
+        {name: ratios(samples[name], samples["native"]) for name in forms},
+        {name: sides[name].function.registers for name in ("native", "rewritten", "fenced")},
         chosen,
-        ratios(samples["claims"], samples["native"]) if "claims" in sides else None,
     )
 
 
 def timed(gpu: Gpu, side: Side, batch: int, stream: object) -> float:
     """Microseconds of one of ``batch`` launches in a row, by the device."""
     begin, end = gpu.event(), gpu.event()
-    side.prepare(batch, stream)
+    side.prepare()
     begin.record(stream)
     for number in range(batch):
         side.launch(number, stream)
@@ -203,11 +223,9 @@ def line(row: Row) -> str:
     """Of the table."""
     used = "/".join(str(count) for count in row.registers.values())
     short = "" if row.counts else "  short: not in the mean"
-    claiming = "-" if row.claiming is None else f"{row.claiming.median:.3f}"
-    return (
-        f"{row.name:<22}{row.native_us.median:>10.1f}{row.rewritten.median:>11.3f}"
-        f"{row.fenced.median:>9.3f}{claiming:>9}  {used}{short}"
-    )
+    told = (f"{row.sides[side].median:.3f}" if side in row.sides else "-" for side in SIDES)
+    cells = "".join(f"{one:>11}" for one in told)
+    return f"{row.name:<22}{row.native_us.median:>10.1f}{cells}  registers {used}{short}"
 
 
 def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -215,16 +233,20 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     some = [row for row in rows if row["native_us"]["median"] >= AIM_FROM_US]
     if not some:
         return {"kernels": 0}
-    found: dict[str, Any] = {"kernels": len(some), "from_us": AIM_FROM_US}
-    for side in ("rewritten", "fenced"):
-        values = {row["name"]: row[side]["median"] for row in some}
+    sides: dict[str, Any] = {}
+    found: dict[str, Any] = {"kernels": len(some), "from_us": AIM_FROM_US, "sides": sides}
+    for side in SIDES:
+        values = {row["name"]: row[side]["median"] for row in some if side in row}
+        if not values:
+            continue
         worst = max(values, key=lambda name: values[name])
-        found[side] = {
+        sides[side] = {
+            "kernels": len(values),
             "geometric_mean": geometric_mean(values.values()),
             "p95": percentile(list(values.values()), 95),
             "worst": [worst, values[worst]],
         }
-    mean, p95 = found["rewritten"]["geometric_mean"], found["rewritten"]["p95"]
+    mean, p95 = sides["rewritten"]["geometric_mean"], sides["rewritten"]["p95"]
     found["aims"] = {"geometric_mean": AIM_MEAN, "p95": AIM_P95}
     found["met"] = {"geometric_mean": mean <= AIM_MEAN, "p95": p95 <= AIM_P95}
     return found

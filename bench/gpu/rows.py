@@ -60,12 +60,12 @@ def _rewrite_cost(_: str, found: Result) -> Iterator[tuple[str, str]]:
     if not found["kernels"]:
         return
     aims = found["aims"]
-    for side, aimed in (("rewritten", True), ("fenced", False)):
-        one = found[side]
+    for side, one in found["sides"].items():
+        aimed = side == "rewritten"
         aim = f" (aims {aims['geometric_mean']:g}, {aims['p95']:g})" if aimed else ""
         worst, ratio = one["worst"]
         yield (
-            f"{side} / native time, {found['kernels']} kernels of {found['from_us']:g} us and more",
+            f"{side} / native time, {one['kernels']} kernels of {found['from_us']:g} us and more",
             (
                 f"geometric mean {one['geometric_mean']:.3f}, 95th percentile "
                 f"{one['p95']:.3f}{aim}; worst {ratio:.2f} ({worst})"

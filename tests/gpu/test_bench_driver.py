@@ -20,8 +20,10 @@ from bench.gpu.colocation_work import Offline, Online, Sized
 from bench.gpu.driver import DriverError, Gpu
 from bench.gpu.programs import PROGRAMS, OneProgram
 from bench.gpu.record import keep
-from gpud.compiler.control_words import Claims
+from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
 from gpud.device.cpu.device import CPUDevice
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver import Driver
 from tests.conformance.suite import find, mismatches
 from tests.driver_model import CPUDriver
 from tests.gpu.native import run_native
@@ -44,6 +46,12 @@ def fake(device: CPUDevice, monkeypatch: pytest.MonkeyPatch) -> CPUDriver:
 @pytest.fixture
 def gpu(fake: CPUDriver) -> Gpu:
     return Gpu()
+
+
+@pytest.fixture
+def cuda(fake: CPUDriver) -> Iterator[CUDADevice]:
+    with CUDADevice(0, driver=Driver(fake)) as one:
+        yield one
 
 
 def tiny(name: str) -> OneProgram:
@@ -71,44 +79,50 @@ def test_memory_is_copied_and_given_back(gpu: Gpu, fake: CPUDriver) -> None:
     assert not fake.alive["device"] + fake.alive["host"]
 
 
-def test_costs_are_measured_on_all_sides(gpu: Gpu, fake: CPUDriver) -> None:
-    row = rewrite_cost.measure(gpu, tiny("softmax"), 2)
+def test_costs_are_measured_on_all_sides(gpu: Gpu, cuda: CUDADevice, fake: CPUDriver) -> None:
+    row = rewrite_cost.measure(gpu, cuda, tiny("softmax"), 2, ONE_AT_A_TIME)
     assert row.native_us.median > 0
-    assert row.rewritten.median > 0
-    assert row.fenced.median > 0
-    assert fake.modules.launched > 3 * 2 * rewrite_cost.LEAST_BATCH
+    assert list(row.sides) == ["rewritten", "fenced", "own words", "own cache"]
+    assert all(side.median > 0 for side in row.sides.values())
+    assert fake.modules.launched > 5 * 2 * rewrite_cost.LEAST_BATCH
+    assert "-" in rewrite_cost.line(row).split()
 
 
-def test_claims_of_several_are_a_side_of_their_own(gpu: Gpu) -> None:
-    row = rewrite_cost.measure(gpu, tiny("copy"), 1, Claims(4, 2))
-    assert row.claiming is not None
-    assert row.plain()["claiming"]["claims"] == [4, 2]
-    assert "-" not in rewrite_cost.line(row).split()[:5]
+def test_claims_of_one_are_a_side_of_their_own(gpu: Gpu, cuda: CUDADevice) -> None:
+    row = rewrite_cost.measure(gpu, cuda, tiny("copy"), 1, Claims(4, 2))
+    assert list(row.sides) == list(rewrite_cost.SIDES)
+    assert row.plain()["claims"] == [4, 2]
+    assert "-" not in rewrite_cost.line(row).split()
 
 
-def test_other_bytes_are_noticed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bytes_are_noticed(
+    gpu: Gpu, cuda: CUDADevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch = Persistent.launch
 
     def twice(self: Persistent, number: int, stream: object) -> None:
         launch(self, number, stream)
         self.function.gpu.synchronise()
-        self._words.set(np.zeros(self._words.nbytes, np.uint8))
+        self.words.reset()
 
     monkeypatch.setattr(Persistent, "launch", twice)
     with pytest.raises(rewrite_cost.DifferentBytesError, match="ran 0 of"):
-        rewrite_cost.measure(gpu, tiny("copy"), 1)
+        rewrite_cost.measure(gpu, cuda, tiny("copy"), 1)
 
 
-def test_a_batch_of_persistent_launches_runs_every_task_block(gpu: Gpu) -> None:
+@pytest.mark.parametrize("how", [{}, {"fence": True}, {"own_words": True}, {"own_cache": True}])
+def test_a_batch_of_persistent_launches_runs_every_task_block(
+    gpu: Gpu, cuda: CUDADevice, how: dict[str, bool]
+) -> None:
     program = tiny("triad")
     arrays = Arrays(gpu, program.make(True))
-    form, stream = Persistent(gpu, program, arrays, 3, fence=True), gpu.stream()
+    form, stream = Persistent(gpu, cuda, program, arrays, 3, **how), gpu.stream()
     for _ in range(2):
-        form.prepare(3, stream)
+        form.prepare()
         for number in range(3):
             form.launch(number, stream)
         gpu.synchronise(stream)
-        assert list(form.done()) == [arrays.launch.grid[0]] * 3
+        assert form.words.done() == [arrays.launch.grid[0]] * 3
 
 
 @pytest.mark.parametrize("name", ["saxpy", "no_parameters", "generations"])

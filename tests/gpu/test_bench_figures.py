@@ -10,14 +10,12 @@ import pytest
 
 from bench import summary
 from bench.gpu import colocation, figures, release_latency, resize, rewrite_cost
-from bench.gpu.bare import records, records_bytes
 from bench.gpu.colocation import compared
 from bench.gpu.colocation_window import Seen
 from bench.gpu.colocation_work import OFFLINE, ONLINE
 from bench.gpu.record import keep, rounded
 from bench.gpu.shares import Held
 from bench.measure import Spread
-from gpud.compiler import control_words as cw
 from tests.gpu.test_bench_stamps import made
 
 WHERE = {"gpu": "A GPU", "driver": "1.2", "date": "2026-01-02T03:04:05+00:00"}
@@ -34,7 +32,8 @@ def spread(value: float) -> Spread:
 
 def row(name: str, us: float, ratio: float) -> rewrite_cost.Row:
     registers = {"native": 8, "rewritten": 13, "fenced": 16}
-    return rewrite_cost.Row(name, "", 9, spread(us), spread(ratio), spread(1.5), registers)
+    sides = {"rewritten": spread(ratio), "fenced": spread(1.5)}
+    return rewrite_cost.Row(name, "", 9, spread(us), sides, registers)
 
 
 def release() -> dict[str, Any]:
@@ -132,21 +131,8 @@ def test_only_long_kernels_are_in_the_mean() -> None:
     rows = [row("a", 30, 1.02), row("b", 25, 1.0), row("short", 5, 9.0)]
     found = rewrite_cost.summary([one.plain() for one in rows])
     assert found["kernels"] == 2
-    assert found["rewritten"]["geometric_mean"] == pytest.approx(1.00995, abs=1e-4)
-    assert found["rewritten"]["worst"] == ["a", 1.02]
+    assert found["sides"]["rewritten"]["geometric_mean"] == pytest.approx(1.00995, abs=1e-4)
+    assert found["sides"]["rewritten"]["worst"] == ["a", 1.02]
     assert found["met"] == {"geometric_mean": True, "p95": True}
     assert rewrite_cost.summary([rows[2].plain()]) == {"kernels": 0}
     assert "not in the mean" in rewrite_cost.line(rows[2])
-
-
-def test_control_words_of_a_batch_are_fresh_and_point_to_each_other() -> None:
-    raw = records(4096, 3, (4, 2, 1), 5)
-    size = records_bytes(5)
-    assert len(raw) == 3 * size
-    for number in range(3):
-        one = raw[number * size : (number + 1) * size]
-        at, launch = 4096 + number * size, one[cw.JOB_BYTES : cw.JOB_BYTES + cw.launch_bytes(5)]
-        assert one[: cw.JOB_BYTES] == cw.job_record((4, 2, 1))
-        status = one[cw.JOB_BYTES + len(launch) :]
-        assert launch == cw.launch_record(at, at + size - len(status), 5)
-        assert status == cw.status_record(5)
