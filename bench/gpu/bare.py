@@ -23,7 +23,7 @@ from gpud.compiler import control_words as cw
 from gpud.compiler.pipeline import compile_program
 from gpud.device.interface import pack_parameters
 
-__all__ = ["Arrays", "Native", "Persistent", "Words"]
+__all__ = ["Arrays", "Native", "Persistent", "Words", "loaded"]
 
 
 class Arrays:
@@ -127,33 +127,44 @@ class Native:
         self.function.launch(self._arrays.launch.grid, self._block, self._buffer, stream=stream)
 
 
+def loaded(cuda: Any, program: OneProgram, *, fence: bool = False, own_cache: bool = False) -> Any:
+    """The kernel in persistent form, loaded as a session's is.
+
+    Args:
+        cuda: gpud's CUDA device.
+        program: whose kernel.
+        fence: whether its accesses are checked; nothing is out of bounds for them.
+        own_cache: whether its SMs are divided between cache and shared memory as the driver would
+            have it, and not as gpud has all of them divided.
+    """
+    ptx = compile_program(program.cuda, form="persistent", fence=fence, kill=False).ptx
+    kernel = cuda.load(ptx).kernel(program.entry)
+    if own_cache:
+        as_driver_has_it = cuda.driver.api.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT
+        kernel.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", int(as_driver_has_it))
+    return kernel
+
+
 class Persistent:
     """The kernel in persistent form, with as many blocks as the GPU holds.
 
     Args:
         gpu: where.
-        cuda: gpud's CUDA device there.
+        kernel: as `loaded` has it.
         program: whose kernel.
         arrays: what it is launched with.
         most: launches of a batch at most.
-        fence: whether its accesses are checked; nothing is out of bounds for them.
         own_words: whether launch records are in the device's memory.
-        own_cache: whether its SMs are divided between cache and shared memory as the driver would
-            have it, and not as gpud has all of them divided.
 
     Attributes:
         blocks: how many those are.
+        words: their control words.
     """
 
     def __init__(
-        self, gpu: Gpu, cuda: Any, program: OneProgram, arrays: Arrays, most: int, *,
-        fence: bool = False, own_words: bool = False, own_cache: bool = False,
+        self, gpu: Gpu, kernel: Any, program: OneProgram, arrays: Arrays, most: int, *,
+        own_words: bool = False,
     ) -> None:  # fmt: skip
-        ptx = compile_program(program.cuda, form="persistent", fence=fence, kill=False).ptx
-        kernel = cuda.load(ptx).kernel(program.entry)
-        if own_cache:
-            as_driver_has_it = gpu.cu.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT
-            kernel.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", int(as_driver_has_it))
         self._kernel = kernel  # which keeps the program loaded
         self.function = Function(gpu, kernel.handle, kernel.parameters)
         self._block = program.block

@@ -35,7 +35,7 @@ from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.bare import Arrays, Native, Persistent
+from bench.gpu.bare import Arrays, Native, Persistent, loaded
 from bench.gpu.driver import Function, Gpu
 from bench.gpu.programs import PROGRAMS, OneProgram
 from bench.gpu.record import Rows, cuda_device, need_gpu
@@ -156,14 +156,16 @@ def measure(
     arrays = Arrays(gpu, program.make(tiny))
     native = Native(gpu, program, arrays)
 
-    def form(**how: bool) -> Persistent:
-        return Persistent(gpu, cuda, program, arrays, MOST_BATCH, **how)
+    kernel = loaded(cuda, program)
+
+    def form(kernel: Any, *, own_words: bool = False) -> Persistent:
+        return Persistent(gpu, kernel, program, arrays, MOST_BATCH, own_words=own_words)
 
     forms = {
-        "rewritten": form(),
-        "fenced": form(fence=True),
-        "own words": form(own_words=True),
-        "own cache": form(own_words=True, own_cache=True),
+        "rewritten": form(kernel),
+        "fenced": form(loaded(cuda, program, fence=True)),
+        "own words": form(kernel, own_words=True),
+        "own cache": form(loaded(cuda, program, own_cache=True), own_words=True),
     }
     total = math.prod(arrays.launch.grid)
     right: list[bytes] = []
@@ -187,7 +189,7 @@ def measure(
     for one in forms.values():
         one.words.claim(chosen)
     if chosen != ONE_AT_A_TIME:
-        forms["singly"] = form()
+        forms["singly"] = form(kernel)
     sides: dict[str, Side] = {"native": native, **forms}
     for name, side in sides.items():
         check(name, side)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bench.gpu import driver, peer, rewrite_cost
-from bench.gpu.bare import Arrays, Persistent
+from bench.gpu.bare import Arrays, Persistent, loaded
 from bench.gpu.clock import GpuClock
 from bench.gpu.colocation import measured_sizes
 from bench.gpu.colocation_work import Offline, Online, Sized
@@ -110,13 +110,14 @@ def test_other_bytes_are_noticed(
         rewrite_cost.measure(gpu, cuda, tiny("copy"), 1)
 
 
-@pytest.mark.parametrize("how", [{}, {"fence": True}, {"own_words": True}, {"own_cache": True}])
+@pytest.mark.parametrize("own_words", [False, True])
 def test_a_batch_of_persistent_launches_runs_every_task_block(
-    gpu: Gpu, cuda: CUDADevice, how: dict[str, bool]
+    gpu: Gpu, cuda: CUDADevice, own_words: bool
 ) -> None:
     program = tiny("triad")
     arrays = Arrays(gpu, program.make(True))
-    form, stream = Persistent(gpu, cuda, program, arrays, 3, **how), gpu.stream()
+    kernel, stream = loaded(cuda, program, fence=True), gpu.stream()
+    form = Persistent(gpu, kernel, program, arrays, 3, own_words=own_words)
     for _ in range(2):
         form.prepare()
         for number in range(3):
