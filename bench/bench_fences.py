@@ -39,7 +39,6 @@ AIM = 1.04
 SAMPLE_S, TINY_SAMPLE_S = 0.02, 0.002
 MOST_LAUNCHES = 400
 PATIENCE_S = 20.0
-SIDES = ("plain", "fenced", "polled")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 __all__ = [
     "ENTRY",
@@ -107,8 +107,3 @@ def sized_offline(offline: Offline, slots: int, timer: Timer) -> Sized:
     """An offline kernel."""
     blocks = offline.waves * slots
     return Sized(blocks, _loops(timer, blocks, 1e3 * offline.kernel_ms))
-
-
-def plan_for_json(online: list[Sized], offline: Sized) -> dict[str, Any]:
-    """What a child process is told of the sizes."""
-    return {"online": [one.plain() for one in online], "offline": offline.plain()}

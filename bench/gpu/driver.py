@@ -237,11 +237,6 @@ class HostWords:
         self.words: npt.NDArray[np.uint32] = np.ctypeslib.as_array(raw)
         self.words[:] = 0
 
-    @property
-    def host_address(self) -> int:
-        """Of the first word as the host sees it."""
-        return self._host
-
     def __del__(self) -> None:
         if hasattr(self, "_host"):
             self._gpu.cu.cuMemFreeHost(self._host)

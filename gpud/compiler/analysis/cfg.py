@@ -270,10 +270,6 @@ class ControlFlow:
         """Whether every path from the entry to ``second`` passes ``first`` (also if equal)."""
         return _above(self.dominators, first, second)
 
-    def post_dominates(self, first: int, second: int) -> bool:
-        """Whether every path from ``second`` to the exit passes ``first`` (also if equal)."""
-        return _above(self.post_dominators, first, second)
-
     def influence(self, block: int) -> set[int]:
         """The blocks whose running can depend on which way ``block``'s branch goes.
 

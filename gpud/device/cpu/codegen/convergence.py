@@ -90,7 +90,6 @@ class Convergence:
         self.varying: set[str] = set()
         self.inner: set[int] = set()
         self.voted: set[int] = set()
-        self._in_step: set[str] = set()
         self._loops_of: dict[int, list[frozenset[int]]] = {}
         for loop in self.flow.loops:
             blocks = frozenset(loop.blocks)

@@ -128,11 +128,6 @@ class Emitter:
             self._lines.append(f"  {text}")
             self._terminated = True
 
-    @property
-    def terminated(self) -> bool:
-        """Whether the current block has its terminator."""
-        return self._terminated
-
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
         """``if (condition) { ... }``"""
