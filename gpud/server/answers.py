@@ -30,15 +30,12 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
-from gpud.errors import GpudError, InternalError
+from gpud.server.session import Session, own_fault
 from gpud.wire import messages as wm
-
-if TYPE_CHECKING:
-    from gpud.server.session import Session
 
 __all__ = ["MOST_BYTES", "Answers", "Packed", "Steps", "items", "latest", "rows"]
 
@@ -142,9 +139,7 @@ class Answers:
                 return True
         except Exception as error:  # noqa: BLE001 - one answer must not stop the daemon
             _LOG.exception("an answer for session %d was not made", session.number)
-            what = f"the daemon failed on this request ({type(error).__name__}); its log says more"
-            told: GpudError = InternalError(what, stage="server")
-            session.send(wm.Failed(work.request, told.to_wire()))
+            session.fail(work.request, own_fault(error))
             return True
 
 

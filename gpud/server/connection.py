@@ -17,10 +17,10 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpud.errors import FrameError, GpudError, InternalError, ProtocolError
+from gpud.errors import FrameError, GpudError, ProtocolError
 from gpud.server import jobcontrol, memory, programs, queries, submission
 from gpud.server.access import Peer
-from gpud.server.session import Session
+from gpud.server.session import Session, own_fault
 from gpud.server.stream import Limits, Stream
 from gpud.wire import messages as wm
 from gpud.wire.table import Sender
@@ -119,11 +119,7 @@ class Connection:
             self._failed(_request(message), error)
         except Exception as error:  # noqa: BLE001 - one message must not stop the daemon
             _LOG.exception("a message of client %s was not handled", self._who)
-            problem = InternalError(
-                f"the daemon failed on this request ({type(error).__name__}); its log says more",
-                stage="server",
-            )
-            self._failed(_request(message), problem)
+            self._failed(_request(message), own_fault(error))
 
     def _failed(self, request: int, error: GpudError) -> None:
         self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Failed(request, error.to_wire())))

@@ -26,10 +26,7 @@ def resize(session: Session, message: wm.Resize) -> None:
         raise InvalidArgument("a resize gives a reservation or a quota, one of them")
 
     def on_resized(error: GpudError | None) -> None:
-        if error is None:
-            session.send(wm.Answer(message.request))
-        else:
-            session.send(wm.Failed(message.request, error.to_wire()))
+        session.reply(message.request, None, error)
 
     reservation = None if message.reservation is None else Fraction(*message.reservation)
     quota = None if message.quota is None else Fraction(*message.quota)

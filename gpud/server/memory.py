@@ -25,7 +25,7 @@ def allocate(session: Session, message: wm.Allocate) -> None:
         try:
             _allocate(session, message)
         except GpudError as error:
-            session.send(wm.Failed(message.request, error.to_wire()))
+            session.fail(message.request, error)
 
     session.front.arenas.when_zero(SessionId(session.number), now)
 
@@ -46,7 +46,7 @@ def _allocate(session: Session, message: wm.Allocate) -> None:
     def committed(_: Any, error: GpudError | None) -> None:
         if error is not None:
             arenas.undo(number, message.device, address)
-            session.send(wm.Failed(message.request, error.to_wire()))
+            session.fail(message.request, error)
         else:
             session.send(wm.Allocated(message.request, address))
 
@@ -72,10 +72,7 @@ def download(session: Session, message: wm.Download) -> None:
     """`Answer` follows when the file has what the device has, or `Failed`."""
 
     def copied(_: Any, error: GpudError | None) -> None:
-        if error is not None:
-            session.send(wm.Failed(message.request, error.to_wire()))
-        else:
-            session.send(wm.Answer(message.request))
+        session.reply(message.request, None, error)
 
     memory = _copied(session, message.device)
     number = SessionId(session.number)

@@ -49,7 +49,7 @@ def compile_program(session: Session, message: wm.Compile) -> None:
                 error = refusal
         if program is None or error is not None:
             assert error is not None
-            session.send(wm.Failed(message.request, error.to_wire()))
+            session.fail(message.request, error)
             return
         session.send(
             wm.Compiled(
@@ -107,7 +107,7 @@ def measure(session: Session, message: wm.Measure) -> None:
         if session.gone:
             return
         if error is not None:
-            session.send(wm.Failed(message.request, error.to_wire()))
+            session.fail(message.request, error)
             return
         form = str(kernel.info.form_for(message.block))
         module.measured[shape] = (value, form)
@@ -184,11 +184,7 @@ def _answer(session: Session, request: int, size: int) -> Any:
 
     def on_reply(value: Any, error: GpudError | None) -> None:
         session.kept.give(_REQUEST_BYTES + size)
-        if session.gone:
-            return
-        if error is None:
-            session.send(wm.Answer(request, value))
-        else:
-            session.send(wm.Failed(request, error.to_wire()))
+        if not session.gone:
+            session.reply(request, value, error)
 
     return on_reply

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpud.compiler.program import rejection
-from gpud.errors import GpudError, InvalidArgument, LimitExceeded, UnknownName
+from gpud.errors import GpudError, InternalError, InvalidArgument, LimitExceeded, UnknownName
 from gpud.errors.base import shorten
 from gpud.server.access import Peer
 from gpud.server.jobs import Chain, Job
@@ -16,13 +16,13 @@ from gpud.server.modules import Kernel, Module
 from gpud.server.quota import JOB_BYTES, LAUNCH_BYTES, User
 from gpud.server.stream import Stream
 from gpud.units import SessionId
-from gpud.wire.messages import CLIENT_PROTOCOL, Finished
+from gpud.wire.messages import CLIENT_PROTOCOL, Answer, Failed, Finished
 
 if TYPE_CHECKING:
     from gpud.server.compiling import Wish
     from gpud.server.front import Front
 
-__all__ = ["Session"]
+__all__ = ["Session", "own_fault"]
 
 _CHAINS_KEPT_BYTES = 4 << 20
 _MOST_NAME = 4000  # hosts read names of 4,096 characters, and those of twins are longer
@@ -70,6 +70,17 @@ class Session:
     def send_with(self, message: Any, descriptor: int) -> None:
         """`send`, with a descriptor."""
         self.stream.send_with(_encode(message), descriptor)
+
+    def reply(self, request: int, value: Any, error: GpudError | None) -> None:
+        """Answer a request: with ``value``, or with why not."""
+        if error is None:
+            self.send(Answer(request, value))
+        else:
+            self.fail(request, error)
+
+    def fail(self, request: int, error: GpudError) -> None:
+        """A request was refused, or has failed."""
+        self.send(Failed(request, error.to_wire()))
 
     # -- names
 
@@ -191,6 +202,14 @@ class Session:
         deferred = self._deferred
         while deferred and (oldest is None or deferred[0][0] < oldest):
             deferred.popleft()[1]()
+
+
+def own_fault(error: Exception) -> InternalError:
+    """What a client is told of an exception that its message, and a bug of ours, led to."""
+    return InternalError(
+        f"the daemon failed on this request ({type(error).__name__}); its log says more",
+        stage="server",
+    )
 
 
 def _size_of(chain: Chain) -> int:

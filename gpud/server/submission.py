@@ -54,16 +54,15 @@ def submit(session: Session, message: Submit) -> None:
     try:
         _submit(session, message)
     except GpudError as error:
-        if number in session.jobs:
-            raise  # the scheduler has it: this is a bug, and no refusal
-        session.send(Finished(number, "failed", error.to_wire(), b"", {}, (0, 0)))
+        refuse(session, number, error)
 
 
 def refuse(session: Session, number: int, error: GpudError) -> None:
     """Tell a client that its job ``number`` was not taken.
 
     Raises:
-        GpudError: ``error`` itself, if that would be said in the name of a job that runs.
+        GpudError: ``error`` itself, if that would be said in the name of a job that the scheduler
+            has.
     """
     if number in session.jobs:
         raise error

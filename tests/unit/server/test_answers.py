@@ -10,7 +10,7 @@ import msgpack
 import pytest
 import pytest_asyncio
 
-from gpud.errors import InternalError, from_wire
+from gpud.errors import GpudError, InternalError, from_wire
 from gpud.server import answers
 from gpud.server.answers import Answers, Steps
 from gpud.server.stream import Limits, Outbox, Stream
@@ -55,8 +55,8 @@ class Session:
     def _on_end(self, reason: str) -> None:
         self.gone = True
 
-    def send(self, message: Any) -> None:
-        self.stream.send(wm.CLIENT_PROTOCOL.encode(message))
+    def fail(self, request: int, error: GpudError) -> None:
+        self.stream.send(wm.CLIENT_PROTOCOL.encode(wm.Failed(request, error.to_wire())))
 
     @property
     def received(self) -> list[Any]:
