@@ -25,7 +25,7 @@ from gpud.server.stream import Limits, Outbox, Stream
 from gpud.wire.codec import FrameError
 from gpud.wire.table import Sender, Table
 
-__all__ = ["Child", "OnReply"]
+__all__ = ["ENDED", "Child", "OnReply"]
 
 _LOG = logging.getLogger(__name__)
 _LINK = Limits(message=256 << 20, high=1 << 62, low=1 << 61, hard=None)
@@ -35,6 +35,9 @@ _SOCKET_BUFFER_BYTES = 1 << 20
 _OOM_SCORE = 500
 """Added to a child's: as if it had half of the machine's memory more than it has."""
 _MOST_OOM_SCORE = 1000
+
+ENDED = "was ended with the daemon"
+"""What has become of a child that nothing was wrong with."""
 
 OnReply = Callable[[Any, GpudError | None], None]
 """Called with what was replied and None, or with None and an error."""
@@ -124,7 +127,7 @@ class Child:
         ]
 
     def attach(self, ours: socket.socket) -> None:
-        """Speak over ``ours``; for tests, whose children are no processes."""
+        """Speak over ``ours``. Tests call it without `start`: their children are no processes."""
         self._stream = Stream(
             ours,
             self._outbox,
@@ -175,7 +178,7 @@ class Child:
 
     async def close(self, timeout_s: float) -> None:
         """Close the link, which a child takes for its end; kill it if it has not gone in time."""
-        self._end("was ended with the daemon")
+        self._end(ENDED)
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
             if late:

@@ -36,6 +36,7 @@ from typing import NamedTuple
 from gpud.compiler.program import Program
 from gpud.compiler.worker_messages import CompileDone, CompileFailed
 from gpud.errors import CompileError, GpudError, InternalError, KernelNotFound, from_wire
+from gpud.server.child import ENDED
 from gpud.server.compile_worker import Worker
 from gpud.server.modules import CompiledProgram
 from gpud.server.stream import Outbox
@@ -167,7 +168,7 @@ class Compiler:
         """End the workers at once; what waits gets an error."""
         self._closed = True
         for worker in list(self._workers):
-            worker.kill("was ended with the daemon")
+            worker.kill(ENDED)
         for source in list(self._waiting):
             self._answer(source, None, CompileError("the daemon is ending"))
 

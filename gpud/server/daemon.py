@@ -127,7 +127,7 @@ class Daemon:
                 if device.state == "failed":
                     raise DeviceLost(
                         f"device {device.index} ({device.spec}) does not start: its host "
-                        f"{device.failures[-1]}; see the log above, or try gpud doctor",
+                        f"{device.last_failure}; see the log above, or try gpud doctor",
                         device=device.spec,
                     )
             copied = {d.index: d.memory for d in self.devices if d.memory is not None}

@@ -34,12 +34,12 @@ from typing import Any
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, ProtocolError
 from gpud.server.believed import check_error, check_reply
-from gpud.server.child import Child, OnReply
+from gpud.server.child import ENDED, Child, OnReply
 from gpud.server.copied import CopiedMemory
 from gpud.server.hostjobs import HostJobs
 from gpud.server.loader import Loader
 from gpud.server.modules import Module
-from gpud.server.owner import HOST_COMMAND, Connect, Limits, Owner
+from gpud.server.owner import HOST_COMMAND, Connect, HostLimits, Owner
 from gpud.server.requests import Requests
 from gpud.server.stock import Stock
 from gpud.server.stream import Outbox
@@ -54,7 +54,6 @@ _MOST_EARLY_ENDS = 5
 _ENDS_WITHIN_S = 30.0
 _BACK_OFF_S = (0.0, 0.1, 0.5, 1.0, 2.0)
 _END_S = 2.0
-_ENDED = "was ended with the daemon"
 
 
 class Device:
@@ -78,7 +77,7 @@ class Device:
         *,
         connect: Connect | None = None,
         command: Sequence[str] = HOST_COMMAND,
-        limits: Limits = Limits(),  # noqa: B008 - a constant
+        limits: HostLimits = HostLimits(),  # noqa: B008 - a constant
     ) -> None:
         self.index = index
         self.spec = spec
@@ -134,7 +133,7 @@ class Device:
     @property
     def last_failure(self) -> str:
         """What has become of the last host."""
-        return self.failures[-1] if self.failures else _ENDED
+        return self.failures[-1] if self.failures else ENDED
 
     def start(self) -> None:
         """Start the first host."""
@@ -155,8 +154,8 @@ class Device:
         self.state = "stopped"
         self._suspects.kill()
         if self._host is not None:
-            self._host.kill(_ENDED)
-        self.requests.refuse_waiting(_ENDED)
+            self._host.kill(ENDED)
+        self.requests.refuse_waiting(ENDED)
 
     async def close(self) -> None:
         """Let the host end in order, kill it if it does not, and start no other."""
@@ -169,7 +168,7 @@ class Device:
         await self._suspects.close()
         if self._closing:
             await asyncio.wait(self._closing)
-        self.requests.refuse_waiting(_ENDED)
+        self.requests.refuse_waiting(ENDED)
 
     def _begin(self, delay_s: float) -> None:
         self._starting = asyncio.ensure_future(self._start(delay_s))

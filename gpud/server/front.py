@@ -311,10 +311,9 @@ class Front:
             )
         device = self.devices[index]
         if device.state == "failed":
-            last = device.failures[-1] if device.failures else "was ended with the daemon"
             raise DeviceLost(
-                f"device {index} ({device.spec}) does not start any more: its host {last}; see the "
-                "daemon's log, and restart the daemon",
+                f"device {index} ({device.spec}) does not start any more: its host "
+                f"{device.last_failure}; see the daemon's log, and restart the daemon",
                 device=device.spec,
             )
         return device

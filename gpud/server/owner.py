@@ -1,4 +1,4 @@
-"""What a device needs to know of the daemon, and the daemon of it: `gpud.server.devices.Device`."""
+"""What a device is given by the daemon, and tells it: see `gpud.server.devices.Device`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpud.units import JobId
 if TYPE_CHECKING:
     from gpud.server.devices import Device
 
-__all__ = ["HOST_COMMAND", "Connect", "Limits", "Owner"]
+__all__ = ["HOST_COMMAND", "Connect", "HostLimits", "Owner"]
 
 HOST_COMMAND = ("-m", "gpud.device.host")
 """What Python is given to start a device host."""
@@ -23,8 +23,8 @@ Connect = Callable[[], socket.socket]
 """Stands in for starting a process, in tests: returns the front's end of a new host's link."""
 
 
-class Limits(NamedTuple):
-    """Of a host, in seconds.
+class HostLimits(NamedTuple):
+    """How long a host may take, in seconds.
 
     Attributes:
         silent: how long it may not answer, at the least.

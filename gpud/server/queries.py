@@ -133,7 +133,7 @@ def _device(front: Front, device: Device, load: _Load) -> dict[str, Any]:
         **({} if gauges is None else gauges.figures()),
         "pid": device.pid,
         "restarts": device.restarts,
-        "error": device.failures[-1] if down else None,
+        "error": device.last_failure if down else None,
         "allocated": str(load.allocated),
         "allocated_sms": float(load.allocated),
         "jobs": load.jobs,
@@ -266,7 +266,7 @@ def _doctor(session: Session, limit: int) -> Steps[dict[str, Any]]:
         detail = f"{row['name']}, {row['sms']} SMs, {device.state}"
         if device.restarts:
             detail += (
-                f", started again {device.restarts} times: the last host {device.failures[-1]}"
+                f", started again {device.restarts} times: the last host {device.last_failure}"
             )
         hint = "see the daemon's log, then restart it" if device.state == "failed" else ""
         checks.append(_check(f"device {device.index}", detail, hint, device.state == "failed"))

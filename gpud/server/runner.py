@@ -195,7 +195,7 @@ class Runner:
         """End a job."""
         self.feed(ev.CancelRequested(time.monotonic_ns(), job.id))
 
-    # -- from the devices (gpud.server.devices.Owner)
+    # -- from the devices (gpud.server.owner.Owner)
 
     def device_ready(self, device: Device) -> None:
         """A host is up."""

@@ -13,7 +13,7 @@ from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument, MissingDependency
 from gpud.server.devices import Device
 from gpud.server.gpus import check_gpu, has_gpu
-from gpud.server.owner import Limits
+from gpud.server.owner import HostLimits
 
 __all__ = [
     "MemoryLimits",
@@ -73,13 +73,13 @@ def device_specs(config: Config, *, look: bool = True) -> list[str]:
     return [str(spec) for spec in specs]
 
 
-def host_limits(config: Config) -> Limits:
+def host_limits(config: Config) -> HostLimits:
     """How long device hosts may take for what.
 
     A host that makes machine code in a process of its own ends that in time by itself.
     """
     compiling_s = config.compile_timeout_ns / 1e9
-    return Limits(config.host_timeout_ns / 1e9, MOST_TRIES * compiling_s + _COMPILE_MARGIN_S)
+    return HostLimits(config.host_timeout_ns / 1e9, MOST_TRIES * compiling_s + _COMPILE_MARGIN_S)
 
 
 def host_arguments(config: Config) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from gpud.device.host import messages as hm
 from gpud.errors import CompileError, GpudError
 from gpud.errors.base import shorten
-from gpud.server.child import Child
+from gpud.server.child import ENDED, Child
 from gpud.server.stream import Outbox
 
 __all__ = ["MOST_TRIALS", "Case", "Suspects"]
@@ -135,7 +135,7 @@ class Suspects:
         """End all trials at once."""
         self._start = None
         for host in list(self._hosts):
-            host.kill("was ended with the daemon")
+            host.kill(ENDED)
 
     async def close(self) -> None:
         """`kill`, and wait until nothing is left."""

@@ -23,7 +23,7 @@ from typing import Any
 from gpud.device.host import messages as hm
 from gpud.server.child import OnReply
 from gpud.server.health import BEATS, Watch
-from gpud.server.owner import Limits
+from gpud.server.owner import HostLimits
 
 __all__ = ["Ask", "Vigil"]
 
@@ -49,7 +49,7 @@ class Vigil:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        limits: Limits,
+        limits: HostLimits,
         ask: Ask,
         compiling: Mapping[int, object],
         waits_for_kernels: Callable[[], bool],

@@ -16,7 +16,7 @@ from gpud.errors import ProtocolError
 from gpud.server.believed import check_reply
 from gpud.server.child import Child
 from gpud.server.daemon import Daemon
-from gpud.server.owner import Limits
+from gpud.server.owner import HostLimits
 from gpud.server.suspects import MOST_TRIALS, Suspects
 from gpud.wire import messages as wm
 from tests.integration.daemon_world import PTX, World, launch, until
@@ -342,7 +342,7 @@ async def test_a_host_that_starts_for_ever_is_replaced(
             return ours
         return host.connect()
 
-    monkeypatch.setattr(Limits, "__new__", _short(Limits.__new__))
+    monkeypatch.setattr(HostLimits, "__new__", _short(HostLimits.__new__))
     world.hosts = [host]
     world.daemon = Daemon(
         world.config(devices=["cpu:2"], host_timeout="500 ms"), connect=[connect], validate=True
