@@ -46,6 +46,7 @@ __all__ = [
     "AsyncSymbol",
     "Connecting",
     "aconnect",
+    "open_session",
 ]
 
 

@@ -109,7 +109,7 @@ class Channel:
     def close(self) -> None:
         """End the session; jobs that have not ended are cancelled. May be called twice."""
         self._reader.hang_up()
-        self._reader.wait(_Never)
+        self._reader.wait_until_lost()
         self._reader.join(_JOIN_S)
         self._reader.release()
         self._reader.run_callbacks()
@@ -207,10 +207,6 @@ class Channel:
         self._sending = threading.Lock()
         self._unsent.clear()
         self._reader.forked()
-
-
-class _Never:
-    _settled = False
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()

@@ -175,7 +175,7 @@ class Core:
         self._decoder = FrameDecoder(_MAX_FRAME_BYTES)
         self._body: bytes | None = None
         self._last_request = 0
-        self.last_job = 0
+        self._last_job = 0
         self._last_stream = 0
 
     # -- going out
@@ -203,9 +203,9 @@ class Core:
 
     def open_job(self, job: JobRecord, build: Callable[[int], Any]) -> bytes:
         """Numbers a job; returns its frame. Nothing has changed if it raises."""
-        number = self.last_job + 1
+        number = self._last_job + 1
         frame = CLIENT_PROTOCOL.encode(build(number))
-        self.last_job = number
+        self._last_job = number
         job._ref = (self.session, number)
         self.jobs[number] = job
         return frame

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -169,7 +170,7 @@ def _integer(kind: str, size: int) -> Convert:
                 raise _dtype_mistake(value, f"an integer such as np.int{8 * size}")
             if value.dtype.itemsize != size:
                 raise _dtype_mistake(value, f"np.int{8 * size}")
-            return int.from_bytes(value.tobytes(), _ORDER)
+            return int.from_bytes(value.tobytes(), sys.byteorder)
         if isinstance(value, int):
             return convert(int(value), arrays)
         if untyped and isinstance(value, float) and size in _FLOATS:
@@ -227,6 +228,3 @@ def _shown(value: Any) -> str:
     text = repr(value)
     shown = text if len(text) <= 60 else text[:57] + "..."
     return f"{shown} of type {type(value).__name__}"
-
-
-_ORDER: Any = "little"

@@ -47,6 +47,8 @@ _READ_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 
 class _Never:
+    """A target that is never settled."""
+
     _settled = False
 
 
@@ -112,6 +114,10 @@ class Reader:
         if self._callbacks:
             self.run_callbacks()
         return bool(target._settled)
+
+    def wait_until_lost(self) -> None:
+        """Wait until nothing more can come: for the time after `hang_up`."""
+        self.wait(_Never)
 
     def read_available(self) -> None:
         """Read what is there, if nobody else reads. Does not wait."""
@@ -294,7 +300,7 @@ class Reader:
                 self._read_for_others(turn, both)
             elif self._asleep and self._reader is None and self._core.jobs:
                 self._asleep = False  # a job came between the look and the nap
-        self.wait(_Never)
+        self.wait_until_lost()
         self.release()
 
     def _read_for_others(self, turn: _Turn, both: select.poll) -> None:

@@ -125,8 +125,7 @@ class Session(SessionRecord):
         device: Device | int | None = None,
     ) -> Array:
         """A new array whose values do not matter; see `zeros`."""
-        found: Array = self._channel.run(self._new(shape, dtype, device))
-        return found
+        return self.zeros(shape, dtype, device=device)
 
     # -- kernels and jobs
 
