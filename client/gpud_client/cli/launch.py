@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import signal
 import sys
 import threading
@@ -23,6 +24,8 @@ from gpud_client.cli.screen import JsonOption, SocketOption, emit, say
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from gpud_client import Array, Device, Job, Kernel, Session
+
 __all__ = ["run"]
 
 _LOOK_S = 0.1
@@ -34,7 +37,7 @@ class _Held(NamedTuple):
 
     number: int
     written: str
-    array: Any
+    array: Array
 
 
 def run(
@@ -171,7 +174,7 @@ def _source(file: Path) -> str:
         raise typer.BadParameter(f"{file} is no text; give CUDA C++ or PTX, not a cubin") from None
 
 
-def _device(gpu: Any, index: int) -> Any:
+def _device(gpu: Session, index: int) -> Device:
     if index >= len(gpu.devices):
         raise typer.BadParameter(
             f"--device {index}: the daemon has {len(gpu.devices)}, counted from 0"
@@ -190,7 +193,7 @@ def _usage_errors() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from None
 
 
-def _watch(job: Any, name: str, *, quiet: bool) -> BaseException | None:
+def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
     """Waits for a job, with a progress bar if somebody looks; returns its error.
 
     Ctrl-C cancels the job, waits until it has ended, and ends the command.
@@ -253,13 +256,13 @@ def _bar(name: str) -> tuple[AbstractContextManager[Progress], TaskID]:
     return progress, progress.add_task(name, total=None, has="0")
 
 
-def _step(shown: Progress, task: TaskID, job: Any) -> None:
+def _step(shown: Progress, task: TaskID, job: Job) -> None:
     done, total = job.progress
     shown.update(task, completed=done, total=total, has=words.share(job.allocation))
 
 
 def _report(
-    job: Any, function: Any, held: list[_Held], show: int, error: BaseException | None
+    job: Job, function: Kernel, held: list[_Held], show: int, error: BaseException | None
 ) -> dict[str, Any]:
     """What ``--json`` prints."""
     arrays = []
@@ -275,12 +278,12 @@ def _report(
             }
         )
     return {
-        "job": str(job.id),
-        "state": str(job.state),
+        "job": job.id,
+        "state": job.state,
         "kernel": function.name,
-        "form": str(function.form),
+        "form": function.form,
         "progress": list(job.progress),
-        "stats": _plain(job.stats),
+        "stats": job.stats,
         "output": job.output,
         "arrays": arrays,
         "error": error.to_wire() if isinstance(error, GpudError) else _other(error),
@@ -293,11 +296,6 @@ def _other(error: BaseException | None) -> dict[str, Any] | None:
     return {"code": "gpud", "message": str(error) or type(error).__name__, "fields": {}}
 
 
-def _plain(stats: Any) -> dict[str, Any]:
-    """The job's figures as a map, whether the library has them as a map or as a tuple."""
-    return dict(stats) if not hasattr(stats, "_asdict") else stats._asdict()
-
-
 def _print(report: dict[str, Any], files: dict[int, Path]) -> None:
     if report["output"]:
         sys.stdout.write(report["output"])
@@ -308,7 +306,7 @@ def _print(report: dict[str, Any], files: dict[int, Path]) -> None:
             shape = "x".join(map(str, array["shape"]))
             values = " ".join(f"{value:g}" if isinstance(value, float) else str(value)
                               for value in array["first"])  # fmt: skip
-            more = " ..." if _length(array["shape"]) > len(array["first"]) else ""
+            more = " ..." if math.prod(array["shape"]) > len(array["first"]) else ""
             say(f"argument {array['argument']}, {array['dtype']} {shape}: {values}{more}")
         if report["error"] is None and array["argument"] in files:
             say(f"argument {array['argument']} is in {files[array['argument']]}")
@@ -328,10 +326,3 @@ def _print(report: dict[str, Any], files: dict[int, Path]) -> None:
         f"job {report['job']} {report['state']}: {done:,} of {total:,} task blocks, "
         f"{report['form']} form" + "".join(f", {time}" for time in times)
     )
-
-
-def _length(shape: list[int]) -> int:
-    length = 1
-    for side in shape:
-        length *= side
-    return length
