@@ -30,8 +30,8 @@ _COMPILER_HEAD = """\
 
 <!-- Written by docs/generate.py from the docstrings in gpud/compiler/: change those. -->
 
-From CUDA C++ or PTX to rewritten PTX. Internal until there is a client: names may change without
-notice. How to read what it decides is in [Forms](../explanation/forms.md).
+From CUDA C++ or PTX to rewritten PTX. Internal: names may change without notice, and programs use
+the [client library](client.md). How to read what it decides is in [Forms](../explanation/forms.md).
 
 """
 
@@ -49,8 +49,9 @@ _DEVICE_HEAD = """\
 
 <!-- Written by docs/generate.py from the docstrings in gpud/device/: change those. -->
 
-Loading, launching and resizing on the CPU device, the only one so far. Internal until there is a
-client: names may change without notice.
+Loading, launching and resizing on the CPU device, as its host process does it; the CUDA device has
+the same interface, `gpud.device.interface`. Internal: names may change without notice, and programs
+use the [client library](client.md).
 
 """
 
