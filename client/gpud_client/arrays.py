@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from gpud_client.session import Session
     from gpud_client.streams import Stream
 
-__all__ = ["Array", "ArrayRecord", "Shape", "allocate", "as_dtype", "as_shape", "as_values"]
+__all__ = [
+    "Array",
+    "ArrayRecord",
+    "Shape",
+    "Values",
+    "allocate",
+    "as_dtype",
+    "as_shape",
+    "as_values",
+]
 
 Shape = int | Sequence[int]
 Values = npt.NDArray[Any]

@@ -48,6 +48,7 @@ __all__ = [
     "Form",
     "Reason",
     "reason",
+    "tensor_core_uses",
 ]
 
 KNOWN_EXTERNALS = frozenset(("vprintf", "__assertfail", "malloc", "free"))

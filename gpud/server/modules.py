@@ -14,7 +14,7 @@ from gpud.compiler.program import KernelInfo, Program, rejection
 if TYPE_CHECKING:
     from gpud.device.host.messages import HostReady
 
-__all__ = ["CompiledProgram", "Kernel", "Module", "always_polls"]
+__all__ = ["CompiledProgram", "Kernel", "Module", "Shape", "always_polls"]
 
 Shape = tuple[int, tuple[int, int, int], int, bool]
 """(index of the kernel, block, dynamic shared memory in bytes, whether it is the kernel's twin with

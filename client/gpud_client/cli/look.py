@@ -22,7 +22,7 @@ from gpud_client.cli.screen import (
     say,
 )
 
-__all__ = ["DEVICES", "JOBS", "doctor", "history", "kernels", "memory", "ps", "status"]
+__all__ = ["DEVICES", "JOBS", "doctor", "headline", "history", "kernels", "memory", "ps", "status"]
 
 _POLL_S = 0.05
 

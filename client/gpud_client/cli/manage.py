@@ -15,7 +15,7 @@ from gpud_client.cli.link import Link
 from gpud_client.cli.outcome import FAILED
 from gpud_client.cli.screen import JsonOption, SocketOption, emit, say
 
-__all__ = ["cancel", "parse_job", "resize"]
+__all__ = ["cancel", "parse_job", "resize", "share_of"]
 
 _SHARE = "A number of CapSM, or a percentage of the device such as 25%."
 

@@ -28,6 +28,7 @@ __all__ = [
     "Function",
     "Guard",
     "Immediate",
+    "InitialValue",
     "Initializer",
     "Instruction",
     "Label",

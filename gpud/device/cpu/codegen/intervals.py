@@ -37,7 +37,7 @@ from gpud.device.cpu.codegen.slices import UnknownValue
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emitter import Emitter
 
-__all__ = ["EXACT", "Arithmetic", "Interval"]
+__all__ = ["EXACT", "Arithmetic", "End", "Interval"]
 
 End = int | str
 EXACT = 1 << 60

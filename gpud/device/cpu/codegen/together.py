@@ -29,7 +29,7 @@ from gpud.device.cpu.codegen.plan import Stage, StagePlan
 from gpud.device.cpu.codegen.stages import StageWriter
 from gpud.device.cpu.codegen.thread import width, zero
 
-__all__ = ["define_together"]
+__all__ = ["TogetherWriter", "define_together"]
 
 _CYCLES_PER_TURN = 1_000_000
 """A block that passes barriers gives way to its neighbours after about 0.4 ms: often enough for

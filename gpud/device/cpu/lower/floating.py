@@ -17,7 +17,7 @@ from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
 from gpud.device.cpu.lower.rounding import directed
 from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 
-__all__ = ["minimum_maximum"]
+__all__ = ["gross_approximation", "minimum_maximum", "mixed_precision", "read_double_high"]
 
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 
