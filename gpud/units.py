@@ -28,7 +28,6 @@ __all__ = [
     "Partitions",
     "SessionId",
     "Share",
-    "TaskBlock",
     "job_id",
     "job_name",
     "job_pair",
@@ -48,9 +47,6 @@ Bytes = NewType("Bytes", int)
 
 Nanoseconds = NewType("Nanoseconds", int)
 """A duration, or a monotonic time since an origin that the caller fixes, in nanoseconds."""
-
-TaskBlock = NewType("TaskBlock", int)
-"""A task block's number in its grid, 0..total-1, x fastest."""
 
 
 class Partitions(NamedTuple):

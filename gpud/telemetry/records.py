@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, ParamSpec, cast
 from gpud.errors import GpudError
 from gpud.units import JobId, job_name
 
-__all__ = ["Change", "Happening", "Records", "chrome_trace", "trace_events", "trace_header"]
+__all__ = ["Change", "Happening", "Records", "trace_events", "trace_header"]
 
 _CHANGES_KEPT = 50_000
 _EVENTS_KEPT = 10_000
@@ -92,22 +92,8 @@ class Records:
         return {"at_s": at_s, "event": happening.event, **fields}
 
 
-def chrome_trace(
-    changes: Iterable[Change], now_ns: int, devices: Iterable[tuple[int, str]]
-) -> dict[str, Any]:
-    """Allocations over time in the trace event format that Perfetto and Chrome read.
-
-    Each device is a process, each job a thread of it with one slice from its start to its end, and
-    a counter per device stacks the allocations of its jobs, in CapSM.
-    """
-    changes = list(changes)
-    start_ns = changes[0].at_ns if changes else now_ns
-    events = list(trace_events(changes, start_ns, now_ns, devices))
-    return {"traceEvents": events, **trace_header(start_ns)}
-
-
 def trace_header(start_ns: int) -> dict[str, Any]:
-    """What a trace holds beside its events."""
+    """What a trace holds beside ``traceEvents``."""
     # For those who saw something themselves: where the times begin on this machine's clock.
     return {"displayTimeUnit": "ms", "otherData": {"start_monotonic_ns": start_ns}}
 
@@ -115,7 +101,11 @@ def trace_header(start_ns: int) -> dict[str, Any]:
 def trace_events(
     changes: Iterable[Change], start_ns: int, now_ns: int, devices: Iterable[tuple[int, str]]
 ) -> Iterator[dict[str, Any]]:
-    """Yields the events of `chrome_trace`, whose times begin at ``start_ns``."""
+    """Yields allocations over time in the trace event format that Perfetto and Chrome read.
+
+    Each device is a process, each job a thread of it with one slice from its start to its end, and
+    a counter per device stacks the allocations of its jobs, in CapSM. Times begin at ``start_ns``.
+    """
     for index, name in devices:
         yield {"ph": "M", "pid": index, "name": "process_name", "args": {"name": name}}
     yield from _trace_events(changes, start_ns, now_ns)

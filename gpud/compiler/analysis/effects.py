@@ -69,9 +69,6 @@ __all__ = [
     "flags",
     "is_barrier",
     "is_call",
-    "is_memory_read",
-    "is_memory_write",
-    "is_terminator",
     "is_volatile_or_atomic_read",
     "is_warp_collective",
     "read",
@@ -220,11 +217,6 @@ def _work_out(op: Opcode) -> int:
     return result
 
 
-def is_terminator(ins: Instruction) -> bool:
-    """Whether ``ins`` ends a basic block (a ``call`` that never returns is the CFG's to find)."""
-    return bool(flags(ins.opcode) & TERMINATOR)
-
-
 def is_call(ins: Instruction) -> bool:
     """Whether ``ins`` is a direct or indirect ``call``."""
     return ins.opcode.base == "call"
@@ -238,16 +230,6 @@ def is_barrier(ins: Instruction) -> bool:
 def is_warp_collective(ins: Instruction) -> bool:
     """Whether ``ins`` exchanges values between, or waits for, the lanes of a warp."""
     return bool(flags(ins.opcode) & COLLECTIVE)
-
-
-def is_memory_read(ins: Instruction) -> bool:
-    """Whether ``ins`` reads memory, parameter space included."""
-    return bool(flags(ins.opcode) & MEMORY_READ)
-
-
-def is_memory_write(ins: Instruction) -> bool:
-    """Whether ``ins`` writes memory, parameter space included."""
-    return bool(flags(ins.opcode) & MEMORY_WRITE)
 
 
 def is_volatile_or_atomic_read(ins: Instruction) -> bool:

@@ -31,7 +31,9 @@ def recorded() -> dict[str, Any]:
         change(22, 4, None, "dense, softmax"),
         change(22, 3, 2.0, "pricer"),
     ]
-    return records.chrome_trace(changes, START_NS + 30_000_000, [(0, "a CPU")])
+    end_ns = START_NS + 30_000_000
+    events = list(records.trace_events(changes, START_NS, end_ns, [(0, "a CPU")]))
+    return {"traceEvents": events, **records.trace_header(START_NS)}
 
 
 def test_changes_are_those_that_were_recorded() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from gpud.errors import JobCancelled
-from gpud.telemetry.records import Change, Happening, Records, chrome_trace
+from gpud.telemetry.records import Change, Happening, Records, trace_events
 from gpud.units import job_id
 
 
@@ -44,8 +44,7 @@ def test_a_trace_has_a_counter_and_a_run_for_each_job() -> None:
         change(7000, 2, None),
         change(7000, 1, 4.0),
     ]
-    trace = json.loads(json.dumps(chrome_trace(changes, 9000, [(0, "device 0")])))
-    events = trace["traceEvents"]
+    events = json.loads(json.dumps(list(trace_events(changes, 1000, 9000, [(0, "device 0")]))))
     assert [(e["ts"], e["args"]) for e in events if e["ph"] == "C"] == [
         (0, {"1.1": 4.0}),
         (2.0, {"1.1": 1.0}),
@@ -59,4 +58,4 @@ def test_a_trace_has_a_counter_and_a_run_for_each_job() -> None:
 
 
 def test_a_trace_of_nothing() -> None:
-    assert chrome_trace([], 5, [])["traceEvents"] == []
+    assert list(trace_events([], 5, 5, [])) == []
