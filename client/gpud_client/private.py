@@ -71,12 +71,11 @@ def alocal(device: str | tuple[str, ...] = "cpu", **options: Any) -> Connecting:
 
     async def start() -> AsyncSession:
         daemon = await asyncio.to_thread(_Daemon, device, options)
-
         try:
             await asyncio.to_thread(daemon.await_ready)
             session = await open_session(str(daemon.socket), None)
         except BaseException:
-            daemon.end()
+            await asyncio.to_thread(daemon.end)  # it may take seconds
             raise
         session._at_end(daemon.end)
         return session
