@@ -26,7 +26,6 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from gpud.device.host import messages as hm
@@ -166,62 +165,73 @@ class Suspects:
 
     async def _try(self, case: Case) -> str | None:
         """What became of a host that did nothing but this; None if it is well."""
-        over: asyncio.Future[str | None] = self._outbox.loop.create_future()
-
-        def decide(reason: str | None) -> None:
-            if not over.done():
-                over.set_result(reason)
-
         start = self._start
         if start is None:
             return None
-        began = False
-        host = Child(
-            f"trial host of {self._what}",
-            hm.HOST_PROTOCOL,
-            self._outbox,
-            on_message=lambda message: on_message(message),  # noqa: PLW0108 - defined below
-            # What ends before it has begun says nothing about the case.
-            on_end=lambda reason: decide(reason if began else None),
-        )
-
-        def loaded(_: Any, error: GpudError | None) -> None:
-            if error is not None or case.entry is None:
-                measured(None, error)
-                return
-            entry, block, shared = case.entry, case.block, case.shared
-            host.request(lambda t: hm.Measure(t, 1, entry, block, shared), measured)
-
-        def measured(_: Any, error: GpudError | None) -> None:
-            # A host that is gone answers with a plain error, and says in on_end what it was.
-            if type(error) is not GpudError:
-                decide(None)
-
-        def limit(limit_s: float) -> asyncio.TimerHandle:
-            kill = partial(host.kill, f"took longer than {limit_s:g} s")
-            return self._outbox.loop.call_later(limit_s, kill)
-
-        timer = limit(_START_S)
-
-        def on_message(message: Any) -> None:
-            nonlocal began, timer
-            if isinstance(message, hm.HostReady):
-                began = True
-                timer.cancel()
-                timer = limit(self._limit_s)
-                host.request(lambda t: hm.Load(t, 1, 1, case.ptx), loaded)
-            elif isinstance(message, hm.Replied):
-                host.reply(message.ticket, message.value)
-            elif isinstance(message, hm.Refused):
-                host.reply(message.ticket, None, message.error)
-
-        self._hosts.append(host)
+        trial = _Trial(self._outbox, self._what, case, self._limit_s)
+        self._hosts.append(trial.host)
         try:
-            await start(host)
-            return await over
+            return await trial.run(start)
+        finally:
+            self._hosts.remove(trial.host)
+
+
+class _Trial:
+    """A host that does nothing but one case."""
+
+    def __init__(self, outbox: Outbox, what: str, case: Case, limit_s: float) -> None:
+        self._loop = outbox.loop
+        self._case = case
+        self._limit_s = limit_s
+        self._began = False
+        self._over: asyncio.Future[str | None] = self._loop.create_future()
+        self.host = Child(
+            f"trial host of {what}",
+            hm.HOST_PROTOCOL,
+            outbox,
+            on_message=self._on_message,
+            # What ends before it has begun says nothing about the case.
+            on_end=lambda reason: self._decide(reason if self._began else None),
+        )
+        self._timer = self._end_after(_START_S)
+
+    async def run(self, start: Callable[[Child], Awaitable[None]]) -> str | None:
+        """What became of it; None if it is well. It is gone when this returns."""
+        try:
+            await start(self.host)
+            return await self._over
         except OSError:
             return None  # there is no host to try it in: no blame
         finally:
-            timer.cancel()
-            self._hosts.remove(host)
-            await host.close(_END_S)
+            self._timer.cancel()
+            await self.host.close(_END_S)
+
+    def _decide(self, reason: str | None) -> None:
+        if not self._over.done():
+            self._over.set_result(reason)
+
+    def _end_after(self, limit_s: float) -> asyncio.TimerHandle:
+        return self._loop.call_later(limit_s, self.host.kill, f"took longer than {limit_s:g} s")
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, hm.HostReady):
+            self._began = True
+            self._timer.cancel()
+            self._timer = self._end_after(self._limit_s)
+            self.host.request(lambda t: hm.Load(t, 1, 1, self._case.ptx), self._loaded)
+        elif isinstance(message, hm.Replied):
+            self.host.reply(message.ticket, message.value)
+        elif isinstance(message, hm.Refused):
+            self.host.reply(message.ticket, None, message.error)
+
+    def _loaded(self, _: Any, error: GpudError | None) -> None:
+        _, entry, block, shared = self._case
+        if error is not None or entry is None:
+            self._measured(None, error)
+        else:
+            self.host.request(lambda t: hm.Measure(t, 1, entry, block, shared), self._measured)
+
+    def _measured(self, _: Any, error: GpudError | None) -> None:
+        # A host that is gone answers with a plain error, and says in on_end what it was.
+        if type(error) is not GpudError:
+            self._decide(None)
