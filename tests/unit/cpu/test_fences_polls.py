@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Memory
 from gpud.device.job import Form, Job, LaunchSpec
 from tests.unit.cpu.fencing import ptx
+from tests.unit.cpu.lowering import optimised
 from tests.unit.cpu.running import TIMEOUT_S, Array, pointer, until, words
 
 
@@ -48,6 +50,14 @@ extern "C" __global__ void ends(unsigned* out, unsigned more) {
     out[1] = 1;
 }
 """
+MULTIPLIER = 1664525
+ROUNDS = f"""
+extern "C" __global__ void rounds(unsigned* out, int count) {{
+    unsigned x = threadIdx.x;
+    #pragma unroll 1
+    for (int round = 0; round < count; round++) x = (x * {MULTIPLIER}u) ^ (x >> 3);
+    out[threadIdx.x] = x;
+}}"""
 
 
 def job_of(
@@ -80,3 +90,19 @@ def test_a_kernel_with_polls_that_nobody_kills(device: CPUDevice) -> None:
     job.result(TIMEOUT_S)
     assert view[1] == 1
     assert (view[2:34] == 3 * 4950).all()
+
+
+def test_rounds_keep_in_machine_registers_what_they_compute(device: CPUDevice) -> None:
+    """A poll in each round does not make them store it."""
+    program = ptx(ROUNDS, "persistent")
+    entry = program.kernels["rounds"].entry_for((8, 1, 1), killable=True)
+    kernel = device.load(program.ptx).kernel(entry)
+    module, _ = optimised(kernel.generate(Shape(8)).ir)
+    (together,) = (f for f in module.functions if f.name == "run_together")
+    rounds = [
+        text
+        for text in map(str, together.blocks)
+        if "load atomic" in text and str(MULTIPLIER) in text
+    ]
+    assert rounds
+    assert not any(" store " in text for text in rounds)

@@ -47,6 +47,9 @@ __all__ = [
 
 _JUDGE = "gpud.judge"
 UNLIKELY = "!20"
+_ELSEWHERE = "!21"
+"""Tags an access that is neither to kept registers nor to the program's memory: LLVM may keep both
+in machine registers across it."""
 _BLOCK_ALIGN = 256
 """What the addresses of a module's variables and of shared memory are multiples of."""
 _LOCAL_ALIGN = 16
@@ -200,7 +203,8 @@ def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
     seat = e.value(f"getelementptr i8, ptr %b, i64 {SEAT['chain'][0] - SEAT_BYTES}")
     chain = e.value(f"load ptr, ptr {seat}, !invariant.load !0")
     flag = e.value(f"getelementptr i8, ptr {chain}, i64 {CHAIN['kill'][0]}")
-    killed = e.value(f"icmp ne i32 {e.value(f'load atomic i32, ptr {flag} monotonic, align 4')}, 0")
+    value = e.value(f"load atomic i32, ptr {flag} monotonic, align 4, !noalias {_ELSEWHERE}")
+    killed = e.value(f"icmp ne i32 {value}, 0")
     end, go_on = e.label("killed"), e.label("alive")
     e.end(f"br i1 {killed}, label %{end}, label %{go_on}, !prof {UNLIKELY}")
     e.place(end)
@@ -317,6 +321,7 @@ def frames_base(kernel: KernelCode, e: Emitter) -> str:
 def metadata(ir: IRModule) -> None:
     """What the numbers in tags mean."""
     ir.metadata(UNLIKELY, f'{UNLIKELY} = !{{!"branch_weights", i32 1, i32 100000}}')
+    ir.metadata(_ELSEWHERE, f"{_ELSEWHERE} = !{{!5, !6}}")
 
 
 def _signed(value: int) -> int:

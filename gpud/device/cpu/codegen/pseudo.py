@@ -34,7 +34,7 @@ from gpud.compiler.reports import claim_beside, part, slot_of
 from gpud.device.cpu.codegen.faults import BREAKPOINT, RAW_ASSERT
 from gpud.device.cpu.codegen.fences import NO_CLAIM, from_program
 
-__all__ = ["ENDINGS", "is_check", "is_fence", "is_target", "simplify"]
+__all__ = ["ENDINGS", "is_check", "is_fence", "is_poll", "is_target", "simplify"]
 
 ENDINGS = NORETURN
 """Functions that are not called as functions here."""
@@ -45,7 +45,7 @@ _OWN_ARGUMENTS = 3
 
 def is_check(ins: ptx.Instruction) -> bool:
     """Whether ``ins`` is a fence or a poll: it ends the block or does nothing."""
-    return ins.opcode.base == "gpud" and ins.opcode.modifiers[0] in ("fence", "poll")
+    return is_fence(ins) or is_poll(ins)
 
 
 def simplify(function: ptx.Function, *, fenced: bool) -> ptx.Function:
@@ -157,6 +157,11 @@ def is_fence(statement: ptx.Statement) -> bool:
         and statement.opcode.base == "gpud"
         and statement.opcode.modifiers[0] == "fence"
     )
+
+
+def is_poll(ins: ptx.Instruction) -> bool:
+    """Whether ``ins`` is a ``gpud.poll``."""
+    return ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "poll"
 
 
 def _fold_ends(body: list[ptx.Statement]) -> list[ptx.Statement]:

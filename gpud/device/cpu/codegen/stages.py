@@ -3,6 +3,8 @@
 Problem: instructions that are the same for all threads stand among those that are not, in program
 order. Approach: the uniform ones run first, once; then one loop runs the others for every thread,
 inner blocks and their branches included; then all threads go where the last block says, or part.
+A poll that is made once for all threads comes behind that loop: LLVM keeps in machine registers
+from round to round of a loop of the program only what a stage is certain to write.
 
 Properties:
 * an instruction of the loop that stands before a uniform one sees the registers from before it
@@ -32,7 +34,7 @@ from gpud.device.cpu.codegen.faults import report
 from gpud.device.cpu.codegen.fences import check_of, without_claim
 from gpud.device.cpu.codegen.participants import participants
 from gpud.device.cpu.codegen.plan import Segment, Stage
-from gpud.device.cpu.codegen.pseudo import is_check, is_fence
+from gpud.device.cpu.codegen.pseudo import is_check, is_fence, is_poll
 from gpud.device.cpu.codegen.regions import waits
 from gpud.device.cpu.codegen.stage_end import StageEnd, is_whole_warp_barrier, offers
 from gpud.device.cpu.codegen.thread import zero
@@ -95,8 +97,12 @@ class StageWriter:
             for register in read(ins):
                 varying_readers.setdefault(register.name, []).append(-1)
         last = self.w.flow.blocks[self.stage.last].last
+        polls: list[ptx.Instruction] = []
         for ins in everything:
             if id(ins) not in uniform:
+                continue
+            if is_poll(ins):
+                polls.append(ins)
                 continue
             if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
                 self.kernel.collectives.resume(self.code, ins)
@@ -108,10 +114,12 @@ class StageWriter:
         agree = None
         if loop or votes or self.to_keep:  # otherwise there is nothing that differs between threads
             agree = self._checked_loop(blocks, uniform, votes)
+        for ins in polls:
+            self.code.run(ins)
         StageEnd(self).write(last, agree)
 
     def _is_uniform(self, ins: ptx.Instruction, block: int) -> bool:
-        """Whether ``ins`` runs once for all threads, before the loop over them."""
+        """Whether ``ins`` runs once for all threads, outside the loop over them."""
         if not is_check(ins):
             return self.convergence.is_uniform(ins, block)
         if block in self.convergence.inner:
