@@ -37,6 +37,11 @@ extern "C" __global__ void own_ways(unsigned* out, unsigned more) {
     out[1] = 1;
     for (unsigned i = threadIdx.x + 1; i != 0; i = i * 2 + 1 + more) out[2 + (i & 7)] = i;
 }
+extern "C" __global__ void nested(unsigned* out, unsigned more) {
+    out[1] = 1;
+    for (unsigned i = threadIdx.x + 1; i != 0; i = i * 2 + 1 + more)
+        for (unsigned j = 0; j < (i & 3); j++) out[2 + (i & 7)] += j;
+}
 extern "C" __global__ void one_thread(unsigned* out, unsigned more) {
     if (threadIdx.x == 3) { out[1] = 1; spin(out, more); }
     __syncthreads();
@@ -73,7 +78,9 @@ def job_of(
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
-@pytest.mark.parametrize("name", ["together", "barriers", "own_ways", "one_thread", "polls"])
+@pytest.mark.parametrize(
+    "name", ["together", "barriers", "own_ways", "nested", "one_thread", "polls"]
+)
 def test_an_endless_kernel_is_killed(device: CPUDevice, name: str, form: Form) -> None:
     job, view, _memory = job_of(device, name, form)
     job.resize(1)

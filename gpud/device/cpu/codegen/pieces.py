@@ -27,6 +27,7 @@ from gpud.device.cpu.codegen.layout import (
 from gpud.device.cpu.codegen.nans import uncertain_registers
 from gpud.device.cpu.codegen.places import KernelPlaces, ModuleLayout, Shape
 from gpud.device.cpu.codegen.regions import Region, Regions, waits
+from gpud.device.cpu.codegen.rounds import OwnLoops, own_loops
 from gpud.device.cpu.codegen.thread import zero
 
 __all__ = ["KernelCode", "PieceWriter", "state_word"]
@@ -75,6 +76,8 @@ class KernelCode:
         """Base and size of what accesses are checked against; None: nothing is checked."""
         self.heap: tuple[int, int] | None = None
         """Address and size of the program's own heap."""
+        self.own_loops = own_loops(regions.flow, regions.cuts)
+        """Loops that poll seldom where threads go round on their own."""
         self.frames = 0
         """Bytes for the local memory of functions; 0: it is on the stack of the OS thread."""
         self._loops = 0
@@ -148,12 +151,14 @@ class PieceWriter:
         self.after = after
         self.joint = joint
         self.labels = {b: e.label(f"b{b}") for b in region.blocks}
+        self.loops = OwnLoops(code, kernel.own_loops, self.labels)
 
     def write(self) -> None:
         """Load what the thread kept, then every block of the region."""
         self._load()
         for number in self.region.blocks:
             self.e.place(self.labels[number])
+            self.loops.begin(number)
             self._block(self.kernel.regions.flow.blocks[number])
 
     def _load(self) -> None:
@@ -207,6 +212,8 @@ class PieceWriter:
             self.kernel.collectives.resume(self.code, ins)
         elif flags(ins.opcode) & BARRIER:
             self._arrive(ins)
+        elif self.loops.polls(ins):
+            pass
         elif self.joint.covers(ins):
             self.joint.test(self.code, ins)
         else:
@@ -267,6 +274,9 @@ class PieceWriter:
         elif regions.is_cut(target):
             status = Status.YIELD if regions.yields(block.index, target) else Status.RUN
             self._leave(target, status)
+            return
+        elif self.loops.goes_back(block.index, target):
+            self.loops.go_back(block.index)
             return
         else:
             self.e.jump(self.labels[target])

@@ -36,6 +36,7 @@ from gpud.device.cpu.codegen.participants import participants
 from gpud.device.cpu.codegen.plan import Segment, Stage
 from gpud.device.cpu.codegen.pseudo import is_check, is_fence, is_poll
 from gpud.device.cpu.codegen.regions import waits
+from gpud.device.cpu.codegen.rounds import OwnLoops
 from gpud.device.cpu.codegen.stage_end import StageEnd, is_whole_warp_barrier, offers
 from gpud.device.cpu.codegen.thread import zero
 
@@ -273,12 +274,15 @@ class StageWriter:
         after: str,
     ) -> None:
         e = self.e
+        own = {} if segment.join is None else {n: local[n] for n in segment.blocks}
+        loops = OwnLoops(self.code, self.kernel.own_loops, own)
         for number in segment.blocks:
             block = self.w.flow.blocks[number]
             e.place(local[number])
+            loops.begin(number)
             for place in block.places:
                 ins = place.instruction
-                if id(ins) not in uniform and ins is not block.last:
+                if id(ins) not in uniform and ins is not block.last and not loops.polls(ins):
                     self._run(ins)
             last = block.last
             targets: dict[int, str] = {}
@@ -290,7 +294,13 @@ class StageWriter:
                     self._last_of_all(last)
                 e.jump(following)
                 continue
+            again = next((t for t in targets if loops.goes_back(number, t)), None)
+            if again is not None:
+                targets[again] = e.label("again")
             self._branch(block, last, targets, uniform, after)
+            if again is not None:
+                e.place(targets[again])
+                loops.go_back(number)
 
     def _run(self, ins: ptx.Instruction) -> None:
         if is_check(ins) and id(ins) not in self._inline:
