@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["STAYS", "Seat", "SeatPool", "word_of"]
 
-_LARGE_BYTES = 4 << 20  # few kernels need so much, by their local memory
-_MOST_KEPT_BYTES = 256 << 20
-
 
 def word_of(name: str) -> int:
     """The index in `Seat.words` of a field of the block's header, or of `SEAT`."""
@@ -32,6 +29,9 @@ def word_of(name: str) -> int:
 
 _IDLE_BYTES = 32 << 20
 """Of idle seats, from which on those of other owners are used before new ones are made."""
+
+_MOST_IDLE_BYTES = 256 << 20
+"""Of idle seats, beyond which memory is given back: kernels may have much local memory."""
 
 STAYS = (CONTROL + cw.STAYS) // 4
 """The index in `Seat.words` of the word that the kernel reads: 0 has its block release, 1 not."""
@@ -93,7 +93,7 @@ class SeatPool:
 
     What one owner's blocks leave behind must not be seen by another's. Zeroing seats at each change
     would delay jobs of sessions that take turns, so each owner gets its own seats back; only when
-    many lie idle are others' zeroed and used.
+    many lie idle are others' zeroed and used, and the largest let go.
     """
 
     def __init__(self) -> None:
@@ -130,6 +130,11 @@ class SeatPool:
         owners.setdefault(id(seat.owner), []).append(seat)
         owners.move_to_end(id(seat.owner))
         self._free_bytes += seat.size
+        while self._free_bytes > _MOST_IDLE_BYTES:
+            largest = self._free[max(size for size, owners in self._free.items() if owners)]
+            gone = self._pop(largest, next(iter(largest)))
+            del self.by_block[gone.block]
+            output.unregister(gone.block)
 
     def _pop(self, owners: OrderedDict[int, list[Seat]], key: int) -> Seat:
         seats = owners[key]

@@ -247,3 +247,31 @@ def test_nothing_is_left_behind_for_another_session(
             job.resize(1)
             job.result(TIMEOUT_S)
             assert not seen[:64].any()
+
+
+def test_memory_of_idle_blocks_is_given_back_if_it_is_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seat, "_MOST_IDLE_BYTES", 1 << 20)
+    with CPUDevice(2) as device:
+        memory, out = words(device, 1 << 12)
+        module = device.load(
+            rewritten(
+                'extern "C" __global__ void k(unsigned* out, unsigned n) {'
+                "unsigned kept[2000]; for (unsigned i = 0; i < n; i++) kept[i * 37 % 2000] = i;"
+                "out[blockIdx.x] = kept[n * 11 % 2000]; }"
+            ).ptx,
+            (int(memory.address), int(memory.view.size)),
+        )
+        count = (50).to_bytes(4, "little")
+        values = [pointer(memory), count]
+        for threads in (32, 64, 128):  # each of another size, with 8 kB a thread
+            spec = LaunchSpec.of(module.kernel("k"), "persistent", 12, threads, values)
+            job = Job(device, [spec])
+            job.resize(4)
+            job.result(TIMEOUT_S)
+            del job
+        pool = device.room._pool
+        kept = sum(one.size for one in pool.by_block.values())
+        assert 0 < kept <= 1 << 20
+        assert not out[12:].any()
