@@ -9,11 +9,14 @@ twin every cycle looks at the job's kill flag (`gpud.compiler.polls`) and leaves
 Functions that the twin calls and that contain cycles, or call some that do, are copied for it.
 
 Algorithm: polls stand at the end of every basic block from which an edge retreats
-(`gpud.compiler.analysis.cycles`), and at the beginning of functions that call themselves.
+(`gpud.compiler.analysis.cycles`), and at the beginning of functions that call themselves. A loop
+that counts a few rounds from one constant to another (`gpud.compiler.analysis.counted`) counts as
+straight code.
 
 Properties:
 * ``every_cycle``: a thread of a killable entry passes a poll in every turn of every cycle of its
-  control flow, natural loop or not, in the entry and in everything that it calls directly;
+  control flow, natural loop or not, in the entry and in everything that it calls directly, but
+  for loops that certainly end soon;
 * ``others stay``: other entries, and functions as other entries call them, are not changed;
 * functions that are called through pointers have no polls: their callers have.
 
@@ -25,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from gpud.compiler.analysis.counted import short_loops
 from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
 from gpud.compiler.analysis.effects import TERMINATOR, callee, flags, is_call
 from gpud.compiler.analysis.survey import Survey
@@ -103,9 +107,18 @@ class _Cycles:
         """Whether the function itself is to have polls."""
         found = self._known.get(name)
         if found is None:
-            found = name in self.recursive or has_cycle(self._survey, name)
+            found = name in self.recursive or (
+                has_cycle(self._survey, name) and bool(self.ends(name))
+            )
             self._known[name] = found
         return found
+
+    def ends(self, name: str) -> list[int]:
+        """The basic blocks of a function at whose ends polls stand."""
+        flow = self._survey.flow(name)
+        edges = retreating_edges(flow)
+        soon = short_loops(flow) if len(edges) == len(flow.back_edges) else ()
+        return list(dict.fromkeys(edge[0] for edge in edges if edge not in soon))
 
     def within(self, entry: str) -> list[str]:
         """The functions that ``entry`` reaches by direct calls and that have or reach cycles."""
@@ -172,7 +185,7 @@ class _Writer:
                 None
             )
         flow = self._survey.flow(function.name)
-        for source, _ in retreating_edges(flow):
+        for source in self._cycles.ends(function.name):
             block = flow.blocks[source]
             ends = block.last is not None and flags(block.last.opcode) & TERMINATOR
             found[block.places[-1].position if ends else block.stop] = None
