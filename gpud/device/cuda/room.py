@@ -16,7 +16,8 @@ something is left for them to claim.
 
 Properties:
 * SMs are barred only if a launch lacks blocks at two looks, with nobody leaving at either;
-* those with the fewest offline blocks are, and first those without online ones;
+* those with the fewest offline blocks are, and first those without online ones; an SM whose number
+  cannot be named is not;
 * they are not barred longer than `_SECONDS` after the last has left for a launch that does not come
   all the same, and then not again for the same one: what it waits for is something else.
 
@@ -29,6 +30,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gpud.compiler.control_words import MOST_SMS
 
 if TYPE_CHECKING:
     from gpud.device.cuda.flights import Flight
@@ -114,6 +117,6 @@ class Room:
         online: Counter[int] = Counter()
         for gang in gangs:
             (online if gang.urgent else offline).update(gang.there)
-        able = [sm for sm in offline if lack.sms is None or sm in lack.sms]
+        able = [sm for sm in offline if sm < MOST_SMS and (lack.sms is None or sm in lack.sms)]
         able.sort(key=lambda sm: (online[sm], offline[sm], sm))
         return frozenset(able[: -(-lack.blocks // lack.occupancy)])
