@@ -127,18 +127,22 @@ class Native:
         self.function.launch(self._arrays.launch.grid, self._block, self._buffer, stream=stream)
 
 
-def loaded(cuda: Any, program: OneProgram, *, fence: bool = False, own_cache: bool = False) -> Any:
+def loaded(
+    cuda: Any, program: OneProgram, *, fence: bool = False, own_words: bool = False,
+    own_cache: bool = False,
+) -> Any:  # fmt: skip
     """The kernel in persistent form, loaded as a session's is.
 
     Args:
         cuda: gpud's CUDA device.
         program: whose kernel.
         fence: whether its accesses are checked; nothing is out of bounds for them.
+        own_words: whether its launch records will be in the device's memory.
         own_cache: whether its SMs are divided between cache and shared memory as the driver would
             have it, and not as gpud has all of them divided.
     """
     ptx = compile_program(program.cuda, form="persistent", fence=fence, kill=False).ptx
-    kernel = cuda.load(ptx).kernel(program.entry)
+    kernel = cuda.load(ptx, far=own_words).kernel(program.entry)
     if own_cache:
         as_driver_has_it = cuda.driver.api.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT
         kernel.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", int(as_driver_has_it))

@@ -164,8 +164,8 @@ def measure(
     forms = {
         "rewritten": form(kernel),
         "fenced": form(loaded(cuda, program, fence=True)),
-        "own words": form(kernel, own_words=True),
-        "own cache": form(loaded(cuda, program, own_cache=True), own_words=True),
+        "own words": form(loaded(cuda, program, own_words=True), own_words=True),
+        "own cache": form(loaded(cuda, program, own_words=True, own_cache=True), own_words=True),
     }
     total = math.prod(arrays.launch.grid)
     right: list[bytes] = []

@@ -28,8 +28,8 @@ offset type  name     meaning
                       on one of them release; 0: none is named. Written by the host, in all pairs
 ====== ===== ======== ===========================================================================
 
-Status record, at a multiple of 8: what blocks tell of themselves, in memory that the host sees,
-wherever the launch record is:
+Status record, at a multiple of 8: what blocks tell of themselves, and one word for them, in memory
+that the host sees, wherever the launch record is:
 
 ====== ===== ======== ===========================================================================
 offset type  name     meaning
@@ -38,8 +38,10 @@ offset type  name     meaning
                       before the launch, each leaver subtracts 1; unused in slices. What they
                       wrote can be seen when the launch is over, not when this is 0
 4      u32   begun    not 0: the first block of a launch that is not in persistent form has begun
-8      u16   sm       persistent form: 1 + ``%smid`` of block i, at 8 + 2 i; 0: it has not begun.
-                      Like ``begun`` on the CUDA device only (`gpud.device.cuda.telling`)
+8      u32   halt     not 0: all persistent blocks release; written by the host. It is read now
+                      and then, where the launch record is not in the host's memory
+12     u16   sm       persistent form: 1 + ``%smid`` of block i, at 12 + 2 i; 0: it has not begun.
+                      These three on the CUDA device only (`gpud.device.cuda.telling`, ``far``)
 ====== ===== ======== ===========================================================================
 
 Job record, 128 bytes:
@@ -137,6 +139,7 @@ __all__ = [
     "FAULT_THREAD",
     "FLAGS",
     "GRID",
+    "HALT",
     "JOB",
     "JOB_BYTES",
     "JOB_RECORD",
@@ -191,7 +194,8 @@ BLOCKS_A_PAIR: Final = 32
 # Byte offsets in the status record.
 LIVE: Final = 0
 BEGUN: Final = 4
-SM: Final = 8
+HALT: Final = 8
+SM: Final = 12
 
 NAMED_BYTES: Final = 32
 """Of the bitmap that names SMs."""
@@ -250,7 +254,7 @@ LAUNCH_RECORD: Final = [
 ]  # fmt: skip
 """The launch record as `numpy.dtype` takes it; the compiler itself does without NumPy."""
 
-STATUS_RECORD: Final = [("live", "<u4"), ("begun", "<u4"), ("sm", "<u2")]
+STATUS_RECORD: Final = [("live", "<u4"), ("begun", "<u4"), ("halt", "<u4"), ("sm", "<u2")]
 """The status record as `numpy.dtype` takes it."""
 
 JOB_RECORD: Final = [

@@ -20,6 +20,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.model import Address, Function, Instruction, Module, Register, Vector
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cuda import gate
+from gpud.device.cuda.far import far_sighted
 from gpud.device.cuda.telling import telling
 
 SOURCE = r"""
@@ -85,7 +86,7 @@ def programs() -> Iterator[Module]:
     """A program with all that passes plant, in each form, and the gate."""
     for form in ("persistent", "sliced", "whole"):
         plain = flatten_module(parse(compile_program(SOURCE, form=form).ptx))
-        yield telling(plain)
+        yield telling(far_sighted(plain))
     yield flatten_module(parse(gate.PTX))
 
 
@@ -100,7 +101,7 @@ def found() -> list[Access]:
 def test_every_word_is_accessed_whole(found: list[Access]) -> None:
     assert [one.ins for one in found if one.field is None] == []
     assert {
-        "job", "status", "live", "base", "stays", "named", "begun", "sm", "next", "total",
+        "job", "status", "live", "base", "stays", "named", "begun", "sm", "halt", "next", "total",
         "done", "kill", "chunk", "ahead", "fault_state", "fault_thread", "fault_address", "output",
     } <= {one.field for one in found}  # fmt: skip
 

@@ -64,6 +64,8 @@ class _Kernel:
         device.put16(status + cw.SM + 2 * index, self._device.tells.get(block.sm, block.sm) + 1)
         order = control + cw.ORDER_BYTES * (index // cw.BLOCKS_A_PAIR)
         while device.u32(order + cw.STAYS) >> index % cw.BLOCKS_A_PAIR & 1:
+            if device.u32(status + cw.HALT):
+                break
             named = device.u32(order + cw.NAMED)
             if named and device.u32(job + named + block.sm // 32 * 4) >> block.sm % 32 & 1:
                 break

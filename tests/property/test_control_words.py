@@ -91,7 +91,7 @@ def test_each_block_has_its_bit_and_its_place(blocks: int) -> None:
     assert len(status) == words.status_bytes(blocks) >= words.SM + 2 * blocks
     live, *rest = np.frombuffer(status, np.uint32).tolist()
     assert (live, set(rest)) == (blocks, {0})
-    assert offsets(np.dtype(words.STATUS_RECORD)) == {"live": 0, "begun": 4, "sm": 8}
+    assert offsets(np.dtype(words.STATUS_RECORD)) == {"live": 0, "begun": 4, "halt": 8, "sm": 12}
 
 
 def test_each_sm_has_its_bit() -> None:

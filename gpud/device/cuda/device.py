@@ -188,12 +188,16 @@ class CUDADevice:
         """Reserve a session's range of addresses. See `Arena`."""
         return self.arenas.open(descriptor, size, base)
 
-    def load(self, text: str, arena: tuple[int, int] | None = None) -> CUDAModule:
-        """Load a PTX program; see `CUDAModule`."""
+    def load(
+        self, text: str, arena: tuple[int, int] | None = None, *, far: bool | None = None
+    ) -> CUDAModule:
+        """Load a PTX program; see `CUDAModule`. ``far`` None: as the release path has it."""
         with self.lock:  # so that nothing begins meanwhile
             if not self.watcher.busy:
                 self._unload_retired()
-        module = CUDAModule(self.context, text, arena, self.device_blocks)
+        if far is None:
+            far = self.flights.release.far
+        module = CUDAModule(self.context, text, arena, self.device_blocks, far=far)
         handle = module.release()
         self._programs[int(handle)] = handle
         # What forgets it may be on any thread, with any lock: it is unloaded at another time.

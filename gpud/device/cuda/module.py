@@ -39,6 +39,7 @@ from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.device.cuda.context import Context
 from gpud.device.cuda.driver import DriverError
+from gpud.device.cuda.far import far_sighted
 from gpud.device.cuda.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
 from gpud.device.cuda.memory import Pool, out_of_memory
 from gpud.device.cuda.nearby import near
@@ -138,6 +139,7 @@ class CUDAModule:
         arena: address and size of its session's memory, None if it may reach everything.
         blocks: where memory for its heap comes from, and goes back to when nobody has the module
             any more; None: it may call ``malloc`` only without fences.
+        far: whether its kernels' launch records are not in the host's memory.
 
     Attributes:
         context: as given.
@@ -156,8 +158,11 @@ class CUDAModule:
         text: str,
         arena: tuple[int, int] | None = None,
         blocks: Pool | None = None,
+        *,
+        far: bool = False,
     ) -> None:
-        program = visible(near(telling(flatten_module(parse(text)))))
+        flat = flatten_module(parse(text))
+        program = visible(near(telling(far_sighted(flat) if far else flat)))
         self.context = context
         self.arena = arena
         # Without their code: what Python knows, its garbage collector stops all threads to look at.

@@ -9,8 +9,7 @@ memory that the GPU writes over the bus, so that the host sees it without asking
 release path is where launch records are, and how their words are set.
 
 ``mapped``       in host memory that the GPU reads over the bus; setting a word is one store. The
-                 default until the others have been measured, and the only one by which blocks can
-                 be told anything while the driver does not answer (`gpud.device.cuda.patience`).
+                 default until the others have been measured.
 ``write_value``  in device memory; ``cuStreamWriteValue32`` for each word that changes, on a stream
                  of its own.
 ``copy``         in device memory; one copy of all words on a stream of its own.
@@ -19,6 +18,10 @@ release path is where launch records are, and how their words are set.
 Blocks subtract from ``live`` at the GPU's scope: on host memory that is atomic among them, and at
 the system's scope only where the bus has atomics. The host stores and loads whole words, which is
 atomic for both sides (CUDA Programming Guide 13, 5.7.3). No word is written by both.
+
+Where launch records are in device memory, the driver writes them, and while it does not answer
+(`gpud.device.cuda.patience`) nobody is told anything by them. There kernels look at ``halt`` in the
+status record as well, now and then (`gpud.device.cuda.far`).
 
 Properties:
 * a record is complete before the launch that follows it on its stream begins, and a word that was
@@ -81,6 +84,10 @@ class Slot:
         record = cw.launch_record(job, at, self.blocks, base=base, named=named) + status
         self.page.view[: len(record)] = np.frombuffer(record, np.uint8)
 
+    def halt(self) -> None:
+        """Have blocks release that look here, now and then."""
+        self._status[cw.HALT // 4] = 1
+
     @property
     def job(self) -> int:
         """The address of the job record."""
@@ -107,9 +114,11 @@ class ReleasePath:
 
     Attributes:
         name: as in `RELEASE_PATHS`.
+        far: whether what blocks always look at is not in the host's memory.
     """
 
     name: ClassVar[str] = "mapped"
+    far: ClassVar[bool] = False
 
     def __init__(self, context: Context, host: Pool, device: Pool) -> None:
         self._context = context
@@ -160,6 +169,8 @@ class ReleasePath:
 class _InDeviceMemory(ReleasePath):
     """Launch records in device memory, written on a stream of their own."""
 
+    far = True
+
     def __init__(self, context: Context, host: Pool, device: Pool) -> None:
         super().__init__(context, host, device)
         with ExitStack() as undo:
@@ -197,7 +208,7 @@ class _InDeviceMemory(ReleasePath):
         driver.call("cuStreamWaitEvent", stream, self._placed, 0)
 
     def halt(self, slot: Slot) -> None:
-        """Nothing: only the driver could, which does not answer then."""
+        slot.halt()
 
     def _set(self, slot: Slot, which: int, values: npt.NDArray[np.uint32]) -> None:
         changed = np.flatnonzero(slot.orders[:, which] != values)

@@ -16,7 +16,7 @@
 
 enum { SMS = 8, PAGE = 1 << 21 };
 enum { NEXT = 0, TOTAL = 1, DONE = 6 };  /* words of the job record, */
-enum { LIVE = 0, SM = 2 };               /* of the status record, */
+enum { LIVE = 0, HALT = 2, SM = 3 };     /* of the status record, */
 enum { STATUS = 1, STAYS = 6 };          /* and of the launch record, the first in pairs */
 
 typedef struct { int sms[SMS], count; } Places;
@@ -249,7 +249,7 @@ CALL(cuLaunchHostFunc, CUstream stream, CUhostFn function, void *with) {
 static void *run_slowly(void *given) {
     Slow *slow = given;
     slow->status[SM] = 1;
-    while (slow->control[STAYS] && slow->job[NEXT] < slow->job[TOTAL]) {
+    while (slow->control[STAYS] && !slow->status[HALT] && slow->job[NEXT] < slow->job[TOTAL]) {
         slow->job[NEXT]++;
         usleep(50);
         slow->job[DONE]++;

@@ -100,5 +100,5 @@ if __name__ == "__main__":
     for path in RELEASE_PATHS:
         with CUDADevice(release=path) as opened:
             use(opened)
-    with CUDADevice() as opened:
-        load_beside_a_kernel(opened)
+        with CUDADevice(release=path) as opened:
+            load_beside_a_kernel(opened)

@@ -50,10 +50,10 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(1e-4)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "release"), [(0, "mapped"), (1, "mapped"), (2, "copy")])
+def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int, release: str) -> None:
     fake = AtRest(seed)
-    with device_of(fake) as device:
+    with device_of(fake, release) as device:
         offline = Job(device, launches(device, "p", total=ENDLESS))
         online = Job(device, launches(device, "ppp", total=40), priority=1)
         impatient(device)
@@ -86,7 +86,7 @@ def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) -> None:
     fake, when = SteppedDriver(seed), random.Random(seed)
-    with device_of(fake) as device:
+    with device_of(fake, ("mapped", "copy", "write_value")[seed % 3]) as device:
         job = Job(device, launches(device, "ppsp", total=20))
         job.resize(2)
         for _ in range(4000):
