@@ -38,19 +38,17 @@ from gpud.device.cuda.gate import GATE, PTX
 from gpud.device.cuda.green import Green, Place
 from gpud.device.cuda.memory import DeviceBlock, DeviceMemory, MappedBlock, Pool
 from gpud.device.cuda.module import CUDAKernel, CUDAModule
+from gpud.device.cuda.occupancy import check_shape, checked_block, measured
 from gpud.device.cuda.output import OutputBuffers
 from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.cuda.standstill import Standstill
 from gpud.device.cuda.watcher import Watcher
-from gpud.device.interface import Arrays, LaunchSpec, as_dim3
-from gpud.errors import DeviceLost, InvalidArgument, LaunchConfigError
+from gpud.device.interface import Arrays, LaunchSpec
+from gpud.errors import DeviceLost, InvalidArgument
 
 __all__ = ["CUDADevice"]
 
 _LEAST_CAPABILITY = 75
-_BLOCK_LIMITS = (1024, 1024, 64)
-_FREE_SHARED_BYTES = 48 << 10
-"""Dynamic shared memory beyond has to be asked for, kernel by kernel."""
 
 
 class CUDADevice:
@@ -211,10 +209,12 @@ class CUDADevice:
         Raises:
             LaunchConfigError: not even one block fits an SM.
         """
-        shape = _checked_block(block)
+        shape = checked_block(block)
         found = kernel.occupancies.get((shape, shared))
         if found is None:
-            found = self._measured(kernel, shape, shared)
+            check_shape(kernel, shape, shared, self._shared_limit)
+            self._make_room(kernel)
+            found = measured(kernel, shape, shared, self._shared_limit)
             kernel.occupancies[shape, shared] = found
         return found
 
@@ -332,51 +332,12 @@ class CUDADevice:
             self.watcher.make_way()
         self.hurry()
 
-    def _measured(self, kernel: CUDAKernel, shape: tuple[int, int, int], shared: int) -> int:
-        if shared < 0:
-            raise LaunchConfigError("shared", shared, "shared memory cannot be negative")
-        threads = shape[0] * shape[1] * shape[2]
-        most = kernel.attribute("max_threads")
-        if threads > most:
-            raise LaunchConfigError(
-                "block",
-                shape,
-                f"{threads} threads are more than a block of this kernel may have; launch more, "
-                "smaller blocks",
-                limit=most,
-            )
-        in_all = kernel.shared_bytes + shared
-        if in_all > self._shared_limit:
-            raise LaunchConfigError(
-                "shared",
-                in_all,
-                f"static and dynamic shared memory of a block come to {in_all} bytes, more than an "
-                "SM gives one block; use smaller tiles",
-                limit=self._shared_limit,
-            )
+    def _make_room(self, kernel: CUDAKernel) -> None:
+        """Have room for its local memory, if nothing would have to wait for it."""
         local_bytes = kernel.attribute("local_bytes")
         with self.lock, suppress(DriverError):  # if it cannot be, a launch says so
             if not self.watcher.busy:
                 self.context.make_room(local_bytes)
-        driver = self.context.enter()
-        if shared > _FREE_SHARED_BYTES - kernel.shared_bytes:
-            # All that a block may have, so that a later, smaller launch takes nothing back.
-            room = self._shared_limit - kernel.shared_bytes
-            kernel.set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)
-        found = int(
-            driver.call(
-                "cuOccupancyMaxActiveBlocksPerMultiprocessor", kernel.handle, threads, shared
-            )
-        )
-        if not found:
-            registers = kernel.attribute("registers")
-            raise LaunchConfigError(
-                "block",
-                shape,
-                f"no block fits on an SM: {registers} registers a thread are too many for "
-                f"{threads} threads; launch smaller blocks",
-            )
-        return found
 
     def _free_memory(self) -> None:
         while self._memory:
@@ -391,18 +352,3 @@ class CUDADevice:
         while self._programs:
             _, handle = self._programs.popitem()
             self.context.enter().call("cuModuleUnload", handle)
-
-
-def _checked_block(block: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = as_dim3("block", tuple(block))
-    for extent, limit in zip((x, y, z), _BLOCK_LIMITS, strict=True):
-        if extent > limit:
-            raise LaunchConfigError("block", (x, y, z), f"an extent is over {limit}", limit=limit)
-    if x * y * z > _BLOCK_LIMITS[0]:
-        raise LaunchConfigError(
-            "block",
-            (x, y, z),
-            f"{x * y * z} threads are more than a block may have; launch more, smaller blocks",
-            limit=_BLOCK_LIMITS[0],
-        )
-    return x, y, z
