@@ -15,9 +15,9 @@ those whose turn has come.
 Properties:
 * ``exact``: of n blocks, ``n - limit`` are told, whatever is known of where they are;
 * ``monotone``: who is told stays told, as long as limits fall;
-* ``whole``: among those that had begun when the order was found, the told are on as few SMs as can
-  be, but for one;
-* where nothing is known, or it is not to be by SM, those with the highest indices leave.
+* ``whole``: of the SMs on which blocks had begun when the order was found, one at most has both
+  told ones and others, as long as limits are lowered and nothing is cleared;
+* where nothing is known, or they are not to leave by SM, those with the highest indices leave.
 
 SMs can also be *cleared*: all blocks on them are told then, wherever their turns were.
 """

@@ -1,4 +1,4 @@
-"""Which blocks leave: as many as are told, on as few SMs as can be, and nobody comes back."""
+"""Which blocks leave: as many as are told, SM by SM, and nobody comes back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_as_many_as_are_told_leave_and_nobody_comes_back(
 
 
 @given(where=st.lists(st.integers(1, SMS), min_size=1, max_size=90), part=st.floats(0, 1))
-def test_those_that_leave_are_on_as_few_sms_as_can_be(where: list[int], part: float) -> None:
+def test_at_most_one_sm_has_both_told_blocks_and_others(where: list[int], part: float) -> None:
     leaving = Leaving(np.array(where, np.uint16), by_sm=True)
     limit = int(part * len(where))
     stay = staying(leaving, limit, len(where))
