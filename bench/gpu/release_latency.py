@@ -11,7 +11,7 @@ streams, the online one's of the highest priority: its offline blocks cannot be 
 leave that empty whole SMs; how many SMs come free is reported. With ``by index`` those with the
 larger half of the indices leave. ``small`` is the same with offline blocks of `SMALL_THREADS`, of
 which many fit on an SM beside two of the online kernel's, by SM and by index: an online block may
-then find room nowhere until others have moved together (`gpud.device.cuda.room`). The device
+then find room nowhere until others have moved together (`gpud.device.cuda.compaction`). The device
 chooses how blocks claim, so short ones hold some when they are released; ``1 at a time`` is the
 same over the first path with claims of one task block, for the lengths for which that differs.
 

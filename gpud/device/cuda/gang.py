@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 from gpud.compiler import control_words as cw
 from gpud.device.cuda.aloft import Aloft
 from gpud.device.cuda.chain import Chain
+from gpud.device.cuda.compaction import Lack
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.failure import failure_of
 from gpud.device.cuda.green import Place
 from gpud.device.cuda.launcher import Launcher
 from gpud.device.cuda.output import printed_text
-from gpud.device.cuda.room import Lack
 from gpud.errors import GpudError, InternalError
 
 if TYPE_CHECKING:

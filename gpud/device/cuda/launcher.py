@@ -10,7 +10,7 @@ was told to release has seen it yet. Stages in other forms are launched one by o
 they are sliced: the next has another size.
 
 Some SMs may be *barred*: they were to be cleared, or left for an online launch
-(`gpud.device.cuda.room`), or are other jobs' alone. They are named in the
+(`gpud.device.cuda.compaction`), or are other jobs' alone. They are named in the
 run's bitmap, and every launch that could be there is pointed to it. Blocks that are there are told
 to release; when they have left, helpers take their place. What of a launch begins there later, and
 leaves, nobody is told: so as many of it count as staying as are there and not told to release. What
@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Final
 
 from gpud.device.cuda.aloft import Aloft
 from gpud.device.cuda.chain import Chain
+from gpud.device.cuda.compaction import Lack
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.green import Place
-from gpud.device.cuda.room import Lack
 from gpud.device.cuda.run import Run
 from gpud.errors import GpudError
 
@@ -168,7 +168,7 @@ class Launcher:
         made = self._partition is None or self._partition.made
         stages, due = self._chain.stages, self._aloft.due
         hosted = due < len(stages) and stages[due].form != "persistent"
-        kept_out = hosted and not self._urgent and bool(self._device.watcher.room.barred)
+        kept_out = hosted and not self._urgent and bool(self._device.watcher.compaction.barred)
         return made and not kept_out and len(self._barred) < self._device.sms
 
     @property
@@ -306,7 +306,9 @@ class Launcher:
     @property
     def _left_free(self) -> frozenset[int]:
         """The SMs that it leaves though its launches could go there."""
-        return self.cleared if self._urgent else self.cleared | self._device.watcher.room.barred
+        return (
+            self.cleared if self._urgent else self.cleared | self._device.watcher.compaction.barred
+        )
 
     @property
     def _barred(self) -> frozenset[int]:

@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from gpud.device.cuda.room import Room
+from gpud.device.cuda.compaction import Compaction
 from gpud.device.cuda.semaphore import Semaphore
 from gpud.errors import DeviceLost, GpudError
 
@@ -46,14 +46,14 @@ class Watcher:
 
     Attributes:
         semaphore: ends its sleep.
-        room: has offline blocks make room for online ones.
+        compaction: has offline blocks make room for online ones.
     """
 
     def __init__(self, lock: threading.RLock, tell: Callable[[], None]) -> None:
         self._lock = lock
         self._tell = tell
         self.semaphore = Semaphore()
-        self.room = Room()
+        self.compaction = Compaction()
         self._gangs: dict[Gang, None] = {}
         self._held: dict[Gang, None] = {}
         self._pause = _SHORTEST_S
@@ -111,7 +111,7 @@ class Watcher:
                         gang.make_way()
                     else:
                         changed |= gang.look()
-                if self.room.look(self._gangs):
+                if self.compaction.look(self._gangs):
                     self.make_way()
                     changed = True
             except Exception as error:  # noqa: BLE001 - this thread must not end unheard

@@ -1,4 +1,4 @@
-"""Room for online blocks that find none: offline blocks leave whole SMs for them.
+"""Compaction: offline blocks move together where online ones find no room.
 
 Problem: capacity is counted in slices of any SMs. An online launch may have its share in sum, and
 no SM on which one of its blocks fits: an offline job that has three quarters of the device has
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gpud.device.cuda.flights import Flight
     from gpud.device.cuda.gang import Gang
 
-__all__ = ["Lack", "Room"]
+__all__ = ["Compaction", "Lack"]
 
 _SECONDS: Final = 0.1
 """Twenty times as long as a long task block's 5 ms."""
@@ -62,7 +62,7 @@ class Lack(NamedTuple):
     sms: frozenset[int] | None
 
 
-class Room:
+class Compaction:
     """Bars SMs. Under the device's lock.
 
     Attributes:

@@ -25,7 +25,7 @@ class World:
         self.fake = fake
         self.device = device
         self.now = 0.0
-        device.watcher.room.clock = lambda: self.now
+        device.watcher.compaction.clock = lambda: self.now
 
     def offline(self, slices: int) -> Job:
         job = Job(self.device, launches(self.device, "p", total=ENDLESS))
@@ -48,7 +48,7 @@ class World:
 
     @property
     def barred(self) -> frozenset[int]:
-        return self.device.watcher.room.barred
+        return self.device.watcher.compaction.barred
 
 
 @contextmanager
