@@ -222,8 +222,15 @@ class Aloft:
 
     @property
     def leaving(self) -> bool:
-        """Whether blocks of begun stages were told to leave and have not."""
-        return self._still_there() > 0
+        """Whether blocks of begun stages are there that were told to leave.
+
+        Not those that have not begun: who waits for room must not be waited for.
+        """
+        if not self._still_there():
+            return False
+        now = self.on_device.current
+        begun = [one for one in self.flights if one.stage <= now and one.leaving]
+        return self._still_there() > sum(one.leaving.absent for one in begun if one.leaving)
 
     @property
     def there(self) -> list[int]:

@@ -186,13 +186,13 @@ class Gang:
     @property
     def lack(self) -> Lack | None:
         """Blocks of the stage that runs which are to come and have not; None: there are none."""
-        if self.over or self._stopping:
-            return None
+        if self.over or self._stopping or self._device.context.patience.stuck:
+            return None  # the driver could not be called for it
         return self._launcher.lack
 
     @property
     def leaving(self) -> bool:
-        """Whether blocks are there that were told to leave, or wait to begin and leave."""
+        """Whether blocks are there that were told to leave."""
         return not self.over and self._aloft.leaving
 
     @property

@@ -3,16 +3,16 @@
 Problem: the number of blocks follows what the run is given, while they run; some SMs may be barred.
 
 Approach: stages in persistent form are queued on the run's stream, `_WINDOW` of them at most, with
-gates between (`gpud.device.cuda.gate`). To shrink, limits of launches are lowered. To grow, one
+gates between (`gpud.device.cuda.gate`). To shrink, blocks are told to release. To grow, one
 more launch on the same job record is begun on a stream of its own: a *helper*; where there are
 many, it replaces the smallest. Limits are never raised, so nobody has to know whether a block that
 was told to release has seen it yet. Stages in other forms are launched one by one, in sub-grids if
 they are sliced: the next has another size.
 
 Some SMs may be *barred*: they were to be cleared, or left for an online launch
-(`gpud.device.cuda.compaction`), or are other jobs' alone. They are named in the
-run's bitmap, and every launch that could be there is pointed to it. Blocks that are there are told
-to release; when they have left, helpers take their place. What of a launch begins there later, and
+(`gpud.device.cuda.compaction`), or are other jobs' alone. They are named in the run's bitmap, and
+every launch that could be there is pointed to it. Blocks that are there are told to release; when
+they have left, helpers take their place. What of a launch begins there later, and
 leaves, nobody is told: so as many of it count as staying as are there and not told to release. What
 is launched while there are partitions runs on the SMs of none. With SMs that are barred besides, a
 run does not grow: nothing would keep its new blocks from them.

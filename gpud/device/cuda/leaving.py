@@ -100,6 +100,11 @@ class Leaving:
         return int(np.count_nonzero((self._sms == 0) & (self._turns >= self._told)))
 
     @property
+    def absent(self) -> int:
+        """How many blocks are told, and have not begun: they leave when there is room for them."""
+        return int(np.count_nonzero((self._sms == 0) & (self._turns < self._told)))
+
+    @property
     def there(self) -> npt.NDArray[np.intp]:
         """On which SMs those are that are not told and have begun: SM by number, one each."""
         return self._sms[(self._sms > 0) & (self._turns >= self._told)].astype(np.intp) - 1

@@ -80,6 +80,19 @@ def test_one_block_fits_where_three_quarters_of_each_sm_were_taken(seed: int) ->
         drive(world.fake, world.device, offline)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_wait_for_room_to_leave_are_not_waited_for(seed: int) -> None:
+    with a_world(seed) as world:
+        offline = world.offline((SMS + 1) * M)
+        assert world.fake.on_sms().total() == SMS * M, "as many as there is room for"
+        offline.resize(SMS * M)  # those leave first that have not begun
+        online = world.online(1)
+        world.goes_on(1500)
+        assert online.done, "it waited for those that waited for it"
+        offline.end()
+        drive(world.fake, world.device, offline)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_two_jobs_that_share_each_sm_both_make_room(seed: int) -> None:
     with a_world(seed) as world:

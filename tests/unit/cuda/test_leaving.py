@@ -55,6 +55,7 @@ def test_as_many_as_are_told_leave_and_nobody_comes_back(
             assert now <= stayed
             stayed = now
             assert leaving.coming == sum(not sms[index] for index in stayed)
+            assert leaving.absent == sum(not sms[i] for i in range(count) if i not in stayed)
             assert sorted(leaving.there) == sorted(sms[i] - 1 for i in stayed if sms[i])
 
 
