@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpud.compiler import control_words as words
-from gpud.compiler import form_rules, forms
+from gpud.compiler import fault_record, form_rules, forms
 from gpud.compiler.form_rules import RULES
 from gpud.device.cpu.lower import LOWERINGS, refusals
 from gpud.errors import REJECTIONS
@@ -25,7 +25,7 @@ __all__ = ["CODE_GENERATOR", "control_words_page", "forms_page", "ptx_page"]
 _WORDS_HEAD = """\
 # Control words
 
-<!-- Written by docs/generate.py from gpud/compiler/control_words.py: change that. -->
+<!-- Written by docs/generate.py from control_words.py and fault_record.py in gpud/compiler. -->
 
 A rewritten kernel has one parameter more than it was written with: the address of its *launch
 record*. That points to the *job record*, which all launches of a job share, and to the launch's
@@ -49,8 +49,8 @@ _STATUS_SIZE = f"{words.SM} bytes, and 2 for each persistent block"
 
 def control_words_page() -> str:
     """Returns the reference page of the records."""
-    tables = list(_layouts(words.__doc__ or ""))
-    assert len(tables) == 4, "control_words describes four records"
+    tables = [*_layouts(words.__doc__ or ""), *_layouts(fault_record.__doc__ or "")]
+    assert len(tables) == 4, "three in control_words, one in fault_record"
     parts = [_WORDS_HEAD]
     launch, job = _offsets(words.LAUNCH_RECORD), _offsets(words.JOB_RECORD)
     status = _offsets(words.STATUS_RECORD)
@@ -60,7 +60,12 @@ def control_words_page() -> str:
         ("Launch record", _LAUNCH_SIZE, launch, tables[0]),
         ("Status record", _STATUS_SIZE, status, tables[1]),
         ("Job record", f"{words.JOB_BYTES} bytes", {**job, "fault": words.FAULT}, tables[2]),
-        ("Fault record, a part of the job record", f"{words.FAULT_BYTES} bytes", fault, tables[3]),
+        (
+            "Fault record, a part of the job record",
+            f"{fault_record.SIZE_BYTES} bytes",
+            fault,
+            tables[3],
+        ),
     ):
         for offset, _, field, _ in rows:
             assert not field or offsets[field] == int(offset), field

@@ -67,28 +67,9 @@ offset type  name         meaning
 52     u32   ahead        task blocks that a block claims as it begins with the last one that it
                           holds, to have them when it is done; 0: it claims nothing then
 56     8 B                reserved, 0
-64     56 B  fault        the fault record
+64     56 B  fault        what went wrong first: `gpud.compiler.fault_record`
 120    u64   output       distance from this record to the run's output record
                           (`gpud.compiler.print_words`); 0: nobody listens
-====== ===== ============ =======================================================================
-
-Fault record, 56 bytes from offset 64 of the job record on: the first thing that went wrong in the
-job. Whoever changes ``state`` from 0 to 1 writes it, and nobody else does.
-
-====== ===== ============ =======================================================================
-offset type  name         meaning
-====== ===== ============ =======================================================================
-64     u32   state        0 none (`NO_FAULT`), 1 being written, 2 complete (`COMPLETE`)
-68     u32   kind         a `FaultKind`
-72     u32   site         number of the instruction in `gpud.compiler.program.Program.sites`
-76     u32   claim        the task block, `NOTHING` if it is not known
-80     u32   thread_x     the thread in its block
-84     u32   thread_y
-88     u32   thread_z
-92     u32   line         assertions: line in the source
-96     u64   address      the address that was accessed; assertions: address of the message
-104    u64   file         assertions: address of the file's name
-112    u64   function     assertions: address of the function's name
 ====== ===== ============ =======================================================================
 
 Each word is read and written whole, by host and device, with one access of its own size: between
@@ -104,15 +85,13 @@ Properties:
 * ``never_wraps``: ``next`` stays below 2**32. A persistent block claims nothing more after it has
   found nothing, so it takes ``next`` at most `MOST_CLAIMED` beyond ``total``; and a device holds
   fewer than 2**31 / `MOST_CLAIMED` = 8 million of them at once, all launches of a job together.
-  None is begun when nothing is left to claim;
-* ``first_wins``: of all faults of a job one is recorded, whole or not at all.
+  None is begun when nothing is left to claim.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from enum import IntEnum
 from math import prod
 from typing import Final, NamedTuple
 
@@ -124,19 +103,8 @@ __all__ = [
     "BEGUN",
     "BLOCKS_A_PAIR",
     "CHUNK",
-    "COMPLETE",
     "DONE",
     "FAULT",
-    "FAULT_ADDRESS",
-    "FAULT_BYTES",
-    "FAULT_CLAIM",
-    "FAULT_FILE",
-    "FAULT_FUNCTION",
-    "FAULT_KIND",
-    "FAULT_LINE",
-    "FAULT_SITE",
-    "FAULT_STATE",
-    "FAULT_THREAD",
     "FLAGS",
     "GRID",
     "HALT",
@@ -153,7 +121,6 @@ __all__ = [
     "NAMED_BYTES",
     "NEXT",
     "NOTHING",
-    "NO_FAULT",
     "ONE_AT_A_TIME",
     "ONE_DIMENSIONAL",
     "ORDERS",
@@ -167,9 +134,6 @@ __all__ = [
     "X_DIVIDER",
     "Y_DIVIDER",
     "Claims",
-    "FaultKind",
-    "FaultRecord",
-    "fault_of",
     "job_record",
     "launch_bytes",
     "launch_record",
@@ -218,24 +182,6 @@ FAULT: Final = 64
 OUTPUT: Final = 120
 JOB_BYTES: Final = 128
 
-# Byte offsets in the job record of the parts of the fault record.
-FAULT_STATE: Final = FAULT
-FAULT_KIND: Final = FAULT + 4
-FAULT_SITE: Final = FAULT + 8
-FAULT_CLAIM: Final = FAULT + 12
-FAULT_THREAD: Final = FAULT + 16
-FAULT_LINE: Final = FAULT + 28
-FAULT_ADDRESS: Final = FAULT + 32
-FAULT_FILE: Final = FAULT + 40
-FAULT_FUNCTION: Final = FAULT + 48
-FAULT_BYTES: Final = 56
-
-NO_FAULT: Final = 0
-"""The state of a fault record that nobody has written."""
-
-COMPLETE: Final = 2
-"""The state of a fault record that can be read."""
-
 ONE_DIMENSIONAL: Final = 1
 """Bit of ``flags``: the grid's y and z are 1."""
 
@@ -272,7 +218,6 @@ _LAUNCH = struct.Struct("<QQI4x")
 _PAIR = struct.Struct("<II")
 _ALL_STAY = 0xFFFFFFFF
 _JOB = struct.Struct("<7I4x4I2I8x56xQ")
-_FAULT = struct.Struct("<8I3Q")
 
 
 class Claims(NamedTuple):
@@ -296,36 +241,6 @@ class Claims(NamedTuple):
 
 ONE_AT_A_TIME: Final = Claims()
 """Nothing in advance: a released block runs the task block that it is in."""
-
-
-class FaultKind(IntEnum):
-    """What went wrong."""
-
-    ADDRESS = 1
-    """An access outside the session's memory, or to an address that means nothing."""
-    TRAP = 2
-    BREAKPOINT = 3
-    ASSERT = 4
-    MISALIGNED = 5
-    """The address is in the session's memory but no multiple of what the access demands."""
-    TARGET = 6
-    """A jump or call that goes to none of its targets; ``address`` is its index or pointer."""
-
-
-class FaultRecord(NamedTuple):
-    """A complete fault record; the fields are those of the table above.
-
-    ``claim`` is None where the record says `NOTHING`.
-    """
-
-    kind: FaultKind
-    site: int
-    claim: int | None
-    thread: tuple[int, int, int]
-    line: int
-    address: int
-    file: int
-    function: int
 
 
 def job_record(
@@ -417,20 +332,3 @@ def named_sms(sms: Iterable[int]) -> bytes:
             raise ValueError(f"SMs 0 to {MOST_SMS - 1} can be named, not {number}")
         bits |= 1 << number
     return bits.to_bytes(NAMED_BYTES, "little")
-
-
-def fault_of(job: bytes | bytearray | memoryview) -> FaultRecord | None:
-    """The fault in a job record; None if there is none, or none that is complete yet.
-
-    Args:
-        job: `JOB_BYTES` bytes or more, the job record at their beginning.
-
-    Raises:
-        ValueError: what is written there is no fault record: the kernel has overwritten it.
-    """
-    state, kind, site, claim, x, y, z, line, *rest = _FAULT.unpack_from(job, FAULT)
-    if state != COMPLETE:
-        return None
-    address, file, function = rest
-    known = None if claim == NOTHING else claim
-    return FaultRecord(FaultKind(kind), site, known, (x, y, z), line, address, file, function)

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gpud.compiler.control_words import FaultKind
+from gpud.compiler.fault_record import FaultKind
 from gpud.compiler.names import FAULT
 from gpud.compiler.ptx.model import (
     Function,

@@ -3,7 +3,7 @@
 Problem: a block that is ended leaves numbers: a kind, a site, an address, pointers to strings. They
 come from a kernel, so none of them can be trusted, and they are the same on every device.
 
-Approach: `error_of` makes the error of a `gpud.compiler.control_words.FaultRecord`. What only the
+Approach: `error_of` makes the error of a `gpud.compiler.fault_record.FaultRecord`. What only the
 front knows (which instruction the site is, which array is nearest) is added there:
 `gpud.server.faults`.
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpud.compiler.control_words import FaultKind, FaultRecord
 from gpud.compiler.dividers import coordinates
+from gpud.compiler.fault_record import FaultKind, FaultRecord
 from gpud.device.reach import UNREADABLE, Reach
 from gpud.errors import IllegalAddress, KernelTrap
 

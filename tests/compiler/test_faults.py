@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gpud.compiler import control_words as words
 from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.analysis.survey import Survey
-from gpud.compiler.control_words import FaultKind, FaultRecord, fault_of
 from gpud.compiler.dividers import coordinates
+from gpud.compiler.fault_record import COMPLETE, FaultKind, FaultRecord, fault_of
 from gpud.compiler.forms import Form, classify
 from gpud.compiler.passes import rewrite
 from gpud.compiler.pipeline import compile_program
@@ -436,7 +436,7 @@ def test_a_record_is_read_as_it_is_laid_out() -> None:
     job["fault_state"] = 1
     assert fault_of(job.tobytes()) is None
     values = {
-        "state": words.COMPLETE, "kind": 5, "site": 3, "claim": 9, "thread": (1, 2, 3),
+        "state": COMPLETE, "kind": 5, "site": 3, "claim": 9, "thread": (1, 2, 3),
         "line": 4, "address": 2**40, "file": 2**41, "function": 2**42,
     }  # fmt: skip
     for name, value in values.items():

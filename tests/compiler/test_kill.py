@@ -12,7 +12,7 @@ from gpud.compiler import control_words as words
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
 from gpud.compiler.analysis.survey import Survey
-from gpud.compiler.control_words import fault_of
+from gpud.compiler.fault_record import fault_of
 from gpud.compiler.forms import Form, classify
 from gpud.compiler.names import is_killable, kernel_of, killable_of, twin_of
 from gpud.compiler.passes.kill import may_run_long, pass_kill

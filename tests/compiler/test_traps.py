@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpud.compiler.control_words import FaultKind
+from gpud.compiler.fault_record import FaultKind
 from gpud.compiler.forms import classify
 from gpud.compiler.passes.traps import pass_traps
 from gpud.compiler.ptx.model import Immediate, Instruction, Module, Register, Tuple, Variable

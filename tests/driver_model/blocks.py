@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from gpud.compiler import control_words as cw
+from gpud.compiler import fault_record as fault
 from gpud.device.cuda import gate, green
 from tests.driver_model.modules import Launch
 
@@ -126,15 +127,15 @@ class _Kernel:
         if index == 0:
             self._device.put(self._device.u64(control + cw.STATUS) + cw.BEGUN, 1)
 
-    def _fault(self, job: int, kind: cw.FaultKind, claim: int) -> None:
+    def _fault(self, job: int, kind: fault.FaultKind, claim: int) -> None:
         device = self._device
         device.put(job + cw.NEXT, max(device.u32(job + cw.NEXT), device.u32(job + cw.TOTAL)))
-        if device.u32(job + cw.FAULT_STATE) == cw.NO_FAULT:
-            device.put(job + cw.FAULT_KIND, kind)
-            device.put(job + cw.FAULT_SITE, 7)
-            device.put(job + cw.FAULT_CLAIM, claim)
-            device.put(job + cw.FAULT_ADDRESS, 0xDEAD00)
-            device.put(job + cw.FAULT_STATE, cw.COMPLETE)
+        if device.u32(job + fault.STATE) == fault.NO_FAULT:
+            device.put(job + fault.KIND, kind)
+            device.put(job + fault.SITE, 7)
+            device.put(job + fault.CLAIM, claim)
+            device.put(job + fault.ADDRESS, 0xDEAD00)
+            device.put(job + fault.STATE, fault.COMPLETE)
 
     def _ran(self, job: int, claim: int, block: Block) -> None:
         self._device.ran.append((self._name, job, claim))

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpud.compiler import control_words as cw
+from gpud.compiler import fault_record as fault
 from gpud.compiler.names import ARENA, CONTROL, HEAP, PRINT
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.launch import Launch as OnDevice
@@ -185,14 +186,14 @@ def _left(error: GpudError | None, control: int, job: int) -> None:
 
     fields: Any = error
     if isinstance(error, IllegalAddress):
-        kind = cw.FaultKind.MISALIGNED if fields.misaligned else cw.FaultKind.ADDRESS
-        ctypes.c_uint64.from_address(job + cw.FAULT_ADDRESS).value = fields.address
+        kind = fault.FaultKind.MISALIGNED if fields.misaligned else fault.FaultKind.ADDRESS
+        ctypes.c_uint64.from_address(job + fault.ADDRESS).value = fields.address
     else:
-        kind = cw.FaultKind.TRAP
-    put(cw.FAULT_KIND, kind)
-    put(cw.FAULT_SITE, -1 if fields.site is None else fields.site)
-    put(cw.FAULT_CLAIM, 0)
+        kind = fault.FaultKind.TRAP
+    put(fault.KIND, kind)
+    put(fault.SITE, -1 if fields.site is None else fields.site)
+    put(fault.CLAIM, 0)
     for index, extent in enumerate(fields.thread or (0, 0, 0)):
-        put(cw.FAULT_THREAD + 4 * index, extent)
+        put(fault.THREAD + 4 * index, extent)
     put(cw.NEXT, ctypes.c_uint32.from_address(job + cw.TOTAL).value)
-    put(cw.FAULT_STATE, cw.COMPLETE)
+    put(fault.STATE, fault.COMPLETE)

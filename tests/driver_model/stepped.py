@@ -56,7 +56,7 @@ class SteppedDriver(ModelDriver):
     Attributes:
         ran: (kernel, address of the job record, task block), in order.
         where: the SM on which each of these ran.
-        faults: task blocks that fault: (kernel, task block) to a `cw.FaultKind`.
+        faults: task blocks that fault: (kernel, task block) to a `FaultKind`.
         log: what the driver writes into the log of a load that fails.
         occupancy: the occupancy of every kernel.
         sizes: of how much room a block takes, for kernels whose blocks take more than 1.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpud.compiler.control_words import FaultKind, FaultRecord
+from gpud.compiler.fault_record import FaultKind, FaultRecord
 from gpud.device.faults import error_of, printable
 from gpud.device.reach import TEXT_LIMIT_BYTES, UNREADABLE, Reach
 from gpud.errors import IllegalAddress, KernelTrap, from_wire

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gpud.compiler.control_words import FaultKind
+from gpud.compiler.fault_record import FaultKind
 from gpud.compiler.fences.record import Fence, Range
 from gpud.compiler.names import ARENA, FAULT, HEAP
 from gpud.compiler.ptx.model import (

@@ -33,6 +33,7 @@ from __future__ import annotations
 from functools import cache
 
 from gpud.compiler import control_words as words
+from gpud.compiler import fault_record as fault
 from gpud.compiler.names import ASSERT, FAULT, LEAVE
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx.model import Function
@@ -82,8 +83,8 @@ _RECORD = f"""
     setp.eq.s64 %no, %ctl, 0;
     @%no trap;
     ld.global.u64 %job, [%ctl+{words.JOB}];
-    atom.global.cas.b32 %state, [%job+{words.FAULT_STATE}], {words.NO_FAULT}, 1;
-    setp.ne.u32 %no, %state, {words.NO_FAULT};
+    atom.global.cas.b32 %state, [%job+{fault.STATE}], {fault.NO_FAULT}, 1;
+    setp.ne.u32 %no, %state, {fault.NO_FAULT};
     @%no bra $leave;
     mov.u32 %place, %claim;
     setp.ne.u32 %no, %slots, {_NOTHING};
@@ -98,19 +99,19 @@ _RECORD = f"""
     ld.global.u32 %other, [%ctl+{words.BASE}];
     add.u32 %place, %place, %other;
 $known:
-    st.global.u32 [%job+{words.FAULT_CLAIM}], %place;
+    st.global.u32 [%job+{fault.CLAIM}], %place;
     mov.u32 %other, %tid.x;
-    st.global.u32 [%job+{words.FAULT_THREAD}], %other;
+    st.global.u32 [%job+{fault.THREAD}], %other;
     mov.u32 %other, %tid.y;
-    st.global.u32 [%job+{words.FAULT_THREAD + 4}], %other;
+    st.global.u32 [%job+{fault.THREAD + 4}], %other;
     mov.u32 %other, %tid.z;
-    st.global.u32 [%job+{words.FAULT_THREAD + 8}], %other;
-    st.global.u32 [%job+{words.FAULT_SITE}], %site;
+    st.global.u32 [%job+{fault.THREAD + 8}], %other;
+    st.global.u32 [%job+{fault.SITE}], %site;
 """
 
 _RECORDED = f"""
     membar.sys;
-    st.volatile.global.u32 [%job+{words.FAULT_STATE}], {words.COMPLETE};
+    st.volatile.global.u32 [%job+{fault.STATE}], {fault.COMPLETE};
 $leave:
     call {LEAVE}, (%ctl, %claim, %slots);
     trap;
@@ -121,8 +122,8 @@ _FAULT = f"""
 .func {FAULT}({_CONTEXT}, .reg .b32 %kind, .reg .b32 %site, .reg .b64 %address)
 .noreturn
 {{{_RECORD}
-    st.global.u32 [%job+{words.FAULT_KIND}], %kind;
-    st.global.u64 [%job+{words.FAULT_ADDRESS}], %address;
+    st.global.u32 [%job+{fault.KIND}], %kind;
+    st.global.u64 [%job+{fault.ADDRESS}], %address;
 {_RECORDED}"""
 
 _ASSERT = f"""
@@ -130,11 +131,11 @@ _ASSERT = f"""
     .reg .b32 %line, .reg .b64 %function)
 .noreturn
 {{{_RECORD}
-    st.global.u32 [%job+{words.FAULT_KIND}], {words.FaultKind.ASSERT.value};
-    st.global.u32 [%job+{words.FAULT_LINE}], %line;
-    st.global.u64 [%job+{words.FAULT_ADDRESS}], %message;
-    st.global.u64 [%job+{words.FAULT_FILE}], %file;
-    st.global.u64 [%job+{words.FAULT_FUNCTION}], %function;
+    st.global.u32 [%job+{fault.KIND}], {fault.FaultKind.ASSERT.value};
+    st.global.u32 [%job+{fault.LINE}], %line;
+    st.global.u64 [%job+{fault.ADDRESS}], %message;
+    st.global.u64 [%job+{fault.FILE}], %file;
+    st.global.u64 [%job+{fault.FUNCTION}], %function;
 {_RECORDED}"""
 
 

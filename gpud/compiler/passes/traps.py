@@ -33,7 +33,7 @@ from dataclasses import replace
 
 from gpud.compiler.analysis.effects import CALL, FLAGS, TERMINATOR, TRAP, callee, written
 from gpud.compiler.analysis.survey import survey as survey_of
-from gpud.compiler.control_words import FaultKind
+from gpud.compiler.fault_record import FaultKind
 from gpud.compiler.forms import Decision
 from gpud.compiler.names import ASSERT, FAULT
 from gpud.compiler.passes.build import change_functions, fresh_stem, immediate

@@ -3,7 +3,7 @@
 Problem: the block has left its seat's memory as it was when a thread failed; what it says of the
 task block depends on the form of the launch, and its strings are pointers of a kernel.
 
-Approach: the header's fields become a `gpud.compiler.control_words.FaultRecord`, the same that a
+Approach: the header's fields become a `gpud.compiler.fault_record.FaultRecord`, the same that a
 device without headers reads from the job's record, and `gpud.device.faults` makes the error.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpud.compiler import control_words as cw
-from gpud.compiler.control_words import FaultKind, FaultRecord
 from gpud.compiler.dividers import coordinates
+from gpud.compiler.fault_record import FaultKind, FaultRecord
 from gpud.device.cpu.codegen.calls import FRAMES_BYTES
 from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
 from gpud.device.cpu.records import NONE

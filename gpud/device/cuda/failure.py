@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpud.compiler import control_words as cw
+from gpud.compiler.fault_record import fault_of
 from gpud.device.faults import error_of
 from gpud.device.reach import Reach
 from gpud.errors import GpudError, InternalError
@@ -20,11 +20,11 @@ __all__ = ["failure_of"]
 
 
 def failure_of(record: bytes, gang: Gang, stage: int) -> GpudError | None:
-    """The error for a job record of `cw.JOB_BYTES` bytes; None if it says that nothing failed."""
+    """The error for a job record; None if it says that nothing failed."""
     chain = gang.chain
     launched = chain.launches[stage]
     try:
-        fault = cw.fault_of(record)
+        fault = fault_of(record)
     except ValueError as error:
         return InternalError(
             f"the fault record of {launched.name} is none: {error}", stage="device host, CUDA"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpud.compiler.control_words import FaultKind
+from gpud.compiler.fault_record import FaultKind
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver
 from gpud.device.cuda.release import RELEASE_PATHS
