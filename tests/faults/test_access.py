@@ -24,7 +24,6 @@ from gpud.compiler.cache import Cache, cache_key
 from gpud.compiler.confine import confine
 from gpud.compiler.untrusted import check_includes, check_options
 from gpud.compiler.worker_messages import CompileJob
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.errors import InvalidArgument
 from gpud.server.listener import listen
 from gpud.units import SessionId
@@ -32,6 +31,7 @@ from gpud.wire import messages as wm
 from gpud.wire.address import check_fallback_folder
 from gpud.wire.codec import frame
 from gpud.wire.table import Sender
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 
 ALICE, BOB = 70001, 70002

@@ -17,9 +17,9 @@ import pytest_asyncio
 import gpud_client as gc
 from bench import bench_clients
 from bench.dying_clients import DEATHS, Raw
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.server import daemon as daemon_module
 from gpud.wire import messages as wm
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import Client, World, until
 
 # -- processes that are killed ---------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 from gpud.device.host import messages as hm
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.errors import ProtocolError
 from gpud.server.believed import check_reply
 from gpud.server.child import Child
@@ -19,6 +18,7 @@ from gpud.server.daemon import Daemon
 from gpud.server.owner import HostLimits
 from gpud.server.suspects import MOST_TRIALS, Suspects
 from gpud.wire import messages as wm
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, World, launch, until
 
 pytestmark = pytest.mark.asyncio

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.server import arenas as arenas_module
 from gpud.server.quota import Quota, User
 from gpud.server.stream import MESSAGES_PER_TURN
 from gpud.server.turns import Turns
 from gpud.wire import messages as wm
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 
 ALICE, BOB = 70001, 70002

@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
-from gpud.device.host.fake import FakeHost
 from gpud.errors import InternalError
 from gpud.server import daemon
 from gpud.wire import messages as wm
+from tests.fake_host.host import FakeHost
 from tests.integration.daemon_world import Client, World, until
 
 pytestmark = pytest.mark.asyncio

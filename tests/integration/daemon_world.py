@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpud.config import Config, load
-from gpud.device.host.fake import FakeHost
 from gpud.server.access import Peer, peer_of
 from gpud.server.daemon import Daemon
 from gpud.wire import messages as wm
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
+from tests.fake_host.host import FakeHost
 
 _T = TypeVar("_T")
 TIMEOUT_S = 20.0

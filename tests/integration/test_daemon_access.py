@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.wire import messages as wm
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import Client, World, until
 
 pytestmark = pytest.mark.asyncio

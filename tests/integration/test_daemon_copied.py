@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from gpud.device.host import messages as m
-from gpud.device.host.fake import FakeHost
 from gpud.errors import InternalError, OutOfMemory
 from gpud.server.copied import MOST_PARTS
 from gpud.wire import messages as wm
+from tests.fake_host.host import FakeHost
 from tests.integration.daemon_world import Client, World, until
 
 SIZE = 10_000

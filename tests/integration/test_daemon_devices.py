@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.errors import DeviceLost, InvalidArgument
 from gpud.server import devices
 from gpud.wire import messages as wm
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import World, launch, until
 
 pytestmark = pytest.mark.asyncio

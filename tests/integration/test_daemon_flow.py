@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from gpud.device.host.fake import FakeHost
 from gpud.server import connection
 from gpud.server.stream import MESSAGES_PER_TURN
 from gpud.wire import messages as wm
+from tests.fake_host.host import FakeHost
 from tests.integration.daemon_world import World, launch, until
 
 pytestmark = pytest.mark.asyncio

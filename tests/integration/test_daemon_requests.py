@@ -11,10 +11,10 @@ import msgpack
 import pytest
 import pytest_asyncio
 
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.errors import LaunchConfigError
 from gpud.wire import messages as wm
 from gpud.wire.codec import frame
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 
 pytestmark = pytest.mark.asyncio

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 
 from gpud.device.host import messages as hm
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.errors import KernelTrap
 from gpud.server.daemon import Daemon
 from gpud.wire import messages as wm
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, until
 
 pytestmark = pytest.mark.asyncio

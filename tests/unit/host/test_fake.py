@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpud.device.host import messages as m
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.errors import KernelTrap, LaunchConfigError, from_wire
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.unit.host.peer import row
 
 MS = 1_000_000

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from gpud.device.host import messages as hm
-from gpud.device.host.fake import Behaviour, FakeHost
 from gpud.errors import CompileError, GpudError, InvalidArgument
 from gpud.server.child import Child
 from gpud.server.stream import Outbox
 from gpud.server.suspects import MOST_TRIALS, Case, Suspects
+from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import until
 
 pytestmark = pytest.mark.asyncio

@@ -40,10 +40,10 @@ from typing import Any
 
 from gpud.compiler.names import is_killable, killable_of
 from gpud.device.host import messages as m
-from gpud.device.host.virtual import Behaviour, FakeJob, FakeLaunch, VirtualSMs
 from gpud.errors import GpudError
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
+from tests.fake_host.virtual import Behaviour, FakeJob, FakeLaunch, VirtualSMs
 
 __all__ = ["Behaviour", "FakeHost", "FakeJob"]
 

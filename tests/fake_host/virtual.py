@@ -1,6 +1,6 @@
 """SMs in virtual time: jobs whose task blocks take exactly as long as a test says.
 
-Part of the fake host (`gpud.device.host.fake`), which gives them their commands and tells the front
+Part of the fake host (`tests.fake_host.host`), which gives them their commands and tells the front
 what they report.
 
 Terms: as in `gpud.device.host.messages`; *room* is what no block occupies, in CapSM. A block that
