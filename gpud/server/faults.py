@@ -59,8 +59,7 @@ def _reworded(
 
 def _program(job: Job, launch: int | None) -> CompiledProgram | None:
     """The program of a launch."""
-    modules = () if job.chain is None else job.chain.modules
-    index = launch or 0
+    modules, index = job.chain.modules, launch or 0
     return modules[index].program if 0 <= index < len(modules) else None
 
 

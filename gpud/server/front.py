@@ -355,8 +355,10 @@ class Front:
         """The job as people see it."""
         row = job.row(now_ns, user_name(job.uid), self.records.epoch_ns)
         record = job.record
-        board = None if record is None else self.runner.scheduler.devices[record.device]
-        return {**row, "waits_for": None if board is None else waiting_reason(record, board)}
+        if record is None:
+            return {**row, "waits_for": None}
+        board = self.runner.scheduler.devices[record.device]
+        return {**row, "waits_for": waiting_reason(record, board)}
 
     # -- followers
 

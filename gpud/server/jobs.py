@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpud.core.capacity import SCALE
 from gpud.core.events import LaunchShape
+from gpud.core.job import JobRecord
 from gpud.errors import GpudError, from_wire
 from gpud.errors.base import shorten
 from gpud.server.modules import Module, Shape
 from gpud.units import JobId, job_name
+
+if TYPE_CHECKING:
+    from gpud.server.session import Session
 
 __all__ = ["NAMES_KEPT", "Chain", "Job", "brief", "exact"]
 
@@ -92,13 +96,13 @@ class Job:
         state: how it ended; None before.
         error: what it failed with on its device.
         started_ns: when it was first sent to its device, monotonic; None: never.
-        chain: None once it has ended, as ``owner``.
     """
 
     __slots__ = (
+        "_chain",
+        "_owner",
         "_stats",
         "_terms",
-        "chain",
         "device",
         "ended_ns",
         "error",
@@ -110,7 +114,6 @@ class Job:
         "occupancy",
         "online",
         "output",
-        "owner",
         "program",
         "progress",
         "record",
@@ -124,22 +127,22 @@ class Job:
     )
 
     def __init__(
-        self, job: JobId, number: int, owner: Any, device: int, chain: Chain, now_ns: int
+        self, job: JobId, number: int, owner: Session, device: int, chain: Chain, now_ns: int
     ) -> None:
         self.id = job
         self.number = number
-        self.owner = owner
-        self.session: int = owner.number
-        self.uid: int = owner.peer.uid
-        self.program: str = owner.program
+        self._owner: Session | None = owner
+        self.session = owner.number
+        self.uid = owner.peer.uid
+        self.program = owner.program
         self.device = device
-        self.chain: Any = chain
+        self._chain: Chain | None = chain
         self.kernels = chain.kernels
         self.launches = len(chain.shapes)
         self.occupancy = chain.occupancy
         self.submitted_ns = now_ns
         self.started_ns: int | None = None
-        self.record: Any = None
+        self.record: JobRecord | None = None
         self.online = False
         self.error: GpudError | None = None
         self.output = b""
@@ -153,6 +156,18 @@ class Job:
         self._terms: tuple[Fraction | None, Fraction | None, int] | None = None
 
     @property
+    def chain(self) -> Chain:
+        """What it runs, until it has ended."""
+        assert self._chain is not None, "a job that has ended keeps no launches"
+        return self._chain
+
+    @property
+    def owner(self) -> Session:
+        """Who is told when it ends, until then."""
+        assert self._owner is not None, "a job that has ended has nobody to tell"
+        return self._owner
+
+    @property
     def allocation(self) -> Fraction:
         """CapSM that it has now."""
         return Fraction(0) if self.record is None else self.record.allocation
@@ -160,7 +175,7 @@ class Job:
     @property
     def capsm(self) -> float:
         """`allocation`, quickly and about."""
-        alloc: int = 0 if self.record is None else self.record.alloc
+        alloc = 0 if self.record is None else self.record.alloc
         return alloc / SCALE
 
     @property
@@ -173,7 +188,7 @@ class Job:
         self.final_stats(now_ns)
         self._terms = self._terms_now()
         self.state, self.error, self.ended_ns = state, error, now_ns
-        self.chain = self.owner = self.record = None
+        self._chain = self._owner = self.record = None
         self.output = b""
 
     def stats(self, now_ns: int) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class Scene:
         front = self.world.daemon.front
         session = front.sessions[self.alice.session]
         record = next(iter(session.jobs.values())).record
+        assert record is not None
         return (
             list(session.modules),
             [dict(module.measured) for module in session.modules.values()],
