@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -54,7 +55,7 @@ def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
     """
     daemon = _Daemon(device, options)
     try:
-        daemon.await_ready()
+        daemon.start()
         session = Session(str(daemon.socket))
     except BaseException:
         daemon.end()
@@ -70,9 +71,9 @@ def alocal(device: str | tuple[str, ...] = "cpu", **options: Any) -> Connecting:
     """
 
     async def start() -> AsyncSession:
-        daemon = await asyncio.to_thread(_Daemon, device, options)
+        daemon = _Daemon(device, options)
         try:
-            await asyncio.to_thread(daemon.await_ready)
+            await asyncio.to_thread(daemon.start)
             session = await open_session(str(daemon.socket), None)
         except BaseException:
             await asyncio.to_thread(daemon.end)  # it may take seconds
@@ -84,28 +85,38 @@ def alocal(device: str | tuple[str, ...] = "cpu", **options: Any) -> Connecting:
 
 
 class _Daemon:
-    """A daemon as a child process.
-
-    Raises:
-        MissingDependency: it cannot run here.
-    """
+    """A daemon as a child process; it may be ended while another thread starts it."""
 
     def __init__(self, device: str | tuple[str, ...], options: Mapping[str, Any]) -> None:
-        for library in _NEEDED:
-            if not _installed(library):
-                raise MissingDependency(library, extra="daemon")
         # Not where TMPDIR may say: a socket's path has to be short.
         self.folder = Path(tempfile.mkdtemp(prefix="gpud-", dir=_short_folder()))
         self.socket = self.folder / "gpud.sock"
+        self._arguments = _arguments(device, self.socket, options)
         self._log = self.folder / "log"
-        self._process: subprocess.Popen[bytes] | None = None
         self._ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        try:
-            notify = str(self.folder / "notify")
+        self._beginning = threading.Lock()
+        self._over = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it accepts connections. Whatever is raised, `end` it.
+
+        Raises:
+            MissingDependency: it cannot run here.
+            ConnectionLost: it has ended instead, or takes too long.
+            InvalidArgument: it has ended because of what it was told.
+        """
+        for library in _NEEDED:
+            if not _installed(library):
+                raise MissingDependency(library, extra="daemon")
+        notify = str(self.folder / "notify")
+        with self._beginning:
+            if self._over:
+                return
             self._ready.bind(notify)
             with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "gpud", *_arguments(device, self.socket, options)],
+                process = self._process = subprocess.Popen(
+                    [sys.executable, "-m", "gpud", *self._arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -113,19 +124,9 @@ class _Daemon:
                     # Ctrl-C is for the program: it decides what becomes of its daemon.
                     start_new_session=True,
                 )
-        except BaseException:
-            self.end()
-            raise
+        self._await_ready(process)
 
-    def await_ready(self) -> None:
-        """Wait until it accepts connections.
-
-        Raises:
-            ConnectionLost: it has ended instead, or takes too long.
-            InvalidArgument: it has ended because of what it was told.
-        """
-        process = self._process
-        assert process is not None
+    def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
         ended = os.pidfd_open(process.pid)
         try:
             poll = select.poll()
@@ -151,8 +152,9 @@ class _Daemon:
 
     def end(self) -> None:
         """End it, and wait until it has ended. May be called twice."""
+        with self._beginning:
+            process, self._process, self._over = self._process, None, True
         self._ready.close()
-        process, self._process = self._process, None
         if process is not None:
             for signal_number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError):

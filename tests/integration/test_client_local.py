@@ -141,3 +141,28 @@ def test_async() -> None:
             return int(gpu.daemon["pid"])
 
     assert gone(asyncio.run(main()))
+
+
+def test_async_cancelled_while_the_daemon_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting, cancelled = threading.Event(), threading.Event()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        starting.set()
+        assert cancelled.wait(TIMEOUT_S)
+        started.append(real(["sleep", str(TIMEOUT_S)]))
+        return started[0]
+
+    async def main() -> None:
+        task = asyncio.ensure_future(gc.alocal("cpu:1"))
+        assert await asyncio.to_thread(starting.wait, TIMEOUT_S)
+        task.cancel()
+        await asyncio.sleep(0)
+        cancelled.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    asyncio.run(main())
+    assert started[0].returncode is not None
