@@ -1,4 +1,4 @@
-"""How a client reaches the daemon's socket."""
+"""How a client reaches the daemon's socket, and what it reads from it at most."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import struct
 from gpud.errors import ConnectionLost, InvalidArgument
 from gpud.wire.address import check_fallback_folder
 
-__all__ = ["connected"]
+__all__ = ["MAX_FRAME_BYTES", "connected"]
+
+MAX_FRAME_BYTES = 1 << 30
+"""Of what the daemon sends: it is trusted, and a long trace is large."""
 
 _CONNECT_S = 10.0  # a daemon that is too busy to accept for so long is as good as none
 

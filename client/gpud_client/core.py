@@ -46,6 +46,7 @@ from gpud.wire.messages import (
     Welcome,
 )
 from gpud.wire.table import Sender
+from gpud_client.address import MAX_FRAME_BYTES
 from gpud_client.arena import ArenaMemory
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("gpud_client")
-_MAX_FRAME_BYTES = 1 << 30  # the daemon is trusted; a long trace is large
 _MOST_REQUESTS = 1 << 32
 _PRUNE_AT = 64
 
@@ -172,7 +172,7 @@ class Core:
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
         self._descriptors: deque[int] = deque()
-        self._decoder = FrameDecoder(_MAX_FRAME_BYTES)
+        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body: bytes | None = None
         self._last_request = 0
         self._last_job = 0

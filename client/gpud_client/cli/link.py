@@ -33,13 +33,12 @@ from gpud.wire.messages import (
     Welcome,
 )
 from gpud.wire.table import Sender
-from gpud_client.address import connected
+from gpud_client.address import MAX_FRAME_BYTES, connected
 
 __all__ = ["Link"]
 
 _TIMEOUT_S = 20.0
 _READ_BYTES = 1 << 18
-_MAX_FRAME_BYTES = 1 << 30  # the daemon is trusted; a long trace is large
 
 
 class Link:
@@ -60,7 +59,7 @@ class Link:
     def __init__(self, path: str | None = None) -> None:
         self.path = socket_path(path)
         self._next = 0
-        self._decoder = FrameDecoder(_MAX_FRAME_BYTES)
+        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._bodies: Iterator[bytes] = iter(())
         self._socket = connected(str(self.path))
         self._socket.settimeout(_TIMEOUT_S)
