@@ -97,8 +97,7 @@ class Reason:
 class Case:
     """One entry of a surveyed module, and what rules share about it."""
 
-    def __init__(self, survey: Survey, entry: str, *, exit_aware: bool = False) -> None:
-        self._exit_aware = exit_aware
+    def __init__(self, survey: Survey, entry: str) -> None:
         self.survey = survey
         self.entry = entry
         self.closure = survey.closure(entry)
@@ -117,7 +116,7 @@ class Case:
     @cached_property
     def needs_exit_aware(self) -> bool:
         """Whether threads can leave before a full-block barrier that others reach."""
-        return self._exit_aware or self.dangers.first(Meeting.FULL_BARRIER) is not None
+        return self.dangers.first(Meeting.FULL_BARRIER) is not None
 
     @cached_property
     def barrier(self) -> int | None:

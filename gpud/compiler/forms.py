@@ -90,34 +90,22 @@ class Decision:
             raise KernelRejected(first.code, message, first.instruction, first.line)
 
 
-def classify(
-    module: Module,
-    entry: str,
-    *,
-    force: Form | None = None,
-    exit_aware: bool | None = None,
-) -> Decision:
+def classify(module: Module, entry: str, *, force: Form | None = None) -> Decision:
     """Decide the form of a kernel.
 
     Args:
         module: a module whose functions are flat.
         entry: the kernel's name.
         force: use this form if it is legal.
-        exit_aware: persistent form only: use exit-aware barriers, or not, where both are legal.
 
     Raises:
         KernelNotFound: the module defines no such kernel.
-        KernelRejected: what was forced is not legal; reason code ``form-not-legal``.
+        KernelRejected: ``force`` is not legal; reason code ``form-not-legal``.
     """
     if entry not in module.entries():
         raise KernelNotFound(entry, tuple(module.entries()))
-    case = Case(survey(module), entry)
-    decision = _decide(case)
-    if force is not None and force is not decision.form:
-        decision = _forced(decision, force)
-    if exit_aware is not None and exit_aware is not decision.exit_aware:
-        decision = _forced_barriers(case, decision, exit_aware)
-    return decision
+    decision = _decide(Case(survey(module), entry))
+    return decision if force is None or force is decision.form else _forced(decision, force)
 
 
 def check_target(module: Module, sm: int) -> None:
@@ -204,15 +192,3 @@ def _forced(decision: Decision, form: Form) -> Decision:
         shape=Shape.ANY,
         barrier=None,
     )
-
-
-def _forced_barriers(case: Case, decision: Decision, exit_aware: bool) -> Decision:
-    if decision.form is Form.PERSISTENT and exit_aware:
-        aware = Case(case.survey, case.entry, exit_aware=True)
-        if all(rule(aware) is None for _, rule in RULES):
-            why = (reason("forced", "exit-aware barriers were asked for"), *decision.why)
-            return replace(decision, exit_aware=True, barrier=aware.barrier, why=why)
-    how = "with" if exit_aware else "without"
-    message = f"{decision.entry} cannot run {how} exit-aware barriers"
-    first = decision.why[0]
-    raise KernelRejected("form-not-legal", message, first.instruction, first.line)

@@ -23,7 +23,7 @@ Source: NVRTC user guide 13.0 (API, options, language).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -82,12 +82,11 @@ def compile_cuda(
     arch: str = DEFAULT_ARCH,
     options: Sequence[str] = (),
     name_expressions: Sequence[str] = (),
-    include_paths: Sequence[str] | None = None,
-    headers: Mapping[str, str] | None = None,
 ) -> CompiledSource:
     """Compiles CUDA C++ to PTX. Blocks for 10 to 100 ms for an ordinary kernel.
 
-    The language is C++17 unless ``options`` say otherwise.
+    The language is C++17 unless ``options`` say otherwise. CUDA's headers are there where the
+    machine has them, see `gpud.compiler.cuda_headers`.
 
     Args:
         source: CUDA C++ text; kernels are ``__global__`` functions.
@@ -95,9 +94,6 @@ def compile_cuda(
             ``a``, from 10.0 on also ``f``.
         options: Further NVRTC options, one per item: ``"-DN=4"``, ``"--use_fast_math"``.
         name_expressions: Kernels to keep and to look up, ``"axpy<float>"``.
-        include_paths: Folders for ``#include``, searched in order. None means the CUDA headers
-            of this machine, see `gpud.compiler.cuda_headers`; pass ``()`` for none at all.
-        headers: Header text by the name that ``#include`` uses; these come before any folder.
 
     Raises:
         EmptySource: ``source`` is empty or blank.
@@ -111,15 +107,14 @@ def compile_cuda(
         raise EmptySource
     _check_arch(arch)
     _check_options(options)
-    paths = cuda_include_paths(nvrtc_version()[0]) if include_paths is None else include_paths
     standard = () if any(map(_STD_OPTION.match, options)) else ("--std=c++17",)
     arguments = [
         f"--gpu-architecture={arch}",
         *standard,
         *options,
-        *(f"--include-path={path}" for path in paths),
+        *(f"--include-path={path}" for path in cuda_include_paths(nvrtc_version()[0])),
     ]
-    with _Program(source, headers or {}) as program:
+    with _Program(source) as program:
         for expression in name_expressions:
             program.add_name_expression(expression)
         log = program.compile(arguments)
@@ -175,11 +170,9 @@ def _check_options(options: Sequence[str]) -> None:
 class _Program:
     """One ``nvrtcProgram``, destroyed when its ``with`` block ends."""
 
-    def __init__(self, source: str, headers: Mapping[str, str]) -> None:
-        names = [_bytes(name) for name in headers]
-        texts = [_bytes(text) for text in headers.values()]
+    def __init__(self, source: str) -> None:
         (self._handle,) = _call(
-            "nvrtcCreateProgram", _bytes(source), _bytes(SOURCE_NAME), len(names), texts, names
+            "nvrtcCreateProgram", _bytes(source), _bytes(SOURCE_NAME), 0, [], []
         )
 
     def __enter__(self) -> _Program:

@@ -68,7 +68,6 @@ def compile_program(
     arch: str = DEFAULT_ARCH,
     name_expressions: Sequence[str] = (),
     form: str | None = None,
-    exit_aware: bool | None = None,
     sm: int | None = None,
     fence: bool = True,
     kill: bool = True,
@@ -84,7 +83,6 @@ def compile_program(
         name_expressions: Kernels to instantiate and to look up, ``"axpy<float>"``.
         form: Bring every kernel into this form: ``"persistent"``, ``"sliced"``, ``"whole"``. A
             kernel for which it is not legal counts as rejected.
-        exit_aware: Use exit-aware barriers in persistent kernels, or not, where both are legal.
         sm: The device's compute capability, 75 for 7.5: refuse PTX for a newer one.
         fence: Check every access to memory, so that none leaves the session's arena.
         kill: Give kernels with loops twins that can be ended while they run.
@@ -104,7 +102,6 @@ def compile_program(
         arch,
         tuple(name_expressions),
         form,
-        exit_aware,
         sm,
         fence=fence,
         kill=kill,
@@ -219,16 +216,15 @@ class _Run:
 
     def _decide(self, flat: Module, entry: str) -> Decision:
         form = None if self.request.form is None else Form(self.request.form)
-        exit_aware = self.request.exit_aware
         natural = classify(flat, entry)
         unchecked = unfenceable(flat, entry) if self.request.fence else None
         if unchecked is not None and natural.form is not Form.REJECTED:
             reasons = (unchecked, *natural.why)
             return replace(natural, form=Form.REJECTED, why=reasons, legal=())
-        if natural.form is Form.REJECTED or (form is None and exit_aware is None):
+        if natural.form is Form.REJECTED or form is None:
             return natural
         try:
-            return classify(flat, entry, force=form, exit_aware=exit_aware)
+            return classify(flat, entry, force=form)
         except KernelRejected as error:
             text = f"cannot have the form that was asked for: it {natural.why[0].text}"
             why = Reason(error.reason, text, error.instruction, error.line)

@@ -28,7 +28,6 @@ class Request:
     arch: str
     name_expressions: tuple[str, ...]
     form: str | None
-    exit_aware: bool | None
     sm: int | None
     fence: bool = True
     kill: bool = True

@@ -48,7 +48,6 @@ def request_key(request: Request) -> bytes | None:
             request.arch,
             *request.name_expressions,
             request.form,
-            None if request.exit_aware is None else int(request.exit_aware),
             request.sm,
             int(request.fence),
             int(request.kill),

@@ -123,4 +123,4 @@ extern "C" __global__ void k(unsigned short* x, float* y) {
 def compiled(name: str, arch: str) -> str:
     """The PTX of a kernel above, with line information for odd lines of the table."""
     options = ("--generate-line-info",) if name in ("calls", "local") else ()
-    return compile_cuda(KERNELS[name], arch=arch, options=options, include_paths=()).ptx
+    return compile_cuda(KERNELS[name], arch=arch, options=options).ptx

@@ -427,16 +427,6 @@ def test_a_forced_form_that_is_not_legal_is_refused() -> None:
     assert caught.value.instruction.startswith("shfl.sync")
 
 
-def test_forced_exit_aware_barriers() -> None:
-    plain = entry("bar.sync 0; ret;")
-    decision = classify(plain, "k", exit_aware=True)
-    assert decision.exit_aware
-    assert decision.barrier == 0
-    aware = entry(f"{RETURN_SOME} bar.sync 0; ret;")
-    with pytest.raises(KernelRejected, match="without exit-aware barriers"):
-        classify(aware, "k", exit_aware=False)
-
-
 def test_a_missing_kernel_is_named_with_those_there_are() -> None:
     with pytest.raises(KernelNotFound, match="it defines k"):
         classify(entry("ret;"), "nobody")

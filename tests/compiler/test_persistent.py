@@ -45,12 +45,10 @@ extern "C" __global__ void count(unsigned* hits, unsigned* bad) { atomicAdd(hits
 """
 
 
-def persistent(module: Module, *, exit_aware: bool | None = None) -> Module:
-    plan = {
-        name: classify(module, name, force=Form.PERSISTENT, exit_aware=exit_aware)
-        for name in module.entries()
-    }
-    return rewrite(module, plan)
+def persistent(module: Module) -> Module:
+    return rewrite(
+        module, {name: classify(module, name, force=Form.PERSISTENT) for name in module.entries()}
+    )
 
 
 def loop_of(module: Module, name: str = "k") -> Module:
@@ -451,7 +449,9 @@ def test_plain_barriers_would_hang_there() -> None:
 
 
 def test_exit_aware_barriers_also_work_where_nobody_leaves() -> None:
-    module = persistent(compiled(COUNT), exit_aware=True)
+    plain = compiled(COUNT)
+    decision = replace(classify(plain, "count"), exit_aware=True, barrier=0)
+    module = rewrite(plain, {"count": decision})
     assert "barrier.red" in print_module(module)
     check(run(module, (5, 1, 1), 3, [(0, 2), (200, 1)], 5), (5, 1, 1), 3)
 

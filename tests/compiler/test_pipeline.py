@@ -318,7 +318,7 @@ def test_a_damaged_or_foreign_entry_is_compiled_again(tmp_path: Path) -> None:
     (entry,) = cache.folder.glob("*.entry")
     entry.write_bytes(entry.read_bytes()[:-3])
     assert compile_program(PLAIN, cache=cache) == fresh
-    key = request_key(Request(PLAIN, (), "compute_75", (), None, None, None))
+    key = request_key(Request(PLAIN, (), "compute_75", (), None, None))
     assert key is not None
     for payload in (b"", b"whole, but no program", fresh.encode()[:-1], fresh.encode() + b"x"):
         cache.put(key, payload)
@@ -335,14 +335,13 @@ def test_failures_are_not_cached(tmp_path: Path) -> None:
 
 
 def test_the_key_covers_the_whole_request() -> None:
-    base = Request(KERNELS["saxpy"], (), "compute_75", (), None, None, None)
+    base = Request(KERNELS["saxpy"], (), "compute_75", (), None, None)
     fields = {
         "source": KERNELS["saxpy"] + " ",
         "options": ("-DX",),
         "arch": "compute_90",
         "name_expressions": ("k",),
         "form": "sliced",
-        "exit_aware": False,
         "sm": 90,
         "fence": False,
         "kill": False,
@@ -381,7 +380,7 @@ def test_headers_that_gpud_cannot_name_are_not_cached(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.h").write_text("#define N 1\n")
-    request = Request(source + KERNELS["saxpy"], options, "compute_75", (), None, None, None)
+    request = Request(source + KERNELS["saxpy"], options, "compute_75", (), None, None)
     assert (request_key(request) is not None) is cached
 
 

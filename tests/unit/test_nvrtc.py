@@ -77,21 +77,6 @@ def test_an_empty_log_leaves_the_interpreter_alone() -> None:
     assert [bytes([value])[0] for value in range(256)] == list(range(256))
 
 
-def test_headers_given_as_text_come_first() -> None:
-    source = '#include "factor.h"\n#include <deep/more.h>\n' + SCALE
-    headers = {"factor.h": "#define FACTOR MORE", "deep/more.h": "#define MORE 3.0f"}
-    assert "0f40400000" in compile_cuda(source, headers=headers).ptx
-
-
-def test_include_paths(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("headers")
-    (folder / "factor.h").write_text("#define FACTOR 3.0f")
-    source = '#include "factor.h"\n' + SCALE
-    assert "0f40400000" in compile_cuda(source, include_paths=[str(folder)]).ptx
-    with pytest.raises(CompileError, match=r"factor\.h"):
-        compile_cuda(source)
-
-
 @pytest.mark.parametrize(
     "header",
     ["cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cooperative_groups.h", "mma.h",
@@ -101,11 +86,6 @@ def test_cuda_headers_are_found(header: str) -> None:
     if not cuda_include_paths(nvrtc_version()[0]):
         pytest.skip("no CUDA headers are installed on this machine")
     compile_cuda(f'#include <{header}>\nextern "C" __global__ void k() {{}}')
-
-
-def test_no_include_paths_means_none() -> None:
-    with pytest.raises(CompileError, match=r"cuda_fp16\.h"):
-        compile_cuda("#include <cuda_fp16.h>", include_paths=())
 
 
 @pytest.mark.parametrize("source", ["", " \n\t"])
