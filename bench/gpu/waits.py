@@ -6,9 +6,9 @@ Problem: a persistent kernel may run for hours, and the driver's manual says of 
 they wait for it ("may perform implicit synchronization"). One that waits under the device's lock
 stops everything.
 
-And what a look at a word in host memory costs, which blocks take before every claim where limits
-are there (release path ``mapped``), beside one at a word in device memory: from one block, and from
-as many as fit.
+And what a look at a word in host memory costs, which blocks take before every claim where launch
+records are there (release path ``mapped``), beside one at a word in device memory: from one block,
+and from as many as fit.
 
 Approach: a kernel holds the GPU until the host says so or `--ms` are over. Meanwhile one thing is
 done: a call, or a launch elsewhere that is waited for. If the kernel is over when that has

@@ -1,9 +1,9 @@
 """The model with time that passes when a test says so: `SteppedDriver.step` does one thing.
 
-Kernels are what the rewriter makes of them, reduced to what the device sees: a block reads its
-limit, sees whether its SM is named, claims, and counts (`tests.driver_model.blocks`). Blocks are
-placed on SMs, those on streams of green contexts on the SMs of these only. A call that waits has
-time pass until it need not; of one that waits for the device by the way it is only noted
+Kernels are what the rewriter makes of them, reduced to what the device sees: a block reads whether
+it is to stay, sees whether its SM is named, claims, and counts (`tests.driver_model.blocks`).
+Blocks are placed on SMs, those on streams of green contexts on the SMs of these only. A call that
+waits has time pass until it need not; of one that waits for the device by the way it is only noted
 (`ModelDriver.waits`): gpud may make none of them while anything runs.
 """
 

@@ -5,11 +5,12 @@ block is enough, whatever is released or added while the kernel runs. No run of 
 show that; a small model of the loop can be explored completely.
 
 Model: two launches of one persistent block each, two warps a block (warp 0 leads), a shared
-counter. The host lowers the first launch's limit, or not, at any moment, and then starts the second
-launch on the same counter, or not. A step is one access to shared state: reading the limit,
-claiming, writing a slot, arriving at the barrier, passing it, reading a slot (and running the task
-block, or leaving). What only a leader reads and writes, the last task block that its block holds
-and its claim in advance, is its own. A depth-first search visits each reachable state once.
+counter. The host tells the first launch's block to release, or not, at any moment, and then starts
+the second launch on the same counter, or not. A step is one access to shared state: reading the
+bit that says whether the block stays, claiming, writing a slot, arriving at the barrier, passing
+it, reading a slot (and running the task block, or leaving). What only a leader reads and writes,
+the last task block that its block holds and its claim in advance, is its own. A depth-first search
+visits each reachable state once.
 
 Properties: both warps of a block run the same task blocks; each task block below the counter was
 run exactly once and no other; if the job was grown, none is left; nobody waits for ever. That with
@@ -26,7 +27,7 @@ import pytest
 LEAVE = 99
 NONE = -1
 # Where a warp is: about to do one of these, not launched yet, or gone. `AGAIN` and `ADVANCE`: look
-# at the limit before a claim in advance, and claim.
+# at the bit before a claim in advance, and claim.
 LOOK, CLAIM, WRITE, AGAIN, ADVANCE, ARRIVE, PASS, READ, IDLE, GONE = range(10)
 
 
@@ -50,7 +51,7 @@ class State(NamedTuple):
 
     warps: tuple[Warp, ...]  # two of the first launch, two of the second
     ran: tuple[tuple[int, ...], ...]  # by warp 0, by warp 1: how often each task block
-    limits: tuple[int, ...] = (1, 0)
+    stays: tuple[bool, ...] = (True, False)  # a bit for each block
     slots: tuple[int, ...] = (LEAVE,) * 4  # two a block
     arrived: tuple[int, ...] = (0, 0)
     phases: tuple[int, ...] = (0, 0)
@@ -74,11 +75,11 @@ def host_steps(state: State) -> Iterator[State]:
     """The host's two decisions, each of which it may also leave out."""
     if state.host == 0:
         yield state._replace(host=1)
-        yield state._replace(host=1, limits=(0, state.limits[1]))
+        yield state._replace(host=1, stays=(False, state.stays[1]))
     elif state.host == 1:
         yield state._replace(host=2)
         warps = (*state.warps[:2], Warp(LOOK), Warp(ARRIVE))
-        yield state._replace(host=2, limits=(state.limits[0], 1), warps=warps, grown=True)
+        yield state._replace(host=2, stays=(state.stays[0], True), warps=warps, grown=True)
 
 
 class Rules(NamedTuple):
@@ -101,7 +102,7 @@ def hold(warp: Warp, first: int, count: int, total: int) -> Warp:
 
 def look(state: State, warp: Warp, block: int, rules: Rules) -> tuple[State, Warp]:
     """The leader finds what its block holds, or whether it may claim."""
-    released = state.limits[block] <= 0
+    released = not state.stays[block]
     if not (rules.drop_held and released):
         if warp.ahead != NONE:
             return state, hold(warp, warp.ahead, rules.ahead, len(state.ran[0]))
@@ -129,7 +130,7 @@ def warp_step(state: State, who: int, rules: Rules) -> State | None:
         wants = rules.ahead > 0 and warp.claim == warp.last
         warp = warp._replace(at=AGAIN if wants else ARRIVE)
     elif warp.at == AGAIN:
-        warp = warp._replace(at=ARRIVE if state.limits[block] <= 0 else ADVANCE)
+        warp = warp._replace(at=ADVANCE if state.stays[block] else ARRIVE)
     elif warp.at == ADVANCE:
         warp = warp._replace(at=ARRIVE, ahead=state.counter)
         state = state._replace(counter=state.counter + rules.ahead)

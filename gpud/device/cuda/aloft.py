@@ -271,7 +271,7 @@ class Aloft:
         return sum(
             max(0, self._flights.live(flight) - self._flights.staying(flight))
             for flight in self.flights
-            if flight.stage <= now and flight.counts
+            if flight.stage <= now and flight.leaving is not None
         )
 
     def _nothing_left(self, stage: int) -> bool:

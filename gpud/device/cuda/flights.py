@@ -12,6 +12,7 @@ Whoever waits is woken by a semaphore that the driver posts when a stream gets s
 
 Properties:
 * a flight that could not begin holds nothing;
+* what was taken back is not written to, by no thread: it may be another launch's, or other words;
 * if a kernel was launched and cannot be followed, the device is lost: nobody would know when its
   memory is free.
 
@@ -20,6 +21,7 @@ Nothing here has run on a GPU yet.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -51,9 +53,9 @@ class Flight:
         count: blocks that were launched.
         limit: blocks that are not told to release; only falls.
         slot: its records, None if it has none.
-        counts: whether its blocks count themselves out when they leave.
         event: over when it is.
-        leaving: which of its blocks leave when; None: they are not told one by one.
+        leaving: persistent form: which of its blocks leave when, and count themselves out; None:
+            its blocks are not told.
         place: where its blocks are; None: anywhere.
         stream: its own, given back with it; None if others are on the stream.
         cleared: of the blocks that are told, those for the SM that they are on.
@@ -65,7 +67,6 @@ class Flight:
     count: int
     limit: int
     slot: Slot | None
-    counts: bool
     event: Any
     leaving: Leaving | None = None
     place: Place | None = None
@@ -115,7 +116,7 @@ class Flights:
         self._all_streams: list[Any] = []
         self._all_events: list[Any] = []
         self._there: dict[Flight, None] = {}
-        self._halts = 0
+        self._counting = threading.Lock()  # of what is there: nobody has it who calls the driver
 
     # -- streams and events
 
@@ -188,11 +189,10 @@ class Flights:
         what = chain.stages[stage]
         event = self.take_event()
         slot: Slot | None = None
-        halts = self._halts
-        counts = what.form == "persistent"
+        persistent = what.form == "persistent"
         try:
             if what.form != "unmodified":
-                slot = self.release.take(count if counts else 0)
+                slot = self.release.take(count if persistent else 0)
                 self.release.place(slot, job, base, named, stream)
             self._launch(chain, stage, count, stream, slot, place)
         except (GpudError, DriverError):
@@ -204,27 +204,23 @@ class Flights:
             self._context.driver.call("cuEventRecord", event, stream)
         except DriverError as error:
             raise DeviceLost(f"{what.kernel.name} runs and cannot be followed: {error}") from error
-        leaving = Leaving(slot.sms, by_sm=self._by_sm) if counts and slot is not None else None
-        flight = Flight(stage, count, count, slot, counts, event, leaving, place, named=named != 0)
-        self._there[flight] = None
-        if self._halts != halts:  # no more than set it: `halt` may do so at any moment
-            flight.named = True
+        leaving = Leaving(slot.sms, by_sm=self._by_sm) if persistent and slot is not None else None
+        flight = Flight(stage, count, count, slot, event, leaving, place, named=named != 0)
+        with self._counting:
+            self._there[flight] = None
         return flight
 
     def halt(self) -> None:
         """Have all blocks leave that can, at their next task block.
 
-        Called on any thread, without the lock: who has it may be waiting in the driver. What is
-        begun meanwhile may get some of it, for a slot that was another's; so it is marked, too.
+        Called on any thread, without the device's lock: who has it may be waiting in the driver.
+        What is being begun meanwhile does not hear of it.
         """
-        self._halts += 1
-        for flight in list(self._there):
-            if flight.counts and flight.slot is not None:
-                flight.named = True
-                self.release.halt(flight.slot)
-        self._halts += 1
-        for flight in list(self._there):
-            flight.named = True
+        with self._counting:
+            for flight in self._there:
+                if flight.leaving is not None and flight.slot is not None:
+                    flight.named = True
+                    self.release.halt(flight.slot)
 
     def notify(self, stream: Any) -> None:
         """Have the semaphore posted when ``stream`` gets here."""
@@ -247,7 +243,7 @@ class Flights:
 
     def live(self, flight: Flight) -> int:
         """How many of its blocks have not left, those included that have not begun."""
-        if not flight.counts or flight.slot is None:
+        if flight.leaving is None or flight.slot is None:
             return flight.count
         return flight.slot.live
 
@@ -294,7 +290,8 @@ class Flights:
 
     def forget(self, flight: Flight, urgent: bool) -> None:
         """Take back what a flight held that is over."""
-        self._there.pop(flight, None)
+        with self._counting:
+            self._there.pop(flight, None)
         self.give_event(flight.event)
         if flight.slot is not None:
             self.release.give(flight.slot)

@@ -149,7 +149,7 @@ class Launcher:
         if self._aloft.run is not None:
             self._aloft.run.stop()
         for flight in self._aloft.flights:
-            if flight.counts and flight.limit:
+            if flight.leaving is not None and flight.limit:
                 self._flights.set_limit(flight, 0)
 
     def kill(self) -> None:

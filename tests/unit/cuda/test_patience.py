@@ -13,6 +13,7 @@ import pytest
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.machine_code import MachineCode
 from gpud.device.cuda.patience import Patience
+from gpud.device.cuda.release import Slot
 from gpud.device.cuda.watcher import Watcher
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
@@ -103,7 +104,7 @@ def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) ->
         ran_once(fake, [20] * 4)
 
 
-def test_what_is_begun_while_blocks_are_halted_is_known_to_be_halted() -> None:
+def test_what_is_begun_while_blocks_are_halted_is_left_alone() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         first, second = (Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2))
@@ -120,12 +121,47 @@ def test_what_is_begun_while_blocks_are_halted_is_known_to_be_halted() -> None:
         second.resize(2)
         device.flights.release.place = place  # type: ignore[method-assign]
         new = next(flight for flight in device.flights._there if flight is not old)
-        assert old.named
-        assert new.named
+        told = {flight: not flight.slot.orders[:, 0].any() for flight in (old, new) if flight.slot}
+        assert told == {old: old.named, new: new.named} == {old: True, new: False}
         for job in (first, second):
             job.end()
             drive(fake, device, job)
         assert not device.flights._there
+
+
+def test_what_is_over_is_not_halted_any_more() -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        jobs = [Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2)]
+        for job in jobs:
+            job.resize(2)
+        jobs[1].end()
+        fake.run(200)
+        release = device.flights.release
+        halt, give = release.halt, release.give
+        given: list[Slot] = []
+        threads: list[threading.Thread] = []
+
+        def gives(slot: Slot) -> None:
+            given.append(slot)
+            give(slot)
+
+        def halts(slot: Slot) -> None:
+            threads.append(threading.Thread(target=device.watcher.look))
+            threads[-1].start()
+            threads[-1].join(0.02)  # it may have to wait for this thread
+            assert slot not in given, "what lies there may be another's"
+            halt(slot)
+
+        release.halt, release.give = halts, gives  # type: ignore[method-assign]
+        device.flights.halt()
+        for thread in threads:
+            thread.join()
+        release.halt, release.give = halt, give  # type: ignore[method-assign]
+        assert jobs[1].done
+        assert len(given) == 1
+        jobs[0].end()
+        drive(fake, device, jobs[0])
 
 
 def test_the_first_runs_need_nothing_that_the_driver_may_wait_for() -> None:
@@ -152,7 +188,7 @@ def test_a_call_that_returns_in_time_disturbs_nobody() -> None:
         fake.run(10)
         device.load(PROGRAM)
         (flight,) = device.flights._there
-        assert (flight.named, flight.limit, device.flights._halts) == (False, 2, 0)
+        assert (flight.named, flight.limit) == (False, 2)
         drive(fake, device, job)
         ran_once(fake, [50])
 
