@@ -27,6 +27,7 @@ import numpy as np
 
 from gpud.compiler import control_words as cw
 from gpud.device.cuda.chain import Chain
+from gpud.device.cuda.compaction import NOBODY, Shares
 from gpud.device.cuda.flights import Flight, Flights
 from gpud.device.cuda.pace import Pace
 from gpud.device.cuda.run import Run
@@ -220,25 +221,32 @@ class Aloft:
         """The flights of a stage."""
         return [one for one in self.flights if one.stage == stage]
 
-    @property
-    def leaving(self) -> bool:
+    def leaving(self, *, exhausted: bool) -> bool:
         """Whether blocks of begun stages are there that were told to leave.
 
         Not those that have not begun: who waits for room must not be waited for.
+
+        Args:
+            exhausted: whether all leave, told or not.
         """
-        if not self._still_there():
+        there = self._still_there(exhausted=exhausted)
+        if not there:
             return False
         now = self.on_device.current
-        begun = [one for one in self.flights if one.stage <= now and one.leaving]
-        return self._still_there() > sum(one.leaving.absent for one in begun if one.leaving)
+        begun = [one.leaving for one in self.flights if one.stage <= now and one.leaving]
+        return there > sum(one.absent + (one.coming if exhausted else 0) for one in begun)
 
     @property
-    def there(self) -> list[int]:
-        """The SMs on which blocks of the stage that runs are, of those that are to stay."""
-        if self.run is None:
-            return []
-        here = self.of(self.run.current)
-        return [sm for flight in here if flight.leaving for sm in flight.leaving.there.tolist()]
+    def there(self) -> Shares:
+        """What blocks of the stage that runs take of each SM, of those that are to stay."""
+        shares = NOBODY.copy()
+        if self.run is not None:
+            now = self.run.current
+            for leaving in (flight.leaving for flight in self.of(now)):
+                if leaving is not None:
+                    shares += np.bincount(leaving.there.clip(max=cw.MOST_SMS), None, len(shares))
+            shares /= self._chain.stages[now].occupancy
+        return shares
 
     # -- helpers
 
@@ -263,13 +271,13 @@ class Aloft:
             self.release_ns = max(self.release_ns, took)
             self._releasing_ns = 0
 
-    def _still_there(self) -> int:
-        """How many blocks of begun stages were told to leave and have not."""
+    def _still_there(self, *, exhausted: bool = False) -> int:
+        """How many blocks of begun stages were told to leave and have not; or all that have not."""
         if self.run is None:
             return 0
         now = self.run.current
         return sum(
-            max(0, self._flights.live(flight) - self._flights.staying(flight))
+            max(0, self._flights.live(flight) - (not exhausted and self._flights.staying(flight)))
             for flight in self.flights
             if flight.stage <= now and flight.leaving is not None
         )

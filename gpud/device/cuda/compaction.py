@@ -5,19 +5,25 @@ no SM on which one of its blocks fits: an offline job that has three quarters of
 three quarters of every SM, and jobs that gave up blocks may have given up others' neighbours.
 Blocks of the online launch would wait until some offline kernel is over.
 
-Approach: the watcher sees blocks that are to come and do not, though nobody is leaving any more. It
-then bars so many SMs as these blocks need: offline blocks on them leave at their next task block,
-and none begins there. When the online blocks are there, or their launch is over, the SMs are open
-again: offline jobs begin on other SMs, or there, what they lack of their share. They have moved
-together by that, so that it seldom has to be done again.
+Approach: the watcher adds up what the blocks that stay take of each SM, 1/M each. So it sees, as
+soon as an online launch has begun, for how many of its blocks there will be no room when all have
+left that leave anyway, and bars as many SMs as these need: offline blocks on them leave at their
+next task block, and none begins there. When the online blocks are there, or their launch is over,
+the SMs are open again: offline jobs begin on other SMs, or there, what they lack of their share.
+They have moved together by that, so that it seldom has to be done again.
+
+That sum is not all: the hardware hands out registers in pieces, and nobody knows where blocks of
+kernels in sliced and whole form are. So SMs are barred, too, for blocks that do not come though
+nobody is leaving any more.
 
 Terms: a launch *lacks* the blocks of it that are not told to leave and have not begun, as long as
-something is left for them to claim.
+something is left for them to claim. It is *short* of those of them for which there is no room.
 
 Properties:
-* SMs are barred only if a launch lacks blocks at two looks, with nobody leaving at either;
-* those with the fewest offline blocks are, and first those without online ones; an SM whose number
-  cannot be named is not;
+* SMs are barred only for a launch that is short of blocks, or lacks some at two looks with nobody
+  leaving at either;
+* those of which offline blocks take the least are, and first those without online ones; an SM whose
+  number cannot be named is not;
 * they are not barred longer than `_SECONDS` after the last has left for a launch that does not come
   all the same, and then not again for the same one: what it waits for is something else.
 
@@ -27,9 +33,11 @@ Nothing here has run on a GPU yet; how soon blocks come after others have left i
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from gpud.compiler.control_words import MOST_SMS
 
@@ -37,13 +45,21 @@ if TYPE_CHECKING:
     from gpud.device.cuda.flights import Flight
     from gpud.device.cuda.gang import Gang
 
-__all__ = ["Compaction", "Lack"]
+__all__ = ["NOBODY", "Compaction", "Lack", "Shares"]
 
 _SECONDS: Final = 0.1
 """Twenty times as long as a long task block's 5 ms."""
 
 _SETTLED_S: Final = 40e-6
 """How long a block takes at most to begin where there is room; looks are further apart."""
+
+_NEARLY: Final = 1e-9
+"""Of a block: what sums of 1/M may be wrong by."""
+
+Shares = npt.NDArray[np.float64]
+"""What blocks take of each SM, by ``%smid``; 1: all of it. Last, of those that cannot be named."""
+
+NOBODY: Final[Shares] = np.zeros(MOST_SMS + 1)
 
 
 class Lack(NamedTuple):
@@ -54,12 +70,14 @@ class Lack(NamedTuple):
         occupancy: M of their launch.
         launch: the flights of it.
         sms: where they may be; None: on any SM.
+        most: how many of its blocks fit there if nobody else is.
     """
 
     blocks: int
     occupancy: int
     launch: tuple[Flight, ...]
     sms: frozenset[int] | None
+    most: int
 
 
 class Compaction:
@@ -90,16 +108,20 @@ class Compaction:
         if any(gang.leaving for gang in gangs):
             self._lacking.clear()
             self._until = now + _SECONDS
-            return False
-        if self.barred and now >= self._until:
+        elif self.barred and now >= self._until:
             self._hopeless |= flights
             return self._bar(frozenset())
-        self._lacking = {flight: self._lacking.get(flight, now) for flight in flights}
+        else:
+            self._lacking = {flight: self._lacking.get(flight, now) for flight in flights}
+        online, offline = NOBODY.copy(), NOBODY.copy()
+        for gang in gangs:
+            side = online if gang.urgent else offline
+            side += gang.there
         wanted: frozenset[int] = self.barred
         for lack in lacks:
-            since = max(self._lacking[flight] for flight in lack.launch)
-            if now - since >= _SETTLED_S and not self._hopeless.issuperset(lack.launch):
-                wanted |= self._chosen(lack, gangs)
+            if not self._hopeless.issuperset(lack.launch):
+                since = max(self._lacking.get(flight, now) for flight in lack.launch)
+                wanted |= _chosen(lack, online, offline, settled=now - since >= _SETTLED_S)
         if wanted != self.barred and not self.barred:
             self._until = now + _SECONDS
         return self._bar(wanted)
@@ -111,12 +133,24 @@ class Compaction:
             self._lacking.clear()
         return changed
 
-    def _chosen(self, lack: Lack, gangs: Iterable[Gang]) -> frozenset[int]:
-        """The SMs that are to be left for it."""
-        offline: Counter[int] = Counter()
-        online: Counter[int] = Counter()
-        for gang in gangs:
-            (online if gang.urgent else offline).update(gang.there)
-        able = [sm for sm in offline if sm < MOST_SMS and (lack.sms is None or sm in lack.sms)]
-        able.sort(key=lambda sm: (online[sm], offline[sm], sm))
-        return frozenset(able[: -(-lack.blocks // lack.occupancy)])
+
+def _chosen(lack: Lack, online: Shares, offline: Shares, *, settled: bool) -> frozenset[int]:
+    """The SMs that offline blocks are to leave for it; ``settled``: no block comes any more."""
+    taken, kept = _taken(lack, online + offline), _taken(lack, online)
+    short = lack.blocks if settled else lack.blocks + int(taken.sum()) - lack.most
+    chosen: list[int] = []
+    for sm in np.lexsort((offline, online)).tolist():
+        if short <= 0:
+            break
+        if sm < MOST_SMS and taken[sm] > kept[sm]:
+            chosen.append(sm)
+            short -= int(taken[sm] - kept[sm])
+    return frozenset(chosen)
+
+
+def _taken(lack: Lack, shares: Shares) -> npt.NDArray[np.int64]:
+    """How many blocks fewer fit on each SM than if nobody were there; 0 where they cannot be."""
+    found = np.ceil(shares * lack.occupancy - _NEARLY).clip(0, lack.occupancy).astype(np.int64)
+    if lack.sms is not None:
+        found[[sm not in lack.sms for sm in range(len(found))]] = 0
+    return found

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpud.compiler import control_words as cw
 from gpud.device.cuda.aloft import Aloft
 from gpud.device.cuda.chain import Chain
-from gpud.device.cuda.compaction import Lack
+from gpud.device.cuda.compaction import NOBODY, Lack, Shares
 from gpud.device.cuda.driver import DriverError
 from gpud.device.cuda.failure import failure_of
 from gpud.device.cuda.green import Place
@@ -192,13 +192,13 @@ class Gang:
 
     @property
     def leaving(self) -> bool:
-        """Whether blocks are there that were told to leave."""
-        return not self.over and self._aloft.leaving
+        """Whether blocks are there that leave: they were told to, or find nothing to claim."""
+        return not self.over and self._aloft.leaving(exhausted=self.exhausted)
 
     @property
-    def there(self) -> list[int]:
-        """The SMs on which blocks are that are to stay: one each."""
-        return [] if self.over else self._aloft.there
+    def there(self) -> Shares:
+        """What its blocks take of each SM that do not leave."""
+        return NOBODY if self.exhausted else self._aloft.there
 
     def make_way(self) -> None:
         """There is another partition, or one less; or what was held back may begin."""

@@ -182,9 +182,9 @@ class Launcher:
         blocks = sum(flight.leaving.coming for flight in here if flight.leaving)
         if not blocks or aloft.all_claimed(now):
             return None
-        place = here[0].place
-        sms = None if place is None else place.numbers
-        return Lack(blocks, self._chain.stages[now].occupancy, here, sms)
+        place, occupancy = here[0].place, self._chain.stages[now].occupancy
+        sms, count = (None, self._device.sms) if place is None else (place.numbers, place.sms)
+        return Lack(blocks, occupancy, here, sms, count * occupancy)
 
     def held(self, slices: int, *, stopping: bool) -> int:
         """Slices that blocks occupy or will occupy, rounded up.
