@@ -24,7 +24,6 @@ __all__ = [
     "Bytes",
     "CapSM",
     "JobId",
-    "Nanoseconds",
     "Partitions",
     "SessionId",
     "Share",
@@ -44,9 +43,6 @@ Address = NewType("Address", int)
 
 Bytes = NewType("Bytes", int)
 """A size in bytes."""
-
-Nanoseconds = NewType("Nanoseconds", int)
-"""A duration, or a monotonic time since an origin that the caller fixes, in nanoseconds."""
 
 
 class Partitions(NamedTuple):

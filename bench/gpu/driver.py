@@ -212,10 +212,6 @@ class Buffer:
         check(self._gpu.cu.cuMemcpyDtoH(found.ctypes.data, self.address, found.nbytes))
         return found
 
-    def copy_from(self, other: Buffer, stream: Any) -> None:
-        """Copy another buffer of the same size here, in stream order."""
-        check(self._gpu.cu.cuMemcpyDtoDAsync(self.address, other.address, self.nbytes, stream))
-
     def __del__(self) -> None:
         if hasattr(self, "address"):
             self._gpu.cu.cuMemFree(self.address)

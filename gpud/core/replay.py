@@ -67,9 +67,9 @@ def write_line(event: Event, commands: Iterable[Command]) -> str:
     return json.dumps({"event": _plain(event), "commands": [_plain(c) for c in commands]})
 
 
-def replay(lines: Iterable[str], settings: Settings | None = None) -> list[Command]:
+def replay(lines: Iterable[str]) -> list[Command]:
     """Returns all commands that follow from a log's events; arguments and raises as `steps`."""
-    return [command for step in steps(lines, settings) for command in step.commands]
+    return [command for step in steps(lines) for command in step.commands]
 
 
 def steps(lines: Iterable[str], settings: Settings | None = None) -> Iterator[Step]:

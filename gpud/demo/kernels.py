@@ -54,7 +54,6 @@ class Kind:
         what: what it computes, for people.
         block: threads of a block in x, y, z.
         make: a problem of so many task blocks (or a few more), with so many rounds in each.
-        rounds_at: the argument that holds the rounds.
         least_rounds: fewer make no sense.
         take_turns: blocks of one SM take turns within a task block, at its barriers, so that a
             task block takes M times as long as an SM works for it.
@@ -65,7 +64,6 @@ class Kind:
     source: str
     block: Dim3
     make: Callable[[int, int], Problem]
-    rounds_at: int
     least_rounds: int = 1
     take_turns: bool = False
 
@@ -278,11 +276,11 @@ def _step(sources: Array, place: Array, speed: Array) -> Array:
 
 
 OFFLINE: tuple[Kind, ...] = (
-    Kind("pricer", "Monte Carlo option prices", _PRICER, (128, 1, 1), _pricer, 2, 8),
+    Kind("pricer", "Monte Carlo option prices", _PRICER, (128, 1, 1), _pricer, 8),
     Kind(
-        *("matmul", "matrix product in 32 x 32 tiles", _MATMUL, (32, 32, 1), _matmul, 4),
+        *("matmul", "matrix product in 32 x 32 tiles", _MATMUL, (32, 32, 1), _matmul),
         take_turns=True,
     ),
-    Kind("nbody", "n-body step", _NBODY, (_BODIES_PER_BLOCK, 1, 1), _nbody, 4),
+    Kind("nbody", "n-body step", _NBODY, (_BODIES_PER_BLOCK, 1, 1), _nbody),
 )
 """What keeps the device full, one job of each at any time."""

@@ -49,14 +49,13 @@ __all__ = [
 class Parameter:
     """A kernel parameter: its place in the parameter buffer, in bytes, and its PTX type.
 
-    ``is_array``: a struct passed by value, ``type`` then being its element's.
+    The type of a struct that is passed by value is its element's.
     """
 
     name: str
     offset: int
     size: int
     type: str
-    is_array: bool
 
 
 class Memory(Protocol):
@@ -300,7 +299,7 @@ def parameters_of(entry: ptx.Function) -> tuple[Parameter, ...]:
     found = []
     for parameter, start in zip(entry.parameters, starts, strict=True):
         size, _ = size_and_align(parameter)
-        found.append(Parameter(parameter.name, start, size, parameter.type, bool(parameter.dims)))
+        found.append(Parameter(parameter.name, start, size, parameter.type))
     return tuple(found)
 
 

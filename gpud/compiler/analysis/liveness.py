@@ -12,7 +12,6 @@ until nothing changes (Aho, Lam, Sethi and Ullman, "Compilers", section 9.2.5).
 Properties:
 * a predicated write leaves its destination live before it: where the guard fails, the old value
   survives;
-* what is live before a block's first instruction is ``live_before(block, 0)``;
 * a register that no path reads before writing it is not live into the entry.
 """
 
@@ -40,9 +39,6 @@ class Liveness:
         """Register name by bit."""
         self.bit: dict[str, int] = {}
         """Bit set holding just that register, by name."""
-        self._effects: list[list[tuple[int, int]]] = [
-            [self._effect_of(place.instruction) for place in block.places] for block in flow.blocks
-        ]
         self.live_in, self.live_out = self._solve()
 
     def registers(self, bits: int) -> list[Register]:
@@ -53,20 +49,6 @@ class Liveness:
             found.append(Register(self.names[low.bit_length() - 1]))
             bits ^= low
         return found
-
-    def live_before(self, block: int, index: int) -> int:
-        """The registers live before instruction ``index`` of ``block``; its length means the end.
-
-        Raises:
-            IndexError: ``index`` is beyond the block's length.
-        """
-        effects = self._effects[block]
-        if not 0 <= index <= len(effects):
-            raise IndexError(f"block {block} has {len(effects)} instructions, not {index}")
-        live = self.live_out[block]
-        for kills, uses in reversed(effects[index:]):
-            live = live & ~kills | uses
-        return live
 
     def _bits(self, registers: Iterable[Register]) -> int:
         result = 0
@@ -90,10 +72,11 @@ class Liveness:
     def _solve(self) -> tuple[list[int], list[int]]:
         flow = self.flow
         kills, uses = [], []
-        for effects in self._effects:
+        for one in flow.blocks:
             killed = used = 0
-            for kill, use in reversed(effects):
-                used = used & ~kill | use
+            for place in one.places:
+                kill, use = self._effect_of(place.instruction)
+                used |= use & ~killed
                 killed |= kill
             kills.append(killed)
             uses.append(used)

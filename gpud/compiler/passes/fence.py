@@ -25,7 +25,7 @@ Source: design, section 4.3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpud.compiler.analysis.accesses import ARITHMETIC
 from gpud.compiler.analysis.effects import CLUSTER, TERMINATOR, flags
@@ -35,7 +35,7 @@ from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.fences import Fence, Range, declarations, emit, fence_register
 from gpud.compiler.forms import Decision, Reason
 from gpud.compiler.names import ARENA, HEAP
-from gpud.compiler.passes.fence_checks import Checks, Surroundings, find_checks
+from gpud.compiler.passes.fence_checks import Surroundings, find_checks
 from gpud.compiler.passes.fence_plan import Planned, plan_fences
 from gpud.compiler.ptx.model import (
     Address,
@@ -61,7 +61,7 @@ from gpud.compiler.ptx.model import (
 from gpud.compiler.sites import SiteTable
 from gpud.errors import KernelRejected
 
-__all__ = ["FenceCounts", "count_fences", "pass_fence", "unfenceable"]
+__all__ = ["pass_fence", "unfenceable"]
 
 _USUAL = frozenset(("ld", "ldu", "st", "atom", "red", "fence", "membar", "brx"))
 _HEAP_RANGE = Range(HEAP, "global", 0)
@@ -114,53 +114,15 @@ def unfenceable(module: Module, entry: str) -> Reason | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class FenceCounts:
-    """What the fence pass found in a program, by counting instructions, not runs.
-
-    ``accesses`` to global or generic addresses; ``inside`` of them lie in a variable of the module
-    whatever happens; ``fences`` were placed; ``dropped`` of the accesses that are not inside have
-    no fence of their own: another one stands for them.
-    """
-
-    accesses: int
-    inside: int
-    fences: int
-
-    @property
-    def dropped(self) -> int:
-        """The accesses that a fence of another one covers."""
-        return max(0, self.accesses - self.inside - self.fences)
-
-
-def count_fences(module: Module, *entries: str) -> FenceCounts:
-    """What `pass_fence` does to a flat module for ``entries``, or all of its kernels."""
-    survey = survey_of(module)
-    around = _surroundings(survey)
-    total = [0, 0, 0]
-    for uses in survey.closure(*(entries or module.entries())):
-        checks = find_checks(uses.function, around, lambda _: 0)
-        total[0] += checks.accesses
-        total[1] += checks.inside
-        total[2] += len(_planned(uses, survey, checks))
-    return FenceCounts(*total)
-
-
 # -- one function ------------------------------------------------------------------------------
-
-
-def _planned(uses: Uses, survey: Survey, checks: Checks) -> list[Planned]:
-    if not checks.checks:
-        return []
-    return plan_fences(survey.flow(uses.function.name), checks.checks)
 
 
 def _fenced(uses: Uses, survey: Survey, around: Surroundings, sites: SiteTable) -> Function:
     function = uses.function
     checks = find_checks(function, around, lambda ins: sites.add(function.name, ins))
-    planned = _planned(uses, survey, checks)
-    if not planned:
+    if not checks:
         return function
+    planned = plan_fences(survey.flow(function.name), checks)
     body = function.body or []
     changed: dict[int, Instruction] = {}
     hot: dict[int, list[Statement]] = {}

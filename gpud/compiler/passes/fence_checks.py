@@ -40,7 +40,7 @@ from gpud.compiler.ptx.model import (
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.errors import KernelRejected
 
-__all__ = ["Check", "Checks", "Making", "Surroundings", "Widths", "find_checks", "signed"]
+__all__ = ["Check", "Making", "Surroundings", "Widths", "find_checks", "signed"]
 
 Making = Callable[[Register], list[Statement]]
 """Statements that give a register its value."""
@@ -95,23 +95,10 @@ class Check:
         return self.register is not None and self.condition is None
 
 
-@dataclass(slots=True)
-class Checks:
-    """The checks of a function in body order.
-
-    ``accesses`` counts what the function may touch, ``inside`` those of them that lie in a
-    variable of the module and have no check.
-    """
-
-    checks: list[Check] = field(default_factory=list)
-    accesses: int = 0
-    inside: int = 0
-
-
 def find_checks(
     function: Function, surroundings: Surroundings, site: Callable[[Instruction], int]
-) -> Checks:
-    """The checks that the flat ``function`` needs; ``site`` numbers an instruction.
+) -> list[Check]:
+    """The checks that the flat ``function`` needs, in body order; ``site`` numbers an instruction.
 
     Raises:
         KernelRejected: nothing can check where some instruction goes.
@@ -130,7 +117,7 @@ class _Finder:
     def __init__(
         self, function: Function, surroundings: Surroundings, site: Callable[[Instruction], int]
     ) -> None:
-        self.found = Checks()
+        self.found: list[Check] = []
         self._site = site
         self._around = surroundings
         self._widths = Widths(function)
@@ -142,12 +129,10 @@ class _Finder:
 
     def add(self, position: int, ins: Instruction, access: Access) -> None:
         """Note one access of ``ins``."""
-        self.found.accesses += 1
         if access.size is not None:
             self._sized(position, ins, access, access.size)
             return
         if self._is_inside(ins, access):
-            self.found.inside += 1
             return
         address = ins.operands[access.operand]
         assert isinstance(address, Address)
@@ -172,7 +157,7 @@ class _Finder:
         condition = None
         if access.only_if is not None:
             condition = _asked(access.only_if, ins.guard, self._widths)
-        self.found.checks.append(
+        self.found.append(
             Check(
                 position,
                 ins.line,
@@ -202,7 +187,7 @@ class _Finder:
         end = _made_end(base, size, self._widths)
         for register, low, making in ((base, 0, None), (None, -unit, end)):
             member = Member(signed(address.offset + low), unit, unit, self._site(ins))
-            self.found.checks.append(
+            self.found.append(
                 Check(
                     position,
                     ins.line,

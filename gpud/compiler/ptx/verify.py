@@ -48,7 +48,7 @@ from gpud.compiler.ptx.model import (
 from gpud.compiler.ptx.printer import print_instruction, print_statement
 from gpud.errors import PTXSyntaxError
 
-__all__ = ["operand_count", "verify"]
+__all__ = ["verify"]
 
 _PREDEFINED: Final = frozenset({"_", "WARP_SZ"})
 
@@ -74,11 +74,6 @@ _COUNTS: Final[dict[str, tuple[int, int]]] = {
     }.items()
     for name in names.split()
 }
-
-
-def operand_count(base: str) -> tuple[int, int] | None:
-    """The least and the greatest number of operands of the opcode ``base``, None if unknown."""
-    return _COUNTS.get(base)
 
 
 def verify(module: Module) -> None:

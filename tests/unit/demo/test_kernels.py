@@ -87,12 +87,10 @@ def test_rounds_that_float32_cannot_count_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", OFFLINE, ids=lambda kind: kind.name)
-def test_problems_are_the_same_every_time_and_rounds_are_where_they_are_said_to_be(
-    kind: Kind,
-) -> None:
+def test_problems_are_the_same_every_time(kind: Kind) -> None:
     first, again = kind.make(9, 16), kind.make(9, 16)
     assert first.total >= 9
-    assert first.arguments[kind.rounds_at] == 16
+    assert 16 in [one for one in first.arguments if np.ndim(one) == 0], "the rounds"
     assert arrays(first)[-1].size == first.total
     for one, other in zip(first.arguments, again.arguments, strict=True):
         assert np.array_equal(one, other)

@@ -219,16 +219,14 @@ _MANGLED = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 _IMMEDIATE_ARGUMENT = {"ctlz": "i1 false", "cttz": "i1 false", "abs": "i1 false"}
 
 
-def intrinsic(name: str, *arguments: Value, returns: str | None = None) -> Value:
-    """``llvm.<name>`` overloaded on its result type and, where that is given, its argument's.
+def intrinsic(name: str, *arguments: Value) -> Value:
+    """``llvm.<name>`` overloaded on its type, that of its first argument.
 
     ``ctlz`` and ``cttz`` of zero give the width, ``abs`` of the least integer gives itself.
     """
     first = arguments[0]
-    result = returns or first.type
+    result = first.type
     suffix = _MANGLED.get(result, result)
-    if returns is not None:
-        suffix += "." + _MANGLED.get(first.type, first.type)
     types = [a.type for a in arguments]
     given = [f"{a.type} {a.text}" for a in arguments]
     if name in _IMMEDIATE_ARGUMENT:
