@@ -26,7 +26,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
 from gpud.wire.codec import FrameDecoder
@@ -177,6 +177,13 @@ class Core:
         self._last_request = 0
         self._last_job = 0
         self._last_stream = 0
+
+    def __reduce__(self) -> NoReturn:
+        """Sessions, arrays, kernels and streams lead here when somebody pickles or copies them."""
+        raise TypeError(
+            "a session and what was made with it belong to this process, and cannot be pickled or "
+            "copied: connect in the other process, and give it values, as array.get() has them"
+        )
 
     # -- going out
 

@@ -93,6 +93,7 @@ class _Daemon:
         self.socket = self.folder / "gpud.sock"
         self._arguments = _arguments(device, self.socket, options)
         self._log = self.folder / "log"
+        self._parent = os.getpid()
         self._ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._beginning = threading.Lock()
         self._over = False
@@ -151,7 +152,12 @@ class _Daemon:
         )
 
     def end(self) -> None:
-        """End it, and wait until it has ended. May be called twice."""
+        """End it, and wait until it has ended. May be called twice.
+
+        In a process that was forked from its parent it does nothing: the daemon is the parent's.
+        """
+        if os.getpid() != self._parent:
+            return
         with self._beginning:
             process, self._process, self._over = self._process, None, True
         self._ready.close()

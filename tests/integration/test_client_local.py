@@ -62,6 +62,18 @@ def test_several_and_nested() -> None:
             assert guest.number == 2
 
 
+# Python 3.12 warns of every fork of a process with threads; that is what is tested.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_leaves_it_alone() -> None:
+    with gc.local("cpu:1") as gpu:
+        child = os.fork()
+        if not child:
+            gpu.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        gc.connect(gpu.path).close()
+
+
 def test_an_error_in_the_block_ends_it_too() -> None:
     found: list[int] = []
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import gc as garbage
 import os
+import pickle
 import signal
 import threading
 from pathlib import Path
@@ -223,6 +225,14 @@ def test_a_forked_child_is_told_so(daemon: Daemon, saxpy: gc.Kernel, gpu: gc.Ses
     daemon.wait_for(wm.Submit)
     daemon.finish(1)
     job.result(TIMEOUT_S)
+
+
+def test_nothing_of_a_session_can_be_pickled_or_copied(gpu: gc.Session, saxpy: gc.Kernel) -> None:
+    made = (gpu, saxpy, saxpy.module, gpu.zeros(4), gpu.stream(), saxpy.call(1, 32, ARGS))
+    for one in made:
+        for copy_of in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match=r"connect in the other process.*array.get\(\)"):
+                copy_of(one)
 
 
 @pytest.mark.parametrize("busy", [False, True])
