@@ -5,7 +5,7 @@ one step so that jobs go out in the order of their numbers, and driving operatio
 
 Properties:
     in_order: messages are sent in the order in which they were numbered;
-    whole: an interrupt never leaves half a message in the stream unnoticed;
+    whole: an interrupt leaves no half of a message in the stream; the rest follows later;
     no_deadlock: a thread that cannot send, because the daemon waits to be read from, reads.
 """
 
@@ -78,8 +78,9 @@ class Channel:
     def submitting(self, job: Any, build: Callable[[int], Any]) -> Sequence[Any]:
         """Number a job and send it; no steps follow. Blocks only while the daemon does not read."""
         with self._sending:
-            self.check()
-            self._send(self.core.open_job(job, build))
+            self._begin()
+            self._unsent += self.core.open_job(job, build)
+            self._push()
         self._reader.job_sent()
         return ()
 
@@ -126,18 +127,20 @@ class Channel:
             return self._ask(step)
         if isinstance(step, Notice):
             with self._sending:
-                self.check()
-                self._send(self.core.frame(step))
+                self._begin()
+                self._unsent += self.core.frame(step)
+                self._push()
             return None
         for target in step:
             self.wait(target)
         return None
 
     def _ask(self, request: Request) -> Any:
-        with self._sending:
-            self.check()
-            self._send(self.core.open_request(request))
         try:
+            with self._sending:
+                self._begin()
+                self._unsent += self.core.open_request(request)
+                self._push()
             self.wait(request)
         except BaseException:
             request.abandon()
@@ -145,52 +148,52 @@ class Channel:
         return request.answer()
 
     # -- sending: the caller holds _sending
+    #
+    # A message is numbered and put among the unsent bytes between two points at which the
+    # interpreter looks for interrupts: there is none in `self._unsent += self.core.open_...`.
 
-    def _send(self, frame: bytes) -> None:
+    def _begin(self) -> None:
+        """Before a message: what finalizers freed may be what it needs."""
+        self.check()
         if self.core.garbage:
-            frame = self.core.collect_garbage() + frame
-        if self._unsent:
-            self._unsent += frame
-            self._push()
-            return
-        sent = self._write(frame)
-        if sent < len(frame):
-            self._unsent += memoryview(frame)[sent:]
-            self._push()
+            self._unsent += self.core.collect_garbage()
 
-    def _write(self, data: bytes | memoryview) -> int:
+    def _push(self) -> None:
+        """Send what is unsent; while that cannot be, read: the daemon may wait for it."""
+        self._write()
+        if not self._unsent:
+            return
+        writable = select.poll()
+        writable.register(self._sock, select.POLLOUT)
+        while self._unsent:
+            writable.poll(1)
+            self._reader.read_available()
+            self.check()
+            self._write()
+
+    def _write(self) -> None:
+        sent: list[int] = []
         try:
-            return self._sock.send(data, _SEND_FLAGS)
+            # An interrupt comes before this line has begun or after it has ended, never between the
+            # system call and its result.
+            sent += map(self._sock.send, (self._unsent,), (_SEND_FLAGS,))
         except (BlockingIOError, InterruptedError):
-            return 0
+            pass
         except OSError as error:
             self._reader.read_available()  # the daemon may have said why
             self.check()
             raise connection_lost(self.where, error.strerror or str(error)) from error
-        except BaseException:
-            with suppress(OSError):  # half of a frame may be gone: nothing can follow it
-                self._sock.shutdown(socket.SHUT_RDWR)
-            raise
-
-    def _push(self) -> None:
-        """Send what could not be sent, and read meanwhile: the daemon may wait for that."""
-        writable = select.poll()
-        writable.register(self._sock, select.POLLOUT)
-        while self._unsent:
-            with memoryview(self._unsent) as rest:
-                sent = self._write(rest)
-            del self._unsent[:sent]
-            if self._unsent:
-                writable.poll(1)
-                self._reader.read_available()
-                self.check()
+        finally:
+            for size in sent:  # a call here would be where the interrupt comes
+                del self._unsent[:size]
 
     def _send_garbage(self) -> None:
         """Send what finalizers want to be sent, if nobody sends just now."""
         if self.core.garbage and self.core.lost is None and self._sending.acquire(blocking=False):
             try:
                 with suppress(GpudError):
-                    self._send(b"")
+                    self._begin()
+                    self._push()
             finally:
                 self._sending.release()
 

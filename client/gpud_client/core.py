@@ -237,8 +237,8 @@ class Core:
         Raises:
             GpudError: the stream is broken; the connection is of no more use.
         """
-        self._descriptors.extend(descriptors)
         self._decoder.feed(data)
+        self._descriptors += descriptors
 
     def settle(self) -> None:
         """Settle what the messages that have come in settle.

@@ -215,29 +215,38 @@ class Reader:
 
     def _receive(self) -> None:
         """Take what is there. The caller holds the baton."""
+        received: list[Any] = []
         try:
-            size, ancillary, _, _ = self._sock.recvmsg_into(
-                [self._buffer], _DESCRIPTORS, _READ_FLAGS
+            # An interrupt comes before this line has begun or after it has ended, never between the
+            # system call and its result.
+            received += map(
+                self._sock.recvmsg_into, ([self._buffer],), (_DESCRIPTORS,), (_READ_FLAGS,)
             )
-            found: list[int] = []
-            for _, _, data in ancillary:
-                found += array("i", data[: len(data) - len(data) % 4])
-            if size:
-                self._unhandled = True
-                self._core.feed(self._buffer[:size], found)
+            self._feed(received)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._lose(error.strerror or str(error))
             return
-        except BaseException as error:
-            # Bytes may be gone: what would follow cannot be read.
-            self._lose(f"the client was interrupted while it read ({type(error).__name__})")
+        except BaseException:
+            if received:
+                self._feed(received)
             raise
-        if size:
+        if self._unhandled:
             self._settle()
         else:
             self._lose("it has ended; its log may say why")
+
+    def _feed(self, received: list[Any]) -> None:
+        """Hand on what came with the one system call, and empty the list."""
+        size, ancillary, _, _ = received[0]
+        found: list[int] = []
+        for _, _, data in ancillary:
+            found += array("i", data[: len(data) - len(data) % 4])
+        if size:
+            self._unhandled = True
+            self._core.feed(self._buffer[:size], found)
+        received.clear()
 
     def _settle(self) -> None:
         try:

@@ -343,7 +343,8 @@ def test_an_array_that_nobody_waits_for_any_more_is_freed(gpu: gc.Session, daemo
     operation = gpu._new(4, np.float64, None)
     request: Any = next(operation)
     with gpu._channel._sending:
-        gpu._channel._send(gpu._core.open_request(request))
+        gpu._channel._unsent += gpu._core.open_request(request)
+        gpu._channel._push()
     request.abandon()
     daemon.wait_for(wm.Allocate, 2)
     daemon.send(wm.Allocated(held[0].request, BASE + 4096))

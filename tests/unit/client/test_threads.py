@@ -161,6 +161,44 @@ def test_an_interrupt_while_waiting_loses_nothing(daemon: Daemon, saxpy: gc.Kern
     saxpy.submit(1, 32, ARGS).result(TIMEOUT_S)
 
 
+class InterruptedSocket:
+    """A socket whose first call raises KeyboardInterrupt before anything has happened."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock, self._interrupted = sock, False
+
+    def _call(self, name: str, *args: Any) -> Any:
+        if not self._interrupted:
+            self._interrupted = True
+            raise KeyboardInterrupt
+        return getattr(self._sock, name)(*args)
+
+    def send(self, *args: Any) -> Any:
+        return self._call("send", *args)
+
+    def recvmsg_into(self, *args: Any) -> Any:
+        return self._call("recvmsg_into", *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def test_an_interrupt_while_sending_or_reading_loses_nothing(
+    daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel
+) -> None:
+    daemon.finish_at_once = True
+    channel: Any = gpu._channel
+    saxpy.submit(1, 32, ARGS).result(TIMEOUT_S)
+    channel._sock = InterruptedSocket(channel._sock)
+    with pytest.raises(KeyboardInterrupt):
+        saxpy.submit(1, 32, ARGS)
+    channel._reader._sock = InterruptedSocket(channel._reader._sock)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.zeros(4)
+    saxpy.submit(1, 32, ARGS).result(TIMEOUT_S)
+    assert [message.number for message in daemon.of(wm.Submit)] == [1, 2, 3]
+
+
 class Interrupting:
     """Raises KeyboardInterrupt once, in the middle of settling a job."""
 
