@@ -35,6 +35,7 @@ _END_S = 3.0  # after each of: please end, end at once
 _USAGE = 2  # the exit status of `gpud serve` for flags that cannot be
 _NEEDED = ("uvloop", "llvmlite", "cuda.bindings")  # of the extra `daemon`
 _LOG_LINES = 12
+_LOG_BYTES = 1 << 16  # more than a daemon says that does not start
 
 
 def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
@@ -92,7 +93,8 @@ class _Daemon:
         self.folder = Path(tempfile.mkdtemp(prefix="gpud-", dir=_short_folder()))
         self.socket = self.folder / "gpud.sock"
         self._arguments = _arguments(device, self.socket, options)
-        self._log = self.folder / "log"
+        self._notify = self.folder / "notify"
+        self._log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  (`end` closes it)
         self._parent = os.getpid()
         self._ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._beginning = threading.Lock()
@@ -110,21 +112,19 @@ class _Daemon:
         for library in _NEEDED:
             if not _installed(library):
                 raise MissingDependency(library, extra="daemon")
-        notify = str(self.folder / "notify")
         with self._beginning:
             if self._over:
                 return
-            self._ready.bind(notify)
-            with self._log.open("wb") as log:
-                process = self._process = subprocess.Popen(
-                    [sys.executable, "-m", "gpud", *self._arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, "NOTIFY_SOCKET": notify},
-                    # Ctrl-C is for the program: it decides what becomes of its daemon.
-                    start_new_session=True,
-                )
+            self._ready.bind(str(self._notify))
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-m", "gpud", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env={**os.environ, "NOTIFY_SOCKET": str(self._notify)},
+                # Ctrl-C is for the program: it decides what becomes of its daemon.
+                start_new_session=True,
+            )
         self._await_ready(process)
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
@@ -137,6 +137,8 @@ class _Daemon:
             while (left_s := end - time.monotonic()) > 0:
                 ready = dict(poll.poll(left_s * 1000))
                 if self._ready.fileno() in ready and b"READY=1" in self._ready.recv(4096):
+                    # Should this process be killed, the daemon removes its socket and the folder.
+                    self._notify.unlink(missing_ok=True)
                     return
                 if ended in ready:
                     status = process.wait()
@@ -161,6 +163,7 @@ class _Daemon:
         with self._beginning:
             process, self._process, self._over = self._process, None, True
         self._ready.close()
+        self._log.close()
         if process is not None:
             for signal_number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError):
@@ -171,9 +174,10 @@ class _Daemon:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _tail(self) -> str:
-        with suppress(OSError):
-            lines = self._log.read_text("utf-8", "replace").splitlines()
-            return "\n".join(lines[-_LOG_LINES:]) or "(nothing was logged)"
+        with suppress(OSError, ValueError):  # it was ended meanwhile
+            # Not by seeking: the daemon writes where this file is.
+            text = os.pread(self._log.fileno(), _LOG_BYTES, 0).decode("utf-8", "replace")
+            return "\n".join(text.splitlines()[-_LOG_LINES:]) or "(nothing was logged)"
         return "(there is no log)"
 
 

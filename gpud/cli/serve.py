@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,11 +30,16 @@ def serve(config: Path | None, exit_with_parent: bool, **settings: Any) -> None:
     """
     _check_flags(settings)
     found = load(settings, file=config)
+    parent = os.getppid()
     if exit_with_parent:
-        _follow_parent()
+        _follow(parent)
     from gpud.server.daemon import run
 
-    raise typer.Exit(run(found) or 0)
+    status = run(found)
+    if exit_with_parent and os.getppid() != parent:
+        with suppress(OSError):  # something else is in it
+            found.socket.parent.rmdir()  # made for this daemon, and nobody else is left to do it
+    raise typer.Exit(status)
 
 
 def _check_flags(settings: Mapping[str, Any]) -> None:
@@ -104,13 +110,12 @@ serve.__signature__ = _signature()  # type: ignore[attr-defined]
 # -- the parent --------------------------------------------------------------------------------
 
 
-def _follow_parent() -> None:
+def _follow(parent: int) -> None:
     """Has this process drain, as with SIGTERM, when its parent has ended.
 
     Not ``PR_SET_PDEATHSIG``: that speaks of the thread that started this process, and a notebook's
     threads come and go.
     """
-    parent = os.getppid()
     thread = threading.Thread(target=_await_end, args=(parent,), name="parent", daemon=True)
     thread.start()
 

@@ -120,17 +120,18 @@ def test_it_ends_with_its_parent() -> None:
     program = (
         "import gpud_client as gc, os, sys\n"
         "gpu = gc.local('cpu:1')\n"
-        "print(gpu.daemon['pid'], flush=True)\n"
+        "print(gpu.daemon['pid'], gpu.path, flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert not gone(pid)
+        pid, path = parent.stdout.readline().split()
+        assert not gone(int(pid))
         parent.kill()
-    until_gone(pid)
+    until_gone(int(pid))
+    assert not Path(path).parent.exists()
 
 
 def test_a_script_that_forgets_to_close() -> None:
