@@ -81,15 +81,12 @@ class Scene:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    world = World()
-    try:
+    async with World() as world:
         kernels = {SECRET: Behaviour(block_ns=None)}
         await world.start(FakeHost(sms=4, kernels=kernels, auto=True, arrays="copied"))
         one = Scene(world, await world.client(ALICE), await world.client(BOB))
         await one.set_up()
         yield one
-    finally:
-        await world.close()
 
 
 Make = Callable[[Scene, int], Any]
@@ -346,8 +343,7 @@ async def test_values_of_another_kind(scene: Scene, values: Any) -> None:
 async def test_submissions_at_the_edges(
     launches: list[Any], more: dict[str, Any], code: str | None
 ) -> None:
-    world = World()
-    try:
+    async with World() as world:
         await world.start(FakeHost(sms=4, auto=True), FakeHost(sms=2, auto=True))
         client = await world.client()
         module = await client.kernel("k")
@@ -368,8 +364,6 @@ async def test_submissions_at_the_edges(
             )
         client.submit(2, module)
         assert (await client.finished(2)).state == "done"
-    finally:
-        await world.close()
 
 
 async def until_sent(client: Client, data: bytes) -> None:

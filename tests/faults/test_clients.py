@@ -151,12 +151,9 @@ def test_more_connections_than_descriptors() -> None:
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         host = FakeHost(sms=4, kernels={"forever": Behaviour(block_ns=None)}, auto=True)
         yield await one.start(host)
-    finally:
-        await one.close()
 
 
 @pytest.mark.asyncio

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
+from tests.unit.cpu.running import until
 
 TIMEOUT_S = 60.0
 GRACE_S = 3  # a busy machine must come to the kill flag in this time
@@ -106,15 +106,6 @@ def other(server: gc.Session) -> Iterator[gc.Session]:
 @pytest.fixture
 def module(gpu: gc.Session) -> gc.Module:
     return gpu.module(SOURCE)
-
-
-def until(condition: Callable[[], object]) -> None:
-    pause = threading.Event()
-    for _ in range(int(TIMEOUT_S / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came to be")
 
 
 def device(gpu: gc.Session) -> dict[str, Any]:

@@ -39,11 +39,8 @@ again:
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    found = World()
-    try:
+    async with World() as found:
         yield found
-    finally:
-        await found.close()
 
 
 async def compiled(client: Client, text: str, *, killable: bool = False) -> int:

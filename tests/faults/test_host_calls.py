@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,12 @@ import pytest
 from gpud.core.replay import steps
 from tests.faults.device_calls import INJECTED, KINDS, Calls, HostInProcess
 from tests.faults.host_load import Load
+from tests.integration import daemon_world
 from tests.integration.daemon_world import World
 
 pytestmark = pytest.mark.asyncio
 MOST_CALLS = 2000
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until something holds, however busy the machine is."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0.001)
+until = partial(daemon_world.until, pause_s=0.001)
 
 
 class Injection:
@@ -131,9 +126,8 @@ class Injection:
 
 async def inject(kind: str, numbers: Any) -> Injection:
     """Fail these calls one after the other, until there is none of that number."""
-    world = World()
-    injection = Injection(world, kind)
-    try:
+    async with World() as world:
+        injection = Injection(world, kind)
         await injection.start()
         for number in numbers:
             try:
@@ -143,8 +137,6 @@ async def inject(kind: str, numbers: Any) -> Injection:
                 error.add_note(f"call {number}, {injection.last}: {kind}")
                 raise
         injection.check_log()
-    finally:
-        await world.close()
     return injection
 
 

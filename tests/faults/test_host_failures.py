@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from gpud.server.devices import Device
 from gpud.wire import messages as wm
 from tests.faults.host_load import Load
 from tests.faults.host_process import COMMAND, FOLDER
+from tests.integration import daemon_world
 from tests.integration.daemon_world import PTX, Client, World, launch
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
+until = partial(daemon_world.until, pause_s=0.002)
 
 GATE = r"""
 extern "C" __global__ void gate(unsigned* words) {
@@ -28,20 +31,10 @@ extern "C" __global__ void gate(unsigned* words) {
 """
 
 
-async def until(condition: Any) -> None:
-    """Wait until something holds that takes processes to start and to end."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0.002)
-
-
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         yield one
-    finally:
-        await one.close()
 
 
 def device_of(world: World) -> Device:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from tests.faults.host_kills import Kills
@@ -12,12 +14,10 @@ SEED, KILLS = 20260, 6
 
 
 async def test_a_host_that_is_killed_at_random_moments_under_load() -> None:
-    world = World()
-    kills = None
-    try:
+    async with World() as world:
         await world.start(devices=["cpu:2"], grace="10 s")
-        kills = Kills(world.daemon.address, SEED, clients=2)
-        found = await kills.run(KILLS)
+        with closing(Kills(world.daemon.address, SEED, clients=2)) as kills:
+            found = await kills.run(KILLS)
         print(f"seed {SEED}: {found}")
         assert found.wrong == []
         assert set(found.outcomes) <= {"done", "job-cancelled", "device-lost"}
@@ -29,7 +29,3 @@ async def test_a_host_that_is_killed_at_random_moments_under_load() -> None:
         device = world.daemon.devices[0]
         assert device.restarts > KILLS
         assert not device._suspects._guilty
-    finally:
-        if kills is not None:
-            kills.close()
-        await world.close()

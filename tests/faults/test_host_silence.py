@@ -26,11 +26,8 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         yield one
-    finally:
-        await one.close()
 
 
 LOOPS = """

@@ -38,12 +38,9 @@ LIMITS = {
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         kernels = {"forever": Behaviour(block_ns=None)}
         yield await one.start(FakeHost(sms=4, kernels=kernels, auto=True), **LIMITS)
-    finally:
-        await one.close()
 
 
 def user_of(world: World, client: Client) -> User:
@@ -436,8 +433,7 @@ extern "C" __global__ void k() { B<40, 0>::t x; }"""
 
 @pytest.mark.asyncio
 async def test_a_hostile_source_stalls_neither_the_event_loop_nor_another_user() -> None:
-    one = World()
-    try:
+    async with World() as one:
         await one.start(FakeHost(sms=4, auto=True), compile_timeout="3 s")
         alice, bob = await one.client(ALICE), await one.client(BOB)
         await bob.kernel("warm")
@@ -450,14 +446,11 @@ async def test_a_hostile_source_stalls_neither_the_event_loop_nor_another_user()
         assert sum(type(message) is wm.Failed for message in alice.received) < 11
         failed = await alice.expect(wm.Failed, lambda m: m.request == 777)
         assert failed.error["code"] == "compile"
-    finally:
-        await one.close()
 
 
 @pytest.mark.asyncio
 async def test_the_workers_have_their_limits() -> None:
-    one = World()
-    try:
+    async with World() as one:
         await one.start(FakeHost(sms=4, auto=True), compile_memory_bytes="768 MiB")
         client = await one.client()
         await client.kernel("k")
@@ -466,5 +459,3 @@ async def test_the_workers_have_their_limits() -> None:
         found = {line[:26].strip(): line[26:].split()[0] for line in limits}
         assert found["Max address space"] == str(768 * MIB)
         assert found["Max core file size"] == "0"
-    finally:
-        await one.close()

@@ -9,7 +9,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from gpud.config import Config, load
 from gpud.server.access import Peer, peer_of
@@ -42,11 +42,11 @@ PTX = """
 """
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until ``condition`` holds."""
-    async with asyncio.timeout(TIMEOUT_S):
+async def until(condition: Callable[..., object], pause_s: float = 0.0) -> None:
+    """Wait until ``condition`` holds; a pause leaves processors to other processes."""
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause_s)
 
 
 class Client:
@@ -254,7 +254,10 @@ class World:
             self.peers[self.accepted] = Peer(4242, uid, uid)
         return await self.connect().hello()
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         if hasattr(self, "daemon"):
             await self.daemon.stop()
         for client in self.clients:

@@ -6,14 +6,14 @@ import asyncio
 import concurrent.futures
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gpud_client as gc
+from tests.unit.cpu.running import until
 
 TIMEOUT_S = 60.0
 
@@ -67,15 +67,6 @@ def gpu(server: gc.Session) -> Iterator[gc.Session]:
 @pytest.fixture
 def module(gpu: gc.Session) -> gc.Module:
     return gpu.module(SOURCE, ["fill<float>"])
-
-
-def until(condition: Callable[[], object]) -> None:
-    pause = threading.Event()
-    for _ in range(int(TIMEOUT_S / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it never came to be")
 
 
 def test_the_example(gpu: gc.Session, module: gc.Module) -> None:

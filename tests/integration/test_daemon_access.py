@@ -18,11 +18,8 @@ ALICE, BOB = 70001, 70002
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         yield await one.start(FakeHost(sms=4, behaviour=Behaviour(block_ns=None)))
-    finally:
-        await one.close()
 
 
 async def busy(world: World, uid: int) -> Client:

@@ -23,12 +23,9 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         await one.start(FakeHost(sms=4, auto=True, arrays="copied"))
         yield one
-    finally:
-        await one.close()
 
 
 def sent(world: World, *kinds: type) -> list[Any]:
@@ -245,8 +242,7 @@ async def test_a_session_that_goes_leaves_nothing_that_waits(world: World) -> No
 
 
 async def test_a_device_that_shares_arrays_copies_none() -> None:
-    world = World()
-    try:
+    async with World() as world:
         await world.start(FakeHost(sms=4, auto=True))
         client = await world.client()
         array = await client.allocate(SIZE)
@@ -255,5 +251,3 @@ async def test_a_device_that_shares_arrays_copies_none() -> None:
         client.send(wm.Upload(0, array, 0, 1))
         assert (await client.expect(wm.Failed)).error["code"] == "invalid-argument"
         assert not sent(world, m.Commit, m.Upload, m.Download)
-    finally:
-        await world.close()

@@ -21,11 +21,8 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         yield one
-    finally:
-        await one.close()
 
 
 async def test_running_jobs_are_lost_and_waiting_ones_run_on_the_next_host(world: World) -> None:

@@ -20,12 +20,9 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         settings = {"max_connections": "4", "max_message_bytes": "1 MiB"}
         yield await one.start(FakeHost(sms=4, auto=True), **settings)
-    finally:
-        await one.close()
 
 
 async def test_a_fast_writer_does_not_starve_others(world: World) -> None:

@@ -20,15 +20,12 @@ MS = 1_000_000
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         kernels = {
             "slow": Behaviour(block_ns=5 * MS),
             "stubborn": Behaviour(block_ns=None),
         }
         yield await one.start(FakeHost(sms=2, kernels=kernels), grace="50 ms", drain_timeout="60 s")
-    finally:
-        await one.close()
 
 
 class Scene:
@@ -195,8 +192,7 @@ async def test_drain_refuses_new_jobs_and_connections(scene: Scene) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 async def test_drain_cancels_what_does_not_end(state: str) -> None:
-    world = World()
-    try:
+    async with World() as world:
         kernels = {"slow": Behaviour(block_ns=5 * MS)}
         await world.start(FakeHost(sms=2, kernels=kernels), drain_timeout="0 s", grace="50 ms")
         client = await world.client()
@@ -206,8 +202,6 @@ async def test_drain_cancels_what_does_not_end(state: str) -> None:
         await client.expect(wm.Goodbye)
         await world.daemon.wait()
         assert scene.world.daemon.runner.jobs == {}
-    finally:
-        await world.close()
 
 
 @pytest.mark.parametrize("state", STATES)

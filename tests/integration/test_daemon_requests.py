@@ -22,8 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         kernels = {
             "forever": Behaviour(block_ns=None),
             "huge": Behaviour(
@@ -33,8 +32,6 @@ async def world() -> AsyncIterator[World]:
         }
         hosts = FakeHost(sms=4, kernels=kernels, auto=True), FakeHost(sms=2, auto=True)
         yield await one.start(*hosts, max_jobs_per_session="8", session_memory="1 MiB")
-    finally:
-        await one.close()
 
 
 async def test_welcome_says_what_there_is(world: World) -> None:

@@ -49,11 +49,8 @@ class SlowHost(FakeHost):
 
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
-    one = World()
-    try:
+    async with World() as one:
         yield await one.start(SlowHost(), compile_workers="1")
-    finally:
-        await one.close()
 
 
 def sizes(daemon: Daemon) -> dict[str, int]:

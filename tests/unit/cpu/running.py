@@ -37,7 +37,7 @@ def pointer(memory: Memory) -> bytes:
     return int(memory.address).to_bytes(8, "little")
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(holds: Callable[[], object]) -> None:
     """Wait until a condition holds; fail if it never does."""
     nobody = threading.Event()
     end = time.monotonic() + TIMEOUT_S

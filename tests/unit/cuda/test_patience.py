@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import DeviceLost
 from tests.driver_model import SteppedDriver
+from tests.unit.cpu.running import until
 from tests.unit.cuda.running import PROGRAM, device_of, drive, launches, ran_once
 
 _LONG_S = 60.0
@@ -42,13 +42,6 @@ def impatient(device: CUDADevice, seconds: float = 0.0) -> Patience:
     patience = device.context.patience = Patience(seconds)
     patience.serve(device.flights.halt, device.watcher.hurry)
     return patience
-
-
-def until(what: Callable[[], object]) -> None:
-    ends = time.monotonic() + _LONG_S
-    while not what():
-        assert time.monotonic() < ends
-        time.sleep(1e-4)
 
 
 @pytest.mark.parametrize(("seed", "release"), [(0, "mapped"), (1, "mapped"), (2, "copy")])

@@ -17,14 +17,9 @@ from gpud.server.stream import Limits, Outbox, Stream
 from gpud.wire import messages as wm
 from gpud.wire.codec import FrameDecoder, frame
 from gpud.wire.table import Sender
+from tests.integration.daemon_world import until
 
 pytestmark = pytest.mark.asyncio
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from gpud.errors import CompileError, GpudError, KernelNotFound
 from gpud.server.child import Child
 from gpud.server.compiling import Compiler, Source, Wish
 from gpud.server.stream import Outbox
+from tests.integration.daemon_world import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -31,12 +32,6 @@ PTX = """
 class Answers(list[tuple[Any, GpudError | None]]):
     def __call__(self, program: Any, error: GpudError | None) -> None:
         self.append((program, error))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0)
 
 
 def source(name: str, *names: str) -> Source:

@@ -10,14 +10,9 @@ import pytest_asyncio
 
 from gpud.server.stream import MESSAGES_PER_TURN, Limits, Outbox, Stream
 from gpud.wire.codec import FrameDecoder, FrameError, frame
+from tests.integration.daemon_world import until
 
 pytestmark = pytest.mark.asyncio
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0)
 
 
 class Peer:
