@@ -138,14 +138,13 @@ def _chosen(lack: Lack, online: Shares, offline: Shares, *, settled: bool) -> fr
     """The SMs that offline blocks are to leave for it; ``settled``: no block comes any more."""
     taken, kept = _taken(lack, online + offline), _taken(lack, online)
     short = lack.blocks if settled else lack.blocks + int(taken.sum()) - lack.most
-    chosen: list[int] = []
-    for sm in np.lexsort((offline, online)).tolist():
-        if short <= 0:
-            break
-        if sm < MOST_SMS and taken[sm] > kept[sm]:
-            chosen.append(sm)
-            short -= int(taken[sm] - kept[sm])
-    return frozenset(chosen)
+    if short <= 0:
+        return frozenset()
+    gained = (taken - kept)[:MOST_SMS]
+    order = np.lexsort((offline[:MOST_SMS], online[:MOST_SMS]))
+    order = order[gained[order] > 0]
+    enough = int(np.searchsorted(np.cumsum(gained[order]), short)) + 1
+    return frozenset(order[:enough].tolist())
 
 
 def _taken(lack: Lack, shares: Shares) -> npt.NDArray[np.int64]:

@@ -118,7 +118,7 @@ class CUDADevice:
             undo.callback(self.driver.call, "cuStreamDestroy", self.control_stream)
             gate = CUDAModule(context, PTX)
             undo.callback(gate.close)
-            paths = RELEASE_PATHS[release](context, self.host_blocks, self.device_blocks)
+            paths = RELEASE_PATHS[release](context, self.host_blocks)
             undo.callback(paths.close)
             self.watcher = watcher = Watcher(self.lock, self.tell)
             self.standstill = Standstill(self.lock, watcher, self.hurry)

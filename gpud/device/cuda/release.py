@@ -26,7 +26,8 @@ status record as well, now and then (`gpud.device.cuda.far`).
 Properties:
 * a record is complete before the launch that follows it on its stream begins, and a word that was
   set after `ReleasePath.place` is never undone by it;
-* a slot's memory is used again only after it was given back;
+* a slot's memory is used again only after it was given back, and that for launch records only
+  which the driver writes: what it writes there late is behind it before the next `place`;
 * `Slot.live` is never less than the truth.
 
 None of the four has run on a GPU yet. A memset may be a kernel, which waits for room.
@@ -110,7 +111,6 @@ class ReleasePath:
     Args:
         context: of the device.
         host: where host memory comes from that the GPU sees.
-        device: where the GPU's own comes from.
 
     Attributes:
         name: as in `RELEASE_PATHS`.
@@ -120,10 +120,9 @@ class ReleasePath:
     name: ClassVar[str] = "mapped"
     far: ClassVar[bool] = False
 
-    def __init__(self, context: Context, host: Pool, device: Pool) -> None:
+    def __init__(self, context: Context, host: Pool) -> None:
         self._context = context
         self._host = host
-        self._own = device
 
     def take(self, blocks: int) -> Slot:
         """Room for the records of a launch of so many persistent blocks; 0 in other forms.
@@ -171,10 +170,12 @@ class _InDeviceMemory(ReleasePath):
 
     far = True
 
-    def __init__(self, context: Context, host: Pool, device: Pool) -> None:
-        super().__init__(context, host, device)
+    def __init__(self, context: Context, host: Pool) -> None:
+        super().__init__(context, host)
         with ExitStack() as undo:
             driver = context.enter()
+            self._own = Pool(context, DeviceBlock)
+            undo.callback(self._own.close)
             self._stream = driver.call(
                 "cuStreamCreateWithPriority",
                 int(driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING),

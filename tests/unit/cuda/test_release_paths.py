@@ -41,3 +41,23 @@ def test_what_another_launch_has_left_in_its_place_is_not_its_own(release: str) 
             assert (job.held, job.exhausted, job.done) == (3, False, False)
             drive(fake, device, job)
             assert job.error is None
+
+
+@pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
+def test_what_is_written_late_harms_nobody(release: str) -> None:
+    fake = SteppedDriver(5)
+    with device_of(fake, release) as device:
+        stream = fake.streams.of(device.flights.release._stream)  # type: ignore[attr-defined]
+        first, second = (Job(device, launches(device, what)) for what in ("pp", "p"))
+        first.resize(4)
+        while stream.queue:
+            fake.step()
+        first.resize(2)
+        stream.busy = True  # so that blocks are told when all is over
+        drive(fake, device, first)
+        second.resize(2)
+        fake.run(20)
+        stream.busy = False
+        drive(fake, device, second)
+        assert second.error is None
+        ran_once(fake, [10] * 3)
