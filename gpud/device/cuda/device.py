@@ -65,7 +65,8 @@ class CUDADevice:
 
     Attributes:
         context, flights, watcher, standstill, green, arenas, host_blocks, device_blocks,
-            output_buffers, control_stream: what runs share.
+            output_buffers, control_stream, control_event: what runs share; the event is over when
+            all is that was put on the stream.
         partitions: which numbers of SMs can be one job's alone.
         lock: guards all runs.
 
@@ -116,6 +117,9 @@ class CUDADevice:
                 "cuStreamCreateWithPriority", flags, context.greatest_priority
             )
             undo.callback(self.driver.call, "cuStreamDestroy", self.control_stream)
+            timing = int(self.driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            self.control_event = self.driver.call("cuEventCreate", timing)
+            undo.callback(self.driver.call, "cuEventDestroy", self.control_event)
             gate = CUDAModule(context, PTX)
             undo.callback(gate.close)
             paths = RELEASE_PATHS[release](context, self.host_blocks)

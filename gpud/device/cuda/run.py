@@ -11,13 +11,15 @@ on there, and the new one waits for it.
 
 Properties:
 * a `Run` that could not be made holds nothing;
-* what it held is used again only when nothing on its streams can touch it.
+* what it held is used again only when nothing on its streams can touch it, and records only behind
+  what is written to them on the device's own stream.
 
 It has not run on a GPU yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +79,8 @@ class Run:
             undo.callback(device.flights.give_event, self._ready)
             undo.callback(self._settle)
             driver = device.context.enter()
+            if not driver.is_over(device.control_event):  # for whoever had the records before
+                driver.call("cuStreamWaitEvent", self.stream, device.control_event, 0)
             to, size = self._records.address, chain.record_bytes
             self.named: int = to + size - cw.NAMED_BYTES
             driver.call("cuMemcpyHtoDAsync", to, chain.image, size, self.stream)
@@ -168,14 +172,13 @@ class Run:
     def name(self, sms: frozenset[int]) -> None:
         """Name these SMs in the bitmap, once the records are set up; returns at once."""
         bits = cw.named_sms(sms)
-        driver = self._device.context.enter()
-        stream = self._device.control_stream
-        for at in range(0, cw.NAMED_BYTES, 4):
-            if bits[at : at + 4] != self._said[at : at + 4]:
-                if not self.is_ready:
-                    self.wait_on(stream)
-                word = int.from_bytes(bits[at : at + 4], "little")
-                driver.call("cuStreamWriteValue32", stream, self.named + at, word, 0)
+        words = [
+            (self.named + at, int.from_bytes(bits[at : at + 4], "little"))
+            for at in range(0, cw.NAMED_BYTES, 4)
+            if bits[at : at + 4] != self._said[at : at + 4]
+        ]
+        if words:
+            self._set(words)
         self._said = bits
 
     @property
@@ -184,9 +187,16 @@ class Run:
         return self._device.context.enter().is_over(self._ready)
 
     def kill(self, stages: set[int]) -> None:
-        """Set the kill words of ``stages``; waits for the records to be set up, which is short."""
-        driver = self._device.context.enter()
-        driver.call("cuEventSynchronize", self._ready)
-        for stage in sorted(stages):
-            at = self.job(stage) + cw.KILL
-            driver.call("cuStreamWriteValue32", self._device.control_stream, at, 1, 0)
+        """Set the kill words of ``stages``, once the records are set up; returns at once."""
+        self._set([(self.job(stage) + cw.KILL, 1) for stage in sorted(stages)])
+
+    def _set(self, words: Iterable[tuple[int, int]]) -> None:
+        """Have values written at addresses in the records, while kernels run."""
+        driver, stream = self._device.context.enter(), self._device.control_stream
+        if not self.is_ready:
+            self.wait_on(stream)
+        try:
+            for address, value in words:
+                driver.call("cuStreamWriteValue32", stream, address, value, 0)
+        finally:
+            driver.call("cuEventRecord", self._device.control_event, stream)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from gpud.compiler import control_words as cw
 from gpud.compiler.fault_record import FaultKind
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import Driver
@@ -357,3 +359,28 @@ def test_blocks_that_are_released_before_they_claim_are_no_beginning() -> None:
         drive(fake, device, job)
         assert job.progress[0] == 0
         assert job.first_block_ns == 0
+
+
+def test_what_is_written_late_is_for_no_other_run() -> None:
+    fake = SteppedDriver(2)
+    with device_of(fake) as device:
+        control = fake.streams.of(device.control_stream)
+        first, second = (Job(device, launches(device, "p", total=40)) for _ in range(2))
+        first.resize(2)
+        fake.run(20)
+        control.busy = True
+        gang: Any = first._gang
+        at = gang._aloft.on_device.job(0)
+        first.kill()
+        drive(fake, device, first)
+        second.resize(2)
+        gang = second._gang
+        assert gang._aloft.on_device.job(0) == at
+        fake.run(20)
+        control.busy = False
+        while not second.progress[1]:
+            assert fake.step()
+        while control.queue:
+            fake.step()
+        assert not fake.u32(at + cw.KILL), "it is killed in place of the other"
+        drive(fake, device, second)
