@@ -118,7 +118,7 @@ class Aloft:
         """See whether the first block has begun, and how long blocks have been there."""
         if not self.first_block_ns and self.main and self._flights.has_begun(self.main[0]):
             self.first_block_ns = time.monotonic_ns() - self._asked_ns
-        now = self.on_device.current
+        now = max(self.on_device.current, self.due)  # what is begun anew its gate is yet to open
         here = self.of(now)
         if not self._urgent:
             self._flights.find(here)
@@ -156,6 +156,9 @@ class Aloft:
             InternalError: not everything is done, and everything is claimed.
         """
         now = self.on_device.current
+        if now < self.due:  # its gate was told to stay closed
+            self._pace.drained(time.monotonic_ns(), self.due, done=False)
+            return
         stage = self._chain.stages[now]
         if stage.form == "persistent":
             words = np.frombuffer(record, np.uint32)

@@ -116,7 +116,7 @@ class Launcher:
         """Lower limits, or add a helper."""
         aloft, chain = self._aloft, self._chain
         now = aloft.on_device.current
-        if chain.stages[now].form != "persistent":
+        if any(flight.leaving is None for flight in aloft.flights):
             return  # the next sub-grid has another size
         rest: dict[int, int] = {}
         lowered = False

@@ -384,3 +384,18 @@ def test_what_is_written_late_is_for_no_other_run() -> None:
             fake.step()
         assert not fake.u32(at + cw.KILL), "it is killed in place of the other"
         drive(fake, device, second)
+
+
+def test_a_stage_shrinks_before_its_gate_has_opened_it() -> None:
+    fake = SteppedDriver(2)
+    with device_of(fake) as device:
+        job = Job(device, launches(device, "sp", total=8))
+        job.resize(8)
+        while "gpud_gate" not in {launch.name for launch in fake.launches}:
+            fake.step()
+            device.watcher.look()
+        job.resize(2)
+        (flight,) = device.flights._there
+        assert (flight.stage, flight.limit) == (1, 2)
+        drive(fake, device, job)
+        ran_once(fake, [8, 8])

@@ -97,3 +97,25 @@ def test_the_next_run_claims_by_the_pace_of_the_last(
         expected = (1, 1) if tick_ns == 1 else (1, 0)
         assert words(chain) == words(device.prepare([spec])) == expected
         assert words(fixed) == (3, 2)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_stage_that_is_not_opened_yet_has_no_pace(*, ended: bool) -> None:
+    fake = SteppedDriver(2)
+    with device_of(fake) as device:
+        specs = launches(device, "sp", total=8)
+        job = Job(device, specs)
+        job.resize(8)
+        while "gpud_gate" not in {launch.name for launch in fake.launches}:
+            fake.step()
+            device.watcher.look()
+        device.watcher.look()
+        assert not specs[1].kernel.paces
+        if ended:
+            job.end()
+            drive(fake, device, job)
+            assert not specs[1].kernel.paces
+            assert job.progress == (8, 8, 16), "what was done is"
+        else:
+            drive(fake, device, job)
+            assert specs[1].kernel.paces
