@@ -29,6 +29,7 @@ __all__ = [
     "OUTPUT_LIMIT_BYTES",
     "RESIZABLE",
     "REWRITTEN",
+    "Arena",
     "Arrays",
     "Chain",
     "Device",
@@ -230,18 +231,47 @@ Arrays = Literal["shared", "copied"]
 """Where a session's arrays lie: in its memory file itself, or in memory of the device's own."""
 
 
+class Arena(Protocol):
+    """A session's memory, mapped on a device.
+
+    Where arrays are ``copied`` it has ``commit``, ``release``, ``upload`` and ``download``, as
+    `gpud.device.cuda.arena.Arena`.
+
+    Attributes:
+        address: of its first byte on the device.
+    """
+
+    address: int
+
+    def close(self) -> None:
+        """Unmap it; no kernel may use it any more."""
+
+
 class Device(Protocol):
     """A device as the rest of gpud sees it. Sizes are bytes.
 
-    Where arrays are ``copied``, what ``map_arena`` gives has ``commit``, ``release``, ``upload``
-    and ``download``, as `gpud.device.cuda.arena.Arena`.
+    Attributes:
+        capability: the compute capability, times ten.
+        memory_bytes: how much it has.
     """
 
     name: str
     kind: str
     sms: int
+    capability: int
+    memory_bytes: int
     arrays: Arrays
     partitions: Partitions
+
+    @property
+    def uuid(self) -> str:
+        """Of the GPU, as the driver tells it; empty: it is none."""
+
+    def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
+        """Map a session's memory file, at the address ``base`` if that is not 0.
+
+        The descriptor may be closed afterwards.
+        """
 
     def allocate(self, size: int) -> Memory:
         """Zeroed device memory, aligned to 256 bytes."""

@@ -16,10 +16,11 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpud.device.host.host import Host
 from gpud.device.host.link import Link
+from gpud.device.interface import Device
 from gpud.device.spec import DeviceSpec, parse_device
 from gpud.errors import DeviceLost, GpudError, InvalidArgument
 
@@ -71,7 +72,7 @@ class CompileLimits(NamedTuple):
     memory_bytes: int = 0
 
 
-def open_device(spec: DeviceSpec, limits: CompileLimits) -> Any:
+def open_device(spec: DeviceSpec, limits: CompileLimits) -> Device:
     """The device that ``spec`` names, ready to run.
 
     Raises:

@@ -36,6 +36,7 @@ from gpud.device.host.chains import Chains
 from gpud.device.host.link import Link, Unreadable
 from gpud.device.host.memory import Memory
 from gpud.device.host.running import RunningJob, ended_at_once
+from gpud.device.interface import Device, ProgramModule
 from gpud.device.job import Job
 from gpud.errors import (
     DeviceLost,
@@ -58,21 +59,20 @@ Handler = Callable[[Any], None]
 
 class _Module(NamedTuple):
     session: int
-    program: Any
+    program: ProgramModule
 
 
 class Host:
     """One device and the link to the front.
 
     Args:
-        device: see `gpud.device.interface.Device`; with ``map_arena``,
-            ``capability``, ``memory_bytes`` and ``uuid``.
+        device: runs the jobs.
         link: to the front.
         on_lost: stands in for `end_process`, in tests.
     """
 
     def __init__(
-        self, device: Any, link: Link, on_lost: Callable[[str], None] | None = None
+        self, device: Device, link: Link, on_lost: Callable[[str], None] | None = None
     ) -> None:
         self._device = device
         self._on_lost = on_lost or end_process

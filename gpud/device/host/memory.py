@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from gpud.device.host import messages as m
 from gpud.device.host.lanes import Lanes
 from gpud.device.host.link import Link
+from gpud.device.interface import Arena, Device
 from gpud.errors import DeviceLost, GpudError, InvalidArgument, UnknownName
 
 __all__ = ["Memory"]
@@ -42,7 +43,7 @@ _COPIES = (m.Commit, m.Release, m.Upload, m.Download)
 class _Arena(NamedTuple):
     """A session's memory; all its modules are loaded with the same ``range``, the very object."""
 
-    arena: Any
+    arena: Arena
     range: tuple[int, int]
 
 
@@ -61,7 +62,7 @@ class Memory:
 
     def __init__(
         self,
-        device: Any,
+        device: Device,
         link: Link,
         guarded: Callable[[Handler, Any], None],
         has_jobs: Callable[[int], bool],

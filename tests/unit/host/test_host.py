@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ class Case:
         self.front.settimeout(TIMEOUT_S)
         self.link = Link(theirs)
         self.device = FakeDevice()
-        self.host = Host(self.device, self.link)
+        self.host = Host(cast("Any", self.device), self.link)
         self.decoder = FrameDecoder(1 << 20)
 
     def do(self, command: Any) -> Any:

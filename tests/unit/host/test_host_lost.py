@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -56,7 +56,7 @@ class Case:
         self.link = Link(theirs)
         self.lost: list[str] = []
         self.device = BrokenDevice(error)
-        self.host = Host(self.device, self.link, self.on_lost)
+        self.host = Host(cast("Any", self.device), self.link, self.on_lost)
         self.decoder = FrameDecoder(1 << 20)
 
     def on_lost(self, reason: str) -> None:
