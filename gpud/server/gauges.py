@@ -78,7 +78,7 @@ class Gauges:
         try:
             if self._telemetry is None:
                 self._telemetry = self._connect(self._gpu)
-            found = self._telemetry.read(), [one.number for one in self._telemetry.xid_events()]
+            found = self._telemetry.read(), self._telemetry.xid_events()
             if self._over:
                 self._telemetry.close()
         except GpudError as error:

@@ -13,8 +13,8 @@ Properties:
 A part of a GPU that was divided (MIG) has its own memory to tell; of the other figures NVML keeps
 silent, or has them of the whole GPU only.
 
-GPUs are numbered as NVML does, by their place on the bus; ``CUDA_VISIBLE_DEVICES`` changes nothing
-here, so who knows the driver's UUID of a GPU should give that. It has not run on a GPU yet.
+A GPU is named by its UUID: NVML's numbers are by the place on the bus, whatever
+``CUDA_VISIBLE_DEVICES`` says. It has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from gpud.errors import InvalidArgument, MissingDependency
 
-__all__ = ["GPUState", "Telemetry", "Xid"]
+__all__ = ["GPUState", "Telemetry"]
 
 _EXTRA = "daemon"
 _MOST_EVENTS = 64
@@ -58,17 +58,11 @@ class GPUState(NamedTuple):
     ecc_uncorrected: int | None
 
 
-class Xid(NamedTuple):
-    """An error that the driver reported of a GPU, by its number; see NVIDIA's "Xid Errors"."""
-
-    number: int
-
-
 class Telemetry:
     """Questions about one GPU.
 
     Args:
-        gpu: NVML's index, or the UUID as the driver tells it, beginning with ``GPU-``.
+        gpu: its UUID as the driver tells it, beginning with ``GPU-``.
         nvml: stands in for ``pynvml``, in tests.
 
     Raises:
@@ -76,7 +70,7 @@ class Telemetry:
         InvalidArgument: there is no such GPU.
     """
 
-    def __init__(self, gpu: int | str = 0, nvml: Any = None) -> None:
+    def __init__(self, gpu: str, nvml: Any = None) -> None:
         self._nvml = nvml = _bindings() if nvml is None else nvml
         try:
             nvml.nvmlInit()
@@ -112,15 +106,18 @@ class Telemetry:
             self._errors(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         )
 
-    def xid_events(self) -> list[Xid]:
-        """Xid errors since the last call, oldest first; none if they cannot be listened for."""
-        found: list[Xid] = []
+    def xid_events(self) -> list[int]:
+        """Xid errors since the last call, oldest first; none if they cannot be listened for.
+
+        By number; see NVIDIA's "Xid Errors".
+        """
+        found: list[int] = []
         while self._events is not None and len(found) < _MOST_EVENTS:
             # Not waiting at all: NVML answers "timeout" when there is none.
             event = self._ask(self._nvml.nvmlEventSetWait_v2, self._events, 0)
             if event is None:
                 break
-            found.append(Xid(int(event.eventData)))
+            found.append(int(event.eventData))
         return found
 
     def close(self) -> None:
@@ -164,10 +161,8 @@ def _field(answer: Any, name: str) -> int | None:
     return None if answer is None else int(getattr(answer, name))
 
 
-def _found(nvml: Any, gpu: int | str) -> Any:
+def _found(nvml: Any, gpu: str) -> Any:
     """NVML's handle of a GPU."""
-    if not isinstance(gpu, str):
-        return nvml.nvmlDeviceGetHandleByIndex(gpu)
     try:
         return nvml.nvmlDeviceGetHandleByUUID(gpu)
     except nvml.NVMLError:

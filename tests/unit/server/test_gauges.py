@@ -11,7 +11,7 @@ import pytest
 
 from gpud.errors import MissingDependency
 from gpud.server.gauges import Gauges
-from gpud.telemetry.nvml import GPUState, Xid
+from gpud.telemetry.nvml import GPUState
 
 pytestmark = pytest.mark.asyncio
 STATE = GPUState(40, 7, 1 << 30, 80 << 30, 1980, 2619, 55, 123.5, None, 0)
@@ -25,7 +25,7 @@ class FakeTelemetry:
         self.gate = threading.Event()
         self.gate.set()
         self.readings = 0
-        self.xids: list[Xid] = []
+        self.xids: list[int] = []
         self.closed = False
         self.error: Exception | None = None
 
@@ -36,7 +36,7 @@ class FakeTelemetry:
             raise self.error
         return STATE
 
-    def xid_events(self) -> list[Xid]:
+    def xid_events(self) -> list[int]:
         found, self.xids = self.xids, []
         return found
 
@@ -61,7 +61,7 @@ async def test_what_was_read_last_is_shown_and_xids_are_told_once() -> None:
     nvml = FakeTelemetry()
     one = gauges(lambda gpu: nvml, told)
     assert set(one.figures().values()) == {None}
-    nvml.xids = [Xid(79), Xid(31)]
+    nvml.xids = [79, 31]
     await read(one)
     found = one.figures()
     assert (found["gpu_utilisation_percent"], found["gpu_power_w"]) == (40, 123.5)
