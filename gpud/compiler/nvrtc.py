@@ -227,7 +227,7 @@ _NAME_EXPRESSION = re.compile(
 )
 
 
-def _compile_error(log: str, status: str) -> CompileError | KernelNotFound:
+def _compile_error(log: str, status: str) -> CompileError:
     """Words a refusal: its first error, or the name expression if that alone is wrong."""
     errors = list(_ERROR.finditer(log))
     in_name = _NAME_EXPRESSION.search(log)

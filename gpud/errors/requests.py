@@ -111,18 +111,17 @@ class UnsupportedTarget(CompileError, ValueError):
         GpudError.__init__(self, message, log="", target=target, supported=tuple(supported))
 
 
-class KernelNotFound(CallerError, LookupError):
+class KernelNotFound(CompileError, LookupError):
     """The program holds no kernel of that name."""
 
     code = "kernel-not-found"
     fields: ClassVar[Mapping[str, str]] = {
+        **CompileError.fields,
         "name": "the name that was asked for",
         "available": "the kernels that the program does hold, None if that is not known",
-        "log": "the compiler's complete log, empty if none",
     }
     name: str
     available: tuple[str, ...] | None
-    log: str
 
     def __init__(
         self,
@@ -144,7 +143,7 @@ class KernelNotFound(CallerError, LookupError):
             )
         message = f"no kernel {name!r} in this program{detail}. {hint}"
         known = None if available is None else tuple(available)
-        super().__init__(message, name=name, available=known, log=log)
+        GpudError.__init__(self, message, log=log, name=name, available=known)
 
 
 REJECTIONS: Mapping[str, str] = {

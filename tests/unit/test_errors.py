@@ -212,6 +212,7 @@ def test_an_unknown_field_is_our_bug() -> None:
         (errors.UnsupportedTarget("sm_1", []), ValueError),
         (errors.LaunchConfigError("grid", 0, "must be at least 1"), ValueError),
         (errors.KernelNotFound("k"), LookupError),
+        (errors.KernelNotFound("k"), errors.CompileError),
         (errors.OutOfMemory(2, 1), MemoryError),
         (errors.JobTimeout(1), TimeoutError),
         (errors.JobCancelled("why"), concurrent.futures.CancelledError),

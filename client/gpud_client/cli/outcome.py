@@ -52,8 +52,11 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str = "gpuctl")
     except ConnectionLost as error:
         return _failed(f"{name}: {error}", NO_DAEMON)
     except GpudError as error:
-        log = error.log.strip() if isinstance(error, CompileError) else ""
-        return _failed(f"{name}: {error}" + (f"\n{log}" if log else ""), FAILED)
+        said = str(error)
+        log = error.log.strip() if type(error) is CompileError else ""
+        if log:  # it may begin with what the error says
+            said = log if log.startswith(said) else f"{said}\n{log}"
+        return _failed(f"{name}: {said}", FAILED)
     except OSError as error:
         return _failed(f"{name}: {_what(error)}", FAILED)
     except MemoryError as error:  # of values that are made here, before they are uploaded
