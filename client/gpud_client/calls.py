@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gpud.errors import LaunchConfigError
@@ -81,10 +82,12 @@ def as_dim3(what: str, value: Dim) -> tuple[int, int, int]:
     if type(value) is int and 0 < value <= _MOST:
         return value, 1, 1
     given = tuple(value) if isinstance(value, tuple | list) else (value,)
-    for one in given:
-        if isinstance(one, bool) or not isinstance(one, SupportsIndex):
-            raise TypeError(f"{what} is an int or a tuple of up to three, not {value!r}")
-    extents = [one.__index__() for one in given]
+    try:
+        if any(isinstance(one, bool) for one in given):
+            raise TypeError
+        extents = [index(one) for one in given]
+    except TypeError:
+        raise TypeError(f"{what} is an int or a tuple of up to three, not {value!r}") from None
     if not 1 <= len(extents) <= 3:
         raise LaunchConfigError(what, extents, "give one to three extents")
     if min(extents) < 1 or max(extents) > _MOST:

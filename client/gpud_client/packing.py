@@ -191,7 +191,9 @@ def _struct(size: int) -> Convert:
         if isinstance(value, np.generic) and not isinstance(value, np.object_):
             if value.dtype.hasobject:
                 raise _Mistake(TypeError, "a struct with Python objects cannot be passed")
-            data = value.tobytes()
+            if not value.dtype.isnative:  # as `Session.array` does with arrays
+                value = value.astype(value.dtype.newbyteorder("="))
+            data: bytes = value.tobytes()
         elif isinstance(value, np.ndarray):
             raise _array_mistake(value)
         else:

@@ -60,6 +60,12 @@ STRUCT = np.dtype([("a", np.float32), ("b", np.int32), ("c", np.float64)])
         ("bits", 4, 3, struct.pack("<I", 3)),
         ("struct", 16, np.zeros((), STRUCT)[()], bytes(16)),
         ("struct", 16, np.zeros((), STRUCT), bytes(16)),
+        (
+            "struct",
+            16,
+            np.array((1, 2, 3), STRUCT.newbyteorder(">"))[()],
+            struct.pack("<fid", 1, 2, 3),
+        ),
         ("struct", 16, bytes(range(16)), bytes(range(16))),
         ("struct", 16, bytearray(16), bytes(16)),
         ("struct", 16, Pair(1, 2.5), struct.pack("<i4xd", 1, 2.5)),
