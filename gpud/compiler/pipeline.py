@@ -49,6 +49,7 @@ from gpud.compiler.program import (
     rejection,
     symbols_of,
 )
+from gpud.compiler.ptx.lexicon import NEWEST_VERSION
 from gpud.compiler.ptx.model import Function, Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
@@ -195,6 +196,12 @@ class _Run:
         self.stage = "parse"
         module = parse(text)
         verify(module)  # NVRTC's, too: inline assembly is the caller's
+        if module.version > NEWEST_VERSION:
+            # What it says in the words of the older ISA means the same there. With that version on
+            # it, the driver refuses what is newer, and gpud need not know which words those are.
+            written, read = (".".join(map(str, v)) for v in (module.version, NEWEST_VERSION))
+            self.log += f"the PTX is of ISA version {written}; it is compiled as {read}\n"
+            module = replace(module, version=NEWEST_VERSION)
         if self.request.is_ptx and self.request.sm is not None:
             check_target(module, self.request.sm)
         self._dump_module("parse", module)

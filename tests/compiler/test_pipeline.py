@@ -201,6 +201,16 @@ def test_bad_sources(source: str, error: type[Exception]) -> None:
         compile_program(source)
 
 
+def test_ptx_of_a_later_release_is_compiled_as_the_newest_known() -> None:
+    text = PLAIN.replace(".version 8.0", ".version 9.7")
+    program = compile_program(text)
+    assert program.ptx.startswith(".version 9.0\n")
+    assert (program.original_ptx, program.log) == (
+        text,
+        "the PTX is of ISA version 9.7; it is compiled as 9.0\n",
+    )
+
+
 def test_a_program_without_kernels_has_none() -> None:
     program = compile_program(HEADER)
     assert program.kernels == {}

@@ -22,7 +22,8 @@ __all__ = [
     "is_special_register",
 ]
 
-#: Newest PTX version whose meaning this compiler knows (CUDA 13.0).
+#: Newest PTX version whose meaning this compiler knows (CUDA 13.0). Later ones of the same major
+#: version add to it and change nothing.
 NEWEST_VERSION: Final = (9, 0)
 
 IDENTIFIER: Final = r"(?:[A-Za-z][\w$]*+|[_$%][\w$]++|_)"

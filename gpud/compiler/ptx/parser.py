@@ -56,7 +56,7 @@ def parse(text: str) -> Module:
     Raises:
         EmptySource: the text is blank.
         PTXSyntaxError: it is not PTX; with line, column, what was expected and what was found.
-        PTXVersionError: its version is newer than `NEWEST_VERSION`.
+        PTXVersionError: its major version is newer than that of `NEWEST_VERSION`.
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -85,8 +85,8 @@ class _Parser(StatementParser):
         if match is None:
             raise self.error(".version (PTX starts with it)")
         version = (int(match[1]), int(match[2]))
-        if version > NEWEST_VERSION:
-            raise PTXVersionError(f"{match[1]}.{match[2]}", ".".join(map(str, NEWEST_VERSION)))
+        if version[0] > NEWEST_VERSION[0]:
+            raise PTXVersionError(f"{match[1]}.{match[2]}", f"{NEWEST_VERSION[0]}.x")
         if self.maybe(_TARGET) is None:
             raise self.error(".target")
         target = [self.take(_WORD, "a target such as sm_90")]
