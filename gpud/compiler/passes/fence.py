@@ -33,6 +33,7 @@ from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.fences import Fence, Range, declarations, emit, fence_register
+from gpud.compiler.form_rules import reason
 from gpud.compiler.forms import Decision, Reason
 from gpud.compiler.names import ARENA, HEAP
 from gpud.compiler.passes.fence_checks import Surroundings, find_checks
@@ -65,6 +66,11 @@ __all__ = ["pass_fence", "unfenceable"]
 
 _USUAL = frozenset(("ld", "ldu", "st", "atom", "red", "fence", "membar", "brx"))
 _HEAP_RANGE = Range(HEAP, "global", 0)
+# Cooperative groups find it through %envreg1 and %envreg2.
+_NO_WORKSPACE = (
+    "synchronises the whole grid (cooperative groups' grid.sync()) in memory of the driver, which no "
+    "fence lets it reach; count the blocks that have arrived in an array instead"
+)
 
 
 def pass_fence(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -> Module:
@@ -103,6 +109,9 @@ def unfenceable(module: Module, entry: str) -> Reason | None:
     survey = survey_of(module)
     around: Surroundings | None = None
     for uses in survey.closure(entry):
+        for name, ins in uses.specials.items():
+            if name.startswith("%envreg"):
+                return reason("unsupported-instruction", _NO_WORKSPACE, ins)
         if all(base in ARITHMETIC or base in _USUAL for base in uses.bases):
             continue
         around = _surroundings(survey) if around is None else around

@@ -146,7 +146,8 @@ CASES: tuple[Case, ...] = (
         lambda rng: [np.zeros(64, np.uint64)],
         _analysed_only,
         forms=frozenset(),
-        expected_form="whole",
+        expected_form="rejected",
+        rejection="unsupported-instruction",
         covers=frozenset({"envreg"}),
     ),
     Case(

@@ -140,7 +140,7 @@ class KernelPlaces:
                 return "false", "i1"
         if base.startswith("%lanemask_"):
             return self._lane_mask(base.removeprefix("%lanemask_")), "i32"
-        if base.startswith(("%envreg", "%pm", "%reserved_smem_offset")):
+        if base.startswith(("%pm", "%reserved_smem_offset")):
             return "0", "i32"
         raise KernelRejected(
             "unsupported-instruction", f"the CPU device has no special register {name}", name
