@@ -68,8 +68,8 @@ _USUAL = frozenset(("ld", "ldu", "st", "atom", "red", "fence", "membar", "brx"))
 _HEAP_RANGE = Range(HEAP, "global", 0)
 # Cooperative groups find it through %envreg1 and %envreg2.
 _NO_WORKSPACE = (
-    "synchronises the whole grid (cooperative groups' grid.sync()) in memory of the driver, which no "
-    "fence lets it reach; count the blocks that have arrived in an array instead"
+    "synchronises the whole grid (cooperative groups' grid.sync()) in memory of the driver, which "
+    "no fence lets it reach; count the blocks that have arrived in an array instead"
 )
 
 

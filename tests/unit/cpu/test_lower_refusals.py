@@ -16,7 +16,6 @@ REFUSED = {
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": "tensor-core",
     "wgmma.fence.sync.aligned": "tensor-core",
     "tcgen05.alloc.cta_group::1.sync.aligned.b32": "tensor-core",
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16": "tensor-core",
     "tex.2d.v4.f32.f32": "texture",
     "sust.b.2d.b32.trap": "texture",
     "txq.width.b32": "texture",

@@ -47,6 +47,7 @@ from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.bounds import with_bounds
 from gpud.device.cpu.codegen.homes import with_homes
 from gpud.device.cpu.codegen.inline import Inliner, around
+from gpud.device.cpu.codegen.matrices import spread_matrices
 from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.pseudo import ENDINGS, simplify
 from gpud.device.cpu.codegen.waiting import waiting_headers
@@ -91,7 +92,8 @@ def prepare(
     """
     defined = {f.name: f for f in module.functions() if f.body is not None and not _is_own(f.name)}
     functions = {
-        name: simplify(_parameters_to_registers(f), fenced=fenced) for name, f in defined.items()
+        name: simplify(spread_matrices(_parameters_to_registers(f)), fenced=fenced)
+        for name, f in defined.items()
     }
     if fenced:
         functions = {name: with_bounds(module, f, shape) for name, f in functions.items()}

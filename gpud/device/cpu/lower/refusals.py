@@ -16,9 +16,7 @@ _CLUSTER = ("unsupported-instruction", "the CPU device has no thread block clust
 _BULK = ("unsupported-instruction", "bulk and tensor-map copies run on a GPU only")
 
 _BY_BASE = {
-    **dict.fromkeys(
-        ("wmma", "mma", "wgmma", "tcgen05", "ldmatrix", "stmatrix", "movmatrix"), _TENSOR
-    ),
+    **dict.fromkeys(("wmma", "mma", "wgmma", "tcgen05"), _TENSOR),
     **dict.fromkeys(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"), _TEXTURE),
     **dict.fromkeys(("mapa", "getctarank", "clusterlaunchcontrol"), _CLUSTER),
     **dict.fromkeys(("multimem", "tensormap"), _BULK),
