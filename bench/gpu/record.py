@@ -34,6 +34,7 @@ def need_gpu() -> None:
 
 def cuda_device(**options: Any) -> Any:
     """gpud's CUDA device, to be used in a ``with`` block."""
+    sys.setswitchinterval(1e-4)  # as a device host does
     return import_module("gpud.device.cuda.device").CUDADevice(0, **options)
 
 

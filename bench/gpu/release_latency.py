@@ -64,7 +64,7 @@ class Row:
         gone: from the decision to the end of the last released block.
         first: from the decision to the first online block.
         host: what the device itself said of the release.
-        uncertainty: of the clocks' offset.
+        uncertainty: of the clocks' offset, without the step of the device's timer, ``tick_ns``.
         unclear: events of which the notes do not tell when the last one left.
         whole_sms: SMs that came free, of ``half_sms`` that would have been the fewest.
     """
@@ -76,6 +76,7 @@ class Row:
     host: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     uncertainty: list[int] = field(default_factory=list)
+    tick_ns: int = 0
     unclear: int = 0
     whole_sms: list[int] = field(default_factory=list)
     half_sms: int = 0
@@ -95,6 +96,7 @@ class Row:
             "first_online": quantiles_us(self.first),
             "by_host": quantiles_us(self.host),
             "clock_uncertainty": quantiles_us(self.uncertainty),
+            "timer_step_us": self.tick_ns / 1e3,
             "aim_p99_us": self.aim_us(),
             "met": gone["p99"] <= self.aim_us() if self.gone else None,
             "unclear": self.unclear,
@@ -126,9 +128,10 @@ class Pair:
         self.blocks = max(4, round(rounds)) * self.slots
         self.offline = NotedKernel(device, threads, self.blocks, form)
         self.online = NotedKernel(device, THREADS, 2 * self.slots, form)
-        self.loops = self.offline.loops_for(block_us, self._try)
-        self.online_loops = self.offline.loops_for(ONLINE_BLOCK_US, self._try)
         self.tick_ns = tick_ns(self._try(1))
+        self.online_loops = self.offline.loops_for(ONLINE_BLOCK_US, self._try)
+        # Last: the device claims by how long the task blocks of the run before were.
+        self.loops = self.offline.loops_for(block_us, self._try)
 
     def _try(self, loops: int) -> Notes:
         self.offline.clear()
@@ -240,6 +243,7 @@ def measure(
     """One row; ``claims`` None: as the device chooses; ``threads``: of an offline block."""
     row = Row(path, block_us)
     pair = Pair(device, block_us, form, scale=scale, claims=claims, threads=threads)
+    row.tick_ns = pair.tick_ns
     for _ in range(events):
         pair.event(row, clock)
     pair.close()

@@ -8,7 +8,8 @@ stops everything.
 
 And what a look at a word in host memory costs, which blocks take before every claim where launch
 records are there (release path ``mapped``), beside one at a word in device memory: from one block,
-and from as many as fit.
+and from as many as fit. And what it costs that all of these count themselves out of such a word, as
+blocks do that leave.
 
 Approach: a kernel holds the GPU until the host says so or `--ms` are over. Meanwhile one thing is
 done: a call, or a launch elsewhere that is waited for. If the kernel is over when that has
@@ -25,7 +26,7 @@ import ctypes
 import mmap
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ SIZE = 2 << 20
 WIDE_BYTES = 96 << 10
 STREAMS = 40
 LOOKS = 1000
+SOME = 64
 
 
 def main() -> int:
@@ -63,9 +65,10 @@ def main() -> int:
             print(f"{kind:<10}{name:<44}{verdict:<16}{one['us']:>12.0f} us")
     found["streams_at_once"] = streams_at_once(holder)
     print(f"of {STREAMS} streams with a kernel each, {found['streams_at_once']} ran at once")
-    found["look_us"] = looks(holder)
-    for name, took in found["look_us"].items():
-        print(f"{'look':<10}{name:<44}{'':<16}{took:>12.3f} us")
+    found["look_us"], found["leave_us"] = looks(holder), leaves(holder)
+    for what in ("look", "leave"):
+        for name, took in found[f"{what}_us"].items():
+            print(f"{what:<10}{name:<44}{'':<16}{took:>12.3f} us")
     print(f"wrote {keep('waits', gpu, {'ms': options.ms, **found}).name}")
     return 0
 
@@ -285,25 +288,47 @@ def streams_at_once(holder: Holder, count: int = STREAMS) -> int:
 
 def looks(holder: Holder, count: int = LOOKS) -> dict[str, float]:
     """Microseconds from one look of a block at a word to its next."""
-    gpu = holder.gpu
-    function = holder.function("looks")
-    mapped, own = gpu.host_words(8), gpu.buffer(np.zeros(8, np.uint32))
-    first, last = gpu.event(), gpu.event()
-
-    def once(blocks: int, buffer: bytes) -> float:
-        first.record(holder.stream)
-        function.launch((blocks, 1, 1), (64, 1, 1), buffer, stream=holder.stream)
-        last.record(holder.stream)
-        return last.since_us(first) / count
-
     found: dict[str, float] = {}
-    for where, address in (("host", mapped.address), ("device", own.address)):
-        for blocks in (1, gpu.sms * function.occupancy(64)):
-            values = [address.to_bytes(8, "little"), count.to_bytes(4, "little")]
-            buffer = pack_parameters(function.parameters, values)
-            once(blocks, buffer)  # warms up
-            found[f"{where} memory, {blocks} blocks"] = once(blocks, buffer)
+    for where, address in _words(holder):
+        for blocks in (1, _most(holder, "looks")):
+            took = _timed(holder, "looks", blocks, [address, count.to_bytes(4, "little")])
+            found[f"{where} memory, {blocks} blocks"] = took / count
     return found
+
+
+def leaves(holder: Holder) -> dict[str, float]:
+    """Microseconds of a launch each of whose blocks counts itself out of one word, and is over."""
+    blocks = _most(holder, "leaves")
+    return {
+        f"{where} memory, {blocks} blocks": _timed(holder, "leaves", blocks, [address])
+        for where, address in _words(holder)
+    }
+
+
+def _words(holder: Holder) -> Iterator[tuple[str, bytes]]:
+    """Where a word is, and its address as a parameter."""
+    mapped, own = holder.gpu.host_words(8), holder.gpu.buffer(np.zeros(8, np.uint32))
+    for where, address in (("host", mapped.address), ("device", own.address)):
+        yield where, address.to_bytes(8, "little")
+
+
+def _most(holder: Holder, name: str) -> int:
+    """As many blocks of `SOME` threads as fit."""
+    return holder.gpu.sms * holder.function(name).occupancy(SOME)
+
+
+def _timed(holder: Holder, name: str, blocks: int, values: list[bytes]) -> float:
+    """Microseconds of a launch, by the device; the shortest of some."""
+    function = holder.function(name)
+    buffer = pack_parameters(function.parameters, values)
+    first, last = holder.gpu.event(), holder.gpu.event()
+    times: list[float] = []
+    for _ in range(5):
+        first.record(holder.stream)
+        function.launch((blocks, 1, 1), (SOME, 1, 1), buffer, stream=holder.stream)
+        last.record(holder.stream)
+        times.append(last.since_us(first))
+    return min(times)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.gpu.clock import Offset, Sight, between, offset_of
-from bench.gpu.release_latency import Row, line, measure
+from bench.gpu.release_latency import Pair, Row, line, measure
 from bench.gpu.stamps import (
     ENTRY,
     SOURCE,
@@ -130,6 +130,22 @@ def test_longer_loops_are_found_for_longer_blocks(device: CPUDevice) -> None:
         return made([(0, 10 * loops, 0), (5, 5 + 10 * loops, 64)])
 
     assert kernel.loops_for(200, run) == pytest.approx(20_000, rel=0.05)
+
+
+def test_the_device_claims_by_blocks_that_are_as_long_as_those_measured(
+    device: CPUDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def trial(_: Pair, loops: int) -> Notes:
+        tried.append(loops)
+        return made([(0, 10 * loops, 0), (5, 5 + 10 * loops, 64)])
+
+    monkeypatch.setattr(Pair, "_try", trial)
+    pair = Pair(device, 200.0, scale=0.1)
+    assert tried[-1] == pair.loops == pytest.approx(20_000, rel=0.05)
+    assert pair.tick_ns == 5
+    pair.close()
 
 
 def test_release_latency_on_the_cpu_device(device: CPUDevice) -> None:

@@ -53,4 +53,5 @@ def test_a_call_that_fails_says_so(gpu: Gpu) -> None:
 def test_a_look_at_a_word_takes_time(gpu: Gpu) -> None:
     found = waits.looks(Holder(gpu, PATIENT_S), 20)
     assert len(found) == 4
+    found |= waits.leaves(Holder(gpu, PATIENT_S))
     assert all(took > 0 for took in found.values())
