@@ -23,7 +23,6 @@ import tempfile
 import threading
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import cast
 
 import msgpack
@@ -60,12 +59,7 @@ class Echo:
         self._pack = msgpack.Packer().pack
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._reader.close()
         self._socket.close()
         self._server.terminate()

@@ -195,12 +195,9 @@ class Scheduler:
     # -- requests of owners
 
     def _resize_requested(self, event: ev.ResizeRequested) -> None:
-        job = self.jobs.get(event.job)
-        error = self._resize(job, event)
-        if error is not None:
-            self._out.append(out.Refuse(event.ticket, error))
-        else:
-            self._out.append(out.Confirm(event.ticket))
+        error = self._resize(self.jobs.get(event.job), event)
+        told = out.Confirm(event.ticket) if error is None else out.Refuse(event.ticket, error)
+        self._out.append(told)
 
     def _resize(self, job: JobRecord | None, event: ev.ResizeRequested) -> GpudError | None:
         if job is None:
@@ -357,11 +354,10 @@ class Scheduler:
         if what is Timer.KEEP:
             self.devices[subject].expire_keeps(self.now_ns)
         elif what is Timer.DRAIN:
+            error = JobCancelled("the daemon shut down before the job had ended")
             for job in reversed(list(self.jobs.values())):
                 if job.id in self.jobs:
-                    self.lives.end(
-                        job, JobCancelled("the daemon shut down before the job had ended")
-                    )
+                    self.lives.end(job, error)
         elif what is Timer.TIMEOUT:
             job = self.jobs[JobId(subject)]
             assert job.submission.timeout_ns is not None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from types import TracebackType
 from typing import Any, Self
 
 from gpud.errors import ConnectionLost, GpudError, from_wire
@@ -75,12 +74,7 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def query(self, topic: str, limit: int = 0) -> dict[str, Any]:
