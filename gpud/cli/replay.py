@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpud.cli.outcome import FAILED
 from gpud.errors import InvalidArgument
+from gpud.outcome import FAILED
 
 if TYPE_CHECKING:
     from gpud.core.replay import Step

@@ -42,13 +42,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.cli": (ABOVE, "typer", "rich"),
     # It looks whether these can be loaded, when asked to.
     "gpud.cli.checks": (ABOVE, "llvmlite", "pynvml"),
+    "gpud.outcome": ("gpud.errors", "typer"),
     "gpud.config": ("gpud.units", "gpud.errors", "gpud.wire"),
     # The demo is a program of a user's that happens to live here: it may use the client.
     "gpud.demo": (ABOVE, "gpud_client", "numpy", "rich", "matplotlib"),
     "gpud.demo_kernels": ("numpy",),
     "gpud.__main__": ("gpud.cli",),
     "gpud": (),
-    "gpud_client": ("gpud.wire", "gpud.units", "gpud.errors", "msgpack", "numpy", "typer", "rich"),
+    "gpud_client": (
+        *("gpud.wire", "gpud.units", "gpud.errors", "gpud.outcome"),
+        *("msgpack", "numpy", "typer", "rich"),
+    ),
 }
 STANDARD_LIBRARY_BANS = {
     "gpud.core": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),

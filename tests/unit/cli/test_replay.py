@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpud.cli import main
-from gpud.cli.outcome import DONE, FAILED, USAGE
 from gpud.core.events import (
     BlocksLeft,
     DeviceReady,
@@ -23,6 +22,7 @@ from gpud.core.events import (
 from gpud.core.replay import write_header, write_line
 from gpud.core.scheduler import Scheduler
 from gpud.core.settings import Settings
+from gpud.outcome import DONE, FAILED, USAGE
 from gpud.units import SessionId, job_id
 
 SESSION = SessionId(1)

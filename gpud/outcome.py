@@ -1,8 +1,8 @@
-"""How a command ends: its exit status, and one line on standard error that says what to do.
+"""How a command of gpud or gpuctl ends: its exit status, and a line on standard error.
 
-Exit statuses: 0 done, 1 the job or the request failed, 2 wrong usage, 3 there is no daemon, 130
-ended by Ctrl-C, 141 whoever read the output has gone (as for a program that a signal ends). A
-traceback is shown only if ``GPUD_DEBUG`` is set to something.
+Exit statuses: 0 done, 1 the job or the request failed, 2 wrong usage, 3 there is no daemon (gpuctl
+only), 130 ended by Ctrl-C, 141 whoever read the output has gone (as for a program that a signal
+ends). A traceback is shown only if ``GPUD_DEBUG`` is set to something.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 _ParserError: Any = typer.BadParameter.__mro__[2]
 
 
-def run(app: typer.Typer, arguments: Sequence[str] | None, name: str = "gpuctl") -> int:
-    """Runs a command of ``app`` and returns its exit status; raises only SystemExit."""
+def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: int = FAILED) -> int:
+    """Runs a command of ``app`` and returns its exit status; raises only SystemExit.
+
+    Args:
+        app: The commands.
+        arguments: Of the command line, without the program's name; those of this process if None.
+        name: The program's.
+        lost: The exit status where there is no daemon.
+    """
     try:
         line = list(sys.argv[1:] if arguments is None else arguments)
         status = app(line, prog_name=name, standalone_mode=False)
@@ -45,20 +52,19 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str = "gpuctl")
         return _failed(f"{name}: {error.format_message()}", FAILED)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError as error:
-        if isinstance(error, ConnectionLost):
-            return _failed(f"{name}: {error}", NO_DAEMON)
-        return _unread()
     except ConnectionLost as error:
-        return _failed(f"{name}: {error}", NO_DAEMON)
+        return _failed(f"{name}: {error}", lost)
     except GpudError as error:
         said = str(error)
         log = error.log.strip() if type(error) is CompileError else ""
         if log:  # it may begin with what the error says
             said = log if log.startswith(said) else f"{said}\n{log}"
         return _failed(f"{name}: {said}", FAILED)
+    except BrokenPipeError:
+        return _unread()
     except OSError as error:
-        return _failed(f"{name}: {_what(error)}", FAILED)
+        place = f"{error.filename}: " if error.filename else ""
+        return _failed(f"{name}: {place}{error.strerror or error}", FAILED)
     except MemoryError as error:  # of values that are made here, before they are uploaded
         return _failed(f"{name}: not enough memory: {error}", FAILED)
     except Exception as error:  # noqa: BLE001  (a bug of ours: one line, and how to see more)
@@ -86,8 +92,3 @@ def _failed(line: str, status: int) -> int:
         traceback.print_exc()
     print(line, file=sys.stderr)  # noqa: T201
     return status
-
-
-def _what(error: OSError) -> str:
-    place = f"{error.filename}: " if error.filename else ""
-    return f"{place}{error.strerror or error}"
