@@ -34,7 +34,7 @@ import re
 from dataclasses import dataclass, replace
 
 from gpud.compiler.analysis.departures import Meeting
-from gpud.compiler.analysis.shape import Shape, holds
+from gpud.compiler.analysis.shape import Shape
 from gpud.compiler.analysis.survey import survey
 from gpud.compiler.form_rules import RULES, Case, Form, Reason, reason, tensor_core_uses
 from gpud.compiler.ptx.model import Module
@@ -51,7 +51,7 @@ class Decision:
 
     Attributes:
         entry: the kernel's name in the PTX.
-        form: the form to use, for blocks of the right shape (`form_for`).
+        form: the form to use; sliced where persistent is not legal for a block's shape.
         exit_aware: persistent form with exit-aware barriers.
         why: the reasons, the decisive ones first.
         capabilities: what a device must have beyond the ordinary: code ``tensor-core``.
@@ -71,12 +71,6 @@ class Decision:
     shape: Shape
     barrier: int | None
     legal: tuple[Form, ...]
-
-    def form_for(self, block: tuple[int, int, int]) -> Form:
-        """The form for a launch with blocks of x, y, z threads."""
-        if self.form is Form.PERSISTENT and not holds(self.shape, block):
-            return Form.SLICED
-        return self.form
 
     def require(self) -> None:
         """Returns if the kernel can run.

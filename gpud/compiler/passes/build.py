@@ -1,9 +1,11 @@
-"""Short ways to write instructions and to find names that nothing uses yet."""
+"""Short ways to write and change instructions and to find names that nothing uses yet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
+from gpud.compiler.analysis.effects import callee
 from gpud.compiler.ptx.model import (
     Function,
     Guard,
@@ -16,11 +18,12 @@ from gpud.compiler.ptx.model import (
     RegisterDeclaration,
     Statement,
     Symbol,
+    Tuple,
     Variable,
     opcode,
 )
 
-__all__ = ["Code", "change_functions", "fresh_stem", "immediate"]
+__all__ = ["Code", "call_of_copy", "change_functions", "fresh_stem", "immediate"]
 
 
 def immediate(value: int) -> Immediate:
@@ -98,6 +101,16 @@ def _declared(module: Module) -> Iterable[str]:
                     yield statement.name  # type: ignore[union-attr]
         elif isinstance(item, Variable):
             yield item.name
+
+
+def call_of_copy(call: Instruction, copies: Mapping[str, str]) -> Instruction:
+    """``call``, or one of the copy that its function has, by the function's name."""
+    target = callee(call)
+    copy = copies.get(target.name) if isinstance(target, Symbol) else None
+    if copy is None:
+        return call
+    at = 1 if isinstance(call.operands[0], Tuple) else 0
+    return replace(call, operands=(*call.operands[:at], Symbol(copy), *call.operands[at + 1 :]))
 
 
 def change_functions(module: Module, change: Callable[[Function], Function]) -> Module:

@@ -33,11 +33,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpud.compiler.analysis.departures import full_barrier_id
-from gpud.compiler.analysis.effects import BARRIER, callee, flags, is_call
+from gpud.compiler.analysis.effects import BARRIER, flags, is_call
 from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.forms import Decision
-from gpud.compiler.passes.build import Code, fresh_stem, immediate
+from gpud.compiler.passes.build import Code, call_of_copy, fresh_stem, immediate
 from gpud.compiler.ptx.model import (
     Directive,
     Function,
@@ -45,8 +45,6 @@ from gpud.compiler.ptx.model import (
     Module,
     RegisterDeclaration,
     Statement,
-    Symbol,
-    Tuple,
     Variable,
 )
 
@@ -140,19 +138,10 @@ class _Rewriter:
                     code.body.append(replace(new, guard=statement.guard, line=statement.line))
                     continue
                 if is_call(statement):
-                    code.body.append(self._call(statement))
+                    code.body.append(call_of_copy(statement, self._copies))
                     continue
             elif isinstance(statement, Variable | RegisterDeclaration):
                 declarations.append(statement)
                 continue
             code.body.append(statement)
         return replace(function, body=[*declarations, *code.declarations, *code.body])
-
-    def _call(self, ins: Instruction) -> Instruction:
-        target = callee(ins)
-        copy = self._copies.get(target.name) if isinstance(target, Symbol) else None
-        if copy is None:
-            return ins
-        at = 1 if isinstance(ins.operands[0], Tuple) else 0
-        operands = (*ins.operands[:at], Symbol(copy), *ins.operands[at + 1 :])
-        return replace(ins, operands=operands)

@@ -30,11 +30,12 @@ from dataclasses import replace
 
 from gpud.compiler.analysis.counted import short_loops
 from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
-from gpud.compiler.analysis.effects import TERMINATOR, callee, flags, is_call
+from gpud.compiler.analysis.effects import TERMINATOR, flags, is_call
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.forms import Decision
 from gpud.compiler.names import is_killable, killable_of
+from gpud.compiler.passes.build import call_of_copy
 from gpud.compiler.polls import declarations, emit, leave
 from gpud.compiler.ptx.model import (
     Directive,
@@ -43,8 +44,6 @@ from gpud.compiler.ptx.model import (
     Module,
     RegisterDeclaration,
     Statement,
-    Symbol,
-    Tuple,
     Variable,
     opcode,
 )
@@ -161,7 +160,7 @@ class _Writer:
             if isinstance(statement, Variable | RegisterDeclaration):
                 head.append(statement)
             elif isinstance(statement, Instruction) and is_call(statement):
-                body.append(self._call(statement))
+                body.append(call_of_copy(statement, self._copies))
             else:
                 body.append(statement)
         if len(function.body or ()) in places:
@@ -190,12 +189,3 @@ class _Writer:
             ends = block.last is not None and flags(block.last.opcode) & TERMINATOR
             found[block.places[-1].position if ends else block.stop] = None
         return frozenset(found)
-
-    def _call(self, ins: Instruction) -> Instruction:
-        target = callee(ins)
-        copy = self._copies.get(target.name) if isinstance(target, Symbol) else None
-        if copy is None:
-            return ins
-        at = 1 if isinstance(ins.operands[0], Tuple) else 0
-        operands = (*ins.operands[:at], Symbol(copy), *ins.operands[at + 1 :])
-        return replace(ins, operands=operands)
