@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import suppress
+from pathlib import Path
 
 from gpud.errors import ConnectionLost, InvalidArgument
 from gpud.wire.address import check_fallback_folder
@@ -49,6 +51,12 @@ def _limit_sending(sock: socket.socket, seconds: float) -> None:
 
 def _why(path: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        pid = _ending(path)
+        if pid:
+            return (
+                f"the daemon at {path} (pid {pid}) is ending and takes no more connections: it "
+                "waits for its jobs; wait, too, or send it SIGTERM once more to end it at once"
+            )
         return (
             f"no daemon listens at {path}; start one with `gpud serve`, say where it is "
             "(connect(path) or GPUD_SOCKET), or use a private one: gpud_client.local()"
@@ -58,3 +66,13 @@ def _why(path: str, error: OSError) -> str:
     if isinstance(error, TimeoutError | BlockingIOError):
         return f"the daemon at {path} does not accept connections; its log may say why"
     return f"{path} cannot be connected to: {error.strerror or error}"
+
+
+def _ending(path: str) -> str:
+    """The process that holds the path and does not listen there any more; empty: none does."""
+    with suppress(OSError):  # there is none, or it is another user's
+        # Not by trying to lock it: a daemon that starts just then would take us for another.
+        pid = Path(path + ".lock").read_text().strip()
+        if pid.isdecimal() and b"gpud" in Path("/proc", pid, "cmdline").read_bytes():
+            return pid
+    return ""

@@ -311,7 +311,7 @@ class Daemon:
 
 
 def run(config: Config) -> int:
-    """Serves until SIGTERM or SIGINT; a second signal forces. Returns the exit status.
+    """Serves until SIGTERM, SIGINT or SIGHUP; a second one forces. Returns the exit status.
 
     0: drained; 1: it could not start, or was forced; 3: a bug in the scheduler. Blocks.
     """
@@ -338,8 +338,9 @@ async def _serve(config: Config) -> int:
             _LOG.warning("%s: ending at once", name)
             daemon.force()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(number, on_signal, number)
     try:
         await starting
     except asyncio.CancelledError:

@@ -20,9 +20,11 @@ from typing import Any
 
 import pytest
 
+from gpud.errors import ConnectionLost
 from gpud.wire import messages as wm
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
+from gpud_client.address import connected
 from tests.integration.daemon_world import PTX, launch
 
 TIMEOUT_S = 60.0
@@ -224,7 +226,16 @@ def test_online_jobs_take_room_from_offline_ones_and_give_it_back(daemon: Proces
             assert client.expect(wm.Finished).state == "done"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.skipif(NOHUP, reason="run by nohup")),
+    ],
+)
 def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
     process = daemon.start()
     client = daemon.client()
@@ -237,6 +248,8 @@ def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
         daemon.notified("STOPPING=1")
         client.submit(2, spin, address)
         assert client.expect(wm.Finished).error["code"] == "draining"
+        with pytest.raises(ConnectionLost, match=rf"\(pid {process.pid}\) is ending"):
+            connected(daemon.path)
         hosts = children(process.pid)
         assert hosts
         memory[:4] = b"\1\0\0\0"
@@ -255,9 +268,9 @@ def test_a_second_signal_forces(daemon: Process) -> None:
     client.submit(1, client.kernel(SPIN), address)
     client.ask(lambda r: wm.Query(r, "status"), wm.Answer)
     hosts = children(process.pid)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     daemon.notified("STOPPING=1")
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     status, log = daemon.ended(process)
     memory.close()
     assert status == 1, log

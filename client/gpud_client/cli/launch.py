@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from gpud.errors import GpudError
+from gpud.errors import ConnectionLost, GpudError
 from gpud.outcome import FAILED, INTERRUPTED
 from gpud_client.cli import words
 from gpud_client.cli.arguments import ArraySpec, parse_argument, parse_dim, parse_output
@@ -155,7 +153,7 @@ def run(
                     np.save(target, given[number].get())
     if as_json:
         emit(report)
-    else:
+    elif not isinstance(problem, ConnectionLost):  # then nothing is known of it
         _print(report, files)
     if problem is not None:
         typer.echo(f"gpuctl: job {report['job']} {report['state']}: {problem}", err=True)
@@ -200,10 +198,8 @@ def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
     """
     bar, task = (nullcontext(), None) if quiet else _bar(name)
     try:
-        with _interrupts() as interrupted, bar as shown:
+        with bar as shown:
             while not concurrent.futures.wait([job], timeout=_LOOK_S).done:
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
                 if shown is not None and task is not None:
                     _step(shown, task, job)
             if shown is not None and task is not None and not job.cancelled():
@@ -217,27 +213,6 @@ def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
         typer.echo(f"gpuctl: job {job.id} was cancelled", err=True)
         raise typer.Exit(INTERRUPTED) from None
     return found
-
-
-@contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Notes Ctrl-C instead of raising; a second one raises.
-
-    KeyboardInterrupt may be raised between any two instructions, so also in the middle of an
-    answer that is being read. The connection is of no more use then, and the job could not be
-    cancelled.
-    """
-    seen = threading.Event()
-
-    def note(number: int, frame: object) -> None:
-        signal.signal(number, before)
-        seen.set()
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _bar(name: str) -> tuple[AbstractContextManager[Progress], TaskID]:
