@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpud.cli.checks import Check, can_run, run_checks
-from gpud.outcome import FAILED
+from gpud_client.cli.outcome import FAILED
 
 __all__ = ["doctor"]
 

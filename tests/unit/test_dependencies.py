@@ -39,20 +39,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.device.cuda": (*BELOW_DEVICES, *SAME, "cuda", "cupy", "numpy"),
     "gpud.telemetry": ("gpud.units", "gpud.errors", "gpud.core", "pynvml"),
     "gpud.server": (ABOVE, "msgpack", "uvloop"),
-    "gpud.cli": (ABOVE, "typer", "rich"),
+    # Its commands end as those of gpuctl do, and the client takes nothing from here.
+    "gpud.cli": (ABOVE, "gpud_client.cli", "typer", "rich"),
     # It looks whether these can be loaded, when asked to.
     "gpud.cli.checks": (ABOVE, "llvmlite", "pynvml"),
-    "gpud.outcome": ("gpud.errors", "typer"),
     "gpud.config": ("gpud.units", "gpud.errors", "gpud.wire"),
     # The demo is a program of a user's that happens to live here: it may use the client.
     "gpud.demo": (ABOVE, "gpud_client", "numpy", "rich", "matplotlib"),
     "gpud.demo_kernels": ("numpy",),
     "gpud.__main__": ("gpud.cli",),
     "gpud": (),
-    "gpud_client": (
-        *("gpud.wire", "gpud.units", "gpud.errors", "gpud.outcome"),
-        *("msgpack", "numpy", "typer", "rich"),
-    ),
+    "gpud_client": ("gpud.wire", "gpud.units", "gpud.errors", "msgpack", "numpy", "typer", "rich"),
 }
 STANDARD_LIBRARY_BANS = {
     "gpud.core": ("asyncio", "time", "datetime", "random", "os", "socket", "threading"),

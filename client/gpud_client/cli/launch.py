@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gpud.errors import ConnectionLost, GpudError
-from gpud.outcome import FAILED, INTERRUPTED
 from gpud_client.cli import words
 from gpud_client.cli.arguments import ArraySpec, parse_argument, parse_dim, parse_output
 from gpud_client.cli.manage import share_of
+from gpud_client.cli.outcome import FAILED, INTERRUPTED
 from gpud_client.cli.screen import JsonOption, SocketOption, emit, say
 
 if TYPE_CHECKING:

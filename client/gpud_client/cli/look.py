@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from gpud.errors import ConnectionLost
-from gpud.outcome import FAILED
 from gpud_client.cli import words
 from gpud_client.cli.link import Link
+from gpud_client.cli.outcome import FAILED
 from gpud_client.cli.screen import (
     Column,
     JsonOption,

@@ -10,9 +10,9 @@ import typer
 
 from gpud import units
 from gpud.errors import GpudError
-from gpud.outcome import FAILED
 from gpud_client.cli import words
 from gpud_client.cli.link import Link
+from gpud_client.cli.outcome import FAILED
 from gpud_client.cli.screen import JsonOption, SocketOption, emit, say
 
 __all__ = ["cancel", "parse_job", "resize", "share_of"]

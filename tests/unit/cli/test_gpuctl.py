@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from gpud.errors import AccessDenied, LimitExceeded
-from gpud.outcome import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
 from gpud.wire.messages import Cancel, Follow, Query, Resize
 from gpud_client.cli import look as looking
 from gpud_client.cli import main
+from gpud_client.cli.outcome import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
 from tests.unit.cli.peer import ANSWERS, ENDED, RUNNING, Peer, scripted
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]

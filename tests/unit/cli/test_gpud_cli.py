@@ -17,7 +17,7 @@ from gpud.cli import checks, main
 from gpud.cli.checks import CHECKS, Check, can_run, run_checks
 from gpud.config import SETTINGS
 from gpud.errors import pip_command
-from gpud.outcome import DONE, FAILED, USAGE
+from gpud_client.cli.outcome import DONE, FAILED, USAGE
 from tests.unit.cli.peer import scripted
 
 
