@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.output import PackedArguments
 from gpud.device.interface import OUTPUT_LIMIT_BYTES
+from gpud.device.job import Job, LaunchSpec
 from gpud.device.output import MOST_BYTES, MOST_WIDTH, format_printf
 from gpud.device.reach import EVERYTHING, Reach
+from gpud.errors import IllegalAddress
 from tests.unit.cpu.running import TIMEOUT_S, cuda, words
 from tests.unit.printing import ALL_LINES, ARENA, HOSTILE, SAID, SOURCE, load, run
 
@@ -234,6 +236,16 @@ def test_a_kernel_prints_what_is_its_own(device: CPUDevice) -> None:
     pointer = (memory.address + 8).to_bytes(8, "little")
     launch = run(device, module.kernel("string"), pointer)
     assert launch.output == b"<arena>\n"
+
+
+def test_what_was_printed_before_a_fault_is_kept(device: CPUDevice) -> None:
+    text = 'extern "C" __global__ void k(int* p) { printf("%p\\n", p); *p = 1; }'
+    kernel = load(device, text, device.allocate(ARENA)).kernel("k")
+    job = Job(device, [LaunchSpec.of(kernel, "persistent", 1, 8, [bytes(8)])])
+    job.resize(1)
+    with pytest.raises(IllegalAddress):
+        job.result(TIMEOUT_S)
+    assert job.output == b"(nil)\n"
 
 
 def test_what_a_job_prints_is_bounded_and_says_so(device: CPUDevice) -> None:

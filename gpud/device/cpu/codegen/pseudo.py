@@ -22,22 +22,24 @@ Properties: a function without any of these is returned as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gpud.compiler import fences, polls, targets
 from gpud.compiler.analysis.cfg import ControlFlow
-from gpud.compiler.analysis.effects import callee, is_call
-from gpud.compiler.names import FAULT, NORETURN
+from gpud.compiler.analysis.effects import MEMORY_READ, callee, flags, is_call, state_space
+from gpud.compiler.names import FAULT, NORETURN, PRINT
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.reports import claim_beside, part, slot_of
 from gpud.device.cpu.codegen.faults import BREAKPOINT, RAW_ASSERT
 from gpud.device.cpu.codegen.fences import NO_CLAIM, from_program
 
-__all__ = ["ENDINGS", "is_check", "is_fence", "is_poll", "is_target", "simplify"]
+__all__ = ["ENDINGS", "behind_prints", "is_check", "is_fence", "is_poll", "is_target", "simplify"]
 
 ENDINGS = NORETURN
 """Functions that are not called as functions here."""
+
+_PRINTERS = (ptx.Symbol("vprintf"), ptx.Symbol(PRINT))
 
 _OWN_ARGUMENTS = 3
 """Of `FAULT`: kind, site, address."""
@@ -46,6 +48,21 @@ _OWN_ARGUMENTS = 3
 def is_check(ins: ptx.Instruction) -> bool:
     """Whether ``ins`` is a fence or a poll: it ends the block or does nothing."""
     return is_fence(ins) or is_poll(ins)
+
+
+def behind_prints(stage: Sequence[ptx.Instruction], uniform: Collection[int]) -> set[int]:
+    """Fences that must not end the block before what it printed is said, by identity.
+
+    None where a load that runs once for all threads, ``uniform`` ones by identity, stands behind
+    them: it runs before the loop that prints, and its fence before it.
+    """
+    prints = (n for n, ins in enumerate(stage) if is_call(ins) and callee(ins) in _PRINTERS)
+    behind = stage[next(prints, len(stage)) :]
+    for ins in behind:
+        if id(ins) in uniform and not is_check(ins) and flags(ins.opcode) & MEMORY_READ:
+            if state_space(ins.opcode) not in ("param", "const"):
+                return set()
+    return {id(i) for i in behind if is_fence(i) and i.opcode.modifiers[1] in ("global", "generic")}
 
 
 def simplify(function: ptx.Function, *, fenced: bool) -> ptx.Function:

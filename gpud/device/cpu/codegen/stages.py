@@ -34,7 +34,7 @@ from gpud.device.cpu.codegen.faults import report
 from gpud.device.cpu.codegen.fences import check_of, without_claim
 from gpud.device.cpu.codegen.participants import participants
 from gpud.device.cpu.codegen.plan import Segment, Stage
-from gpud.device.cpu.codegen.pseudo import is_check, is_fence, is_poll
+from gpud.device.cpu.codegen.pseudo import behind_prints, is_check, is_fence, is_poll
 from gpud.device.cpu.codegen.regions import waits
 from gpud.device.cpu.codegen.rounds import OwnLoops
 from gpud.device.cpu.codegen.stage_end import StageEnd, is_whole_warp_barrier, offers
@@ -82,6 +82,7 @@ class StageWriter:
             for p in self.w.flow.blocks[s.blocks[0]].places
             if self._is_uniform(p.instruction, s.blocks[0])
         }
+        uniform -= behind_prints(everything, uniform)
         varying_readers: dict[str, list[int]] = {}
         for ins in everything:
             if id(ins) not in uniform:
