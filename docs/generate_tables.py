@@ -192,8 +192,8 @@ _PTX_HEAD = """\
 <!-- Written by docs/generate.py from gpud/device/cpu/lower/ and the table in
 docs/generate_tables.py: change those. -->
 
-What the CPU device runs, by opcode. A modifier that is not known is refused with the instruction
-and its line, never ignored. What the numbers are exact to is told in
+What the CPU device runs, by opcode. A modifier that is not known is refused with the
+instruction, never ignored. What the numbers are exact to is told in
 [The CPU device](../explanation/cpu-device.md). Refusals are `KernelRejected`, raised when the
 kernel is compiled for its first block shape; other kernels of the program run.
 

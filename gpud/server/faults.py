@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gpud.compiler.program import Site
-from gpud.errors import GpudError, IllegalAddress, KernelTrap
+from gpud.errors import GpudError, IllegalAddress, KernelRejected, KernelTrap, from_wire
 from gpud.server.jobs import Job
 from gpud.server.modules import CompiledProgram
 
-__all__ = ["NearestArray", "resolved"]
+__all__ = ["NearestArray", "refused", "resolved"]
 
 NearestArray = Callable[[int, int, int], tuple[int, int] | None]
 """(session, device, address) to the address and size of the session's array nearest to it."""
@@ -41,6 +41,21 @@ def resolved(error: GpudError, job: Job, nearest_array: NearestArray) -> GpudErr
         return _reworded(error, job, nearest_array)
     except (TypeError, ValueError, AttributeError):
         return error  # a field is not of its type: the host's memory is damaged
+
+
+def refused(error: GpudError, program: CompiledProgram) -> GpudError:
+    """``error``, with the instruction instead of its line if a device does not run a kernel.
+
+    Args:
+        error: as the device host sent it, when it was told to make the kernel ready.
+        program: the kernel's.
+    """
+    if not isinstance(error, KernelRejected) or not isinstance(error.line, int):
+        return error
+    told = error.to_wire()
+    told["message"] = error.message.replace(f" (PTX line {error.line})", "")
+    told["fields"] |= {"instruction": _quoted(program, error.line), "line": None}
+    return from_wire(told)
 
 
 def _reworded(
@@ -73,11 +88,14 @@ def _place(error: IllegalAddress | KernelTrap, program: CompiledProgram) -> dict
         if error.file is None:  # an assertion says itself where it stands
             found["file"], found["file_line"] = site.file, site.file_line
     elif error.line is not None:
-        # The line is one of the rewritten program, which nobody sees: say what stands there.
-        lines = program.ptx.splitlines()
-        text = lines[error.line - 1].strip() if 0 < error.line <= len(lines) else None
-        found["instruction"], found["line"] = text, None
+        found["instruction"], found["line"] = _quoted(program, error.line), None
     return found
+
+
+def _quoted(program: CompiledProgram, line: int) -> str | None:
+    """What stands in a line of the rewritten program, which nobody sees."""
+    lines = program.ptx.splitlines()
+    return lines[line - 1].strip() if 0 < line <= len(lines) else None
 
 
 def _site(program: CompiledProgram, number: int | None) -> Site | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument, LimitExceeded, UnknownName
 from gpud.server.compiling import Source, Wish
+from gpud.server.faults import refused
 from gpud.server.modules import CompiledProgram, Module, always_polls
 from gpud.units import SessionId
 from gpud.wire import messages as wm
@@ -107,7 +108,7 @@ def measure(session: Session, message: wm.Measure) -> None:
         if session.gone:
             return
         if error is not None:
-            session.fail(message.request, error)
+            session.fail(message.request, refused(error, module.program))
             return
         form = str(kernel.info.form_for(message.block))
         module.measured[shape] = (value, form)

@@ -15,10 +15,11 @@ from gpud.errors import (
     GpudError,
     IllegalAddress,
     JobCancelled,
+    KernelRejected,
     KernelTrap,
     from_wire,
 )
-from gpud.server.faults import resolved
+from gpud.server.faults import refused, resolved
 
 STORE = Site("_Z4fillIfEvPT_", "st.global.f32 [%rd4], %f3;", 41, "fill.cu", 7)
 TRAP = Site("k", "trap;", 0)
@@ -89,9 +90,17 @@ def test_without_a_site_the_line_of_the_rewritten_program_is_quoted() -> None:
     assert error.array is None
 
 
+def test_what_a_device_refuses_has_no_line_of_the_rewritten_program() -> None:
+    raw = KernelRejected("unsupported-instruction", "not known here", "st.shared.u32", 2)
+    error: Any = refused(raw, program())
+    assert (error.instruction, error.line) == ("st.shared.u32 [%rd1], %r1;", None)
+    assert str(error) == "not known here: st.shared.u32 [unsupported-instruction]"
+
+
 def test_other_errors_pass() -> None:
     for error in (JobCancelled("why"), DeviceLost("gone"), GpudError("new")):
         assert told(error) is error
+        assert refused(error, program()) is error
 
 
 def test_what_is_unknown_stays_unknown() -> None:
