@@ -229,10 +229,11 @@ _NAME_EXPRESSION = re.compile(
 
 def _compile_error(log: str, status: str) -> CompileError:
     """Words a refusal: its first error, or the name expression if that alone is wrong."""
-    errors = list(_ERROR.finditer(log))
+    # NVRTC compiles name expressions in a file of their own. What is wrong there follows from
+    # what is wrong in the source, but may come first in the log.
+    errors = [e for e in _ERROR.finditer(log) if not e["where"].startswith("__nv_name_map(")]
     in_name = _NAME_EXPRESSION.search(log)
-    # NVRTC compiles name expressions in a file of their own, after the source.
-    if in_name and all(error["where"].startswith("__nv_name_map(") for error in errors):
+    if in_name and not errors:
         return KernelNotFound(in_name["name"].strip(), cause=in_name["what"], log=log)
     if not errors:
         return CompileError(f"NVRTC refused the source: {status}", log=log)

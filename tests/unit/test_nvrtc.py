@@ -102,6 +102,12 @@ def test_the_message_is_the_first_error_and_the_log_is_complete() -> None:
     assert "2 errors detected" in caught.value.log
 
 
+def test_an_error_of_the_source_comes_before_what_follows_from_it() -> None:
+    with pytest.raises(CompileError, match=r"^kernel\.cu\(1\): error: .*first of 3") as caught:
+        compile_cuda("oops", name_expressions=["k"])
+    assert caught.value.log.startswith("__nv_name_map(2): error:")
+
+
 def test_a_static_assertion_is_an_error() -> None:
     with pytest.raises(CompileError, match="not today"):
         compile_cuda('static_assert(false, "not today");')
