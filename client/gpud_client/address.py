@@ -58,8 +58,8 @@ def _why(path: str, error: OSError) -> str:
                 "waits for its jobs; wait, too, or send it SIGTERM once more to end it at once"
             )
         return (
-            f"no daemon listens at {path}; start one with `gpud serve`, say where it is "
-            "(connect(path) or GPUD_SOCKET), or use a private one: gpud_client.local()"
+            f"no daemon listens at {path}; start one with `gpud serve`, say where it is (--socket, "
+            "connect(path) or GPUD_SOCKET), or use a private one: gpud_client.local()"
         )
     if isinstance(error, PermissionError):
         return f"{path} belongs to another user; ask for access, or start your own: `gpud serve`"
