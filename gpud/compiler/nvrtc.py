@@ -44,6 +44,7 @@ __all__ = [
     "SOURCE_NAME",
     "CompiledSource",
     "compile_cuda",
+    "newest_arch",
     "nvrtc_version",
     "supported_archs",
 ]
@@ -143,6 +144,19 @@ def supported_archs() -> tuple[str, ...]:
     return tuple(f"compute_{number}" for number in sorted(numbers))
 
 
+def newest_arch(sm: int | None) -> str:
+    """Returns the newest architecture that a device of compute capability ``sm`` runs.
+
+    Args:
+        sm: The capability, 90 for 9.0. None, or one that is older than all: `DEFAULT_ARCH`.
+
+    Raises:
+        MissingDependency: NVRTC or cuda-bindings is not installed.
+    """
+    known = [a for a in supported_archs() if sm is not None and int(a.split("_")[1]) <= sm]
+    return known[-1] if known else DEFAULT_ARCH
+
+
 def _check_arch(arch: str) -> None:
     supported = supported_archs()
     match = re.fullmatch(r"(compute_(\d+))([af]?)", arch)
@@ -218,8 +232,9 @@ _CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTI
 
 _ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
 _NO_HEADER = (
-    "; there are CUDA's own headers, cuda/std/ and cub/, and none of the C++ library or of "
-    "other folders: put what else is needed into the source"
+    "; there are CUDA's own headers, cuda/std/ and cub/, and none of the C or C++ library or of "
+    "other folders: printf, assert and mathematical functions need none, cuda/std/cstdint has the "
+    "integer types; put what else is needed into the source"
 )
 _NAME_EXPRESSION = re.compile(
     r"^__nv_name_map\(\d+\): error: (?P<what>.*)\n *#pragma nv_mangled_name (?P<name>.*)$",

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Request", "load_request", "write_reproducer"]
+__all__ = ["Request", "is_ptx", "load_request", "write_reproducer"]
 
 _FILE = "reproducer.json"
 
@@ -34,11 +34,16 @@ class Request:
 
     @property
     def is_ptx(self) -> bool:
-        """Whether the source is PTX: its first word starts with a dot, which C++'s cannot."""
-        from gpud.compiler.ptx.lexicon import BLANK
+        """Whether the source is PTX."""
+        return is_ptx(self.source)
 
-        blank = BLANK.match(self.source)
-        return self.source.startswith(".", blank.end() if blank else 0)
+
+def is_ptx(source: str) -> bool:
+    """Whether ``source`` is PTX: its first word starts with a dot, which C++'s cannot."""
+    from gpud.compiler.ptx.lexicon import BLANK
+
+    blank = BLANK.match(source)
+    return source.startswith(".", blank.end() if blank else 0)
 
 
 def write_reproducer(

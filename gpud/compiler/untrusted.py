@@ -80,8 +80,9 @@ def check_options(options: Sequence[str]) -> None:
         else:
             raise InvalidArgument(
                 f"the daemon does not take the compiler option {option[:80]!r}; it takes those "
-                "that concern the language and the code alone, none that names files or targets: "
-                "put headers into the source"
+                "that concern the language and the code alone. Leave it out if it names a target "
+                "(the daemon compiles for its device) or is for nvcc or ptxas; put headers into "
+                "the source instead of naming their folder"
             )
 
 

@@ -33,9 +33,10 @@ from typing import NamedTuple
 from gpud.compiler.cache import Cache, default_folder
 from gpud.compiler.confine import confine
 from gpud.compiler.cuda_headers import cuda_include_paths
-from gpud.compiler.nvrtc import DEFAULT_ARCH, nvrtc_version
+from gpud.compiler.nvrtc import DEFAULT_ARCH, newest_arch, nvrtc_version
 from gpud.compiler.own_process import end_with, limit_memory, write_all
 from gpud.compiler.pipeline import Program, compile_program
+from gpud.compiler.reproducer import is_ptx
 from gpud.compiler.request_key import rewriter_version
 from gpud.compiler.untrusted import check_includes, check_options
 from gpud.compiler.worker_messages import (
@@ -131,7 +132,7 @@ def answer(job: CompileJob, rules: Rules = Rules()) -> CompileDone | CompileFail
         program = compile_program(
             job.source,
             options=job.options,
-            arch=DEFAULT_ARCH if job.arch is None else job.arch,
+            arch=_arch(job),
             name_expressions=job.names,
             form=job.form,
             sm=job.sm,
@@ -148,6 +149,13 @@ def answer(job: CompileJob, rules: Rules = Rules()) -> CompileDone | CompileFail
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+def _arch(job: CompileJob) -> str:
+    """What to compile for; PTX says itself what it is for, and needs no NVRTC."""
+    if job.arch is not None:
+        return job.arch
+    return DEFAULT_ARCH if is_ptx(job.source) else newest_arch(job.sm)
 
 
 def _answer_to(body: bytes, rules: Rules) -> CompileDone | CompileFailed:

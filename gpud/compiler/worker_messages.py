@@ -50,9 +50,9 @@ class CompileJob(NamedTuple):
     source: Annotated[str, text(1 << 24), "CUDA C++ or PTX"]
     names: Annotated[tuple[str, ...], listed(text(4096), 0, 256), "kernels to instantiate"] = ()
     options: Annotated[tuple[str, ...], listed(text(4096), 0, 256), "further NVRTC options"] = ()
-    arch: Annotated[str | None, optional(text(64)), "to compile CUDA C++ for; nil: the default"] = (
-        None
-    )
+    arch: Annotated[
+        str | None, optional(text(64)), "to compile CUDA C++ for; nil: the newest that ``sm`` runs"
+    ] = None
     form: Annotated[
         str | None,
         optional(choice("persistent", "sliced", "whole")),
@@ -61,7 +61,7 @@ class CompileJob(NamedTuple):
     sm: Annotated[
         int | None,
         optional(uint(16)),
-        "compute capability times ten: refuse PTX for a newer one; nil: refuse none",
+        "compute capability times ten: refuse PTX for a newer one; nil: not known",
     ] = None
     cache_dir: Annotated[
         str | None,

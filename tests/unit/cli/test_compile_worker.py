@@ -182,6 +182,13 @@ def test_every_refusal_is_an_error_of_the_tree(job: CompileJob, kind: type[Excep
     assert isinstance(from_wire(found.error), kind)
 
 
+@pytest.mark.parametrize(("sm", "target"), [(None, 75), (80, 80), (90, 90), (99, 90)])
+def test_cuda_is_compiled_for_the_device(sm: int | None, target: int) -> None:
+    done = answer(CompileJob(1, SCALE, sm=sm, cache_dir=""))
+    assert isinstance(done, CompileDone)
+    assert f".target sm_{target}\n" in Program.decode(done.program).ptx
+
+
 def test_without_a_cache_folder_nothing_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert isinstance(answer(CompileJob(1, SCALE, cache_dir="")), CompileDone)
