@@ -254,10 +254,9 @@ class _Run:
         accepted = {n: d for n, d in decisions.items() if d.form is not Form.REJECTED}
         if len(accepted) < len(decisions):
             flat = _without_rejected(flat, list(accepted))
-        flat, accepted = _with_twins(flat, accepted, killable)
         return passes.rewrite(
             flat,
-            accepted,
+            _with_twins(accepted, killable),
             sites=sites,
             fence=self.request.fence,
             kill=self.request.kill,
@@ -328,36 +327,28 @@ def _without_rejected(flat: Module, accepted: list[str]) -> Module:
     return replace(flat, items=items)
 
 
-def _with_twins(
-    flat: Module, decisions: dict[str, Decision], killable: frozenset[str]
-) -> tuple[Module, dict[str, Decision]]:
-    """Adds the twins that kernels need.
+def _with_twins(decisions: dict[str, Decision], killable: frozenset[str]) -> dict[str, Decision]:
+    """``decisions`` and those of the twins that kernels need.
 
     Kernels whose persistent form some block shapes rule out get one in sliced form, and kernels
     that are ``killable`` get one for kill polls of each of both. All are entries of one module, so
     that they share its variables.
     """
     plan: dict[str, Decision] = {}
-    items = []
-    for item in flat.items:
-        items.append(item)
-        decision = decisions.get(item.name) if isinstance(item, Function) else None
-        if decision is None or not isinstance(item, Function) or item.body is None:
-            continue
+    for name, decision in decisions.items():
         forms = [decision]
         if has_twin(decision):
             forms.append(
                 replace(
                     decision,
-                    entry=twin_of(item.name),
+                    entry=twin_of(name),
                     form=Form.SLICED,
                     exit_aware=False,
                     shape=Shape.ANY,
                     barrier=None,
                 )
             )
-        if item.name in killable:
+        if name in killable:
             forms += [replace(one, entry=killable_of(one.entry)) for one in forms]
-        items += [replace(item, name=one.entry) for one in forms[1:]]
         plan.update((one.entry, one) for one in forms)
-    return replace(flat, items=items), plan
+    return plan

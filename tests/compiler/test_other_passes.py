@@ -7,8 +7,10 @@ import pytest
 from gpud.compiler import control_words as words
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.forms import Form, classify
+from gpud.compiler.names import killable_of, twin_of
 from gpud.compiler.passes import PASSES, rewrite
 from gpud.compiler.passes.hidden_parameters import needs_of
+from gpud.compiler.passes.twins import pass_twins
 from gpud.compiler.ptx.model import Immediate, Module, Register
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
@@ -226,7 +228,7 @@ def test_kernels_that_stay_whole_pass_the_special_registers() -> None:
 
 
 def test_passes_run_in_order_and_only_on_their_forms() -> None:
-    watching = ["traps", "fence", "targets", "kill", "output"]
+    watching = ["traps", "fence", "targets", "twins", "kill", "output"]
     forming = ["hidden-parameters", "exit-aware", "persistent", "sliced"]
     assert [p.name for p in PASSES] == [*watching, *forming, "faults"]
     module = entry("ret;")
@@ -238,11 +240,21 @@ def test_passes_run_in_order_and_only_on_their_forms() -> None:
         plan = {"k": classify(module, "k", force=form)}
         stages: list[str] = []
         rewrite(module, plan, after=lambda name, _: stages.append(name))  # noqa: B023
-        assert stages == ["traps", "output", *names, "faults"]
+        assert stages == ["traps", "twins", "output", *names, "faults"]
         stages.clear()
         note = stages.append
         rewrite(module, plan, fence=True, kill=True, after=lambda name, _: note(name))  # noqa: B023
         assert stages == [*watching, *names, "faults"]
+
+
+def test_a_twin_shares_the_code_of_its_kernel_and_follows_it() -> None:
+    module = program(".visible .entry a() { ret; }", ".visible .entry b() { ret; }")
+    plan = {name: classify(module, name) for name in module.entries()}
+    assert pass_twins(module, plan) is module
+    twins = [twin_of("a"), killable_of("a"), killable_of(twin_of("a"))]
+    changed = pass_twins(module, plan | dict.fromkeys(twins, plan["a"])).entries()
+    assert list(changed) == ["a", *twins, "b"]
+    assert all(changed[name].body is module.entries()["a"].body for name in twins)
 
 
 def test_a_rejected_kernel_is_not_rewritten() -> None:

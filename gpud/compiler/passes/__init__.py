@@ -26,6 +26,7 @@ from gpud.compiler.passes.persistent import pass_persistent
 from gpud.compiler.passes.sliced import pass_sliced
 from gpud.compiler.passes.targets import pass_targets
 from gpud.compiler.passes.traps import pass_traps
+from gpud.compiler.passes.twins import pass_twins
 from gpud.compiler.ptx.model import Module
 from gpud.compiler.sites import SiteTable
 
@@ -60,6 +61,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("traps", _ALL, pass_traps, reports=True),
     Pass("fence", _ALL, pass_fence, reports=True, only="fence"),
     Pass("targets", _ALL, pass_targets, reports=True, only="fence"),
+    Pass("twins", _ALL, pass_twins),
     Pass("kill", _ALL, pass_kill, only="kill"),
     Pass("output", _ALL, pass_output),
     Pass("hidden-parameters", _RESIZABLE, pass_coordinates),
