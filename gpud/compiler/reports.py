@@ -30,11 +30,11 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gpud.compiler.analysis.effects import TERMINATOR, callee, flags, is_call
+from gpud.compiler.analysis.effects import TERMINATOR, callee, calls, flags, is_call
 from gpud.compiler.names import ASSERT, CONTROL, FAULT
 from gpud.compiler.ptx.model import (
     Address,
@@ -82,12 +82,9 @@ def slot_of(control: str) -> Register:
     return Register(f"%{control.removesuffix(CONTROL)}_slot")
 
 
-def ends(body: Iterable[Statement]) -> bool:
+def ends(body: Sequence[Statement]) -> bool:
     """Whether control never goes beyond the last instruction of ``body``."""
-    last: Statement | None = None
-    for statement in body:
-        if isinstance(statement, Instruction | Label):
-            last = statement
+    last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
     if not isinstance(last, Instruction) or last.guard is not None:
         return False
     return bool(flags(last.opcode) & TERMINATOR)
@@ -98,16 +95,13 @@ def join(body: list[Statement]) -> list[Statement]:
     made: list[Statement] = []
     tails: dict[str, tuple[Operand, ...]] = {}
     registers: dict[str, str] = {}
-    skip = False
-    for at, statement in enumerate(body):
-        if skip:
-            skip = False
-            continue
+    done = 0
+    for at, statement in calls(body):
         name = _reported(statement)
         if name is None or at + 1 == len(body) or body[at + 1] != _TRAP:
-            made.append(statement)
             continue
-        assert isinstance(statement, Instruction)
+        made += body[done:at]
+        done = at + 2
         given = _arguments(statement)
         tails.setdefault(name, given[: len(CONTEXT)])
         for (key, kind), value in zip(_OWN[name], given[len(CONTEXT) :], strict=True):
@@ -116,9 +110,9 @@ def join(body: list[Statement]) -> list[Statement]:
             made.append(move)
         target = (Symbol(_LABELS[name]),)
         made.append(Instruction(opcode("bra"), target, None, statement.line))
-        skip = True
     if not tails:
         return body
+    made += body[done:]
     if not ends(made):
         made.append(Instruction(opcode("ret")))
     for name, context in tails.items():

@@ -257,6 +257,23 @@ def test_a_twin_shares_the_code_of_its_kernel_and_follows_it() -> None:
     assert all(changed[name].body is module.entries()["a"].body for name in twins)
 
 
+def test_a_survey_that_reuses_one_before_finds_the_same() -> None:
+    module = compiled(NESTED)
+    stages: list[Module] = [module]
+    plan = {"k": classify(module, "k", force=Form.SLICED)}
+    rewrite(module, plan, fence=True, after=lambda _, made: stages.append(made))
+    before: Survey | None = None
+    reused = 0
+    for stage in stages:
+        found, fresh = Survey(stage, before), Survey(stage)
+        assert (found.uses, found.addressed) == (fresh.uses, fresh.addressed)
+        if before is not None:
+            known = [id(uses.bases) for uses in before.uses.values()]
+            reused += sum(id(uses.bases) in known for uses in found.uses.values())
+        before = found
+    assert reused > 0
+
+
 def test_a_rejected_kernel_is_not_rewritten() -> None:
     module = program(".extern .func gone();", ".visible .entry k() { call gone; ret; }")
     with pytest.raises(KernelRejected, match="gone"):

@@ -25,6 +25,7 @@ Source: PTX ISA 9.0, chapter 9.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpud.compiler.ptx.model import (
@@ -39,6 +40,7 @@ from gpud.compiler.ptx.model import (
     RawOperand,
     Register,
     SpecialRegister,
+    Statement,
     Symbol,
     Tuple,
     Vector,
@@ -66,6 +68,7 @@ __all__ = [
     "Barrier",
     "barrier",
     "callee",
+    "calls",
     "flags",
     "is_barrier",
     "is_call",
@@ -373,6 +376,15 @@ def barrier(ins: Instruction) -> Barrier:
     action = "arrive" if "arrive" in modifiers else "sync"
     count = ins.operands[1] if len(ins.operands) > 1 else None
     return Barrier(action, ins.operands[0], count)
+
+
+def calls(body: Iterable[Statement]) -> list[tuple[int, Instruction]]:
+    """The calls of a flat body, each with its position: of thousands of statements a few."""
+    return [
+        (at, statement)
+        for at, statement in enumerate(body)
+        if type(statement) is Instruction and statement.opcode.base == "call"
+    ]
 
 
 def callee(ins: Instruction) -> Operand:

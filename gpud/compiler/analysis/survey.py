@@ -80,28 +80,41 @@ class Uses:
     """Directly called functions, each with the first call."""
     indirect: Instruction | None = None
     """The first call through a register."""
+    named: dict[str, None] = field(default_factory=dict)
+    """What symbols stand for but in calls' place of the callee: functions' addresses among them."""
     definitions: Definitions | None = None
     """Made when first needed."""
 
 
 class Survey:
-    """The uses of every function of ``module``, whose bodies are flat, and its call graph."""
+    """The uses of every function of ``module``, whose bodies are flat, and its call graph.
 
-    def __init__(self, module: Module) -> None:
+    Args:
+        module: Not changed, and must not change while the survey is in use.
+        before: The survey of a module of which this one was made: bodies that are the same object
+            are not looked at again.
+    """
+
+    def __init__(self, module: Module, before: Survey | None = None) -> None:
         self.module = module
         self.functions: dict[str, Function] = {}
         for function in module.functions():
             # A declaration may come before and after the definition: the body counts.
             if function.body is not None or function.name not in self.functions:
                 self.functions[function.name] = function
-        self._addressed: dict[str, None] = {}
+        looked_at = {} if before is None else {id(u.function.body): u for u in before.uses.values()}
+        named: dict[str, None] = {}
         self.uses: dict[str, Uses] = {}
         for function in self.functions.values():
             if function.body is not None:
-                self.uses[function.name] = self._look(function)
+                found = looked_at.get(id(function.body))
+                uses = _look(function) if found is None else replace(found, function=function)
+                self.uses[function.name] = uses
+                named |= uses.named
         for item in module.items:
-            if isinstance(item, Variable) and item.init is not None:
-                self._initial(item.init)
+            if isinstance(item, Variable):
+                named |= _named(item.init)
+        self._addressed = tuple(name for name in named if name in self.functions)
 
         self._noreturn = frozenset(
             f.name for f in self.functions.values() if ".noreturn" in f.attributes
@@ -119,7 +132,7 @@ class Survey:
     @property
     def addressed(self) -> tuple[str, ...]:
         """The functions whose address is taken, in order of discovery."""
-        return tuple(self._addressed)
+        return self._addressed
 
     def targets(self, uses: Uses) -> Iterable[str]:
         """The functions that ``uses`` may call, directly or through pointers."""
@@ -172,69 +185,6 @@ class Survey:
                             found.setdefault(name, uses.indirect)
         return found
 
-    # -- helpers -------------------------------------------------------------------------------
-
-    def _look(self, function: Function) -> Uses:
-        uses = Uses(function)
-        specials, bases = uses.specials, uses.bases
-        functions = self.functions
-        union = 0
-        for statement in function.body or ():
-            kind = type(statement)
-            if kind is not Instruction:
-                if kind is CallTargets:
-                    for name in statement.targets:  # type: ignore[union-attr]
-                        self._addressed.setdefault(name)
-                elif kind is Variable and statement.init is not None:  # type: ignore[union-attr]
-                    self._initial(statement.init)  # type: ignore[union-attr]
-                continue
-            ins: Instruction = statement  # type: ignore[assignment]
-            op = ins.opcode
-            bits = FLAGS[op.text]
-            union |= bits
-            if op.base not in bases:
-                bases[op.base] = ins
-            if bits & _NOTED:
-                uses.noted.append(ins)
-                if bits & CALL:
-                    self._call(ins, uses)
-                    continue
-            for operand in ins.operands:
-                sort = type(operand)
-                if sort is SpecialRegister:
-                    specials.setdefault(operand.name, ins)  # type: ignore[union-attr]
-                elif sort is Symbol:
-                    if operand.name in functions:  # type: ignore[union-attr]
-                        self._addressed.setdefault(operand.name)  # type: ignore[union-attr]
-                elif sort is Vector:
-                    for item in operand.items:  # type: ignore[union-attr]
-                        if type(item) is SpecialRegister:
-                            specials.setdefault(item.name, ins)
-        uses.bits = union
-        return uses
-
-    def _call(self, ins: Instruction, uses: Uses) -> None:
-        target = callee(ins)
-        if isinstance(target, Symbol):
-            uses.calls.setdefault(target.name, ins)
-        elif uses.indirect is None:
-            uses.indirect = ins
-        for operand in ins.operands:
-            if isinstance(operand, Tuple):
-                for item in operand.items:
-                    if isinstance(item, SpecialRegister):
-                        uses.specials.setdefault(item.name, ins)
-                    elif isinstance(item, Symbol) and item.name in self.functions:
-                        self._addressed.setdefault(item.name)
-
-    def _initial(self, value: InitialValue) -> None:
-        if isinstance(value, tuple):
-            for item in value:
-                if type(item) is not Immediate:
-                    self._initial(item)
-        elif isinstance(value, Initializer) and value.name in self.functions:
-            self._addressed.setdefault(value.name)
-
 
 _last: list[Survey] = []
 
@@ -242,10 +192,81 @@ _last: list[Survey] = []
 def survey(module: Module) -> Survey:
     """The survey of ``module``, whose functions are flat; that of the last module is kept.
 
-    Passes that follow one another often look at the same, unchanged module.
+    Passes that follow one another look at the same module, or at one that is the same for the most
+    part.
     """
     found = _last[0] if _last else None
     if found is None or found.module is not module:
-        found = Survey(module)
+        found = Survey(module, found)
         _last[:] = [found]
+    return found
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _look(function: Function) -> Uses:
+    uses = Uses(function)
+    specials, bases, named = uses.specials, uses.bases, uses.named
+    union = 0
+    for statement in function.body or ():
+        kind = type(statement)
+        if kind is not Instruction:
+            if kind is CallTargets:
+                named.update(dict.fromkeys(statement.targets))  # type: ignore[union-attr]
+            elif kind is Variable:
+                named |= _named(statement.init)  # type: ignore[union-attr]
+            continue
+        ins: Instruction = statement  # type: ignore[assignment]
+        op = ins.opcode
+        bits = FLAGS[op.text]
+        union |= bits
+        if op.base not in bases:
+            bases[op.base] = ins
+        if bits & _NOTED:
+            uses.noted.append(ins)
+            if bits & CALL:
+                _look_at_call(ins, uses)
+                continue
+        for operand in ins.operands:
+            sort = type(operand)
+            if sort is Register:  # most are
+                continue
+            if sort is SpecialRegister:
+                specials.setdefault(operand.name, ins)  # type: ignore[union-attr]
+            elif sort is Symbol:
+                named[operand.name] = None  # type: ignore[union-attr]
+            elif sort is Vector:
+                for item in operand.items:  # type: ignore[union-attr]
+                    if type(item) is SpecialRegister:
+                        specials.setdefault(item.name, ins)
+    uses.bits = union
+    return uses
+
+
+def _look_at_call(ins: Instruction, uses: Uses) -> None:
+    target = callee(ins)
+    if isinstance(target, Symbol):
+        uses.calls.setdefault(target.name, ins)
+    elif uses.indirect is None:
+        uses.indirect = ins
+    for operand in ins.operands:
+        if isinstance(operand, Tuple):
+            for item in operand.items:
+                if isinstance(item, SpecialRegister):
+                    uses.specials.setdefault(item.name, ins)
+                elif isinstance(item, Symbol):
+                    uses.named[item.name] = None
+
+
+def _named(value: InitialValue | None) -> dict[str, None]:
+    """The variables and functions that an initialiser names, in order."""
+    found: dict[str, None] = {}
+    stack = [value]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, tuple):
+            stack += reversed(one)
+        elif isinstance(one, Initializer):
+            found[one.name] = None
     return found

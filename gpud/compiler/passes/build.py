@@ -81,7 +81,7 @@ def fresh_stem(module: Module, wanted: str) -> str:
 
     A leading ``%`` or ``$`` does not count; so all names made from the stem are new.
     """
-    names = {name.lstrip("%$_") for name in _declared(module)}
+    names = {name.lstrip("%$_") for name in _declared(module) if wanted in name}
     stem, number = wanted, 1
     while any(name.startswith(stem) for name in names):
         number += 1

@@ -49,12 +49,16 @@ def used_coordinates(specials: Iterable[str]) -> tuple[str, ...]:
 
 def replace_specials(body: Iterable[Statement], instead: Mapping[str, Operand]) -> list[Statement]:
     """``body`` with special registers replaced by other operands."""
+    if not instead:
+        return list(body)
     made: list[Statement] = []
     append = made.append
     for statement in body:
         if type(statement) is Instruction:
             for operand in statement.operands:
                 kind = type(operand)
+                if kind is Register:  # most are
+                    continue
                 special = kind is SpecialRegister and operand.name in instead  # type: ignore[union-attr]
                 if special or kind is Vector or kind is Tuple:
                     statement = _replaced(statement, instead)  # noqa: PLW2901

@@ -140,7 +140,7 @@ class _Rewriter:
                 if is_call(statement):
                     code.body.append(call_of_copy(statement, self._copies))
                     continue
-            elif isinstance(statement, Variable | RegisterDeclaration):
+            elif isinstance(statement, (Variable, RegisterDeclaration)):
                 declarations.append(statement)
                 continue
             code.body.append(statement)

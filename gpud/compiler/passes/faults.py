@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpud.compiler import control_words as words
-from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.effects import callee, calls
 from gpud.compiler.analysis.sizes import parameter_bytes
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.analysis.survey import survey as survey_of
@@ -88,7 +88,8 @@ def pass_faults(module: Module, plan: Mapping[str, Decision]) -> Module:
         return module
     writer = _Context(fresh_stem(module, "gpud_context"), survey, own, plan)
     changed = change_functions(module, writer.rewrite)
-    return _with_functions(replace(changed, version=max(changed.version, VERSION)))
+    called = {name for uses in survey.uses.values() for name in uses.calls}
+    return _with_functions(replace(changed, version=max(changed.version, VERSION)), called)
 
 
 class _Context(HiddenParameters):
@@ -123,11 +124,10 @@ class _Context(HiddenParameters):
 
     def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
         context = tuple(here[key] for key in CONTEXT)
-        body: list[Statement] = []
-        for statement in function.body or ():
-            if isinstance(statement, Instruction) and _is_report(statement):
-                statement = _completed(statement, context)  # noqa: PLW2901
-            body.append(statement)
+        body = list(function.body or ())
+        for at, call in calls(body):
+            if _is_report(call):
+                body[at] = _completed(call, context)
         if _asks_for_job(function):
             code = Code(self._stem)
             ctl = here["ctl"]
@@ -147,16 +147,16 @@ def _reports(function: Function, survey: Survey) -> bool:
 
 
 def _asks_for_job(function: Function) -> bool:
-    return any(
-        isinstance(statement, RegisterDeclaration) and statement.name == JOB_REGISTER.name
-        for statement in function.body or ()
-    )
+    for statement in function.body or ():
+        if isinstance(statement, Instruction):
+            break  # declarations stand first
+        if isinstance(statement, RegisterDeclaration) and statement.name == JOB_REGISTER.name:
+            return True
+    return False
 
 
-def _is_report(ins: Instruction) -> bool:
-    if not is_call(ins):
-        return False
-    target = callee(ins)
+def _is_report(call: Instruction) -> bool:
+    target = callee(call)
     return isinstance(target, Symbol) and target.name in NORETURN
 
 
@@ -192,10 +192,9 @@ def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
     return changed
 
 
-def _with_functions(module: Module) -> Module:
-    """``module`` with the functions that its reports call, before all others."""
+def _with_functions(module: Module, called: set[str]) -> Module:
+    """``module`` with those of the functions for reports that are ``called``, before all others."""
     first = next(n for n, item in enumerate(module.items) if isinstance(item, Function))
-    called = {name for uses in survey_of(module).uses.values() for name in uses.calls}
     if not called.isdisjoint(NORETURN):
         called.add(LEAVE)  # what the others call
     added = [replace(f) for name, f in fault_functions().items() if name in called]

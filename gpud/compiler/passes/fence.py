@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpud.compiler.analysis.accesses import ARITHMETIC
-from gpud.compiler.analysis.effects import CLUSTER, TERMINATOR, flags
+from gpud.compiler.analysis.effects import CLUSTER
 from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
@@ -48,7 +48,6 @@ from gpud.compiler.ptx.model import (
     Initializer,
     InitialValue,
     Instruction,
-    Label,
     Module,
     Operand,
     Register,
@@ -59,6 +58,7 @@ from gpud.compiler.ptx.model import (
     Vector,
     opcode,
 )
+from gpud.compiler.reports import ends
 from gpud.compiler.sites import SiteTable
 from gpud.errors import KernelRejected
 
@@ -154,7 +154,7 @@ def _fenced(uses: Uses, survey: Survey, around: Surroundings, sites: SiteTable) 
         if position in hot:
             made += hot[position]
         made.append(changed.get(position, statement))
-    if not _ends(made):
+    if not ends(made):
         made.append(Instruction(opcode("ret")))
     return replace(function, body=[*declarations(len(planned)), *made, *cold])
 
@@ -183,14 +183,6 @@ def _through(ins: Instruction, operand: int, register: Register) -> Instruction:
     assert isinstance(old, Address)
     new = Address(register, 0 if old.base is None else old.offset)
     return replace(ins, operands=(*ins.operands[:operand], new, *ins.operands[operand + 1 :]))
-
-
-def _ends(body: list[Statement]) -> bool:
-    """Whether control cannot fall off the end of ``body``."""
-    last = next((s for s in reversed(body) if isinstance(s, Instruction | Label)), None)
-    if not isinstance(last, Instruction) or last.guard is not None:
-        return False
-    return bool(flags(last.opcode) & TERMINATOR)
 
 
 # -- the module --------------------------------------------------------------------------------

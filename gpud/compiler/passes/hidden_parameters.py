@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.effects import callee
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.forms import Decision
@@ -184,8 +184,8 @@ class HiddenParameters:
     def _walk(self, body: Iterable[Statement], here: Mapping[str, Operand], code: Code) -> None:
         declarations: list[Statement] = []
         for statement in body:
-            if isinstance(statement, Instruction):
-                if is_call(statement):
+            if type(statement) is Instruction:
+                if statement.opcode.base == "call":
                     self._call(statement, here, code)
                     continue
             elif isinstance(statement, CallPrototype):
@@ -193,7 +193,7 @@ class HiddenParameters:
                 parameters = (*statement.parameters, *added)
                 code.body.append(replace(statement, parameters=parameters))
                 continue
-            elif isinstance(statement, Variable | RegisterDeclaration):
+            elif isinstance(statement, (Variable, RegisterDeclaration)):
                 declarations.append(statement)
                 continue
             code.body.append(statement)

@@ -30,7 +30,7 @@ from dataclasses import replace
 
 from gpud.compiler.analysis.counted import short_loops
 from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
-from gpud.compiler.analysis.effects import TERMINATOR, flags, is_call
+from gpud.compiler.analysis.effects import TERMINATOR, flags
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.forms import Decision
@@ -157,9 +157,10 @@ class _Writer:
             if position in places:
                 body += emit(polls)
                 polls += 1
-            if isinstance(statement, Variable | RegisterDeclaration):
+            kind = type(statement)
+            if kind is Variable or kind is RegisterDeclaration:
                 head.append(statement)
-            elif isinstance(statement, Instruction) and is_call(statement):
+            elif type(statement) is Instruction and statement.opcode.base == "call":
                 body.append(call_of_copy(statement, self._copies))
             else:
                 body.append(statement)

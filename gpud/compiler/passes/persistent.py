@@ -54,13 +54,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpud.compiler import control_words as words
-from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, EXIT, RETURN, flags
+from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, EXIT, FLAGS, RETURN
 from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.form_rules import SLOT_BYTES
 from gpud.compiler.forms import Decision
 from gpud.compiler.names import CONTROL, LOOP, slots_of
-from gpud.compiler.passes.build import Code, change_functions, fresh_stem, immediate
+from gpud.compiler.passes.build import Code, change_functions, immediate
 from gpud.compiler.passes.claim import add_claim
 from gpud.compiler.passes.coordinates import compute, replace_specials, used_coordinates
 from gpud.compiler.passes.exit_aware import meet
@@ -98,13 +98,12 @@ def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
     if not plan:
         return module
     survey = survey_of(module)
-    stem = fresh_stem(module, LOOP)
 
     def change(function: Function) -> Function:
         decision = plan.get(function.name)
         if decision is None or function.kind != "entry" or function.body is None:
             return function
-        return _Loop(function, decision, survey, stem).build()
+        return _Loop(function, decision, survey).build()
 
     changed = change_functions(module, change)
     return replace(changed, version=max(module.version, _VERSION))
@@ -123,13 +122,13 @@ def claim_and_slot(entry: Function) -> tuple[Register, Register]:
 class _Loop:
     """Builds the loop around one entry's body."""
 
-    def __init__(self, entry: Function, decision: Decision, survey: Survey, stem: str) -> None:
+    def __init__(self, entry: Function, decision: Decision, survey: Survey) -> None:
         assert decision.barrier is not None, "a persistent kernel has a barrier for its loop"
         self._entry = entry
         self._decision = decision
         self._closure = survey.closure(entry.name)
-        self._code = Code(stem)
-        self._control = Symbol(f"{stem}{CONTROL}")
+        self._code = Code(LOOP)  # no program defines a name that begins so
+        self._control = Symbol(f"{LOOP}{CONTROL}")
         self._slots = Symbol(slots_of(self._control.name))
         self._head = self._code.label("head")
         self._leave = self._code.label("leave")
@@ -217,7 +216,7 @@ class _Loop:
         made: list[Statement] = []
         again = opcode("bra")
         for statement in body:
-            if type(statement) is Instruction and flags(statement.opcode) & (RETURN | EXIT):
+            if type(statement) is Instruction and FLAGS[statement.opcode.text] & (RETURN | EXIT):
                 statement = Instruction(again, (self._head,), statement.guard, statement.line)  # noqa: PLW2901
             made.append(statement)
         last = next((s for s in reversed(made) if isinstance(s, Instruction | Label)), None)

@@ -70,16 +70,18 @@ def pass_traps(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -
         plan: the entries to rewrite.
         sites: gets a site for each.
     """
-    survey = survey_of(module)
+    concerned = {
+        name
+        for name, uses in survey_of(module).uses.items()
+        if (uses.function.kind == "func" or name in plan)
+        and (uses.bits & TRAP or "brkpt" in uses.bases or _ASSERTFAIL in uses.calls)
+    }
+    if not concerned:
+        return module
     stem = fresh_stem(module, "gpud_trap")
 
     def change(function: Function) -> Function:
-        uses = survey.uses.get(function.name)
-        if uses is None or function.body is None:
-            return function
-        if function.kind == "entry" and function.name not in plan:
-            return function
-        if not uses.bits & TRAP and "brkpt" not in uses.bases and _ASSERTFAIL not in uses.calls:
+        if function.name not in concerned or function.body is None:
             return function
         return _Traps(function, sites, stem).rewritten()
 

@@ -139,13 +139,16 @@ def _statements(body: Iterable[Statement], out: list[str], texts: dict[int, str]
             if statement.operands:
                 parts = []
                 for operand in statement.operands:
-                    if type(operand) is Register:
-                        parts.append(operand.name)
-                        continue
-                    part = known(id(operand))
-                    if part is None:
-                        part = texts[id(operand)] = print_operand(operand)
-                    parts.append(part)
+                    kind = type(operand)
+                    if kind is Register or kind is Symbol:
+                        parts.append(operand.name)  # type: ignore[union-attr]
+                    elif kind is Immediate:
+                        parts.append(operand.text)  # type: ignore[union-attr]
+                    else:
+                        part = known(id(operand))
+                        if part is None:
+                            part = texts[id(operand)] = print_operand(operand)
+                        parts.append(part)
                 text = f"{text} {', '.join(parts)}"
             guard = statement.guard
             if guard is None:
