@@ -51,7 +51,7 @@ def cache_key(parts: Iterable[str | bytes | int | None]) -> bytes:
     """A key for ``parts``: different sequences give different keys."""
     state = hashlib.blake2b(digest_size=_KEY_BYTES)
     for part in parts:
-        data = part if isinstance(part, bytes) else repr(part).encode("utf-8", "surrogatepass")
+        data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
         state.update(f"{type(part).__name__} {len(data)}:".encode())
         state.update(data)
     return state.digest()
@@ -79,7 +79,7 @@ class Cache:
         self._usable: bool | None = None
         self._at: int | None = None  # the folder, open
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> bytes | memoryview | None:
         """The payload stored under ``key``, None if there is none that can be trusted."""
         if not self._is_usable():
             return None
@@ -221,14 +221,14 @@ def _is_own_file(about: os.stat_result) -> bool:
     )
 
 
-def _digest(key: bytes, payload: bytes) -> bytes:
+def _digest(key: bytes, payload: bytes | memoryview) -> bytes:
     state = hashlib.sha256(key)
     state.update(payload)
     return state.digest()
 
 
-def _checked(data: bytes, key: bytes) -> bytes | None:
+def _checked(data: bytes, key: bytes) -> memoryview | None:
     """The payload of a whole and undamaged entry of ``key``, else None."""
     head = data[:_HEAD_BYTES]
-    payload = data[_HEAD_BYTES:]
+    payload = memoryview(data)[_HEAD_BYTES:]
     return payload if head == _MAGIC + key + _digest(key, payload) else None

@@ -114,7 +114,7 @@ def compile_request(
     request: Request, *, cache: Cache | None = None, dump: Path | None = None
 ) -> Program:
     """`compile_program` for a request in one piece."""
-    if not request.source.strip():
+    if not request.source or request.source.isspace():
         raise EmptySource
     if request.form is not None and request.form not in _FORCIBLE:
         raise ValueError(f"form is one of {', '.join(_FORCIBLE)}, not {request.form!r}")

@@ -191,7 +191,7 @@ class Program:
         return b"".join((_LENGTHS.pack(*map(len, parts)), *parts))
 
     @classmethod
-    def decode(cls, data: bytes) -> Program:
+    def decode(cls, data: bytes | memoryview) -> Program:
         """The program that `encode` wrote.
 
         Raises:
@@ -202,10 +202,10 @@ class Program:
             if len(data) != _LENGTHS.size + sum(lengths):
                 raise ValueError("the lengths do not fit")
             texts = []
-            at = _LENGTHS.size
+            rest = memoryview(data)[_LENGTHS.size :]
             for length in lengths:
-                texts.append(data[at : at + length].decode("utf-8", "surrogatepass"))
-                at += length
+                texts.append(str(rest[:length], "utf-8", "surrogatepass"))
+                rest = rest[length:]
             meta = json.loads(texts[0])
             kernels = [_kernel(plain) for plain in meta["kernels"]]
             symbols = [SymbolInfo(**plain) for plain in meta["symbols"]]
