@@ -204,10 +204,13 @@ class Job:
             raise self._gang.error
 
     def _blocks_left(self) -> None:
-        if self._left is not None:
-            self._left(self)
+        left = self._left
+        if left is not None:
+            left(self)
 
     def _over(self) -> None:
+        done = self._done
+        self._left = self._done = None  # whoever is called mostly has this job
         self._finished.release()
-        if self._done is not None:
-            self._done(self)
+        if done is not None:
+            done(self)

@@ -358,6 +358,13 @@ class Gang:
         if seat.words[_REASON] == Reason.FAILED:
             self._fail(seat)
 
+    def tell_over(self) -> None:
+        """Call ``on_over``, the last that is called. Without the lock."""
+        on_over = self.on_over
+        # Whoever is called has this gang: a ring of each job would be left to the collector.
+        self.on_left = self.on_over = _nothing
+        on_over()
+
     def check_over(self) -> bool:
         """Whether it is over since now."""
         if self.over or self.present:
@@ -378,3 +385,7 @@ class Gang:
         if self.error is None:
             self.error = failure_of(seat, self.chain)
         self._stop()
+
+
+def _nothing() -> None:
+    """What a gang calls that is over."""

@@ -149,7 +149,7 @@ class Room:
                 gang = self._over.popleft()
             except IndexError:
                 return  # another thread tells of it
-            gang.on_over()
+            gang.tell_over()
 
     def _seat(self, gang: Gang) -> bool:
         """Give a gang the seats that it misses; whether there was room for all."""

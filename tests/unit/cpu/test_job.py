@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
+from gpud.device.cpu.chain import Chain
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.job import Form, Job, LaunchSpec
 from gpud.errors import LaunchConfigError
@@ -65,6 +68,26 @@ def test_on_done_is_called_exactly_once(device: CPUDevice, form: Form) -> None:
     work.job.resize(5)
     work.job.resize(0)
     assert work.ended == [work.job]
+
+
+def test_a_job_that_is_over_and_its_owner_are_no_ring(device: CPUDevice) -> None:
+    class Owner:
+        def __init__(self, chain: Chain) -> None:
+            self.job = Job(device, chain, on_left=self.told, on_done=self.told)
+
+        def told(self, job: Job) -> None:
+            pass
+
+    gc.disable()  # what is a ring stays until it looks
+    try:
+        owner = Owner(make(device, "persistent").job.chain)
+        seen = weakref.ref(owner), weakref.ref(owner.job._gang)
+        owner.job.resize(2)
+        owner.job.result(TIMEOUT_S)
+        del owner
+        until(lambda: not any(one() for one in seen))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("form", FORMS)
