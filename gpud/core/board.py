@@ -72,7 +72,7 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
     """
 
     def __init__(self, device: int, settings: Settings, online_apart: bool, now_ns: int) -> None:
-        super().__init__(f"device {device}", DEVICES, DeviceState.STARTING, now_ns)
+        super().__init__(DEVICES, DeviceState.STARTING, now_ns)
         self.device = device
         self.name = str(device)
         self.sms: int | None = None
@@ -100,6 +100,11 @@ class Board(Lifecycle[DeviceState, DeviceInput]):
         self._hold_ns = settings.hold_ns if online_apart else 0
         self._online_apart = online_apart
         self._starts = 0
+
+    @property
+    def what(self) -> str:
+        """Returns what the device is called in messages."""
+        return f"device {self.device}"
 
     @property
     def free(self) -> int:

@@ -106,7 +106,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
 
     def __init__(self, event: JobSubmitted) -> None:
         now_ns = event.now_ns
-        super().__init__(f"job {job_name(event.job)}", JOBS, JobState.BLOCKED, now_ns)
+        super().__init__(JOBS, JobState.BLOCKED, now_ns)
         self.id = event.job
         self.session = event.session
         self.device = event.device
@@ -156,6 +156,11 @@ class JobRecord(Lifecycle[JobState, JobInput]):
     def name(self) -> str:
         """Returns what people call the job, such as ``"3.17"``."""
         return job_name(self.id)
+
+    @property
+    def what(self) -> str:
+        """Returns what the job is called in messages."""
+        return f"job {self.name}"
 
     @property
     def allocation(self) -> Fraction:

@@ -154,19 +154,22 @@ class Lifecycle(Generic[S, I]):
     """One object's state and how it came there.
 
     Args:
-        what: the object, for messages: ``"job 3.17"``.
         table: its transitions.
         state: its first state.
         now_ns: when it came to be.
     """
 
-    __slots__ = ("_table", "history", "state", "what")
+    __slots__ = ("_table", "history", "state")
 
-    def __init__(self, what: str, table: Table[S, I], state: S, now_ns: int) -> None:
-        self.what = what
+    def __init__(self, table: Table[S, I], state: S, now_ns: int) -> None:
         self.state = state
         self.history: deque[tuple[int, str]] = deque(((now_ns, state),), _REMEMBERED)
         self._table = table
+
+    @property
+    def what(self) -> str:
+        """Returns what the object is called in messages: ``"job 3.17"``."""
+        raise NotImplementedError
 
     def step(self, by: I, now_ns: int) -> S:
         """Goes to the next state and returns it.

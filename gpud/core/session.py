@@ -17,10 +17,15 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
     """
 
     def __init__(self, session: SessionId, now_ns: int) -> None:
-        super().__init__(f"session {session}", SESSIONS, SessionState.OPEN, now_ns)
+        super().__init__(SESSIONS, SessionState.OPEN, now_ns)
         self.session = session
         self.jobs: dict[JobId, JobRecord] = {}
         self._last: dict[int, JobRecord] = {}  # by stream
+
+    @property
+    def what(self) -> str:
+        """Returns what the session is called in messages."""
+        return f"session {self.session}"
 
     def add(self, job: JobRecord) -> None:
         """Takes in a job at the end of its stream."""

@@ -20,12 +20,16 @@ TABLES: list[tuple[Any, type[StrEnum], type[StrEnum], str]] = [
 ]
 
 
+class Cycle(Lifecycle[Any, Any]):
+    what = "job 3.17"
+
+
 @pytest.mark.parametrize(("table", "states", "inputs", "first"), TABLES)
 def test_every_pair_is_a_transition_or_an_error_with_the_history(
     table: Any, states: type[StrEnum], inputs: type[StrEnum], first: str
 ) -> None:
     for state, by in product(states, inputs):
-        cycle: Lifecycle[Any, Any] = Lifecycle("job 3.17", table, state, 5)
+        cycle = Cycle(table, state, 5)
         if (state, by) in table:
             assert cycle.step(by, 6) is table[state, by] is cycle.state
             assert list(cycle.history) == [(5, state), (6, by)]
@@ -62,7 +66,7 @@ def test_only_a_job_that_runs_is_done() -> None:
 
 
 def test_a_long_history_is_cut() -> None:
-    cycle = Lifecycle("job 1.1", cycles.JOBS, JobState.RUNNING, 0)
+    cycle = Cycle(cycles.JOBS, JobState.RUNNING, 0)
     for now_ns in range(1000):
         cycle.step(JobInput.RESUME if now_ns % 2 else JobInput.PAUSE, now_ns)
     assert len(cycle.history) < 100
