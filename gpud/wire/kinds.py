@@ -178,6 +178,10 @@ class _Choice(Kind):
     def describe(self) -> str:
         return "one of " + ", ".join(f'"{name}"' for name in self.names)
 
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        usual = f"type({value}) is str and {value} in {self.names!r}"
+        return f"({value} if {usual} else {self._checked(value, names)})"
+
     def most_bytes(self) -> int:
         return _HEAD_BYTES + 4 * max(map(len, self.names))
 
@@ -220,7 +224,7 @@ class _Listed(Kind):
     def inlined(self, value: str, names: dict[str, Any]) -> str:
         one = f"one_{len(names)}"
         names[one] = None  # the name is taken
-        each = f"tuple([{self.kind.inlined(one, names)} for {one} in {value}])"
+        each = f"(tuple([{self.kind.inlined(one, names)} for {one} in {value}]) if {value} else ())"
         usual = f"type({value}) is list and {self.least} <= len({value}) <= {self.most}"
         return f"({each} if {usual} else {self._checked(value, names)})"
 
