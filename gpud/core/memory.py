@@ -250,7 +250,7 @@ class Ledger:
         found = []
         for device in range(len(self._used)):
             space = self._arenas.get((session, device))
-            if space is not None:
+            if space is not None and space.waiting:
                 settled = space.settle(oldest_job)
                 found += [self._give_back(space, address, size) for address, size in settled]
         return found

@@ -63,6 +63,7 @@ class Device:
         state: ``starting``, ``ready``, ``failed`` (given up) or ``stopped``.
         info: what the host said when it became ready; kept while the next one starts.
         memory: its arrays, where they lie in memory of its own; None: they are in the files.
+        stock: what the present host has been told.
         jobs: its jobs.
         requests: what else is asked of it.
         failures: what has become of hosts, the latest last.
@@ -108,7 +109,7 @@ class Device:
         self._early_ends = 0  # since a host was ready
         self._late_ends: list[float] = []
         self._settled = asyncio.Event()
-        self._stock = self._new_stock()
+        self.stock = self._new_stock()
         self._handlers: dict[type, Callable[[Any], None]] = {
             hm.BlocksLeft: self.jobs.blocks_left,
             hm.JobEnded: self._on_job_ended,
@@ -184,7 +185,7 @@ class Device:
             on_end=lambda reason: self._on_end(host, reason),
         )
         self._host = host
-        self._stock = self._new_stock()
+        self.stock = self._new_stock()
         self._vigil = Vigil(
             self._outbox.loop,
             self._limits,
@@ -265,7 +266,7 @@ class Device:
         if self._vigil is not None:
             self._vigil.stop()
             self._vigil = None
-        self._stock = self._new_stock()
+        self.stock = self._new_stock()
         for module in self._loader.host_lost(reason, suspect=suspect):
             self._owner.variables_lost(module)
         self._replacing = False
@@ -301,12 +302,12 @@ class Device:
         Should that fail, the job asks again, and hears why.
         """
         if self.state == "ready":
-            self._stock.open_arena(session, lambda value, error: None)
+            self.stock.open_arena(session, lambda value, error: None)
 
     def unload(self, module: Module) -> None:
         """Forget a module; no job of it is left."""
         module.forgotten = True
-        self._stock.unload(module.number)
+        self.stock.unload(module.number)
         self._loader.unload(module.number)
 
     def read_progress(self, jobs: tuple[JobId, ...], on_reply: OnReply) -> None:
@@ -315,7 +316,7 @@ class Device:
 
     def close_session(self, session: int) -> None:
         """Forget a session's memory; no job of it is left."""
-        self._stock.close_session(session)
+        self.stock.close_session(session)
         if self.memory is not None:
             self.memory.close_session(SessionId(session))
 
@@ -328,11 +329,6 @@ class Device:
             lambda session: self._owner.arena_of(session, self.index),
             lambda session: () if self.memory is None else self.memory.arrays_of(session),
         )
-
-    @property
-    def stock(self) -> Stock:
-        """What the present host has been told."""
-        return self._stock
 
     def send(self, message: Any) -> None:
         """Send the host a command that is not answered; it is lost if there is none."""
@@ -370,7 +366,7 @@ class Device:
             self._handlers[type(message)](message)
 
     def _on_job_ended(self, message: hm.JobEnded) -> None:
-        if self._is_error(message.error):
+        if message.error is None or self._is_error(message.error):
             self.jobs.ended(message)
 
     def _on_replied(self, message: hm.Replied) -> None:

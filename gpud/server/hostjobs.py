@@ -101,12 +101,13 @@ class HostJobs:
 
     def start(self, chain: Chain, message: hm.StartJob) -> None:
         """Start a job for which the host is prepared."""
-        host, (session, number) = self._host, job_pair(JobId(message.job))
+        host = self._host
         memory = host.memory
         if not host.alive:
             self._untold[message.job] = None  # its end is about to be known
             return
         if memory is not None:
+            session, number = job_pair(JobId(message.job))
             problem = memory.problem(session, number)
             if problem is not None:
                 self._owner.job_ended(_not_run(message.job, problem, chain))

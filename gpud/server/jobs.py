@@ -184,8 +184,7 @@ class Job:
         return self.state or ("waiting" if self.record is None else self.record.state.value)
 
     def end(self, state: str, error: GpudError | None, now_ns: int) -> None:
-        """It has ended. What takes room and nobody needs any more is dropped."""
-        self.final_stats(now_ns)
+        """It has ended, with `final_stats`. What takes room and nobody needs is dropped."""
         self._terms = self._terms_now()
         self.state, self.error, self.ended_ns = state, error, now_ns
         self._chain = self._owner = self.record = None

@@ -20,14 +20,12 @@ class PresentHost(Protocol):
     Attributes:
         state: see `gpud.server.devices.Device`.
         memory: likewise.
+        stock: likewise.
     """
 
     state: str
     memory: CopiedMemory | None
-
-    @property
-    def stock(self) -> Stock:
-        """What the present host has been told."""
+    stock: Stock
 
     @property
     def alive(self) -> bool:

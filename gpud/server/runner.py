@@ -140,43 +140,10 @@ class Runner:
             self._log.flush()
         self.on_bug()
 
-    def submit(
-        self,
-        job: Job,
-        reservation: Fraction | None,
-        quota: Fraction | None,
-        *,
-        stream: int,
-        after: tuple[JobId, ...],
-        deadline_ns: int | None,
-        timeout_ns: int | None,
-        weight: int,
-        killable: bool = False,
-        exclusive: bool = False,
-    ) -> None:
+    def submit(self, job: Job, event: ev.JobSubmitted) -> None:
         """Have a checked job run. Its owner is told when it has ended, maybe at once."""
         self.jobs[job.id] = job
-        job.online = reservation is not None
-        now_ns = job.submitted_ns
-        self.feed(
-            ev.JobSubmitted(
-                now_ns,
-                job.id,
-                SessionId(job.session),
-                job.device,
-                job.chain.shapes,
-                reservation,
-                quota,
-                stream,
-                after,
-                None if deadline_ns is None else now_ns + deadline_ns,
-                timeout_ns,
-                weight,
-                killable,
-                exclusive,
-                self.devices[job.device].jobs.is_prepared(job.id, job.chain),
-            )
-        )
+        self.feed(event)
 
     def resize(
         self,
@@ -357,8 +324,8 @@ class Runner:
     def _changed(self, job: Job, *, ended: bool = False) -> None:
         """Record what a job has now."""
         capsm = None if ended else job.capsm
-        self.records.changed(
-            time.monotonic_ns(), job.device, job.id, job.uid, capsm, job.kernels[0], job.online
+        self.records.changes.append(
+            (time.monotonic_ns(), job.device, job.id, job.uid, capsm, job.kernels[0], job.online)
         )
 
     def close(self) -> None:

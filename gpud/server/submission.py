@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from gpud.core.events import LaunchShape
+from gpud.core.events import JobSubmitted, LaunchShape
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import (
     Draining,
@@ -85,26 +85,31 @@ def _submit(session: Session, message: Submit) -> None:
     if message.reservation is not None and message.quota is not None:
         raise InvalidArgument("a job has a reservation or a quota, not both")
     after = _after(session, message) if message.after else ()
-    job = Job(
-        job_id(SessionId(session.number), message.number),
-        message.number,
-        session,
-        device.index,
-        chain,
-        time.monotonic_ns(),
-    )
+    now_ns = time.monotonic_ns()
+    number = message.number
+    job = Job(job_id(session.number, number), number, session, device.index, chain, now_ns)
+    job.online = message.reservation is not None
     session.add_job(job)
+    deadline_ns = message.deadline_ns
     front.runner.submit(
         job,
-        _fraction(message.reservation),
-        _fraction(message.quota),
-        stream=message.stream,
-        after=after,
-        deadline_ns=message.deadline_ns,
-        timeout_ns=message.timeout_ns,
-        weight=message.weight,
-        killable=killable,
-        exclusive=message.exclusive,
+        JobSubmitted(
+            now_ns,
+            job.id,
+            SessionId(session.number),
+            device.index,
+            chain.shapes,
+            _fraction(message.reservation),
+            _fraction(message.quota),
+            message.stream,
+            after,
+            None if deadline_ns is None else now_ns + deadline_ns,
+            message.timeout_ns,
+            message.weight,
+            killable,
+            message.exclusive,
+            device.jobs.is_prepared(job.id, chain),
+        ),
     )
 
 

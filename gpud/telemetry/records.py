@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, ParamSpec, cast
+from typing import Any, NamedTuple
 
 from gpud.errors import GpudError
 from gpud.units import JobId, job_name
@@ -26,8 +26,6 @@ __all__ = ["Change", "Happening", "Records", "trace_events", "trace_header"]
 
 _CHANGES_KEPT = 50_000
 _EVENTS_KEPT = 10_000
-
-P = ParamSpec("P")
 
 
 class Happening(NamedTuple):
@@ -64,8 +62,9 @@ class Records:
 
     Attributes:
         events: `Happening`, the latest last.
-        changes: the fields of each `Change`, the latest last.
-        changed: records what a job has now; takes the fields of a `Change`, in their order.
+        changes: the fields of each `Change`, the latest last. As plain tuples: the collector sees
+            at once that it need not look at such again, and fifty thousand others would keep it
+            busy for 4 ms at a time.
         ended: jobs that have ended, the latest last.
         on_event: called with each event; None: nobody follows.
     """
@@ -73,8 +72,9 @@ class Records:
     def __init__(self, *, epoch_ns: int, history: int) -> None:
         self.epoch_ns = epoch_ns
         self.events: deque[Happening] = deque(maxlen=_EVENTS_KEPT)
-        self.changes: deque[tuple[Any, ...]] = deque(maxlen=_CHANGES_KEPT)
-        self.changed = _taker(Change, self.changes)
+        self.changes: deque[tuple[int, int, JobId, int, float | None, str, bool]] = deque(
+            maxlen=_CHANGES_KEPT
+        )
         self.ended: deque[Any] = deque(maxlen=history)
         self.on_event: Callable[[Happening], None] | None = None
 
@@ -154,17 +154,6 @@ def _run(first: Change, end_ns: int, start_ns: int, thread: int) -> dict[str, An
         "dur": (end_ns - first.at_ns) / 1e3,
         "args": {"job": job_name(first.job)},
     }
-
-
-def _taker(kind: Callable[P, tuple[Any, ...]], ring: deque[tuple[Any, ...]]) -> Callable[P, None]:
-    """What is called as ``kind`` is, by position, and keeps the fields."""
-
-    def take(*fields: Any) -> None:
-        # As a plain tuple: the collector sees at once that it need not look at such again, and
-        # fifty thousand others would keep it busy for 4 ms at a time.
-        ring.append(fields)
-
-    return cast("Callable[P, None]", take)
 
 
 def _plain(name: str, value: Any) -> Any:
