@@ -20,7 +20,7 @@ from gpud.compiler.forms import Decision
 from gpud.compiler.names import ARENA, HEAP, kernel_of, killable_of, twin_of
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
 from gpud.compiler.sites import Site
-from gpud.errors import KernelNotFound, KernelRejected
+from gpud.errors import KernelNotFound, KernelRejected, LaunchConfigError
 
 __all__ = [
     "KernelInfo",
@@ -118,6 +118,21 @@ class KernelInfo:
         """The most threads a block may have by the kernel's own word, None if it says nothing."""
         block = self.required_block or self.max_block
         return None if block is None else prod(block)
+
+    def check_block(self, block: tuple[int, int, int]) -> None:
+        """Returns if the kernel's own word allows blocks of x, y, z threads.
+
+        Raises:
+            LaunchConfigError: it does not; a GPU would refuse the launch.
+        """
+        if self.required_block not in (None, block):
+            problem = f"the kernel is compiled for blocks of {self.required_block} only"
+            raise LaunchConfigError("block", block, f"{problem} (.reqntid); launch such blocks")
+        most = self.max_threads
+        if most is not None and prod(block) > most:
+            problem = f"{prod(block)} threads are more than the {most} that the kernel is"
+            hint = "compiled for (__launch_bounds__); launch more, smaller blocks"
+            raise LaunchConfigError("block", block, f"{problem} {hint}", limit=most)
 
     def form_for(self, block: tuple[int, int, int]) -> Form:
         """The form for a launch with blocks of x, y, z threads."""

@@ -100,6 +100,7 @@ def measure(session: Session, message: wm.Measure) -> None:
     """`Measured` follows, or `Failed`."""
     module = session.module(message.module)
     kernel = session.kernel(module, message.kernel)
+    kernel.info.check_block(message.block)
     killable = message.killable or always_polls(session.front.devices[module.device].info)
     shape = (message.kernel, message.block, message.shared, killable and kernel.info.killable)
 

@@ -24,6 +24,7 @@ from gpud.errors import (
     InternalError,
     KernelNotFound,
     KernelRejected,
+    LaunchConfigError,
     PTXSyntaxError,
     PTXVersionError,
 )
@@ -127,6 +128,9 @@ def test_what_a_program_says_about_a_kernel() -> None:
     ]
     assert kernel.max_block == (96, 1, 1)
     assert kernel.max_threads == 96
+    kernel.check_block((8, 4, 3))
+    with pytest.raises(LaunchConfigError, match="97 threads are more than the 96"):
+        kernel.check_block((97, 1, 1))
     assert kernel.required_block is None
     assert kernel.shared_bytes == 32
     assert program.symbols == {
@@ -148,6 +152,9 @@ def test_what_ptx_says_about_a_kernel() -> None:
     )
     assert kernel.required_block == (16, 8, 1)
     assert kernel.max_threads == 128
+    kernel.check_block((16, 8, 1))
+    with pytest.raises(LaunchConfigError, match=r"blocks of \(16, 8, 1\) only"):
+        kernel.check_block((128, 1, 1))
 
 
 def test_a_rejected_kernel_does_not_keep_the_others_from_running() -> None:
