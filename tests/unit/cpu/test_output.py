@@ -239,13 +239,21 @@ def test_a_kernel_prints_what_is_its_own(device: CPUDevice) -> None:
 
 
 def test_what_was_printed_before_a_fault_is_kept(device: CPUDevice) -> None:
-    text = 'extern "C" __global__ void k(int* p) { printf("%p\\n", p); *p = 1; }'
-    kernel = load(device, text, device.allocate(ARENA)).kernel("k")
-    job = Job(device, [LaunchSpec.of(kernel, "persistent", 1, 8, [bytes(8)])])
-    job.resize(1)
-    with pytest.raises(IllegalAddress):
-        job.result(TIMEOUT_S)
-    assert job.output == b"(nil)\n"
+    text = r"""
+    extern "C" __global__ void stores(int* p, int* out) { printf("%p\n", p); *p = 1; }
+    extern "C" __global__ void loads(const int* __restrict__ p, int* __restrict__ out) {
+        printf("%p\n", p);
+        out[threadIdx.x] = *p;
+    }"""
+    memory = device.allocate(ARENA)
+    module = load(device, text, memory)
+    parameters = [bytes(8), memory.address.to_bytes(8, "little")]
+    for name in ("stores", "loads"):
+        job = Job(device, [LaunchSpec.of(module.kernel(name), "persistent", 1, 8, parameters)])
+        job.resize(1)
+        with pytest.raises(IllegalAddress):
+            job.result(TIMEOUT_S)
+        assert job.output == b"(nil)\n"
 
 
 def test_what_a_job_prints_is_bounded_and_says_so(device: CPUDevice) -> None:

@@ -53,7 +53,7 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.pseudo import is_check
+from gpud.device.cpu.codegen.pseudo import is_check, prints
 from gpud.device.cpu.codegen.regions import Regions, waits
 
 __all__ = ["Convergence"]
@@ -144,15 +144,16 @@ class Convergence:
 
     def _spread(self, block: Block) -> None:
         inner = block.index in self.inner
-        wrote_memory = False
+        wrote_memory = printed = False
         for place in block.places:
             ins = place.instruction
-            if inner or self._varies(ins, wrote_memory):
+            if inner or self._varies(ins, wrote_memory, printed=printed):
                 self.varying.update(r.name for r in written(ins))
+            printed = printed or prints(ins)
             if flags(ins.opcode) & (MEMORY_WRITE | ATOMIC) or is_call(ins):
                 wrote_memory = True
 
-    def _varies(self, ins: ptx.Instruction, wrote_memory: bool) -> bool:
+    def _varies(self, ins: ptx.Instruction, wrote_memory: bool, *, printed: bool) -> bool:
         bits, base = flags(ins.opcode), ins.opcode.base
         if any(r.name in self.varying for r in read(ins)):
             return not self._is_reduction(ins)
@@ -167,8 +168,10 @@ class Convergence:
         if any(self._names_private(o) for o in ins.operands):
             return True
         if bits & MEMORY_READ and not bits & MEMORY_WRITE:
-            if state_space(ins.opcode) in ("param", "const") or ins.opcode.has("nc"):
+            if state_space(ins.opcode) in ("param", "const"):
                 return False
+            if ins.opcode.has("nc"):
+                return printed  # its fence must not end the block before that
             return wrote_memory or state_space(ins.opcode) == "local"
         # A register that a guard leaves alone keeps its old value, which is uniform or found above.
         return False

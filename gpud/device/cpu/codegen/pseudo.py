@@ -34,7 +34,16 @@ from gpud.compiler.reports import claim_beside, part, slot_of
 from gpud.device.cpu.codegen.faults import BREAKPOINT, RAW_ASSERT
 from gpud.device.cpu.codegen.fences import NO_CLAIM, from_program
 
-__all__ = ["ENDINGS", "behind_prints", "is_check", "is_fence", "is_poll", "is_target", "simplify"]
+__all__ = [
+    "ENDINGS",
+    "behind_prints",
+    "is_check",
+    "is_fence",
+    "is_poll",
+    "is_target",
+    "prints",
+    "simplify",
+]
 
 ENDINGS = NORETURN
 """Functions that are not called as functions here."""
@@ -50,14 +59,19 @@ def is_check(ins: ptx.Instruction) -> bool:
     return is_fence(ins) or is_poll(ins)
 
 
+def prints(ins: ptx.Instruction) -> bool:
+    """Whether ``ins`` is a ``printf``: what it said is kept, whatever ends the block then."""
+    return is_call(ins) and callee(ins) in _PRINTERS
+
+
 def behind_prints(stage: Sequence[ptx.Instruction], uniform: Collection[int]) -> set[int]:
     """Fences that must not end the block before what it printed is said, by identity.
 
     None where a load that runs once for all threads, ``uniform`` ones by identity, stands behind
     them: it runs before the loop that prints, and its fence before it.
     """
-    prints = (n for n, ins in enumerate(stage) if is_call(ins) and callee(ins) in _PRINTERS)
-    behind = stage[next(prints, len(stage)) :]
+    first = next((n for n, ins in enumerate(stage) if prints(ins)), len(stage))
+    behind = stage[first:]
     for ins in behind:
         if id(ins) in uniform and not is_check(ins) and flags(ins.opcode) & MEMORY_READ:
             if state_space(ins.opcode) not in ("param", "const"):
