@@ -380,10 +380,11 @@ def _program() -> str:
     return name if name not in ("", "-c", "-m") else Path(sys.executable or "python").name
 
 
-def _texts(what: str, given: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+def _texts(what: str, given: Any) -> tuple[str, ...]:
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if isinstance(given, str) or not all(isinstance(one, str) for one in found):
         raise TypeError(f"{what} is a list of texts, not {given!r}")
-    return tuple(given)
+    return found
 
 
 def _as_ns(what: str, seconds: float) -> int:

@@ -18,7 +18,8 @@ from tests.unit.client.scripted import SAXPY, TIMEOUT_S, Daemon, kernel
 
 def test_what_a_kernel_is(gpu: gc.Session, daemon: Daemon) -> None:
     daemon.kernels = [kernel("axpy<float>", SAXPY, entry="_Z4axpyIfE", form="sliced")]
-    k = gpu.kernel("source", "axpy<float>", options=["-DN=4"], form="sliced")
+    options: Any = iter(["-DN=4"])  # more than is promised
+    k = gpu.kernel("source", "axpy<float>", options=options, form="sliced")
     message = daemon.of(wm.Compile)[0]
     assert message[1:] == (0, "source", ("axpy<float>",), ("-DN=4",), "sliced")
     assert (k.name, k.form, k.why) == ("axpy<float>", "sliced", ("no departures",))
@@ -63,6 +64,7 @@ def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: Daemo
         (lambda gpu: gpu.kernel("source", 5), TypeError),
         (lambda gpu: gpu.kernel("source", "k", options="-DN"), TypeError),
         (lambda gpu: gpu.kernel("source", "k", options=[1]), TypeError),
+        (lambda gpu: gpu.kernel("source", "k", options=None), TypeError),
         (lambda gpu: gpu.kernel("source", "k", form="round"), ValueError),
         (lambda gpu: gpu.kernel("source", "k", device=9), ValueError),
         (lambda gpu: gpu.module("source", "k"), TypeError),
