@@ -217,6 +217,17 @@ def _extended() -> list[Op]:
             "u8",
             lambda a, b, c: c - 1 - (1 if a < b else 0),
         ),
+        # Across kinds the flag is a carry, as NVRTC's division of 128-bit integers has it.
+        integer_op(
+            "{ .reg .b64 e; sub.cc.u64 e, a, b; addc.u64 d, c, 0; }",
+            "u8",
+            lambda a, b, c: c + (a >= b),
+        ),
+        integer_op(
+            "{ .reg .b64 e; add.cc.u64 e, a, b; subc.u64 d, c, 0; }",
+            "u8",
+            lambda a, b, c: c - 1 + (a + b >> 64),
+        ),
         integer_op(
             "{ .reg .b64 e; mad.lo.cc.u64 e, a, b, c; madc.hi.u64 d, a, b, 0; }",
             "u8",

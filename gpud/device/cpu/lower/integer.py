@@ -1,7 +1,9 @@
 """Integer arithmetic: add, sub, mul, mad, their carry chains and 24-bit forms, abs, neg, sad.
 
-Source: PTX ISA 9.0, sections 9.7.1 (integer) and 9.7.2 (extended precision). The carry flag holds
-the carry of additions and the borrow of subtractions.
+Source: PTX ISA 9.0, sections 9.7.1 (integer) and 9.7.2 (extended precision). The ISA leaves open
+what an addition finds in the carry flag after a subtraction. NVRTC's division of 128-bit integers
+takes it for set if nothing was borrowed, and ptxas 13.0 makes machine code that does the same:
+a - b is a + ~b + 1, and the flag is the carry of that.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def _add_sub(t: Thread, ins: Instruction) -> None:
     else:
         result = one(a, b)
     if carry:
-        out = result.compare("ult", a) if base == "add" else a.compare("ult", b)
+        out = result.compare("ult", a) if base == "add" else a.compare("uge", b)
         t.write_carry(out.text)
     write(t, ins.operands[0], type_, result)
 
@@ -71,14 +73,8 @@ def _add_sub_carry(t: Thread, ins: Instruction) -> None:
     carry_out, type_ = m.flag("cc"), m.type()
     m.done(3)
     a, b = (read(t, operand, type_) for operand in ins.operands[1:])
-    if ins.opcode.base == "addc":
-        result = _add_with_carry(t, a, b, carry_out=carry_out)
-    else:
-        borrow = _carry_in(t, a)
-        partial = a - b
-        result = partial - borrow
-        if carry_out:
-            t.write_carry((a.compare("ult", b) | partial.compare("ult", borrow)).text)
+    term = b if ins.opcode.base == "addc" else ~b
+    result = _add_with_carry(t, a, term, carry_out=carry_out)
     write(t, ins.operands[0], type_, result)
 
 
