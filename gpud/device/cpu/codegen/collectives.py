@@ -5,9 +5,11 @@ from the values of several threads, and threads of a block run one after another
 
 Approach: three steps. *Offer*: a thread writes its sources, its member mask and the collective's
 key into its block's arrays and waits. *Exchange*: when all lanes that the mask names wait with the
-same key, one loop over them computes each one's result. *Resume*: the thread copies its result
-into its registers and goes on. Exchange is separate from resume because a lane that has gone on
-may already offer to the next collective while others have not yet read its value.
+same key, what each gets back is computed for all of them (`gpud.device.cpu.codegen.exchange`).
+*Resume*: the thread copies its result into its registers and goes on. Exchange is separate from
+resume because a lane that has gone on may already offer to the next collective while others have
+not yet read its value. Threads that are together, and whose mask is known to name all lanes, offer
+their sources only.
 
 Terms: the *key* numbers the spelling of a collective within a kernel; lanes meet when key and
 mask agree, wherever in the program each stands; a *group* is the lanes that meet, as a bit mask.
@@ -27,12 +29,12 @@ from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.emitter import Emitter
-from gpud.device.cpu.codegen.exchange import Exchanges, Kind, array_slot
-from gpud.device.cpu.codegen.layout import BlockLayout
+from gpud.device.cpu.codegen.exchange import Exchanges, Kind
 from gpud.errors import KernelRejected
 
 __all__ = ["Collectives"]
 
+_ALL = 0xFFFFFFFF
 _ALONE = "0"
 """Mask of a collective that does not wait: it meets whoever stands at the same instruction."""
 
@@ -40,40 +42,36 @@ _ALONE = "0"
 class Collectives(Exchanges):
     """The collectives of one kernel: gives out keys, emits offers, exchanges and resumes."""
 
-    def __init__(self, layout: BlockLayout, tags: str) -> None:
-        super().__init__(layout)
-        self.tags = tags
-
     # -- offers
 
-    def offer(self, code: ThreadCode, ins: ptx.Instruction) -> None:
-        """Write what ``ins`` offers for the current thread."""
+    def offer(self, code: ThreadCode, ins: ptx.Instruction, *, together: bool = False) -> None:
+        """Write what ``ins`` offers for the current thread.
+
+        ``together``: all threads of the block come to it in step.
+        """
         kind = self._kind(ins)
-        key = self.keys.setdefault(kind, len(self.keys) + 1)
-        self._store(code, "key", str(key))
         operands = ins.operands
-        mask: ptx.Operand | None = None
         match kind.name:
             case "shfl":
-                value = code.read(operands[1], "b32")
-                self._store(code, "xa", code.convert(value, "i32", "i64"))
-                self._store(code, "xb", code.read(operands[2], "b32"))
-                self._store(code, "xc", code.read(operands[3], "b32"))
-                mask = operands[4] if len(operands) > 4 else None
+                self._store(code, "xa", code.read(operands[1], "b32"))
+                if not together or _known_lanes(ins) is None:
+                    self._store(code, "xb", code.read(operands[2], "b32"))
+                    self._store(code, "xc", code.read(operands[3], "b32"))
             case "vote":
                 held = code.read(operands[1], "pred")
-                self._store(code, "xa", code.convert(held, "i1", "i64"))
-                mask = operands[2] if len(operands) > 2 else None
+                self._store(code, "xa", code.convert(held, "i1", "i32"))
+            case "match" if kind.type.endswith("64"):
+                value = code.read(operands[1], kind.type)
+                high = code.e.value(f"lshr i64 {value}, 32")
+                self._store(code, "xa", code.convert(value, "i64", "i32"))
+                self._store(code, "xb", code.convert(high, "i64", "i32"))
             case "match" | "redux":
-                wide = kind.type if kind.type != "f32" else "b32"
-                value = code.read(operands[1], wide)
-                bits = "i64" if wide.endswith("64") else "i32"
-                self._store(code, "xa", code.convert(value, bits, "i64"))
-                mask = operands[2]
-            case "elect":
-                mask = operands[1]
-            case "bar":
-                mask = operands[0]
+                self._store(code, "xa", code.read(operands[1], "b32"))
+        if together and self.meets_all(ins):
+            return
+        key = self.keys.setdefault(kind, len(self.keys) + 1)
+        self._store(code, "key", str(key))
+        mask = self.mask_of(ins)
         self._store(code, "mask", _ALONE if mask is None else code.read(mask, "b32"))
 
     def offer_barrier(self, code: ThreadCode, ins: ptx.Instruction) -> None:
@@ -83,7 +81,7 @@ class Collectives(Exchanges):
         self._store(code, "count", "0" if parts.count is None else code.read(parts.count, "b32"))
         if parts.action == "red":
             held = code.read(ins.operands[-1], "pred")
-            self._store(code, "xa", code.convert(held, "i1", "i64"))
+            self._store(code, "xa", code.convert(held, "i1", "i32"))
 
     # -- resuming
 
@@ -97,44 +95,35 @@ class Collectives(Exchanges):
         if isinstance(target, ptx.Pair):
             second = target.second
             target = target.first
-        value = self._load(code, "result", "i64")
+        value = self._load(code, "result")
         if names[0] in ("bar", "barrier"):
             self._resume_reduction(code, target, names, value)
-            return
-        if names[0] == "vote":
-            type_ = "b32" if "ballot" in names else "pred"
+        elif names[0] == "vote" and "ballot" not in names:
+            code.write(target, "pred", code.e.value(f"trunc i32 {value} to i1"))
         else:
-            type_ = "b32"
-        narrow = "i1" if type_ == "pred" else "i32"
-        code.write(target, type_, code.e.value(f"trunc i64 {value} to {narrow}"))
+            code.write(target, "b32", value)
         if second is not None:
-            flag = self._load(code, "result_pred", "i32")
+            flag = self._load(code, "result_pred")
             code.write(second, "pred", code.e.value(f"trunc i32 {flag} to i1"))
 
-    @staticmethod
     def _resume_reduction(
-        code: ThreadCode, target: ptx.Operand, names: tuple[str, ...], value: str
+        self, code: ThreadCode, target: ptx.Operand, names: tuple[str, ...], ones: str
     ) -> None:
-        """``bar.red``: the low half of the result counts true predicates, the high half threads."""
+        """``bar.red``: from the number of true predicates, and the other result: of threads."""
         e = code.e
-        ones = e.value(f"trunc i64 {value} to i32")
         if "popc" in names:
             code.write(target, "u32", ones)
-            return
-        if "and" in names:
-            threads = e.value(f"trunc i64 {e.value(f'lshr i64 {value}, 32')} to i32")
+        elif "and" in names:
+            threads = self._load(code, "result_pred")
             code.write(target, "pred", e.value(f"icmp eq i32 {ones}, {threads}"))
         else:
             code.write(target, "pred", e.value(f"icmp ne i32 {ones}, 0"))
 
     def _store(self, code: ThreadCode, name: str, value: str) -> None:
-        _, type_ = self.layout.array(name, "i32")
-        slot = array_slot(code.e, self.layout, name, code.places.thread)
-        code.e.do(f"store {type_} {value}, ptr {slot}{self.tags}")
+        self._put(code.e, name, code.places.thread, value)
 
-    def _load(self, code: ThreadCode, name: str, type_: str) -> str:
-        slot = array_slot(code.e, self.layout, name, code.places.thread)
-        return code.e.value(f"load {type_}, ptr {slot}{self.tags}")
+    def _load(self, code: ThreadCode, name: str) -> str:
+        return self._get(code.e, name, code.places.thread)
 
     # -- exchanges of a block whose threads are together
 
@@ -145,6 +134,14 @@ class Collectives(Exchanges):
         position = {"shfl": 4, "vote": 2, "match": 2, "redux": 2, "elect": 1, "bar": 0}
         at = position.get("bar" if base == "barrier" else base)
         return operands[at] if at is not None and at < len(operands) else None
+
+    @classmethod
+    def meets_all(cls, ins: ptx.Instruction) -> bool:
+        """Whether threads that come together to ``ins`` are known to wait for no others."""
+        mask = cls.mask_of(ins)
+        if isinstance(mask, ptx.Immediate):
+            return mask.value & _ALL == _ALL
+        return mask is None
 
     def _existing(self) -> int:
         """The lanes of the last warp that exist, as an i32."""
@@ -170,27 +167,34 @@ class Collectives(Exchanges):
         kind = self._kind(ins)
         if kind.name == "bar":
             return
-        key = self.keys.setdefault(kind, len(self.keys) + 1)
+        lanes = _known_lanes(ins)
+        key = 0 if lanes else self.keys.setdefault(kind, len(self.keys) + 1)
+
+        def exchange(first: str, group: int) -> None:
+            if lanes:
+                self.shuffle_known(e, kind.mode, lanes, first, group)
+            else:
+                e.do(f"call void @exchange.{key}(ptr %b, i32 {first}, i32 {group})")
+
         whole = self.layout.warps - (0 if self._existing() == -1 else 1)
         if whole:
             with e.count("0", str(whole)) as warp:
-                first = e.value(f"mul i32 {warp}, 32")
-                e.do(f"call void @exchange.{key}(ptr %b, i32 {first}, i32 -1)")
+                exchange(e.value(f"mul i32 {warp}, 32"), -1)
         if whole < self.layout.warps:
-            call = f"call void @exchange.{key}(ptr %b, i32 {whole * 32}, i32 {self._existing()})"
-            e.do(call)
+            exchange(str(whole * 32), self._existing())
 
     def reduce_all(self, e: Emitter) -> None:
         """The reduction of a barrier that all threads of the block have come to."""
-        ones = e.alloca("i64", "ones")
-        e.do(f"store i64 {self.layout.threads << 32}, ptr {ones}")
+        ones = e.alloca("i32", "ones")
+        e.do(f"store i32 0, ptr {ones}")
         with e.count("0", str(self.layout.threads)) as thread:
-            bit = e.value(f"and i64 {self._get(e, 'xa', thread)}, 1")
-            sofar = e.value(f"load i64, ptr {ones}")
-            e.do(f"store i64 {e.value(f'add i64 {sofar}, {bit}')}, ptr {ones}")
-        total = e.value(f"load i64, ptr {ones}")
+            bit = e.value(f"and i32 {self._get(e, 'xa', thread)}, 1")
+            sofar = e.value(f"load i32, ptr {ones}")
+            e.do(f"store i32 {e.value(f'add i32 {sofar}, {bit}')}, ptr {ones}")
+        total = e.value(f"load i32, ptr {ones}")
         with e.count("0", str(self.layout.threads)) as thread:
             self._put(e, "result", thread, total)
+            self._put(e, "result_pred", thread, str(self.layout.threads))
 
     def _kind(self, ins: ptx.Instruction) -> Kind:
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
@@ -213,3 +217,13 @@ class Collectives(Exchanges):
             print_instruction(ins),
             ins.line,
         )
+
+
+def _known_lanes(ins: ptx.Instruction) -> tuple[int, int] | None:
+    """The operands b and c of a ``shfl`` that the program gives as numbers."""
+    if ins.opcode.base != "shfl":
+        return None
+    b, c = ins.operands[2:4]
+    if isinstance(b, ptx.Immediate) and isinstance(c, ptx.Immediate):
+        return b.value, c.value
+    return None

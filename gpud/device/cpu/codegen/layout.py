@@ -200,8 +200,8 @@ BASE_ARRAYS: dict[str, str] = {
     "xb": "i32",
     "xc": "i32",
     "result_pred": "i32",
-    "xa": "i64",
-    "result": "i64",
+    "xa": "i32",
+    "result": "i32",
 }
 """Arrays that every block has, in order, and the LLVM type of their elements. They come right
 after the header, so the parts of the device that know no kernel find them from ``padded`` alone."""

@@ -19,6 +19,7 @@ collective or reduction before it) and ``gpud.callee`` (does a function pointer 
 Properties:
 * after `prepare` the kernel's body holds no call of a suspending function;
 * no barrier, collective, trap or atomic has a guard: guards became branches around them;
+* what a collective's operands are known to be, they are;
 * the instruction after a waiting one begins a basic block that nothing else can enter.
 
 Recursion through a suspending function is refused: there is no place for its frames.
@@ -30,6 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.definitions import Definitions
 from gpud.compiler.analysis.effects import (
     ATOMIC,
     BARRIER,
@@ -105,6 +107,7 @@ def prepare(
         "entry", entry.name, entry.parameters, (), entry.attributes, _isolate(body), entry.linkage
     )
     prepared = split_webs(prepared)
+    prepared = replace(prepared, body=_with_numbers(prepared.body or []))
     rest = {n: f for n, f in functions.items() if f.kind == "func" and n not in suspending}
     if fenced:
         prepared, *others = with_homes(module, [prepared, *rest.values()], addressed)
@@ -259,6 +262,22 @@ def _scalar(operand: ptx.Operand, scalars: dict[str, str]) -> ptx.Operand:
 
 
 # -- waits -------------------------------------------------------------------------------------
+
+
+def _with_numbers(body: list[ptx.Statement]) -> list[ptx.Statement]:
+    """Give collectives the masks and lanes that compilers keep in registers as numbers."""
+    known = Definitions(body).constant
+
+    def number(operand: ptx.Operand) -> ptx.Operand:
+        value = known(operand)
+        return operand if value is None else ptx.Immediate(str(value), value)
+
+    return [
+        replace(statement, operands=tuple(map(number, statement.operands)))
+        if isinstance(statement, ptx.Instruction) and flags(statement.opcode) & COLLECTIVE
+        else statement
+        for statement in body
+    ]
 
 
 def _isolate(body: list[ptx.Statement]) -> list[ptx.Statement]:

@@ -141,8 +141,8 @@ class RendezvousFunctions(BlockFunctions):
                 padded = e.value(f"and i1 {final}, {counted}")
                 weight = e.value(f"select i1 {padded}, i32 {lanes}, i32 1")
                 self._add(e, self._cell(e, come, number), weight)
-                offered = e.value(f"trunc i64 {self.load(e, 'xa', thread)} to i32")
-                self._add(e, self._cell(e, held, number), e.value(f"and i32 {offered}, 1"))
+                offered = e.value(f"and i32 {self.load(e, 'xa', thread)}, 1")
+                self._add(e, self._cell(e, held, number), offered)
         with e.when(e.value(f"load i1, ptr {any_}")), e.count("0", "16") as number:
             here = e.value(f"load i32, ptr {self._cell(e, come, number)}")
             want = e.value(f"load i32, ptr {self._cell(e, expected, number)}")
@@ -161,15 +161,14 @@ class RendezvousFunctions(BlockFunctions):
         e.finish()
 
     def _release(self, e: Emitter, number: str, ones: str, here: str) -> None:
-        high = e.value(f"shl i64 {e.value(f'zext i32 {here} to i64')}, 32")
-        result = e.value(f"or i64 {high}, {e.value(f'zext i32 {ones} to i64')}")
         with e.count("0", self.threads) as thread:
             status = self.status(e, self.load(e, "state", thread))
             waits = e.value(f"icmp eq i32 {status}, {Status.BARRIER}")
             key = e.value(f"and i32 {self.load(e, 'key', thread)}, 15")
             mine = e.value(f"icmp eq i32 {key}, {number}")
             with e.when(e.value(f"and i1 {waits}, {mine}")):
-                self.store(e, "result", thread, result)
+                self.store(e, "result", thread, ones)
+                self.store(e, "result_pred", thread, here)
                 self._wake(e, thread)
 
     @staticmethod

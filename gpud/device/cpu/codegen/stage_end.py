@@ -122,9 +122,7 @@ class StageEnd:
         if is_whole_warp_barrier(last):
             w.go(block.index, target)
             return
-        mask = kernel.collectives.mask_of(last)
-        whole = isinstance(mask, ptx.Immediate) and mask.value & 0xFFFFFFFF == 0xFFFFFFFF
-        if mask is not None and not whole:
+        if not kernel.collectives.meets_all(last):
             same = kernel.collectives.masks_are_full(e)
             go_on, meet = e.label("full"), e.label("partial")
             e.branch(same, go_on, meet)

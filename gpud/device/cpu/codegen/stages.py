@@ -347,7 +347,7 @@ class StageWriter:
                 if offers(last):
                     self.kernel.collectives.offer_barrier(self.code, last)
             elif not is_whole_warp_barrier(last):
-                self.kernel.collectives.offer(self.code, last)
+                self.kernel.collectives.offer(self.code, last, together=True)
         elif base not in ("bra", "ret", "exit", "brx"):
             self._run(last)
 
