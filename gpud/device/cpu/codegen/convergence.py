@@ -26,7 +26,8 @@ their threads run.
 
 Properties:
 * no wait, no polling loop and no barrier is in an inner block;
-* a uniform register is defined only by instructions that all threads run when they are together.
+* a uniform register is defined only by instructions that all threads run when they are together,
+  or all that may read it.
 
 Source: the analysis is the usual divergence analysis (Coutinho et al., "Divergence Analysis and
 Optimizations", PACT 2011), made optimistic by the possibility to part.
@@ -53,6 +54,7 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.corners import may_be_for_a_corner
 from gpud.device.cpu.codegen.pseudo import is_check, prints
 from gpud.device.cpu.codegen.regions import Regions, waits
 
@@ -61,6 +63,8 @@ __all__ = ["Convergence"]
 _PER_THREAD = ("%tid", "%laneid", "%lanemask", "%warpid", "%clock", "%globaltimer")
 _WORTH_A_VOTE = 24
 """Instructions behind a guard: fewer are run sooner than the threads can be asked."""
+_WORTH_A_CORNER = 12
+"""The same where none of them need part, and which leaves nothing in registers."""
 _INDEX_TYPES = ("s32", "u32", "s64", "u64")
 _CARRY = ("addc", "subc", "madc")
 _GRID_SIZE = re.compile(r"%gpud_[a-z]+_grid_[xyz]", re.ASCII)
@@ -80,6 +84,8 @@ class Convergence:
         varying: registers that may differ between threads that are together.
         inner: inner blocks.
         voted: blocks whose branch is voted.
+        bodies: what lies behind such a branch, if a part of the threads may run it together, see
+            `gpud.device.cpu.codegen.corners`.
         solo: blocks that are never run together.
     """
 
@@ -90,6 +96,7 @@ class Convergence:
         self.varying: set[str] = set()
         self.inner: set[int] = set()
         self.voted: set[int] = set()
+        self.bodies: dict[int, set[int]] = {}
         self._loops_of: dict[int, list[frozenset[int]]] = {}
         for loop in self.flow.loops:
             blocks = frozenset(loop.blocks)
@@ -128,11 +135,25 @@ class Convergence:
                     region = self.flow.influence(number)
                     if self._votes(block, region):
                         self.voted.add(number)
+                        if may_be_for_a_corner(self.regions, block, region):
+                            self.bodies[number] = region
+                            # Only some of the threads may have written it.
+                            self.varying |= self._left_behind(block, region)
                     else:
                         self.inner |= region
                         self.voted.discard(number)
                 changed |= before != (len(self.varying), len(self.inner))
         self.voted -= self.inner
+        self.bodies = {n: body for n, body in self.bodies.items() if n in self.voted}
+
+    def _left_behind(self, block: Block, region: set[int]) -> set[str]:
+        """The registers that ``region`` writes and what follows ``block``'s branch may read."""
+        join = self.flow.post_dominators[block.index]
+        if join is None or join == self.flow.exit:
+            return set()
+        places = (p for number in region for p in self.flow.blocks[number].places)
+        names = {r.name for place in places for r in written(place.instruction)}
+        return names.intersection(self.regions.live_into(join))
 
     def branches_apart(self, block: Block) -> bool:
         """Whether ``block`` ends in a branch (or guarded end) on something varying."""
@@ -213,7 +234,10 @@ class Convergence:
         if heavy or not region.isdisjoint(self._headers):
             return True
         size = sum(not is_check(p.instruction) for b in region for p in self.flow.blocks[b].places)
-        if size < _WORTH_A_VOTE or last is None or last.guard is None:
+        enough = _WORTH_A_VOTE
+        if may_be_for_a_corner(self.regions, block, region):
+            enough = enough if self._left_behind(block, region) else _WORTH_A_CORNER
+        if size < enough or last is None or last.guard is None:
             return False
         return self._is_edge(last.guard.register)
 

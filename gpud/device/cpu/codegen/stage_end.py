@@ -11,6 +11,7 @@ from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import BARRIER, barrier, flags
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.driver import FAILED
+from gpud.device.cpu.codegen.exchange import array_slot
 from gpud.device.cpu.codegen.layout import HEADER, Status
 from gpud.device.cpu.codegen.pieces import state_word
 from gpud.device.cpu.codegen.plan import ends_the_block
@@ -68,18 +69,23 @@ class StageEnd:
 
     def _agreed(self, block: Block, agree: str) -> None:
         e, w = self._e, self._w
-        number = block.index
-        all_, some = e.label("all"), e.label("some")
-        none, split = e.label("none"), e.label("split")
-        threads = self._kernel.layout.threads
-        e.branch(e.value(f"icmp eq i32 {agree}, {threads}"), all_, some)
-        e.place(all_)
-        w.go(number, block.successors[0])
-        e.place(some)
-        e.branch(e.value(f"icmp eq i32 {agree}, 0"), none, split)
-        e.place(none)
-        w.go(number, block.successors[-1])
-        e.place(split)
+        number, shape = block.index, self._kernel.shape
+        corner = w.corners.get(number)
+        into = None if corner is None else block.successors[0 if corner.taken else -1]
+        for agreed, target in (shape.threads, block.successors[0]), (0, block.successors[-1]):
+            alike, differ = e.label("alike"), e.label("differ")
+            e.branch(e.value(f"icmp eq i32 {agree}, {agreed}"), alike, differ)
+            e.place(alike)
+            if corner is not None and target == into:
+                corner.all_go(shape)
+            w.go(number, target)
+            e.place(differ)
+        if corner is not None and into is not None:
+            some, split = e.label("some"), e.label("split")
+            e.branch(corner.find(self._vote, agree, shape), some, split)
+            e.place(some)
+            w.go(number, into)
+            e.place(split)
         words = []
         for target in (block.successors[0], block.successors[-1]):
             if target == w.flow.exit:
@@ -88,6 +94,10 @@ class StageEnd:
                 yields = self._kernel.regions.yields(number, target)
                 words.append(state_word(Status.YIELD if yields else Status.RUN, target))
         w.part((block.successors[0], block.successors[-1]), (words[0], words[1]))
+
+    def _vote(self, thread: str) -> str:
+        slot = array_slot(self._e, self._kernel.layout, "key", thread)
+        return self._e.value(f"load i32, ptr {slot}{self._kernel.keep_tags}")
 
     def _uniform_table(self, block: Block, last: ptx.Instruction) -> None:
         e, w = self._e, self._w

@@ -19,12 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpud.compiler.analysis.cfg import Block
-from gpud.compiler.analysis.effects import (
-    BARRIER,
-    flags,
-    read,
-    written,
-)
+from gpud.compiler.analysis.effects import BARRIER, flags, read, written
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.affine import Ramp
 from gpud.device.cpu.codegen.checks import UNLIKELY

@@ -17,9 +17,10 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from gpud.compiler.analysis.effects import BARRIER, flags, read, written
+from gpud.device.cpu.codegen.corners import Corner
 from gpud.device.cpu.codegen.driver import APART, DONE, FAILED, TURN
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.flushing import FLUSHING_ATTRIBUTES, define_with_flushing
@@ -63,8 +64,22 @@ class TogetherWriter:
         self.code.varying = self.varying
         self.scalar_places = places
         self.began = self.e.alloca("i64", "began")
+        self.corners = self._corners()
+        """By the block whose branch asks for one."""
+        self.corner: Corner | None = None
+        """The one that the stage at hand runs in."""
         self.shared_at: set[int] = set(plan.entries)
         """Blocks at which threads part or come together."""
+
+    def _corners(self) -> dict[int, Corner]:
+        if self.kernel.shape.threads == 1:
+            return {}  # nobody votes
+        alone = self.plan.convergence.voted | self.plan.convergence.solo
+        return {
+            number: Corner(self.e, body, taken=self.flow.blocks[number].successors[0] in body)
+            for number, body in self.plan.convergence.bodies.items()
+            if body.isdisjoint(alone)
+        }
 
     # -- the function
 
@@ -92,6 +107,8 @@ class TogetherWriter:
             e.jump(self.labels[number])
         for number, stage in sorted(self.plan.stages.items()):
             e.place(self.labels[number])
+            around = (one for one in self.corners.values() if stage.first in one.body)
+            self.corner = next(around, None)
             StageWriter(self, stage).write()
         e.place(dead)
         e.end("unreachable")
@@ -166,34 +183,40 @@ class TogetherWriter:
         """A loop over threads of the block that LLVM may vectorise; yields the index.
 
         ``those``: the first, and the one after the last; all if it is None; but one, or all, where
-        threads stand in rows. ``quick``: it is worth optimising.
+        threads stand in rows. ``quick``: it is worth optimising. Who is not in the stage's
+        `Corner` is left out.
         """
-        e, shape = self.e, self.kernel.shape
+        e, shape, corner = self.e, self.kernel.shape, self.corner
         first, stop = those or (0, shape.threads)
         tags = self.kernel.parallel_loop() if quick else ", !llvm.loop !7"
         if stop - first == 1:
-            plane = first // shape.x
-            tid = str(first % shape.x), str(plane % shape.y), str(plane // shape.y)
-            self.code.places = self.code.addresses = self.kernel.places(e, str(first), tid)
-            yield str(first)
+            plane, at = divmod(first, shape.x)
+            tid = str(at), str(plane % shape.y), str(plane // shape.y)
+            with nullcontext() if corner is None else e.when(corner.holds(at, plane)):
+                self._stand(str(first), tid)
+                yield str(first)
         elif shape.y == 1 and shape.z == 1:
-            with e.count(str(first), str(stop), metadata=tags) as thread:
-                self.code.places = self.code.addresses = self.kernel.places(
-                    e, thread, (thread, "0", "0")
-                )
+            end = str(stop) if corner is None else corner.up_to(corner.across, stop)
+            with e.count(str(first), end, metadata=tags) as thread:
+                self._stand(thread, (thread, "0", "0"))
                 yield thread
         else:
-            with e.count("0", str(shape.y * shape.z)) as row:
+            across, down = str(shape.x), str(shape.y * shape.z)
+            if corner is not None:
+                across = corner.up_to(corner.across, shape.x)
+                down = corner.up_to(corner.down, shape.y * shape.z)
+            with e.count("0", down) as row:
                 y = row if shape.z == 1 else e.value(f"urem i32 {row}, {shape.y}")
                 z = "0" if shape.z == 1 else e.value(f"udiv i32 {row}, {shape.y}")
                 base = e.value(f"mul nuw nsw i32 {row}, {shape.x}")
-                with e.count("0", str(shape.x), metadata=tags) as x:
+                with e.count("0", across, metadata=tags) as x:
                     thread = e.value(f"add nuw nsw i32 {base}, {x}")
-                    self.code.places = self.code.addresses = self.kernel.places(
-                        e, thread, (x, y, z)
-                    )
+                    self._stand(thread, (x, y, z))
                     yield thread
         self.code.places = self.code.addresses = self.scalar_places
+
+    def _stand(self, thread: str, tid: tuple[str, str, str]) -> None:
+        self.code.places = self.code.addresses = self.kernel.places(self.e, thread, tid)
 
 
 # -- helpers -----------------------------------------------------------------------------------
