@@ -41,6 +41,7 @@ _LOG = logging.getLogger(__name__)
 _ACCEPTS_PER_TURN = 16
 _ACCEPT_PAUSE_S = 0.5  # when descriptors have run out
 _GOODBYE_S = 3.0
+_FETCH_S = 1.0  # for copying what jobs that ended while we drained have made
 _LOOK_S = 1.0
 _BROKEN = 3
 
@@ -275,6 +276,10 @@ class Daemon:
         now_ns = time.monotonic_ns()
         self.runner.feed(ev.DrainRequested(now_ns, now_ns + timeout_ns))
         await self.runner.drained.wait()
+        if jobs and not self._forced and time.monotonic_ns() < now_ns + timeout_ns:
+            # Whoever has waited for the last job now wants to copy its arrays.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.front.nobody.wait(), _FETCH_S)
         await self._close()
         _LOG.info("drained" if not self._forced else "ended by force")
 

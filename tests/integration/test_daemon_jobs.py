@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
-from tests.integration.daemon_world import Client, World, until
+from tests.integration.daemon_world import TIMEOUT_S, Client, World, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -19,7 +19,8 @@ MS = 1_000_000
 
 
 @pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr("gpud.server.daemon._FETCH_S", 0.01)
     async with World() as one:
         kernels = {
             "slow": Behaviour(block_ns=5 * MS),
@@ -187,6 +188,16 @@ async def test_drain_refuses_new_jobs_and_connections(scene: Scene) -> None:
         Client(address)
     assert (await scene.client.query("status"))["draining"] is True
     await scene.go_on()
+    await scene.world.daemon.wait()
+
+
+async def test_drain_lets_results_be_copied(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpud.server.daemon._FETCH_S", 10 * TIMEOUT_S)  # until nobody is there
+    await scene.set("running")
+    scene.world.daemon.drain()
+    assert (await scene.go_on()).state == "done"
+    assert (await scene.client.query("status"))["draining"] is True
+    scene.client.close()
     await scene.world.daemon.wait()
 
 
