@@ -69,7 +69,7 @@ def _show(event: Mapping[str, Any], as_json: bool) -> None:
         emit(event)
         return
     rest = " ".join(
-        f"{key}={words.text(value)}"
+        f"{key}={words.error(value) if key == 'error' else words.text(value)}"
         for key, value in event.items()
         if key not in ("at_s", "event") and value is not None
     )

@@ -61,7 +61,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
          "used_bytes": 3 << 20},
     ]},
     "history": {"jobs": [ENDED]},
-    "events": {"events": [{"at_s": 1.75e9, "event": "job-ended", "job": "2.5", "user": "alice"}]},
+    "events": {"events": [{"at_s": 1.75e9, "event": "job-failed", "job": "2.5", "user": "alice",
+                           "error": {"code": "kernel-trap", "message": "a trap", "fields": {}}}]},
     "trace": {"traceEvents": [{"ph": "C", "ts": 1.0, "name": "allocation", "args": {"3.17": 1}}]},
     "doctor": {"checks": [{"name": "daemon", "state": "ok", "detail": "gpud 0.1.0", "hint": ""}]},
 }  # fmt: skip

@@ -62,7 +62,7 @@ def process(*arguments: str, path: Path, **options: Any) -> subprocess.Popen[str
         ("kernels", ["axpy<float>", "persistent"]),
         ("memory", ["alice", "4712", "3 MiB"]),
         ("history", ["2.5", "failed", "the job was ended"]),
-        ("events", ["job-ended", "job=2.5", "user=alice"]),
+        ("events", ["job-failed", "job=2.5", "user=alice", "error=a trap"]),
         ("doctor", ["daemon", "ok", "gpud 0.1.0"]),
     ],
 )
