@@ -179,6 +179,9 @@ class Ledger:
         whole = whole_pages(size)
         left, limit = self._left(session, user, device)
         if whole > left:
+            space = self._arenas.get((session, device))
+            if space is not None and whole <= left + space.waiting_bytes:
+                limit = "jobs"
             raise OutOfMemory(size, self.available_bytes(session, device), limit=limit)
         space = self._space(session, device)
         address = space.take(size)

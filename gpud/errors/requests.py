@@ -240,9 +240,9 @@ class OutOfMemory(CallerError, MemoryError):
     fields: ClassVar[Mapping[str, str]] = {
         "requested_bytes": "the size that was asked for",
         "available_bytes": "the largest size that could have been granted",
-        "limit": "what stopped it: 'device', 'user', 'session', 'arena' (no hole is as large), or "
-        "'kernels' (some is spare, or its place taken, until they are over); None if that is not "
-        "known",
+        "limit": "what stopped it: 'device', 'user', 'session', 'jobs' (they use what was freed), "
+        "'arena' (no hole is as large), or 'kernels' (some is spare, or its place taken, until "
+        "they are over); None if that is not known",
     }
     requested_bytes: int
     available_bytes: int
@@ -269,5 +269,6 @@ _LIMITS = {
     "device": " on the device; free arrays, or wait until other sessions have ended",
     "kernels": " on the device as long as kernels run that cannot be interrupted for more; wait "
     "until they are over, or free arrays",
+    "jobs": " until jobs end that use arrays which are freed or dropped; wait for their result()",
     "arena": " in one piece; free arrays between others, or allocate the large ones first",
 }

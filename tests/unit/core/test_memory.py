@@ -93,6 +93,15 @@ def test_what_does_not_fit(
     ledger.allocate(ONE, 0, available * PAGE)
 
 
+def test_what_fits_when_jobs_have_ended(ledger: Ledger) -> None:
+    freed = ledger.allocate(ONE, 0, 30 * PAGE)
+    ledger.free_after(ONE, 0, freed, 1)
+    for pages, limit in ((45, "jobs"), (51, "session")):
+        with pytest.raises(OutOfMemory) as caught:
+            ledger.allocate(ONE, 0, pages * PAGE)
+        assert (caught.value.limit, caught.value.available_bytes) == (limit, 20 * PAGE)
+
+
 def test_a_user_has_a_limit_for_all_sessions() -> None:
     ledger = Ledger([100 * PAGE], user_bytes=[20 * PAGE])
     for session, user in ((ONE, 1000), (TWO, 1000), (THREE, 1001)):
