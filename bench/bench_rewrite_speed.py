@@ -4,8 +4,10 @@
 
 Cold means that the compiler has not seen the program: its tables of operands and opcodes are
 emptied before every run, the disk cache is not asked; code and regular expressions are warm, as in
-a daemon. Lines are those of the PTX that NVRTC wrote. Programs: every kernel of the conformance
-suite that compiles, in one sum, and generated kernels of 1,000 to 20,000 lines, each on its own.
+a daemon. Programs are rewritten as for a client: with fences, and with twins of kernels that may
+have to be ended. Lines are those of the PTX that NVRTC wrote. Programs: every kernel of the
+conformance suite that compiles, in one sum, and generated kernels of 1,000 to 20,000 lines, each
+on its own.
 
 Beside it, from the same run: NVRTC, the peer (what rewriting adds to compiling), and the floor, one
 regular-expression match and one split for each line, which no parser in Python can do without.
@@ -21,24 +23,21 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.machine import describe
-from gpud.compiler import passes
+from gpud.compiler.analysis.effects import FLAGS
 from gpud.compiler.cache import Cache
-from gpud.compiler.forms import Form, classify
-from gpud.compiler.nvrtc import compile_cuda, nvrtc_version
-from gpud.compiler.passes.flatten import flatten_module
-from gpud.compiler.pipeline import compile_program
+from gpud.compiler.nvrtc import DEFAULT_ARCH, compile_cuda, nvrtc_version
+from gpud.compiler.pipeline import Run, collector_paused, compile_program
+from gpud.compiler.ptx.model import opcode
 from gpud.compiler.ptx.operands import shared_table
-from gpud.compiler.ptx.parser import parse
-from gpud.compiler.ptx.printer import print_module
+from gpud.compiler.reproducer import Request
 from gpud.errors import CompileError, KernelRejected
 from tests.conformance.suite import CASES
 
@@ -201,14 +200,30 @@ def measure(name: str, source: str, options: tuple[str, ...], arch: str, repeat:
 def _stages(text: str) -> dict[str, float]:
     """One cold run of all stages."""
     _forget()
-    times: dict[str, float] = {}
-    times["parse"], module = timed(lambda: parse(text))
-    times["flatten"], flat = timed(lambda: flatten_module(module))
-    times["analyse"], plan = timed(lambda: {name: classify(flat, name) for name in flat.entries()})
-    plan = {name: decision for name, decision in plan.items() if decision.form != Form.REJECTED}
-    times["rewrite"], rewritten = timed(lambda: passes.rewrite(flat, plan))
-    times["print"], _ = timed(lambda: print_module(rewritten))
-    return times
+    run = _Clocked(Request(text, (), DEFAULT_ARCH, (), None, None))
+    with collector_paused():
+        run.program()
+    run.stage = "over"
+    return run.seconds
+
+
+class _Clocked(Run):
+    """A compilation that notes how long it is in each stage."""
+
+    def __init__(self, request: Request) -> None:
+        self.seconds: dict[str, float] = {}
+        self._stage, self._since = "", 0.0
+        super().__init__(request, None, None)
+
+    @property
+    def stage(self) -> str:
+        return self._stage
+
+    @stage.setter
+    def stage(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[self._stage] = now - self._since
+        self._stage, self._since = name, now
 
 
 def timed(run: Callable[[], T]) -> tuple[float, T]:
@@ -232,21 +247,10 @@ def _floor(text: str) -> int:
 
 
 def _forget() -> None:
-    """Empties every table that the compiler fills from programs it has seen."""
+    """Empties the tables that the compiler fills from programs it has seen."""
     shared_table().clear()
-    for module in _compiler_modules():
-        for value in vars(module).values():
-            clear = getattr(value, "cache_clear", None)
-            if clear is not None and getattr(value, "__module__", "") == module.__name__:
-                clear()
-
-
-def _compiler_modules() -> Iterator[ModuleType]:
-    for name, module in list(sys.modules.items()):
-        if name.startswith(
-            ("gpud.compiler.ptx", "gpud.compiler.analysis", "gpud.compiler.passes")
-        ) or name in ("gpud.compiler.forms", "gpud.compiler.form_rules"):
-            yield module
+    opcode.cache_clear()
+    FLAGS.clear()
 
 
 if __name__ == "__main__":

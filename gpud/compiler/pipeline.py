@@ -5,7 +5,7 @@
 Problem: CUDA C++ and PTX must become programs whose kernels can be resized, quickly, with every
 step open to inspection and every failure reproducible.
 
-Approach: one function a stage, run in a row by `_Run`, which knows where it is. The passes come
+Approach: one function a stage, run in a row by `Run`, which knows where it is. The passes come
 from the table `gpud.compiler.passes.PASSES`; adding one touches neither this file nor another pass.
 
 Terms: a *stage* is a step with a name; a *dump* is a folder with the result of each stage, in
@@ -60,7 +60,7 @@ from gpud.compiler.request_key import request_key, versions
 from gpud.compiler.sites import SiteTable
 from gpud.errors import EmptySource, GpudError, InternalError, KernelRejected
 
-__all__ = ["KernelInfo", "Program", "compile_program", "compile_request"]
+__all__ = ["KernelInfo", "Program", "Run", "collector_paused", "compile_program", "compile_request"]
 
 
 def compile_program(
@@ -128,16 +128,16 @@ def compile_request(
             except ValueError:  # whole, but not what this version writes
                 cache.remove(key)
     failures = None if cache is None or key is None else cache.folder / "failures" / key.hex()[:16]
-    with _collector_paused():
-        program = _Run(request, dump, failures).program()
+    with collector_paused():
+        program = Run(request, dump, failures).program()
     if cache is not None and key is not None:
         cache.put(key, program.encode())
     return program
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Without looks for cycles: trees have none, and grow so fast that looking is half the work."""
+def collector_paused() -> Iterator[None]:
+    """Without looks for cycles: trees have none, and in large ones it is a third of the work."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -150,8 +150,12 @@ def _collector_paused() -> Iterator[None]:
 _FORCIBLE = (Form.PERSISTENT.value, Form.SLICED.value, Form.WHOLE.value)
 
 
-class _Run:
-    """One compilation: where it is, and what it has written down."""
+class Run:
+    """One compilation: where it is, and what it has written down.
+
+    Attributes:
+        stage: the name of the stage that it is in.
+    """
 
     def __init__(self, request: Request, dump: Path | None, failures: Path | None) -> None:
         self.request = request
