@@ -10,6 +10,7 @@ have killed it: so the kernel is tried once more, in a new one.
 Properties:
     bounded: each kernel costs at most `MOST_TRIES` processes and twice the time limit;
     not_again: a kernel that was given up is refused from then on, without another try;
+    once: who loads a program again gets what was made of it, the last `_KEPT_BYTES` of it;
     no_false_blame: a process that does not start is no kernel's fault, and none is given up for it;
     small: of a kernel that was given up only a digest and the message are kept, of the last
         `_MOST_KNOWN`; a process makes `_MOST_KERNELS` and is replaced, since LLVM keeps something
@@ -48,6 +49,7 @@ __all__ = ["COMMAND", "NativeMaker"]
 
 _MOST_KNOWN = 256
 _MOST_KERNELS = 500
+_KEPT_BYTES = 16 << 20
 _READ_BYTES = 1 << 18
 _START_S = 60.0
 COMMAND = ("-m", "gpud.device.host.native_worker")
@@ -67,6 +69,8 @@ class NativeMaker:
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
         self._given_up: OrderedDict[bytes, str] = OrderedDict()
+        self._made: OrderedDict[bytes, Native] = OrderedDict()
+        self._made_bytes = 0
 
     def __call__(self, wanted: Wanted) -> Native:
         """Make machine code; blocks.
@@ -81,10 +85,16 @@ class NativeMaker:
             known = self._given_up.get(case)
             if known is not None:
                 raise CompileError(known)
+            made = self._made.get(case)
+            if made is not None:
+                self._made.move_to_end(case)
+                return made
             why = ""
             for left in reversed(range(MOST_TRIES)):
                 try:
-                    return self._ready().make(wanted)
+                    made = self._ready().make(wanted)
+                    self._keep(case, made)
+                    return made
                 except _NotStarted as error:
                     self._end()
                     if left and error.ended:  # somebody may have killed it
@@ -122,6 +132,13 @@ class NativeMaker:
         """End the process."""
         with self._lock:
             self._end()
+
+    def _keep(self, case: bytes, made: Native) -> None:
+        self._made[case] = made
+        self._made_bytes += len(made.code)
+        while self._made_bytes > _KEPT_BYTES:
+            _, oldest = self._made.popitem(last=False)
+            self._made_bytes -= len(oldest.code)
 
     def _ready(self) -> _Worker:
         if self._worker is not None and self._worker.made >= _MOST_KERNELS:

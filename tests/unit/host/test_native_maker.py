@@ -72,7 +72,7 @@ def test_who_takes_too_long_is_ended_and_not_tried_again(maker: NativeMaker) -> 
         assert "compiling llvm_never_ends for blocks of 32 x 1 x 1 took longer" in str(caught.value)
         assert maker._worker is None, "the second time no process is started"
     maker._limit_s = 60
-    maker(wanted("k"))
+    maker(wanted("k", threads=64))
     assert process(maker) != first
 
 
@@ -104,6 +104,19 @@ def test_a_process_makes_so_many_and_is_replaced(
     first = process(maker)
     maker(wanted("k", threads=64))
     assert process(maker) != first
+
+
+def test_what_was_made_is_kept_for_who_asks_again(
+    maker: NativeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [maker(wanted("k", threads=n)) for n in (32, 64, 96)]
+    assert maker(wanted("k")) is made[0]
+    assert maker._worker is not None
+    assert maker._worker.made == 3
+    monkeypatch.setattr(native_maker, "_KEPT_BYTES", sum(len(one.code) for one in made))
+    maker(wanted("other"))
+    assert maker(wanted("k")) is made[0], "what was asked for last stays"
+    assert maker(wanted("k", threads=64)) is not made[1]
 
 
 @pytest.mark.parametrize(
