@@ -38,7 +38,6 @@ def test_values_live_around_a_loop() -> None:
     """)
     assert names(found, found.live_in[0]) == {"%r2"}
     assert names(found, found.live_in[1]) == {"%r1", "%r2"}
-    assert names(found, found.live_out[1]) == {"%r1", "%r2"}
     assert names(found, found.live_in[2]) == set()
 
 

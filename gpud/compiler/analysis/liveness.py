@@ -29,7 +29,7 @@ __all__ = ["Liveness"]
 class Liveness:
     """Live registers of a function, from its `ControlFlow`.
 
-    ``live_in[b]`` and ``live_out[b]`` are bit sets over ``names``; `registers` makes them readable.
+    ``live_in[b]`` is a bit set over ``names``, of block b; `registers` makes it readable.
     Unreachable blocks are included: they may be printed and assembled all the same.
     """
 
@@ -39,7 +39,7 @@ class Liveness:
         """Register name by bit."""
         self.bit: dict[str, int] = {}
         """Bit set holding just that register, by name."""
-        self.live_in, self.live_out = self._solve()
+        self.live_in = self._solve()
 
     def registers(self, bits: int) -> list[Register]:
         """The registers of a bit set, in bit order."""
@@ -69,7 +69,7 @@ class Liveness:
             kills = 0
         return kills, uses
 
-    def _solve(self) -> tuple[list[int], list[int]]:
+    def _solve(self) -> list[int]:
         flow = self.flow
         kills, uses = [], []
         for one in flow.blocks:
@@ -82,7 +82,6 @@ class Liveness:
             uses.append(used)
         count = len(flow.blocks)
         live_in = [0] * (count + 1)
-        live_out = [0] * count
         unreached = [b for b in range(count - 1, -1, -1) if b not in flow.reachable]
         order = [*reversed(flow.order), *unreached]
         changed = True
@@ -92,9 +91,8 @@ class Liveness:
                 out = 0
                 for successor in flow.blocks[block].successors:
                     out |= live_in[successor]
-                live_out[block] = out
                 new = uses[block] | out & ~kills[block]
                 if new != live_in[block]:
                     live_in[block] = new
                     changed = True
-        return live_in[:count], live_out
+        return live_in[:count]
