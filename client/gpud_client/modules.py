@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -266,9 +266,9 @@ class Symbol(SymbolRecord):
         self._module._session._channel.run(self._set(values))
 
 
-def _reading(module: int, name: str, at: int, size: int) -> Any:
+def _reading(module: int, name: str, at: int, size: int) -> Callable[[int], ReadSymbol]:
     return lambda number: ReadSymbol(number, module, name, at, size)
 
 
-def _writing(module: int, name: str, at: int, data: bytes) -> Any:
+def _writing(module: int, name: str, at: int, data: bytes) -> Callable[[int], WriteSymbol]:
     return lambda number: WriteSymbol(number, module, name, at, data)

@@ -124,7 +124,7 @@ class Connection:
     def _failed(self, request: int, error: GpudError) -> None:
         self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Failed(request, error.to_wire())))
 
-    def _hello(self, message: Any) -> None:
+    def _hello(self, message: object) -> None:
         if not isinstance(message, wm.Hello):
             raise ProtocolError(f"the first message is Hello, not {type(message).__name__}")
         if message.version < 1:

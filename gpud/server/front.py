@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Container, Iterator
 from fractions import Fraction
@@ -99,7 +100,7 @@ class Front:
 
     # -- connections and sessions
 
-    def connected(self, sock: Any, peer: Peer) -> None:
+    def connected(self, sock: socket.socket, peer: Peer) -> None:
         """A client has connected."""
         connection = Connection(self, sock, peer)
         self.connections[connection] = None

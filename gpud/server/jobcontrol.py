@@ -49,7 +49,7 @@ def describe(session: Session, message: wm.Describe) -> None:
     front = session.front
     jobs = [front.visible_job(session, _id(ref)) for ref in message.jobs]
 
-    def row(job: Job | None) -> Any:
+    def row(job: Job | None) -> dict[str, Any] | None:
         return None if job is None else front.row(job, time.monotonic_ns())
 
     def on_progress() -> None:

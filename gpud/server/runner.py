@@ -79,7 +79,7 @@ class Runner:
         self.arena_of: Callable[[int, int], tuple[int, int, int] | None] = lambda s, d: None
         self.nearest_array: NearestArray = lambda session, device, address: None
         self._log = event_log
-        self._events: deque[Any] = deque()
+        self._events: deque[ev.Event] = deque()
         self._handling = False
         self.broken = False
         self._timer: asyncio.TimerHandle | None = None
@@ -102,7 +102,7 @@ class Runner:
 
     # -- events
 
-    def feed(self, event: Any) -> None:
+    def feed(self, event: ev.Event) -> None:
         """Have the scheduler handle an event, and carry out what it decides."""
         if self.broken:
             return
@@ -130,7 +130,7 @@ class Runner:
         finally:
             self._handling = False
 
-    def _bug(self, event: Any) -> None:
+    def _bug(self, event: ev.Event) -> None:
         """The scheduler failed: what it would decide from here on need not be right."""
         self.broken = True
         self._events.clear()
