@@ -8,9 +8,6 @@ it should be. A check may fail; it may not raise, and it leaves nothing behind.
 
 Terms: *ok*: as it should be; *missing*: gpud runs without it, and the line says what is lost;
 *problem*: gpud cannot run.
-
-With ``light`` nothing heavy is loaded: libraries are looked up, not imported. The daemon's front
-asks in this way.
 """
 
 from __future__ import annotations
@@ -56,12 +53,12 @@ class Check(NamedTuple):
     hint: str = ""
 
 
-def run_checks(*, light: bool = False) -> list[Check]:
-    """Makes every check, in the order of `CHECKS`. Blocks: up to a second, 10 ms if ``light``."""
+def run_checks() -> list[Check]:
+    """Makes every check, in the order of `CHECKS`. Blocks: up to a second."""
     found = []
     for name, look in CHECKS.items():
         try:
-            found.append(look(light)._replace(name=name))
+            found.append(look()._replace(name=name))
         except Exception as error:  # noqa: BLE001  (one check must not hide the others)
             what = f"the check itself failed: {type(error).__name__}: {error}"
             found.append(Check(name, "missing", what))
@@ -88,18 +85,18 @@ def _problem(detail: str, hint: str) -> Check:
     return Check("", "problem", detail, hint)
 
 
-def _gpud(_light: bool) -> Check:
+def _gpud() -> Check:
     return _ok(f"{__version__} in {Path(__file__).parents[1]}")
 
 
-def _python(_light: bool) -> Check:
+def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.platform != "linux":
         return _problem(f"{version} on {sys.platform}", "gpud runs on Linux")
     return _ok(f"{version}, {sys.executable}")
 
 
-def _cores(_light: bool) -> Check:
+def _cores() -> Check:
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     detail = f"{usable} cores" + ("" if usable == there else f" of {there} may be used")
     limit = _cgroup("cpu.max").split()
@@ -111,7 +108,7 @@ def _cores(_light: bool) -> Check:
     return _ok(f"{detail}: --device cpu has {usable} SMs")
 
 
-def _memory(_light: bool) -> Check:
+def _memory() -> Check:
     found: dict[str, int] = {}
     for line in Path("/proc/meminfo").read_text("ascii").splitlines():
         key, _, rest = line.partition(":")
@@ -127,7 +124,7 @@ def _memory(_light: bool) -> Check:
     return _ok(detail)
 
 
-def _memfd(_light: bool) -> Check:
+def _memfd() -> Check:
     try:
         fd = os.memfd_create("gpud-doctor", os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -145,7 +142,7 @@ def _memfd(_light: bool) -> Check:
     return _ok("sparse and sealed files work")
 
 
-def _descriptors(_light: bool) -> Check:
+def _descriptors() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     detail = f"{_limit(soft)} files may be open, at most {_limit(hard)}"
     if soft != resource.RLIM_INFINITY and soft < _FEW_DESCRIPTORS:
@@ -156,7 +153,7 @@ def _descriptors(_light: bool) -> Check:
 # -- libraries ---------------------------------------------------------------------------------
 
 
-def _libraries(_light: bool) -> Check:
+def _libraries() -> Check:
     found = []
     for name, extra in _REQUIRED:
         version = _version(name)
@@ -166,9 +163,7 @@ def _libraries(_light: bool) -> Check:
     return _ok(", ".join(found))
 
 
-def _llvm(light: bool) -> Check:
-    if light:
-        return _ok("not loaded in this process")
+def _llvm() -> Check:
     try:
         import llvmlite.binding as llvm
 
@@ -178,14 +173,7 @@ def _llvm(light: bool) -> Check:
         return _problem(f"llvmlite cannot be loaded: {error}", pip_command("daemon"))
 
 
-def _nvrtc(light: bool) -> Check:
-    installed = _version("nvidia-cuda-nvrtc") or _version("nvidia-cuda-nvrtc-cu12")
-    if light:
-        return (
-            _ok(installed)
-            if installed
-            else _missing("not installed as a wheel", pip_command("daemon"))
-        )
+def _nvrtc() -> Check:
     from gpud.compiler.cuda_headers import cuda_include_paths
     from gpud.compiler.nvrtc import nvrtc_version
 
@@ -201,18 +189,18 @@ def _nvrtc(light: bool) -> Check:
     return _ok(f"{major}.{minor}, with headers")
 
 
-def _uvloop(_light: bool) -> Check:
+def _uvloop() -> Check:
     version = _version("uvloop")
     if version is None:
         return _missing("not installed: the daemon answers more slowly", pip_command("daemon"))
     return _ok(version)
 
 
-def _gpu(light: bool) -> Check:
+def _gpu() -> Check:
     nothing = "no NVIDIA GPU: kernels run on the CPU device"
     if not Path("/proc/driver/nvidia/version").exists() and not Path("/dev/nvidiactl").exists():
         return _missing(nothing)
-    if light or _version("nvidia-ml-py") is None:
+    if _version("nvidia-ml-py") is None:
         return _ok("the NVIDIA driver is loaded", _AUTO)
     import pynvml
 
@@ -237,29 +225,28 @@ def _gpu(light: bool) -> Check:
 _AUTO = "--device auto serves the first GPU, if the CUDA extra is installed"
 
 
-def _cuda(light: bool) -> Check:
+def _cuda() -> Check:
     version = _version("cuda-bindings")
     if version is None:
         return _missing("no cuda-bindings: needed for GPUs only", pip_command("cuda13"))
-    if not light:
-        try:
-            ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            return _missing(
-                f"cuda-bindings {version}, but no libcuda.so.1: needed for GPUs only",
-                "it comes with NVIDIA's driver; a container must be given the GPU",
-            )
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return _missing(
+            f"cuda-bindings {version}, but no libcuda.so.1: needed for GPUs only",
+            "it comes with NVIDIA's driver; a container must be given the GPU",
+        )
     return _ok(f"cuda-bindings {version}")
 
 
-def _ptxas(_light: bool) -> Check:
+def _ptxas() -> Check:
     path = shutil.which("ptxas")
     if path is None:
         return _missing("not on PATH: needed by some tests and benchmarks only")
     return _ok(path)
 
 
-def _matplotlib(_light: bool) -> Check:
+def _matplotlib() -> Check:
     version = _version("matplotlib")
     if version is None:
         return _missing("not installed: gpud demo draws no picture", pip_command("demo"))
@@ -269,7 +256,7 @@ def _matplotlib(_light: bool) -> Check:
 # -- files, the daemon -------------------------------------------------------------------------
 
 
-def _cache(_light: bool) -> Check:
+def _cache() -> Check:
     from gpud.compiler.cache import default_folder
 
     folder = default_folder()
@@ -289,7 +276,7 @@ def _cache(_light: bool) -> Check:
     return _ok(str(folder))
 
 
-def _configuration(_light: bool) -> Check:
+def _configuration() -> Check:
     from gpud import config
 
     try:
@@ -299,7 +286,7 @@ def _configuration(_light: bool) -> Check:
     return _ok(f"socket {found.socket}")
 
 
-def _socket_folder(_light: bool) -> Check:
+def _socket_folder() -> Check:
     path = _socket_path()
     folder = path.parent
     place = _existing(folder)
@@ -308,7 +295,7 @@ def _socket_folder(_light: bool) -> Check:
     return _ok(str(folder) if folder.exists() else f"{folder} will be made")
 
 
-def _daemon(_light: bool) -> Check:
+def _daemon() -> Check:
     path = _socket_path()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as found:
         found.settimeout(2)
@@ -323,7 +310,7 @@ def _daemon(_light: bool) -> Check:
     return _ok(f"runs at {path}, pid {pid}, user {uid}", "gpuctl status")
 
 
-def _systemd(_light: bool) -> Check:
+def _systemd() -> Check:
     if not Path("/run/systemd/system").exists():
         return _missing("does not run this machine: start gpud serve by other means")
     for folder in ("/etc/systemd/system", "/usr/lib/systemd/system", "~/.config/systemd/user"):
@@ -333,7 +320,7 @@ def _systemd(_light: bool) -> Check:
     return _ok("runs; no unit for gpud", "docs/howto/run-as-a-service.md")
 
 
-CHECKS: dict[str, Callable[[bool], Check]] = {
+CHECKS: dict[str, Callable[[], Check]] = {
     "gpud": _gpud,
     "Python": _python,
     "cores": _cores,

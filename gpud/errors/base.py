@@ -92,9 +92,9 @@ def from_wire(data: Mapping[str, Any]) -> GpudError:
     return GpudError(f"{code}: {message}")
 
 
-def error_classes(root: type[GpudError] = GpudError) -> Iterator[type[GpudError]]:
-    """Yields ``root`` and every class below it once, parents before children."""
-    seen = [root]
+def error_classes() -> Iterator[type[GpudError]]:
+    """Yields `GpudError` and every class below it once, parents before children."""
+    seen = [GpudError]
     for cls in seen:
         seen.extend(child for child in cls.__subclasses__() if child not in seen)
     yield from seen

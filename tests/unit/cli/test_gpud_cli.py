@@ -33,8 +33,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(found)
 
 
-def state(name: str, *, light: bool = True) -> Check:
-    return CHECKS[name](light)
+def state(name: str) -> Check:
+    return CHECKS[name]()
 
 
 # -- serve ---------------------------------------------------------------------------------------
@@ -120,11 +120,11 @@ def test_doctor_fails_where_gpud_cannot_run(
 
 
 def test_a_check_that_breaks_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(light: bool) -> Check:
+    def broken() -> Check:
         raise KeyError("MemAvailable")
 
     monkeypatch.setitem(CHECKS, "memory", broken)
-    found = {check.name: check for check in run_checks(light=True)}
+    found = {check.name: check for check in run_checks()}
     assert list(found) == list(CHECKS)
     assert "KeyError" in found["memory"].detail
     assert can_run(list(found.values()))
@@ -136,18 +136,6 @@ def test_a_library_that_is_needed_and_not_there(monkeypatch: pytest.MonkeyPatch)
     assert found.state == "problem"
     assert found.hint == f"{sys.executable} -m pip install 'gpud[daemon]'"
     assert not can_run([found])
-
-
-def test_light_checks_load_nothing_heavy() -> None:
-    script = (
-        "import sys; from gpud.cli.checks import run_checks; run_checks(light=True)\n"
-        "print(*{name.partition('.')[0] for name in sys.modules})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    heavy = {"numpy", "llvmlite", "cuda", "pynvml", "uvloop", "asyncio", "typer"}
-    assert set(done.stdout.split()) & heavy == set()
 
 
 def test_the_check_of_the_daemon(folder: Path) -> None:
@@ -205,11 +193,10 @@ def test_what_a_gpu_needs_is_looked_for_one_by_one(monkeypatch: pytest.MonkeyPat
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", no_library)
-    found = state("CUDA", light=False)
+    found = state("CUDA")
     assert (found.state, "libcuda.so.1" in found.detail) == ("missing", True)
     assert "driver" in found.hint
-    assert state("CUDA").state == "ok"
     monkeypatch.setattr(ctypes, "CDLL", lambda _: None)
-    assert state("CUDA", light=False).state == "ok"
+    assert state("CUDA").state == "ok"
     monkeypatch.setattr(checks, "_version", lambda _: None)
     assert state("CUDA").hint == pip_command("cuda13")
