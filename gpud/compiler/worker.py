@@ -137,7 +137,6 @@ def answer(job: CompileJob, rules: Rules = Rules()) -> CompileDone | CompileFail
             form=job.form,
             sm=job.sm,
             fence=job.fence,
-            kill=job.kill,
             cache=_cache(job.cache_dir),
         )
         _check_size(program, rules.program_bytes)

@@ -69,7 +69,6 @@ class CompileJob(NamedTuple):
         "folder of compiled programs; nil: the default one; empty: keep none",
     ] = None
     fence: Annotated[bool, flag(), "check every access to memory"] = True
-    kill: Annotated[bool, flag(), "give kernels with loops twins with kill polls"] = True
 
 
 @_worker(64)

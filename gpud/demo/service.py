@@ -59,13 +59,11 @@ class OnlineClient:
     Args:
         gpu: its connection, for itself alone.
         layers: dense layers of the network; a request has one kernel more.
-        reservation: the share of the device that each request must have.
     """
 
-    def __init__(self, gpu: gc.Session, layers: int, reservation: gc.Share = "100%") -> None:
+    def __init__(self, gpu: gc.Session, layers: int) -> None:
         self.problems: list[str] = []
         self._gpu = gpu
-        self._reservation = reservation
         self._network = net = network(layers)
         self._first: list[bytes | None] = [None] * INPUTS
         weights = [gpu.array(matrix) for matrix in net.weights]
@@ -90,7 +88,7 @@ class OnlineClient:
     def submit(self, number: int) -> gc.Job:
         """Submit request ``number``; it uses input ``number`` modulo `INPUTS`."""
         slot = self._slots[number % SLOTS]
-        return self._gpu.sequence(slot.calls, reservation=self._reservation, stream=slot.stream)
+        return self._gpu.sequence(slot.calls, reservation="100%", stream=slot.stream)
 
     def answer(self, number: int) -> float:
         """Submit a request and wait for its answer; how long it ran, in seconds."""

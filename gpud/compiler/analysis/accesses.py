@@ -144,14 +144,12 @@ def _bytes(ins: Instruction) -> int:
     return unit * int(count[1])
 
 
-def _one(
-    ins: Instruction, operand: int, span: int, align: int | None = None, *, writes: bool
-) -> tuple[Access, ...]:
+def _one(ins: Instruction, operand: int, span: int, *, writes: bool) -> tuple[Access, ...]:
     """The one access of an instruction whose space its opcode names."""
     if operand >= len(ins.operands) or not isinstance(ins.operands[operand], Address):
         raise _refusal(ins)
     generic = state_space(ins.opcode) == "generic"
-    return (Access(operand, span, align or span, generic, writes),)
+    return (Access(operand, span, span, generic, writes),)
 
 
 # -- families ----------------------------------------------------------------------------------

@@ -136,7 +136,6 @@ class CPUDevice:
         parameters: bytes,
         *,
         shared: int = 0,
-        priority: int = 0,
         sms: Collection[int] | None = None,
         on_done: Callable[[Launch], None] | None = None,
     ) -> Launch:
@@ -148,7 +147,6 @@ class CPUDevice:
             block: threads of a block in x, y, z.
             parameters: the kernel's parameter buffer.
             shared: dynamic shared memory of a block, in bytes.
-            priority: larger is more urgent.
             sms: the only ones where its blocks run; default: all.
             on_done: called once, on an SM's thread, when the last block has left.
 
@@ -161,7 +159,7 @@ class CPUDevice:
             parameters, shared,
         )  # fmt: skip
         cleared = () if sms is None else set(range(self.sms)) - set(sms)
-        return Launch(self, self.prepare([spec]), priority, on_done, cleared)
+        return Launch(self, self.prepare([spec]), on_done, cleared)
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Chain:
         """Make a chain of launches ready; it may be run any number of times. See `Chain`."""

@@ -21,7 +21,6 @@ class Launch:
     Args:
         device: where.
         chain: one launch, not rewritten.
-        priority: larger is served first when room comes free.
         on_done: called once, on an SM's thread, when the last block has left.
         cleared: SMs where it has no blocks.
     """
@@ -30,14 +29,13 @@ class Launch:
         self,
         device: CPUDevice,
         chain: Chain,
-        priority: int,
         on_done: Callable[[Launch], None] | None,
         cleared: Collection[int] = (),
     ) -> None:
         self._name = chain.launches[0].name
         self._on_done = on_done
         self._done = threading.Event()
-        self._gang = device.gang(chain, priority, on_left=lambda: None, on_over=self._over)
+        self._gang = device.gang(chain, 0, on_left=lambda: None, on_over=self._over)
         if cleared:
             self._gang.clear(cleared)
         self._gang.resize(1)
