@@ -286,11 +286,15 @@ class ControlFlow:
     @cached_property
     def back_edges(self) -> list[tuple[int, int]]:
         """Edges (source, target) whose target dominates their source, in block order."""
+        # What dominates a block comes before it in the order: only few edges need be asked about.
+        place = {block: number for number, block in enumerate(self.order)}
         return [
             (block, successor)
             for block in sorted(self.order)
             for successor in self.successors[block]
-            if successor != self.exit and self.dominates(successor, block)
+            if successor != self.exit
+            and place[successor] <= place[block]
+            and self.dominates(successor, block)
         ]
 
     @cached_property
