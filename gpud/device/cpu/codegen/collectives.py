@@ -51,10 +51,11 @@ class Collectives(Exchanges):
         """
         kind = self._kind(ins)
         operands = ins.operands
+        met = together and self.meets_all(ins)
         match kind.name:
             case "shfl":
                 self._store(code, "xa", code.read(operands[1], "b32"))
-                if not together or _known_lanes(ins) is None:
+                if not met or _known_lanes(ins) is None:
                     self._store(code, "xb", code.read(operands[2], "b32"))
                     self._store(code, "xc", code.read(operands[3], "b32"))
             case "vote":
@@ -67,7 +68,7 @@ class Collectives(Exchanges):
                 self._store(code, "xb", code.convert(high, "i64", "i32"))
             case "match" | "redux":
                 self._store(code, "xa", code.read(operands[1], "b32"))
-        if together and self.meets_all(ins):
+        if met:
             return
         key = self.keys.setdefault(kind, len(self.keys) + 1)
         self._store(code, "key", str(key))
