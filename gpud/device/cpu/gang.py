@@ -221,8 +221,10 @@ class Gang:
         if not self.slices and not chain.fixed_stages[stage]:
             return 0
         if stage + 1 == len(chain.totals):
-            return max(0, min(seats - kept, chain.totals[stage] - self._claimed(stage)))
-        return max(0, min(seats, chain.largest[stage]) - kept)
+            return min(seats - kept, chain.totals[stage] - self._claimed(stage))
+        # Seats with higher indices do not stand in for these: launches with a small M run in few.
+        useful = min(seats, chain.largest[stage])
+        return min(seats - kept, useful - sum(index < useful for index in self.kept))
 
     def _claimed(self, stage: int) -> int:
         at = self._stages + stage * _STAGE_WORDS

@@ -224,6 +224,28 @@ def test_each_launch_has_blocks_in_proportion_to_its_own_occupancy(
     job.result(TIMEOUT_S)
 
 
+def test_a_launch_goes_on_when_others_than_its_first_blocks_are_left(
+    device: CPUDevice, kernels: Kernels
+) -> None:
+    # A block of another job is on each SM, so 16 blocks lie on both, and the first 4 on one.
+    other = Gated(device, kernels, [2], "whole")
+    beside = Job(device, [other.specs[0]._replace(occupancy=2)])
+    beside.resize(1)
+    chain = Gated(device, kernels, [16, 6, 1])
+    measured = zip(chain.specs, (16, 4, 16), strict=True)
+    job = Job(device, [spec._replace(occupancy=most) for spec, most in measured])
+    job.resize(4)
+    until(lambda: job.progress[0] == 16)
+    chain.gate[0] = 16
+    until(lambda: job.progress[0] == 20)
+    job.clear([0])
+    chain.open()
+    other.open()
+    beside.result(TIMEOUT_S)
+    job.result(TIMEOUT_S)
+    assert [runs.tolist() for runs in chain.runs] == [[1] * 16, [1] * 6, [1]]
+
+
 def test_occupancy_must_be_that_of_the_launches(device: CPUDevice, kernels: Kernels) -> None:
     spec = Gated(device, kernels, [1]).specs[0]._replace(occupancy=8)
     for wrong in (0, 9):
