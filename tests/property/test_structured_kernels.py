@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from gpud.compiler.pipeline import compile_program
@@ -76,6 +76,7 @@ def check(device: CPUDevice, kernel: Kernel, *, rewrite: bool) -> None:
 
 
 @few
+@example(2446, 8)  # few threads, whose loop LLVM unrolled, in a loop that stores and loads
 @given(st.integers(0, 2**32 - 1), st.sampled_from((8, 20, 30)))
 def test_unmodified_kernels(device: CPUDevice, seed: int, size: int) -> None:
     check(device, Generator(Random(seed), size).kernel(), rewrite=False)

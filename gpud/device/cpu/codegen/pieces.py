@@ -32,6 +32,9 @@ from gpud.device.cpu.codegen.thread import zero
 
 __all__ = ["KernelCode", "PieceWriter", "state_word"]
 
+_UNROLLED = 128
+"""So many rounds LLVM never unrolls entirely: with three instructions each they pass its limit."""
+
 
 def state_word(status: int, block: int) -> int:
     """The state word of a thread that will resume at ``block``."""
@@ -83,13 +86,16 @@ class KernelCode:
         self._loops = 0
 
     def parallel_loop(self) -> str:
-        """Metadata for the back edge of a loop whose rounds are different threads."""
+        """Metadata for the back edge of a loop whose rounds are different threads.
+
+        One of few threads may not be unrolled before it is vectorised: the loop around it, whose
+        rounds do follow from each other, would be left with this metadata.
+        """
         self._loops += 1
         number = 100 + self._loops
-        self.ir.metadata(
-            f"!{number}",
-            f'!{number} = distinct !{{!{number}, !{{!"llvm.loop.parallel_accesses", !4}}}}',
-        )
+        parallel = '!{!"llvm.loop.parallel_accesses", !4}'
+        kept = ", !9" if self.shape.threads < _UNROLLED else ""
+        self.ir.metadata(f"!{number}", f"!{number} = distinct !{{!{number}, {parallel}{kept}}}")
         return f", !llvm.loop !{number}"
 
     def places(
