@@ -135,12 +135,12 @@ class Users:
         self._most = _PRUNE_AT
 
     def add(self, number: int, core: Core) -> None:
-        """A job was submitted with it."""
-        self._numbers.append(number)
+        """A job is about to be submitted with it, and is not among the session's yet."""
         if len(self._numbers) >= self._most:
             jobs = core.jobs
             self._numbers = [one for one in self._numbers if one in jobs]
             self._most = max(_PRUNE_AT, 2 * len(self._numbers))
+        self._numbers.append(number)
 
     def unended(self, core: Core) -> list[Any]:
         """Those that have not ended."""

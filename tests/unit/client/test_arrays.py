@@ -236,11 +236,16 @@ def test_a_failed_job_does_not_make_get_raise(
         job.result()
 
 
-def test_many_jobs_are_not_remembered(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
-    daemon.finish_at_once = True
+def test_many_jobs_are_not_remembered_but_the_latest(
+    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel
+) -> None:
     x = gpu.zeros(4, np.float32)
-    for _ in range(300):
-        saxpy.submit(1, 32, (1.0, x, x, 4)).result(TIMEOUT_S)
+    for number in range(1, 301):
+        job = saxpy.submit(1, 32, (1.0, x, None, 4))
+        assert x._followed(None) == [job]
+        daemon.wait_for(wm.Submit, number)
+        daemon.finish(number)
+        job.result(TIMEOUT_S)
     assert len(x._users._numbers) < 100
 
 
