@@ -11,13 +11,12 @@ import asyncio
 import os
 import socket
 from array import array
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from gpud.errors import ConnectionLost, GpudError
-from gpud_client.core import Core, Notice, Operation, Request, connection_lost
+from gpud_client.core import Core, Notice, Operation, Request, connection_lost, wake
 
 __all__ = ["AsyncChannel"]
 
@@ -49,7 +48,7 @@ class AsyncChannel:
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._unsent = bytearray()
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._room: list[asyncio.Future[None]] = []
         self._closed = False
         self._loop.add_reader(sock, self._on_readable)
 
@@ -87,16 +86,11 @@ class AsyncChannel:
             return
         self.check()
         future: asyncio.Future[None] = self._loop.create_future()
-        before = target._notify
-
-        def settled() -> None:
-            if before is not None:
-                before()
-            if not future.done():
-                future.set_result(None)
-
-        target._notify = settled
-        await future
+        target._waiting[future] = None
+        try:
+            await future
+        finally:
+            del target._waiting[future]
 
     def check(self) -> None:
         """Raises what the connection was lost with, if it is lost."""
@@ -210,10 +204,8 @@ class AsyncChannel:
             self._wake_room()
 
     def _wake_room(self) -> None:
-        while self._room:
-            future = self._room.popleft()
-            if not future.done():
-                future.set_result(None)
+        wake(self._room)
+        self._room.clear()
 
     def _lose(self, why: GpudError | str) -> None:
         self.core.lose(connection_lost(self.where, why))

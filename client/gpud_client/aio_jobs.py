@@ -10,6 +10,7 @@ from typing import Any
 from gpud.errors import JobCancelled
 from gpud.units import Share
 from gpud_client.aio_channel import AsyncChannel
+from gpud_client.core import wake
 from gpud_client.devices import Device
 from gpud_client.jobs import JobRecord
 
@@ -31,7 +32,7 @@ class AsyncJob(JobRecord):
         super().__init__(what, device, stream, total, channel.where)
         self._channel = channel
         self._keep = keep
-        self._notify: Callable[[], None] | None = None
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self._calls: list[Callable[[AsyncJob], object]] = []
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -94,9 +95,7 @@ class AsyncJob(JobRecord):
 
     def _finish(self) -> None:
         self._settled = True
-        notify, self._notify = self._notify, None
-        if notify is not None:
-            notify()
+        wake(self._waiting)
         calls, self._calls = self._calls, []
         for call in calls:
             self._channel.call_soon(call, self)

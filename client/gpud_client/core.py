@@ -60,6 +60,7 @@ __all__ = [
     "Step",
     "Users",
     "connection_lost",
+    "wake",
 ]
 
 _LOG = logging.getLogger("gpud_client")
@@ -79,10 +80,10 @@ class Request:
     Attributes:
         abandoned: nobody waits for the answer.
         _settled: whether `value` or `error` is there; called so in jobs, too.
-        _notify: called when it is settled; for the event loop. Likewise.
+        _waiting: futures of an event loop, done when it is settled. Likewise.
     """
 
-    __slots__ = ("_notify", "_settled", "abandoned", "build", "error", "undo", "value")
+    __slots__ = ("_settled", "_waiting", "abandoned", "build", "error", "undo", "value")
 
     def __init__(
         self, build: Callable[[int], Any], undo: Callable[[Any], None] | None = None
@@ -93,7 +94,7 @@ class Request:
         self.error: BaseException | None = None
         self._settled = False
         self.abandoned = False
-        self._notify: Callable[[], None] | None = None
+        self._waiting: dict[Any, None] = {}
 
     def settle(self, value: Any, error: BaseException | None) -> None:
         """Take the answer, or what it failed with."""
@@ -103,8 +104,7 @@ class Request:
         self._settled = True
         if self.abandoned and self.undo is not None and error is None:
             self.undo(value)
-        if self._notify is not None:
-            self._notify()
+        wake(self._waiting)
 
     def abandon(self) -> None:
         """Nobody waits for the answer any more."""
@@ -333,6 +333,13 @@ class Core:
         """Have an array freed; safe in a finalizer."""
         if self.lost is None:
             self.garbage.append(Free(device, address))
+
+
+def wake(waiting: Iterable[Any]) -> None:
+    """Have an event loop go on with whoever awaits one of these futures."""
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)
 
 
 def connection_lost(where: str, why: GpudError | str) -> ConnectionLost:

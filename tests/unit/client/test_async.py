@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc as garbage
+import sys
 from collections.abc import AsyncIterator
 from fractions import Fraction
 from typing import Any
@@ -111,6 +112,18 @@ async def test_cancelling_a_wait_leaves_the_job(daemon: Daemon, saxpy: gc.AsyncK
     with pytest.raises(asyncio.CancelledError):
         await waits[0]
     assert job.done()
+
+
+async def test_waits_that_are_over_are_forgotten(daemon: Daemon, saxpy: gc.AsyncKernel) -> None:
+    """More of them than Python nests calls."""
+    job = await saxpy.submit(1, 32, ARGS)
+    for _ in range(2 * sys.getrecursionlimit()):
+        wait = asyncio.ensure_future(job.result())
+        await asyncio.sleep(0)
+        wait.cancel()
+    await came(daemon, wm.Submit)
+    daemon.finish(1)
+    await asyncio.wait_for(job.result(), TIMEOUT_S)
 
 
 async def test_errors(daemon: Daemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSession) -> None:
