@@ -20,6 +20,7 @@ Dim = int | tuple[int, ...]
 """A grid or a block: an int, or up to three."""
 
 _MOST = (1 << 31) - 1
+_MOST_GRID_YZ = (1 << 16) - 1
 
 
 class Call:
@@ -76,7 +77,7 @@ def as_dim3(what: str, value: Dim) -> tuple[int, int, int]:
     """An int or a tuple of up to three as (x, y, z).
 
     Raises:
-        LaunchConfigError: another length, or an extent below 1 or over 2^31 - 1; a ValueError.
+        LaunchConfigError: another length, or an extent below 1 or over CUDA's limit; a ValueError.
         TypeError: it is neither.
     """
     if type(value) is int and 0 < value <= _MOST:
@@ -93,6 +94,10 @@ def as_dim3(what: str, value: Dim) -> tuple[int, int, int]:
     if min(extents) < 1 or max(extents) > _MOST:
         raise LaunchConfigError(what, extents, f"every extent is 1 to {_MOST}")
     x, y, z = (*extents, 1, 1)[:3]
+    if what == "grid" and max(y, z) > _MOST_GRID_YZ:  # a loop over task blocks could have more
+        raise LaunchConfigError(
+            what, (x, y, z), f"CUDA allows {_MOST_GRID_YZ} in y and z", limit=_MOST_GRID_YZ
+        )
     return x, y, z
 
 

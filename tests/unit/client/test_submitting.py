@@ -124,7 +124,9 @@ def test_refused_before_anything_is_sent(
         (np.array([2, 3]), 32, TypeError),
         (1, None, TypeError),
         (2**31, 32, ValueError),
-        ((2**20, 2**20), 32, ValueError),
+        ((2**20, 2**12), 32, ValueError),
+        ((1, 65536), 32, ValueError),
+        ((1, 1, 65536), 32, ValueError),
     ],
 )
 def test_grids_and_blocks(
@@ -136,6 +138,7 @@ def test_grids_and_blocks(
     grid, block = np.int64(3), [4, 4]  # more than is promised
     call = saxpy.call(grid, block, ARGS)
     assert (call.grid, call.block) == ((3, 1, 1), (4, 4, 1))
+    assert saxpy.call((2, 65535), 32, ARGS).grid == (2, 65535, 1)
 
 
 def test_a_block_that_does_not_fit(daemon: Daemon, saxpy: gc.Kernel) -> None:
