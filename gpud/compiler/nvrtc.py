@@ -232,10 +232,15 @@ _CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTI
 
 _ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
 _NO_HEADER = (
-    "; there are CUDA's own headers, cuda/std/ and cub/, and none of the C or C++ library or of "
-    "other folders: printf, assert and mathematical functions need none, cuda/std/cstdint has the "
-    "integer types; put what else is needed into the source"
+    "; there are CUDA's own headers, cuda/std/, cub/block/ and cub/warp/, and none of the C or C++ "
+    "library or of other folders: printf, assert and mathematical functions need none, "
+    "cuda/std/cstdint has the integer types; put what else is needed into the source"
 )
+_NO_HOST = (
+    "; nothing is compiled here for the host: leave it out, and of cub include what blocks and "
+    "warps call, such as cub/block/block_reduce.cuh, not cub/cub.cuh"
+)
+_HINTS = {"cannot open source file": _NO_HEADER, "not allowed in JIT mode": _NO_HOST}
 _NAME_EXPRESSION = re.compile(
     r"^__nv_name_map\(\d+\): error: (?P<what>.*)\n *#pragma nv_mangled_name (?P<name>.*)$",
     re.MULTILINE,
@@ -253,8 +258,8 @@ def _compile_error(log: str, status: str) -> CompileError:
     if not errors:
         return CompileError(f"NVRTC refused the source: {status}", log=log)
     more = f" (the first of {len(errors)} errors; the log has all)" if len(errors) > 1 else ""
-    hint = _NO_HEADER if "cannot open source file" in errors[0]["what"] else ""
-    return CompileError(errors[0].group().strip() + more + hint, log=log)
+    hints = [hint for text, hint in _HINTS.items() if text in errors[0]["what"]]
+    return CompileError("".join((errors[0].group().strip(), more, *hints)), log=log)
 
 
 # -- the checked door --------------------------------------------------------------------------

@@ -118,6 +118,11 @@ def test_a_missing_header_is_an_error() -> None:
         compile_cuda("#include <nosuch.h>")
 
 
+def test_code_for_the_host_is_an_error() -> None:
+    with pytest.raises(CompileError, match=r"JIT mode.*not cub/cub\.cuh"):
+        compile_cuda("__host__ int f() { return 1; }")
+
+
 @pytest.mark.parametrize("option", ["--bogus", "--std=c++99", "-maxrregcount=many"])
 def test_a_bad_option(option: str) -> None:
     with pytest.raises(CompileError) as caught:
