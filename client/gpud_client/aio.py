@@ -31,11 +31,11 @@ from gpud_client.arrays import ArrayRecord, Shape, Values
 from gpud_client.calls import Call, Dim
 from gpud_client.core import Core
 from gpud_client.devices import Device
-from gpud_client.jobs import say_cancelled
 from gpud_client.kernels import KernelRecord
 from gpud_client.modules import ModuleRecord, SymbolRecord
 from gpud_client.operations import SessionRecord
 from gpud_client.streams import Stream
+from gpud_client.unheard import say_cancelled
 
 __all__ = [
     "AsyncArray",

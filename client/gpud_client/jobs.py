@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, InvalidStateError
 from contextlib import suppress
 from fractions import Fraction
@@ -15,14 +15,14 @@ from gpud.units import SessionId, Share, job_id, job_name
 from gpud.wire.messages import Cancel, Describe, Finished, Resize
 from gpud_client.core import Operation, Request
 from gpud_client.shares import resolve
+from gpud_client.unheard import say_failed
 
 if TYPE_CHECKING:
     from gpud_client.channel import Channel
     from gpud_client.devices import Device
 
-__all__ = ["Job", "JobRecord", "say_cancelled"]
+__all__ = ["Job", "JobRecord"]
 
-_LOG = logging.getLogger("gpud_client")
 _NO_STATS: dict[str, Any] = {
     "queued_s": None,
     "first_block_s": None,
@@ -94,7 +94,7 @@ class JobRecord:
             return
         # A lost connection is heard of in other ways, and would be said for every job.
         if not isinstance(error, JobCancelled | ConnectionLost):
-            _LOG.error("job %s (%s) failed, and nobody asked: %s", self.id, self._what, error)
+            say_failed(self.id, self._what, error)
 
     # -- settling
 
@@ -197,18 +197,6 @@ class JobRecord:
             f"{name} has not ended after {timeout} s: it is {row['state']}, {done} of {total} task "
             f"blocks are done, its allocation is {row['allocation']} CapSM; it goes on"
         )
-
-
-def say_cancelled(jobs: Mapping[int, JobRecord]) -> None:
-    """Log which jobs a session is left with that nobody has waited for: they end cancelled."""
-    left = [job for job in list(jobs.values()) if not job._asked]
-    if left:
-        few = ", ".join(f"{job.id} ({job._what})" for job in left[:3])
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        _LOG.warning(
-            "the session is left before these jobs have ended, and they are cancelled: %s%s; wait "
-            "with result()", few, more,
-        )  # fmt: skip
 
 
 class Job(JobRecord, concurrent.futures.Future[None]):

@@ -18,11 +18,12 @@ from gpud_client.calls import Call
 from gpud_client.channel import Channel
 from gpud_client.core import Core
 from gpud_client.devices import Device
-from gpud_client.jobs import Job, say_cancelled
+from gpud_client.jobs import Job
 from gpud_client.kernels import Kernel
 from gpud_client.modules import Module
 from gpud_client.operations import SessionRecord
 from gpud_client.streams import Stream
+from gpud_client.unheard import say_cancelled
 
 __all__ = ["Session", "connect"]
 
@@ -104,6 +105,9 @@ class Session(SessionRecord):
         device: Device | int | None = None,
     ) -> Array:
         """A new array of zeroes.
+
+        Where there is room only without arrays that were dropped or freed, it waits for this
+        session's jobs that use them. So does `array`.
 
         Args:
             shape: Extents, an int or a tuple.

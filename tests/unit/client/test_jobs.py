@@ -9,6 +9,7 @@ import logging
 import threading
 from contextlib import suppress
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import gpud_client as gc
 from gpud.errors import IllegalAddress, JobCancelled
 from gpud.wire import messages as wm
+from gpud_client import unheard
 from tests.unit.client.scripted import TIMEOUT_S, Daemon
 
 ARGS = (2.0, None, None, 7)
@@ -226,6 +228,23 @@ def test_a_failure_that_nobody_asked_for_is_logged(
         garbage.collect()
         wait_until(lambda: "0xbb" in caplog.text)
     assert "0xaa" not in caplog.text
+
+
+def test_many_failures_that_nobody_asked_for_are_summarised(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 1e6
+    monkeypatch.setattr("gpud_client.unheard.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("gpud_client.unheard._Failures.began_s", 0.0)
+    monkeypatch.setattr("gpud_client.unheard._Failures.numbers", None)
+    for number in range(1, 20_001):
+        unheard.say_failed(f"1.{number}", "saxpy", IllegalAddress(0xAA))
+    first = [record.getMessage().split()[1] for record in caplog.records]
+    assert first == [f"1.{number}" for number in (*range(1, 11), 100, 1000, 10_000)]
+    assert "number 1,000; the next to be logged is 10,000" in caplog.text
+    now_s += 61.0
+    unheard.say_failed("1.20001", "saxpy", IllegalAddress(0xAA))
+    assert caplog.records[-1].getMessage().startswith("job 1.20001 (saxpy) failed")
 
 
 def test_the_refusal_of_a_submission_is_the_jobs(daemon: Daemon, saxpy: gc.Kernel) -> None:
