@@ -298,16 +298,27 @@ class Array(ArrayRecord):
 def allocate(
     session: Any, cls: type[Any], device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Operation[Any]:
-    """A new array of zeroes."""
+    """A new array of zeroes; waits for jobs where what they keep of dropped arrays is needed."""
     core: Core = session._core
     size = max(1, math.prod(shape) * dtype.itemsize)
     if size > _LARGEST_BYTES:
         raise OutOfMemory(size, device.memory, limit="device")
     index = device.index
-    answer = yield Request(
-        lambda number: Allocate(number, index, size),
-        undo=lambda answer: core.free(index, answer.address),
-    )
+    answer = None
+    oldest: list[Any] = []
+    while answer is None:
+        try:
+            answer = yield Request(
+                lambda number: Allocate(number, index, size),
+                undo=lambda answer: core.free(index, answer.address),
+            )
+        except OutOfMemory as error:
+            if error.limit != "jobs":
+                raise
+            # Memory comes back in the order of jobs. Wait for the one that was the oldest before
+            # this request: what is the oldest now may be a later one, which may never end.
+            yield oldest
+            oldest = list(core.jobs.values())[:1]
     allocation = _Allocation(core, index, answer.address, size, session._channel.kick)
     return cls(session, device, allocation, shape, dtype)
 

@@ -101,6 +101,28 @@ def test_out_of_memory(gpu: gc.Session, daemon: Daemon) -> None:
     assert caught.value.requested_bytes == 100
 
 
+def test_memory_that_jobs_keep_is_waited_for(
+    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel
+) -> None:
+    saxpy.submit(1, 32, (2.0, gpu.zeros(8), None, 7))
+    saxpy.submit(1, 32, (2.0, None, None, 7))
+
+    refused = 0
+
+    def full(message: wm.Allocate) -> None:
+        nonlocal refused
+        refused += 1
+        daemon.fail(message, gc.OutOfMemory(message.size, 10, limit="jobs"))
+        if refused == 2:
+            daemon.finish(1)  # the second job does not end
+            del daemon.answer[wm.Allocate]
+
+    daemon.answer[wm.Allocate] = full
+    assert gpu.zeros(8).shape == (8,)
+    assert refused == 2
+    daemon.finish(2)
+
+
 def test_get_into(gpu: gc.Session) -> None:
     x = gpu.array([1, 2, 3])
     out = np.zeros(3, np.int64)
