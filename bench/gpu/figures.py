@@ -64,8 +64,9 @@ def save(path: Path, found: list[Found], draw: Callable[[Any, list[Found]], None
 
 
 def source(found: Found) -> str:
-    """The GPU, the driver and the date of results."""
-    return f"{found['gpu']}, driver {found['driver']}, {found['date'][:10]}"
+    """The GPU, the driver, the release path and the date of results."""
+    path = f"release path {found['release_path']}"
+    return f"{found['gpu']}, driver {found['driver']}, {path}, {found['date'][:10]}"
 
 
 def rewrite_cost(axes: Any, found: list[Found]) -> None:

@@ -12,35 +12,42 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.driver import Gpu, missing
 from bench.machine import describe
+from gpud.config import load
+from gpud.device.cuda.device import CUDADevice
 
-__all__ = ["RESULTS", "Rows", "cuda_device", "keep", "need_gpu", "rounded"]
+__all__ = ["RESULTS", "Rows", "cuda_device", "keep", "need_gpu", "release_path", "rounded"]
 
 RESULTS = Path(os.environ.get("GPUD_RESULTS") or Path(__file__).resolve().parents[1] / "results")
 
 
 def need_gpu() -> None:
-    """Returns if there is a GPU; else says why there is none and ends the program with 1."""
+    """Says over which release path gpud runs; or that there is no GPU, and ends the program."""
     why = missing()
     if why:
         print(f"this needs an NVIDIA GPU: {why}", file=sys.stderr)
         raise SystemExit(1)
+    print(f"gpud's release path: {release_path()}", flush=True)
+
+
+def release_path() -> str:
+    """How blocks are told to leave: ``GPUD_RELEASE_PATH``, as for the daemons that are begun."""
+    return load(file=os.devnull).release_path
 
 
 def cuda_device(**options: Any) -> Any:
     """gpud's CUDA device, to be used in a ``with`` block."""
     sys.setswitchinterval(1e-4)  # as a device host does
-    return import_module("gpud.device.cuda.device").CUDADevice(0, **options)
+    return CUDADevice(0, **{"release": release_path(), **options})
 
 
 def keep(name: str, gpu: Gpu, found: dict[str, Any], folder: Path | None = None) -> Path:
-    """Writes ``gpu_NAME.json``: the machine, the GPU, the date, and what was found."""
-    where = {"machine": describe(), **gpu.describe()}
+    """Writes ``gpu_NAME.json``: the machine, GPU, release path and date, and what was found."""
+    where = {"machine": describe(), **gpu.describe(), "release_path": release_path()}
     when = datetime.now(UTC).isoformat(timespec="seconds")
     into = RESULTS if folder is None else folder
     into.mkdir(parents=True, exist_ok=True)
@@ -57,8 +64,8 @@ class Rows:
     Args:
         name: of the result.
         gpu: that they are measured on.
-        settings: what rows depend on; those of a file with others, of another GPU or driver, or of
-            one that is complete, are not taken up.
+        settings: what rows depend on; those of a file with others, of another GPU, driver or
+            release path, or of one that is complete, are not taken up.
         folder: where the file is.
 
     Attributes:
@@ -77,10 +84,8 @@ class Rows:
             found = json.loads((self._folder / f"gpu_{self._name}.json").read_text())
         except (OSError, ValueError):
             return []
-        where = self._gpu.describe()
-        same = {key: found.get(key) for key in ("gpu", "driver")} == {
-            key: where[key] for key in ("gpu", "driver")
-        }
+        here = {**self._gpu.describe(), "release_path": release_path()}
+        same = all(found.get(key) == here[key] for key in ("gpu", "driver", "release_path"))
         if found.get("complete", True) or not same or found["settings"] != self._settings:
             return []
         rows: list[dict[str, Any]] = found["rows"]

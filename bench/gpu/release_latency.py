@@ -13,7 +13,8 @@ larger half of the indices leave. ``small`` is the same with offline blocks of `
 which many fit on an SM beside two of the online kernel's, by SM and by index: an online block may
 then find room nowhere until others have moved together (`gpud.device.cuda.compaction`). The device
 chooses how blocks claim, so short ones hold some when they are released; ``1 at a time`` is the
-same over the first path with claims of one task block, for the lengths for which that differs.
+same with claims of one task block, for the lengths for which that differs. Where nothing is said of
+the release path it is the one that is configured (``GPUD_RELEASE_PATH``).
 
 Prints a table and writes bench/results/gpu_release_latency.json row by row; one that was cut off
 goes on. ``--scale``: of the work of an event, less than 1 for a trial. Has not run on a GPU yet; a
@@ -27,7 +28,6 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu.clock import Clock, GpuClock, between
 from bench.gpu.driver import Gpu
-from bench.gpu.record import Rows, cuda_device, need_gpu
+from bench.gpu.record import Rows, cuda_device, need_gpu, release_path
 from bench.gpu.stamps import NotedKernel, Notes, freed_sms, gone_ns, quantiles_us, tick_ns
 from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
 from gpud.device.claims import choose
+from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.interface import Form
 from gpud.device.job import Job
 
@@ -53,7 +54,7 @@ TIMEOUT_S = 60.0
 BY_INDEX = "by index"
 SMALL = "small"
 SINGLY = "1 at a time"
-"""These are over the first path."""
+"""These are over the configured path."""
 
 
 @dataclass
@@ -203,14 +204,14 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of the work of an event")
     options = parser.parse_args()
     need_gpu()
-    paths = import_module("gpud.device.cuda.release").RELEASE_PATHS
     gpu = Gpu()
     kept = Rows("release_latency", gpu, vars(options))
     clock = GpuClock(gpu)
     print(
         f"{'path':<14}{'block us':>9}{'gone p50':>10} {'p99':>8}{'first p50':>11} {'p99':>8}  aim"
     )
-    first, *others = paths
+    first = release_path()
+    others = [path for path in RELEASE_PATHS if path != first]
     small = (SMALL, f"{SMALL} {BY_INDEX}")
     for path in (first, "plain", BY_INDEX, *small, SINGLY, *others):  # the most telling first
         lengths = SHORT_US if path == SINGLY else SMALL_US if path in small else BLOCKS_US

@@ -10,8 +10,9 @@ blocks as the GPU holds, and its control words are where the device has them. Th
 before the batch, outside what is timed. The sides:
 
 ``native``       the kernel as it is
-``rewritten``    persistent, as gpud runs it: words in host memory, SMs divided as all are, claims
-                 as gpud chooses them from how long task blocks take (`gpud.device.claims`)
+``rewritten``    persistent, as gpud runs it over release path ``mapped``: words in host memory,
+                 SMs divided as all are, claims as gpud chooses them from how long task blocks take
+                 (`gpud.device.claims`)
 ``fenced``       the same with fences
 ``own words``    ``rewritten`` with launch records in device memory, as other release paths have
                  them

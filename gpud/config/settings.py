@@ -106,6 +106,12 @@ class Config:
         "its session's; off, a wrong index can change another session's arrays or end the device's "
         "host",
     )
+    release_path: str = _setting(
+        kinds.choice("mapped", "write_value", "copy", "memset"),
+        "mapped",
+        "how blocks that run on a GPU are told to leave: mapped, they look into host memory; or a "
+        "word in the GPU's memory is set by write_value, copy or memset, three ways of the driver",
+    )
     hold_ns: int = _setting(
         kinds.duration("ms", most_s=60),
         "0 ms",

@@ -89,6 +89,8 @@ def host_arguments(config: Config) -> tuple[str, ...]:
         str(config.compile_timeout_ns / 1e9),
         "--compile-memory-bytes",
         str(config.compile_memory_bytes),
+        "--release-path",
+        config.release_path,
     )
 
 

@@ -54,9 +54,9 @@ class Terrible:
         return self._inner.occupancy(kernel, *arguments)
 
 
-def opened(spec: DeviceSpec, limits: host.CompileLimits) -> Any:
+def opened(spec: DeviceSpec, settings: host.DeviceSettings) -> Any:
     """The device that ``spec`` names, with such a process for its machine code."""
-    return Terrible(real(spec, limits))
+    return Terrible(real(spec, settings))
 
 
 if __name__ == "__main__":

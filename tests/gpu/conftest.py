@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.driver import Gpu, missing
-from bench.gpu.record import keep
+from bench.gpu.record import cuda_device, keep
 from tests.gpu.world import OnDevice
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
@@ -29,8 +29,7 @@ def gpu() -> Gpu:
 @pytest.fixture(scope="session")
 def cuda(gpu: Gpu) -> Iterator[Any]:
     """gpud's CUDA device."""
-    module = pytest.importorskip("gpud.device.cuda.device", reason="there is no CUDA device yet")
-    with module.CUDADevice(0) as device:
+    with cuda_device() as device:
         yield device
 
 

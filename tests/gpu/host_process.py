@@ -22,11 +22,10 @@ MEMORY_BYTES = 64 << 20
 SMS = 2
 
 
-def opened(spec: DeviceSpec, limits: host.CompileLimits) -> Any:
-    """The device that ``spec`` names: the model has one, and needs no limits."""
-    del limits
+def opened(spec: DeviceSpec, settings: host.DeviceSettings) -> Any:
+    """The device that ``spec`` names: the model has one."""
     driver = Driver(CPUDriver(CPUDevice(SMS), MEMORY_BYTES))
-    return CUDADevice(spec.number, driver=driver)
+    return CUDADevice(spec.number, release=settings.release_path, driver=driver)
 
 
 if __name__ == "__main__":

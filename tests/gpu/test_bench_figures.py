@@ -18,7 +18,10 @@ from bench.gpu.shares import Held
 from bench.measure import Spread
 from tests.gpu.test_bench_stamps import made
 
-WHERE = {"gpu": "A GPU", "driver": "1.2", "date": "2026-01-02T03:04:05+00:00"}
+WHERE = {
+    "gpu": "A GPU", "driver": "1.2", "release_path": "mapped",
+    "date": "2026-01-02T03:04:05+00:00",
+}  # fmt: skip
 
 
 class NoGpu:
@@ -78,7 +81,8 @@ def kept(folder: Path) -> None:
 
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
     kept(tmp_path)
-    assert figures.source(figures.results(tmp_path, "resize")[0]) == "A GPU, driver 1.2, 2026-01-02"
+    said = figures.source(figures.results(tmp_path, "resize")[0])
+    assert said == "A GPU, driver 1.2, release path mapped, 2026-01-02"
     for name, draw in figures.FIGURES.items():
         path = tmp_path / f"{name}.png"
         figures.save(path, figures.results(tmp_path, name), draw)

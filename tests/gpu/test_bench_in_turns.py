@@ -97,7 +97,9 @@ except KeyboardInterrupt:
     process.stdout.close()
 
 
-def test_rows_are_taken_up_where_they_were_cut_off(tmp_path: Path) -> None:
+def test_rows_are_taken_up_where_they_were_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu: Any = NoGpu()
     first = Rows("x", gpu, {"events": 5}, tmp_path)
     first.add({"name": "a", "us": 1.23456789}, mean=1.0)
@@ -109,6 +111,9 @@ def test_rows_are_taken_up_where_they_were_cut_off(tmp_path: Path) -> None:
     second.add({"name": "b", "us": 2.0})
     assert [row["name"] for row in second.rows] == ["a", "b"]
     assert Rows("x", gpu, {"events": 6}, tmp_path).rows == []
+    with monkeypatch.context() as other:
+        other.setenv("GPUD_RELEASE_PATH", "copy")
+        assert Rows("x", gpu, {"events": 5}, tmp_path).rows == []
     assert second.end().exists()
     assert Rows("x", gpu, {"events": 5}, tmp_path).rows == []
 

@@ -41,11 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fd", required=True, type=int, help="the inherited socket")
     parser.add_argument("--compile-seconds", type=float, default=60.0, help="for one kernel")
     parser.add_argument("--compile-memory-bytes", type=int, default=0, help="0 for no limit")
+    parser.add_argument("--release-path", default="mapped", help="of a GPU")
     options = parser.parse_args(arguments)
     _prepare_process()
     try:
-        limits = CompileLimits(options.compile_seconds, options.compile_memory_bytes)
-        device = open_device(parse_device(options.device), limits)
+        settings = DeviceSettings(
+            options.compile_seconds, options.compile_memory_bytes, options.release_path
+        )
+        device = open_device(parse_device(options.device), settings)
         connection = socket.socket(fileno=options.fd)
     except (GpudError, OSError, ValueError) as error:
         print(f"device host: {error}", file=sys.stderr)  # noqa: T201
@@ -65,14 +68,21 @@ def main(arguments: list[str] | None = None) -> int:
     os._exit(status)
 
 
-class CompileLimits(NamedTuple):
-    """For making machine code of one kernel, where that is a process of its own."""
+class DeviceSettings(NamedTuple):
+    """What a device is opened with.
 
-    seconds: float = 60.0
-    memory_bytes: int = 0
+    Attributes:
+        compile_seconds, compile_memory_bytes: limits for making machine code of one kernel, where
+            that is a process of its own; 0 bytes: none.
+        release_path: see `gpud.device.cuda.release`.
+    """
+
+    compile_seconds: float = 60.0
+    compile_memory_bytes: int = 0
+    release_path: str = "mapped"
 
 
-def open_device(spec: DeviceSpec, limits: CompileLimits) -> Device:
+def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
     """The device that ``spec`` names, ready to run.
 
     Raises:
@@ -85,7 +95,7 @@ def open_device(spec: DeviceSpec, limits: CompileLimits) -> Device:
         from gpud.device.cuda.driver import DriverError
 
         try:
-            return CUDADevice(spec.number)
+            return CUDADevice(spec.number, release=settings.release_path)
         except (DriverError, DeviceLost) as error:
             raise InvalidArgument(
                 f"{spec} cannot be opened: {error}. Another process may have it to itself or have "
@@ -93,7 +103,7 @@ def open_device(spec: DeviceSpec, limits: CompileLimits) -> Device:
             ) from error
     from gpud.device.host.native_maker import NativeMaker
 
-    maker = NativeMaker(limits.seconds, limits.memory_bytes)
+    maker = NativeMaker(settings.compile_seconds, settings.compile_memory_bytes)
     maker.expect()  # it starts while this process loads what follows
     from gpud.device.cpu.device import CPUDevice
 

@@ -17,7 +17,7 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver import ENVIRONMENT, STICKY, Driver, DriverError, open_driver
 from gpud.device.cuda.release import RELEASE_PATHS
 from gpud.device.cuda.semaphore import Semaphore
-from gpud.device.host.__main__ import CompileLimits, open_device
+from gpud.device.host.__main__ import DeviceSettings, open_device
 from gpud.device.job import Job
 from gpud.device.spec import parse_device
 from gpud.errors import DeviceLost, InvalidArgument
@@ -90,7 +90,7 @@ def test_any_other_status_is_an_error_with_its_name() -> None:
 
 @pytest.mark.skipif(find_library("cuda") is not None, reason="here there is a driver")
 def test_without_a_driver_it_says_what_is_missing() -> None:
-    for opened in (open_driver, lambda: open_device(parse_device("cuda:0"), CompileLimits())):
+    for opened in (open_driver, lambda: open_device(parse_device("cuda:0"), DeviceSettings())):
         with pytest.raises(InvalidArgument, match=r"no NVIDIA driver .*libcuda.* not with pip"):
             opened()
 

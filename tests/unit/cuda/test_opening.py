@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpud.device.cuda.driver import Driver
-from gpud.device.host.__main__ import CompileLimits, open_device
+from gpud.device.host.__main__ import DeviceSettings, open_device
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument
 from tests.driver_model import SteppedDriver
@@ -26,5 +26,5 @@ def test_a_gpu_that_is_another_process_own(
     fake.fail(1, status, function)
     monkeypatch.setattr("gpud.device.cuda.device.open_driver", lambda: Driver(fake))
     with pytest.raises(InvalidArgument, match=f"cuda:0 cannot be opened: .*{status}.*nvidia-smi"):
-        open_device(parse_device("cuda:0"), CompileLimits())
+        open_device(parse_device("cuda:0"), DeviceSettings())
     assert not +fake.alive

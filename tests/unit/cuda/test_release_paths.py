@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import pytest
 
+from gpud.config import load
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver import Driver
 from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.device.host.__main__ import DeviceSettings, open_device
 from gpud.device.job import Job
+from gpud.device.spec import parse_device
+from gpud.server.settings import host_arguments
 from tests.driver_model import SteppedDriver
 from tests.unit.cuda.running import device_of, drive, launches, ran_once
 
@@ -27,6 +36,17 @@ def test_a_look_at_a_gang_asks_the_driver_for_no_memory(release: str) -> None:
         assert [name for name in fake.calls if name.startswith("cuMem")] == before
         drive(fake, device, job, rounds=20_000)
         ran_once(fake, [400] * 4)
+
+
+@pytest.mark.parametrize("release", RELEASE_PATHS)
+def test_it_is_one_line_of_the_configuration(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = host_arguments(load(environ={"GPUD_RELEASE_PATH": release, "GPUD_CONFIG": os.devnull}))
+    assert told[told.index("--release-path") + 1] == release
+    monkeypatch.setattr("gpud.device.cuda.device.open_driver", lambda: Driver(SteppedDriver()))
+    device = open_device(parse_device("cuda"), DeviceSettings(release_path=release))
+    with contextlib.closing(device):
+        assert isinstance(device, CUDADevice)
+        assert device.flights.release.name == release
 
 
 @pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
