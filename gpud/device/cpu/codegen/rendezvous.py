@@ -3,7 +3,8 @@
 Properties:
 * lanes that have ended, or that a partial warp lacks, are not waited for;
 * a barrier without a count waits for all threads of the block that have not ended; one with a
-  count counts whole warps: lanes that do not exist arrive with the last thread of the block.
+  count counts warps: lanes that do not exist, or have ended, arrive with a lane that waits. With
+  ``bar.arrive`` those arrive that do not exist, but not those that have ended.
 
 Source: PTX ISA 9.0, 9.7.13 (barriers, votes, shuffles).
 """
@@ -109,51 +110,58 @@ class RendezvousFunctions(BlockFunctions):
     # -- barriers
 
     def _define_open(self) -> None:
-        """Open every barrier whose threads have come.
-
-        A barrier without a count waits for all threads that have not ended. One with a count
-        counts whole warps: lanes that do not exist arrive with the last thread of the block.
-        """
+        """Open every barrier whose threads have come."""
         e = self.begin("define internal void @open(ptr %b)")
         come = e.alloca("[16 x i32]", "come")
+        absent = e.alloca("[16 x i32]", "absent")
         expected = e.alloca("[16 x i32]", "expected")
         held = e.alloca("[16 x i32]", "held")
         alive = e.alloca("i32", "alive")
+        missing = e.alloca("i32", "missing")
         any_ = e.alloca("i1", "any")
         e.do(f"store i32 0, ptr {alive}")
         e.do(f"store i1 false, ptr {any_}")
-        for array in (come, expected, held):
+        for array in (come, absent, expected, held):
             e.do(f"store [16 x i32] zeroinitializer, ptr {array}")
-        missing = e.value(f"sub i32 {self.padded}, {self.threads}")
-        lanes = e.value(f"add i32 {missing}, 1")
-        final_thread = e.value(f"sub i32 {self.threads}, 1")
-        with e.count("0", self.threads) as thread:
-            status = self.status(e, self.load(e, "state", thread))
-            lives = e.value(f"icmp ult i32 {status}, {Status.DONE}")
-            self._add(e, alive, e.value(f"zext i1 {lives} to i32"))
-            with e.when(e.value(f"icmp eq i32 {status}, {Status.BARRIER}")):
-                e.do(f"store i1 true, ptr {any_}")
-                number = e.value(f"and i32 {self.load(e, 'key', thread)}, 15")
-                count = self.load(e, "count", thread)
-                e.do(f"store i32 {count}, ptr {self._cell(e, expected, number)}")
-                final = e.value(f"icmp eq i32 {thread}, {final_thread}")
-                counted = e.value(f"icmp ne i32 {count}, 0")
-                padded = e.value(f"and i1 {final}, {counted}")
-                weight = e.value(f"select i1 {padded}, i32 {lanes}, i32 1")
-                self._add(e, self._cell(e, come, number), weight)
-                offered = e.value(f"and i32 {self.load(e, 'xa', thread)}, 1")
-                self._add(e, self._cell(e, held, number), offered)
+        with e.count("0", e.value(f"lshr i32 {self.padded}, 5")) as warp:
+            first = e.value(f"shl i32 {warp}, 5")
+            e.module.declare("declare i32 @llvm.smin.i32(i32, i32)")
+            end = e.value(f"add i32 {first}, 32")
+            end = e.value(f"call i32 @llvm.smin.i32(i32 {end}, i32 {self.threads})")
+            e.do(f"store i32 32, ptr {missing}")
+            with e.count(first, end) as thread:
+                status = self.status(e, self.load(e, "state", thread))
+                lives = e.value(f"icmp ult i32 {status}, {Status.DONE}")
+                self._add(e, alive, e.value(f"zext i1 {lives} to i32"))
+                self._add(e, missing, e.value(f"sext i1 {lives} to i32"))
+            with e.count(first, end) as thread:
+                status = self.status(e, self.load(e, "state", thread))
+                with e.when(e.value(f"icmp eq i32 {status}, {Status.BARRIER}")):
+                    e.do(f"store i1 true, ptr {any_}")
+                    number = e.value(f"and i32 {self.load(e, 'key', thread)}, 15")
+                    count = self.load(e, "count", thread)
+                    e.do(f"store i32 {count}, ptr {self._cell(e, expected, number)}")
+                    self._add(e, self._cell(e, come, number), "1")
+                    lacking = e.value(f"load i32, ptr {missing}")
+                    self._add(e, self._cell(e, absent, number), lacking)
+                    e.do(f"store i32 0, ptr {missing}")
+                    offered = e.value(f"and i32 {self.load(e, 'xa', thread)}, 1")
+                    self._add(e, self._cell(e, held, number), offered)
         with e.when(e.value(f"load i1, ptr {any_}")), e.count("0", "16") as number:
             here = e.value(f"load i32, ptr {self._cell(e, come, number)}")
             want = e.value(f"load i32, ptr {self._cell(e, expected, number)}")
             arrived = self._cell(e, self.header(e, "arrived"), number)
-            whole = e.value(f"icmp eq i32 {want}, 0")
             living = e.value(f"load i32, ptr {alive}")
-            total = e.value(f"add i32 {here}, {e.value(f'load i32, ptr {arrived}')}")
-            target = e.value(f"select i1 {whole}, i32 {living}, i32 {want}")
-            enough = e.value(f"icmp sge i32 {total}, {target}")
+            before = e.value(f"load i32, ptr {arrived}")
+            total = e.value(f"add i32 {here}, {before}")
+            lacking = e.value(f"load i32, ptr {self._cell(e, absent, number)}")
+            warps = e.value(f"add i32 {total}, {lacking}")
+            all_ = e.value(f"icmp sge i32 {total}, {living}")
+            enough = e.value(f"icmp sge i32 {warps}, {want}")
+            whole = e.value(f"icmp eq i32 {want}, 0")
+            opens = e.value(f"select i1 {whole}, i1 {all_}, i1 {enough}")
             some = e.value(f"icmp ne i32 {here}, 0")
-            with e.when(e.value(f"and i1 {enough}, {some}")):
+            with e.when(e.value(f"and i1 {opens}, {some}")):
                 e.do(f"store i32 0, ptr {arrived}")
                 ones = e.value(f"load i32, ptr {self._cell(e, held, number)}")
                 self._release(e, number, ones, here)
