@@ -67,7 +67,7 @@ def after_barriers(body: str, threads: int) -> list[int]:
         memory, out = words(device, threads)
         parameters = pack_parameters(kernel.parameters, [pointer(memory)])
         device.launch(kernel, (1, 1, 1), (threads, 1, 1), parameters).result(20)
-    return out.tolist()
+    return [int(word) for word in out]
 
 
 @pytest.mark.parametrize("threads", [64, 48])

@@ -8,6 +8,7 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.thread import Thread
 from gpud.device.cpu.lower import LOWERINGS, lower, refusal, rejection
+from gpud.device.cpu.lower.meetings import check_barrier, kind_of
 from gpud.errors import REJECTIONS, KernelRejected
 from tests.unit.cpu.lowering import ArrayAddresses
 
@@ -73,6 +74,19 @@ def test_ordinary_instructions_are_not_refused(text: str) -> None:
         "shf.l.b32",
         "div.f32",
         "fma.rn.oob.f16",
+        "fma.f32",  # the rounding is missing
+        "fma.bf16",
+        "min.abs.f32",  # .xorsign is missing
+        "add.sat.u32",
+        "add.cc.s16",
+        "mad.lo.sat.s32",
+        "max.relu.s64",
+        "ld.release.gpu.global.u32",
+        "st.acquire.gpu.global.u32",
+        "st.global.nc.u32",
+        "fence.acq_rel.frobnicate",
+        "fence.proxy.frobnicate",
+        "membar.acq_rel.gl",
     ],
 )
 def test_unknown_forms_name_the_instruction_and_the_line(text: str) -> None:
@@ -86,3 +100,47 @@ def test_unknown_forms_name_the_instruction_and_the_line(text: str) -> None:
 def test_no_lowering_is_also_refused() -> None:
     for base in LOWERINGS:
         assert refusal(instruction(base)) is None
+
+
+def given(text: str, *numbers: int) -> ptx.Instruction:
+    return ptx.Instruction(ptx.opcode(text), tuple(ptx.Immediate(str(n), n) for n in numbers))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "shfl.sync.sideways.b32",
+        "shfl.sync.up.b64",
+        "vote.sync.none.pred",
+        "vote.sync.all.b32",
+        "match.some.sync.b32",
+        "redux.sync.add.f32",
+        "redux.sync.min.abs.s32",
+        "redux.sync.and.u32",
+        "activemask.u32",
+        "elect.sync.b32",
+        "bar.warp.arrive",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8",
+        "setmaxnreg.inc.sync.aligned.u32",
+    ],
+)
+def test_collectives_that_do_not_exist_are_refused(text: str) -> None:
+    with pytest.raises(KernelRejected, match=text):
+        kind_of(instruction(text))
+
+
+@pytest.mark.parametrize(
+    "barrier",
+    [
+        given("bar.sync", 16),
+        given("barrier.sync", 0, 33),
+        given("bar.arrive", 1),
+        given("barrier.sync.unaligned", 0),
+        given("bar.red.add.u32", 0, 0, 1),
+        given("bar.red.popc.pred", 0, 0, 1),
+    ],
+    ids=lambda ins: ins.opcode.text,
+)
+def test_barriers_that_do_not_exist_are_refused(barrier: ptx.Instruction) -> None:
+    with pytest.raises(KernelRejected, match=barrier.opcode.text):
+        check_barrier(barrier)

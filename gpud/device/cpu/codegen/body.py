@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.effects import callee
-from gpud.compiler.analysis.sizes import type_bytes
 from gpud.compiler.names import PRINT
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
@@ -24,6 +23,7 @@ from gpud.device.cpu.codegen.places import KernelPlaces, header_field
 from gpud.device.cpu.codegen.storage import pointer_base
 from gpud.device.cpu.codegen.thread import LLVM_TYPE, Thread
 from gpud.device.cpu.lower import lower
+from gpud.device.cpu.lower.memory import Access
 from gpud.errors import KernelRejected
 
 __all__ = ["Program", "ThreadCode"]
@@ -171,14 +171,12 @@ class ThreadCode(Thread):
         assert isinstance(address, ptx.Address)
         assert isinstance(address.base, ptx.Symbol)
         offset = self.places.parameters[address.base.name] + address.offset
-        type_ = ins.opcode.modifiers[-1]
-        targets = ins.operands[0]
-        items = targets.items if isinstance(targets, ptx.Vector) else (targets,)
+        access = Access(ins)
         params = header_field(self.e, "params")
-        for index, target in enumerate(items):
-            at = offset + index * type_bytes(type_)
+        for index, target in enumerate(access.elements(ins, ins.operands[0])):
+            at = offset + index * access.bytes
             pointer = self.e.value(f"getelementptr i8, ptr {params}, i64 {at}")
-            llvm = LLVM_TYPE[type_]
+            llvm = access.llvm
             is_pointer = isinstance(target, ptx.Register) and self.storage[target.name] == "ptr"
             if is_pointer and llvm == "i64":
                 llvm = "ptr"
@@ -187,7 +185,7 @@ class ThreadCode(Thread):
                 assert isinstance(target, ptx.Register)
                 self.e.do(f"store ptr {value}, ptr {self.slot(target.name)}")
             else:
-                self.write(target, type_, value)
+                self.write(target, access.type, value)
 
     # -- pseudo-instructions
 

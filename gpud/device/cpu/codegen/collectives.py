@@ -26,11 +26,10 @@ from __future__ import annotations
 
 from gpud.compiler.analysis.effects import barrier
 from gpud.compiler.ptx import model as ptx
-from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.body import ThreadCode
 from gpud.device.cpu.codegen.emitter import Emitter
-from gpud.device.cpu.codegen.exchange import Exchanges, Kind
-from gpud.errors import KernelRejected
+from gpud.device.cpu.codegen.exchange import Exchanges
+from gpud.device.cpu.lower.meetings import kind_of
 
 __all__ = ["Collectives"]
 
@@ -49,7 +48,7 @@ class Collectives(Exchanges):
 
         ``together``: all threads of the block come to it in step.
         """
-        kind = self._kind(ins)
+        kind = kind_of(ins)
         operands = ins.operands
         met = together and self.meets_all(ins)
         match kind.name:
@@ -165,7 +164,7 @@ class Collectives(Exchanges):
 
     def exchange_all(self, e: Emitter, ins: ptx.Instruction) -> None:
         """Exchange in every warp of the block, all of whose lanes have offered."""
-        kind = self._kind(ins)
+        kind = kind_of(ins)
         if kind.name == "bar":
             return
         lanes = _known_lanes(ins)
@@ -196,28 +195,6 @@ class Collectives(Exchanges):
         with e.count("0", str(self.layout.threads)) as thread:
             self._put(e, "result", thread, total)
             self._put(e, "result_pred", thread, str(self.layout.threads))
-
-    def _kind(self, ins: ptx.Instruction) -> Kind:
-        base, modifiers = ins.opcode.base, ins.opcode.modifiers
-        words = [m for m in modifiers if m not in ("sync", "aligned")]
-        if base == "shfl":
-            return Kind("shfl", words[0], "b32")
-        if base == "vote":
-            return Kind("vote", words[0], words[-1])
-        if base == "match":
-            return Kind("match", words[0], words[-1])
-        if base == "redux":
-            return Kind("redux", ".".join(words[:-1]), words[-1])
-        if base in ("activemask", "elect", "bar", "barrier"):
-            return Kind("bar" if base == "barrier" else base, "", "")
-        raise KernelRejected(
-            "tensor-core"
-            if base in ("mma", "wmma", "wgmma", "tcgen05")
-            else "unsupported-instruction",
-            f"the CPU device does not run {base}",
-            print_instruction(ins),
-            ins.line,
-        )
 
 
 def _known_lanes(ins: ptx.Instruction) -> tuple[int, int] | None:

@@ -12,24 +12,15 @@ Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync), 9.7.13 (vote, match, activema
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.layout import WARP, BlockLayout
+from gpud.device.cpu.lower.meetings import Kind
 
-__all__ = ["Exchanges", "Kind", "array_slot"]
+__all__ = ["Exchanges", "array_slot"]
 
 _LANES = f"<{WARP} x i32>"
 _BITS = f"<{WARP} x i1>"
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A spelling of a collective: its name, mode (``bfly``, ``all``, ``min.abs``) and type."""
-
-    name: str
-    mode: str
-    type: str
 
 
 class Exchanges:

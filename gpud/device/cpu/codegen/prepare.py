@@ -54,6 +54,7 @@ from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.codegen.pseudo import ENDINGS, simplify
 from gpud.device.cpu.codegen.waiting import waiting_headers
 from gpud.device.cpu.codegen.webs import split_webs
+from gpud.device.cpu.lower.meetings import check_barrier, kind_of
 from gpud.errors import KernelRejected
 
 __all__ = ["Prepared", "addressed_functions", "prepare"]
@@ -294,6 +295,10 @@ def _isolate(body: list[ptx.Statement]) -> list[ptx.Statement]:
         ):
             result.append(statement)
             continue
+        if bits & BARRIER:
+            check_barrier(statement)
+        elif bits & COLLECTIVE:
+            kind_of(statement)
         bare = ptx.Instruction(statement.opcode, statement.operands, None, statement.line)
         unit: list[ptx.Statement] = [bare]
         if waits:

@@ -25,15 +25,15 @@ from gpud.device.cpu.lower.values import Value, read, write
 
 _OPERATIONS = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")
 _TYPES = {
-    "exch": "b32 b64 b128 u32 s32 u64 s64 f32 f64",
-    "cas": "b16 b32 b64 b128 u16 s16 u32 s32 u64 s64",
-    "add": "u32 s32 u64 s64 f32 f64 f16 bf16 f16x2 bf16x2",
-    "inc": "u32",
-    "dec": "u32",
-    "min": "u32 s32 u64 s64 f16 bf16 f16x2 bf16x2 f32",
-    "max": "u32 s32 u64 s64 f16 bf16 f16x2 bf16x2 f32",
-    **dict.fromkeys(("and", "or", "xor"), "b32 b64 u32 s32 u64 s64"),
+    "exch": "b32 b64 b128",
+    "cas": "b16 b32 b64 b128",
+    "add": "u32 s32 u64 f32 f64 f16 bf16 f16x2 bf16x2",
+    **dict.fromkeys(("inc", "dec"), "u32"),
+    **dict.fromkeys(("min", "max"), "u32 s32 u64 s64"),
+    **dict.fromkeys(("and", "or", "xor"), "b32 b64"),
 }
+_HALVES = "f16 bf16 f16x2 bf16x2"
+_OF_VECTORS = {"add": f"f32 {_HALVES}", "min": _HALVES, "max": _HALVES}
 _LLVM_ORDER = {
     "relaxed": "monotonic",
     "acquire": "acquire",
@@ -68,10 +68,11 @@ def _atom(t: Thread, ins: Instruction) -> None:
     count = int(m.choice("v2", "v4", "v8", default="v1")[1:])
     type_ = m.type()
     m.done()
-    if type_ not in _TYPES[operation].split():
+    types = _OF_VECTORS.get(operation, "") if count > 1 else _TYPES[operation]
+    if type_ not in types.split() or (count > 1 and space.startswith("shared")):
         raise reject(ins, f"there is no .{operation}.{type_}")
-    if "f16" in type_ and operation == "add" and not noftz:
-        raise reject(ins, "it needs .noftz")
+    if ("f16" in type_) != noftz:
+        raise reject(ins, "additions and comparisons of halves have .noftz, others have not")
     operands = list(ins.operands[: len(ins.operands) - hinted])
     target = operands.pop(0) if ins.opcode.base == "atom" else Symbol("_")
     if len(operands) != (3 if operation == "cas" else 2) or (ins.opcode.base, operation) in (
@@ -121,8 +122,6 @@ class _Access:
             if name is None:
                 name = self.operation if self.type[0] == "s" else "u" + self.operation
             return self._rmw(name, pointer, sources[0])
-        if self.operation == "exch" and self.bytes <= 8:
-            return self._rmw("xchg", pointer, sources[0].bits()).as_type(self.llvm)
         return self._loop(pointer, sources[0])
 
     def _rmw(self, name: str, pointer: str, source: Value) -> Value:
@@ -157,8 +156,6 @@ class _Access:
         if format_ in ("f16", "bf16"):
             return self._half(old, source, format_)
         if format_[0] == "f":
-            if operation in ("min", "max"):
-                return minimum_maximum(operation, old, source, nan=False)
             result = old + source
             if format_ == "f64" or self.space == "shared":
                 return result
@@ -238,13 +235,15 @@ class _Access:
 @lowering("fence", "membar")
 def _fence(t: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
-    m.skip("proxy", "async", "tensormap", "alias", "mbarrier_init", "sync_restrict")
-    order = _LLVM_ORDER[m.choice("sc", "acq_rel", "acquire", "release", default="sc")]
-    if order == "acq_rel" and ins.opcode.base == "membar":
-        raise reject(ins, "membar takes a scope only")
-    scope = m.choice(*SCOPES, "gl")
-    for space in SPACES:
-        m.flag(space)
+    if m.flag("proxy"):
+        m.require("alias", "async", "async::generic", "tensormap::generic")
+        m.choice("global", "shared::cta", "shared::cluster")
+    m.choice("mbarrier_init", "sync_restrict::shared::cta", "sync_restrict::shared::cluster")
+    fence = ins.opcode.base == "fence"
+    orders = ("sc", "acq_rel", "acquire", "release") if fence else ()
+    order = _LLVM_ORDER[m.choice(*orders, default="sc")]
+    scope = m.choice(*(SCOPES if fence else ("cta", "gl", "sys")))
+    m.done()
     # Within a block only the compiler can reorder.
     narrow_scope = 'syncscope("singlethread") ' if scope == "cta" else ""
     t.e.do(f"fence {narrow_scope}{order}")

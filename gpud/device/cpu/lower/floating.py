@@ -39,7 +39,7 @@ def _arithmetic(base: str, mode: str, operands: list[Value]) -> Value:
 def _add_mul(t: Thread, ins: Instruction) -> None:
     base = {"mad": "fma"}.get(ins.opcode.base, ins.opcode.base)
     m = Modifiers(ins)
-    mode = m.choice(*_ROUNDINGS, default="rn")
+    mode = m.require(*_ROUNDINGS) if base == "fma" else m.choice(*_ROUNDINGS, default="rn")
     ftz, sat, type_ = m.flag("ftz"), m.flag("sat"), m.type()
     m.done(4 if base == "fma" else 3)
     if type_ == "f64" and (ftz or sat):
@@ -158,8 +158,8 @@ def _min_max(t: Thread, ins: Instruction) -> None:
     m.done(4 if count == 4 else 3)
     if type_ == "f64" and (ftz or nan or xorsign or absolute or count == 4):
         raise reject(ins, "this modifier needs .f32")
-    if xorsign and not absolute:
-        raise reject(ins, ".xorsign needs .abs")
+    if xorsign != (absolute and count == 3):
+        raise reject(ins, ".xorsign and .abs belong together, but with three sources")
     values = [read_float(t, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
     magnitudes = [intrinsic("fabs", value) for value in values] if absolute else values
     result = magnitudes[0]

@@ -100,7 +100,8 @@ def _arithmetic(t: Thread, ins: Instruction) -> None:
         mixed_precision(t, ins)
         return
     m = Modifiers(ins)
-    m.flag("rn")
+    if not m.flag("rn") and base == "fma":
+        raise reject(ins, "it needs .rn")
     ftz, sat, relu = m.flag("ftz"), m.flag("sat"), m.flag("relu")
     type_ = m.type()
     m.done(4 if base == "fma" else 3)

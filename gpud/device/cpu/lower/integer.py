@@ -36,11 +36,13 @@ def _add_sub(t: Thread, ins: Instruction) -> None:
     saturate, carry, type_ = m.flag("sat"), m.flag("cc"), m.type()
     m.done(3)
     base = ins.opcode.base
+    if (saturate and (carry or type_ != "s32")) or (carry and "16" in type_):
+        raise reject(ins, f".{type_} has no such modifier")
     a, b = (read(t, operand, type_) for operand in ins.operands[1:])
 
     def one(a: Value, b: Value) -> Value:
         if saturate:
-            return intrinsic(f"{type_[0]}{base}.sat", a, b)
+            return intrinsic(f"s{base}.sat", a, b)
         return a + b if base == "add" else a - b
 
     if type_ in ("u16x2", "s16x2"):
@@ -133,6 +135,8 @@ def _mad(t: Thread, ins: Instruction) -> None:
     part = m.require("lo", "hi", "wide")
     carry, saturate, type_ = m.flag("cc"), m.flag("sat"), m.type()
     m.done(4)
+    if saturate and (part, type_) != ("hi", "s32"):
+        raise reject(ins, "only .hi.s32 saturates")
     a, b = (read(t, operand, type_) for operand in ins.operands[1:3])
     if base == "mad24":
         product = _product_24(a, b, type_, part)
@@ -144,7 +148,7 @@ def _mad(t: Thread, ins: Instruction) -> None:
         type_ = type_[0] + _WIDER[type_[1:]]
     c = read(t, ins.operands[3], type_)
     if saturate:
-        result = intrinsic(f"{type_[0]}add.sat", product, c)
+        result = intrinsic("sadd.sat", product, c)
     elif base == "madc":
         result = _add_with_carry(t, product, c, carry_out=carry)
     else:
@@ -171,6 +175,8 @@ def _min_max(t: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     relu, type_ = m.flag("relu"), m.type()
     m.done(3)
+    if relu and type_ not in ("s32", "s16x2"):
+        raise reject(ins, f".{type_} has no .relu")
     a, b = (read(t, operand, type_) for operand in ins.operands[1:])
 
     def one(a: Value, b: Value) -> Value:

@@ -26,9 +26,13 @@ from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, reject
 from gpud.device.cpu.lower.spaces import element, space_of
 from gpud.device.cpu.lower.values import Value, constant, read, write
 
-_CACHE_OPERATORS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified")
+__all__ = ["Access"]
+
 _HINTS = ("L1::", "L2::")
-_ORDERS = ("weak", "volatile", "relaxed", "acquire", "release", "mmio")
+_ORDERS = ("weak", "volatile", "relaxed", "mmio")
+# What only loads have, and only stores: orders and cache operators.
+_LOADS = (("acquire",), ("ca", "cg", "cs", "lu", "cv", "nc"))
+_STORES = (("release",), ("wb", "cg", "cs", "wt"))
 _LLVM_ORDER = {
     "volatile": "monotonic",
     "relaxed": "monotonic",
@@ -38,16 +42,16 @@ _LLVM_ORDER = {
 }
 
 
-class _Access:
-    """The modifiers that ``ld`` and ``st`` share."""
+class Access:
+    """What the modifiers of ``ld`` or ``st`` ask for."""
 
     def __init__(self, ins: Instruction) -> None:
         m = Modifiers(ins)
-        self.orders = [order for order in _ORDERS if m.flag(order)]
+        orders, operators = _STORES if ins.opcode.base == "st" else _LOADS
+        self.orders = [order for order in (*_ORDERS, *orders) if m.flag(order)]
         scope = m.choice(*SCOPES)
         self.space = space_of(m)
-        operators = [operator for operator in _CACHE_OPERATORS if m.flag(operator)]
-        if "cv" in operators:
+        if "cv" in [operator for operator in operators if m.flag(operator)]:
             self.orders.append("volatile")  # "don't cache and fetch again": it must not be hoisted
         hinted = m.flag("L2::cache_hint")
         m.skip(*_HINTS)
@@ -90,7 +94,7 @@ class _Access:
 
 @lowering("ld", "ldu")
 def _ld(t: Thread, ins: Instruction) -> None:
-    access = _Access(ins)
+    access = Access(ins)
     pointer = t.pointer(ins.operands[1], access.space)
     before, after = access.words()
     tags = t.ordered_tags if before else t.tags
@@ -107,7 +111,7 @@ def _ld(t: Thread, ins: Instruction) -> None:
 
 @lowering("st")
 def _st(t: Thread, ins: Instruction) -> None:
-    access = _Access(ins)
+    access = Access(ins)
     pointer = t.pointer(ins.operands[0], access.space)
     before, after = access.words()
     tags = t.ordered_tags if before else t.tags
@@ -132,6 +136,6 @@ def _cache_control(t: Thread, ins: Instruction) -> None:
         raise reject(ins, "it needs an address")
 
 
-@lowering("griddepcontrol", "setmaxnreg", "pmevent")
+@lowering("griddepcontrol", "pmevent")
 def _nothing(t: Thread, ins: Instruction) -> None:
-    """No-ops here: grids of one stream run one after the other, registers are not rationed."""
+    """No-ops here: grids of one stream run one after the other."""

@@ -20,6 +20,7 @@ _BY_BASE = {
     **dict.fromkeys(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"), _TEXTURE),
     **dict.fromkeys(("mapa", "getctarank", "clusterlaunchcontrol"), _CLUSTER),
     **dict.fromkeys(("multimem", "tensormap"), _BULK),
+    "setmaxnreg": ("unsupported-instruction", "registers cannot be moved between warps"),
     "alloca": ("unsupported-instruction", "stack allocation at run time is not available"),
     "stacksave": ("unsupported-instruction", "stack allocation at run time is not available"),
     "stackrestore": ("unsupported-instruction", "stack allocation at run time is not available"),
