@@ -28,6 +28,7 @@ class Machine:
 
     def __init__(self, kernel: Kernel, number: int, n: int, data: Words, own: Words) -> None:
         threads = self.threads = kernel.threads
+        self.functions = kernel.functions
         self.data, self.own = data, own
         self.number = number
         self.tid = np.arange(threads, dtype=np.uint32)
@@ -72,6 +73,13 @@ class Machine:
             return np.full(self.threads, number, np.uint32)
         a = self.value(expr[1])
         b = np.uint32(expr[2]) if isinstance(expr[2], int) else self.value(expr[2])
+        if kind == "sel":
+            return np.where(a, b, self.value(expr[3]))
+        if kind in ("maxs", "shrs"):
+            signed = np.maximum if kind == "maxs" else np.right_shift
+            return np.asarray(signed(a.view(np.int32), b.view(np.int32))).view(np.uint32)
+        if kind == "mulhi":
+            return (a.astype(np.uint64) * b >> np.uint64(32)).astype(np.uint32)
         functions: dict[str, Any] = {
             "add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and,
             "or": np.bitwise_or, "xor": np.bitwise_xor, "min": np.minimum, "max": np.maximum,
@@ -96,6 +104,28 @@ class Machine:
         held = self.value(s.operands[0]).astype(np.bool_)
         self.run(s.body, live & held)
         self.run(s.other, live & ~held)
+
+    def _switch(self, s: Statement, live: Mask) -> None:
+        chosen = self.value(s.operands[0]).copy()
+        for number, arm in enumerate(s.arms):
+            self.run(arm, live & (chosen == number))
+
+    def _group(self, s: Statement, live: Mask) -> None:
+        self.run(s.body, live & self.value(s.operands[0]).astype(np.bool_))
+
+    def _call(self, s: Statement, live: Mask) -> None:
+        target, first, second, equal, number = s.operands
+        zero = np.zeros(self.threads, np.uint32)
+        own = {
+            "v": [self.value(first).copy(), self.value(second).copy(), self.tid.copy(), zero],
+            "u": [self.value(equal).copy(), np.full(self.threads, self.number, np.uint32)],
+            "i": [zero] * DEPTH,
+        }
+        callers = self.registers, self.alive, self.broken
+        self.registers, self.alive, self.broken = own, live.copy(), np.zeros_like(live)
+        self.run(self.functions[number].body, live)
+        self.registers, self.alive, self.broken = callers
+        self.assign(target, own["v"][0], live)
 
     def _loop(self, s: Statement, live: Mask) -> None:
         count, depth, _ = s.operands
@@ -137,8 +167,9 @@ class Machine:
         self.assign(target, self.local[np.arange(self.threads), self.value(target) & 3], live)
 
     def _own(self, s: Statement, live: Mask) -> None:
-        target, expr = s.operands
+        target, expr, how = s.operands
         old, new = self.own.copy(), self.value(expr).copy()
+        new = {"add": old + new, "max": np.maximum(old, new)}.get(how, new)
         self.own[live] = new[live]
         self.assign(target, self.value(target) + old, live)
 
@@ -167,7 +198,7 @@ class Machine:
         self.assign(s.operands[0], np.full(self.threads, held, np.uint32), live)
 
     def _shuffle(self, s: Statement, live: Mask) -> None:
-        target, mode, by = s.operands
+        target, mode, by, _ = s.operands
         lane = self.tid.astype(np.int64) & 31
         source = {"bfly": lane ^ by, "up": lane - by, "down": lane + by, "idx": lane * 0 + by}[mode]
         thread = (self.tid.astype(np.int64) & ~31) + source

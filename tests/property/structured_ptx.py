@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tests.property.structured import (
     DEPTH,
+    GROUPS,
     KEPT,
     LOCALS,
     UNIFORMS,
     VALUES,
     Expr,
+    Function,
     Kernel,
     Statement,
 )
@@ -18,32 +20,78 @@ __all__ = ["to_ptx"]
 _HEAD = """.version 8.0
 .target sm_75
 .address_size 64
+"""
+_ENTRY = """
 .visible .entry k(.param .u64 k_out, .param .u64 k_data, .param .u64 k_own, .param .u32 k_n)
-{{
-.reg .b32 %v<4>, %u<2>, %i<4>, %c<4>, %t<{temps}>;
-.reg .b64 %rd<{temps}>;
-.reg .pred %p<{temps}>;
+{{{registers}
 .shared .align 4 .b8 s[4096];
 .shared .align 4 .b8 cell[4];
 .shared .align 4 .b8 counter[4];
 .local .align 4 .b8 loc[16];
+{body}
+}}
+"""
+_FUNCTION = """
+.func (.param .b32 result) {name}
+    (.param .u64 k_data, .param .b32 first, .param .b32 second, .param .b32 equal)
+{{{registers}
+{body}
+}}
 """
 
 
 def to_ptx(kernel: Kernel) -> str:
     """PTX text of an entry ``k(out, data, own, n)``."""
-    writer = _Writer(kernel)
-    writer.prologue()
-    writer.block(kernel.body, "")
-    writer.epilogue()
-    return _HEAD.format(temps=writer.temps + 1) + "\n".join(writer.lines) + "\n}\n"
+    functions = [
+        _FUNCTION.format(name=f"f{number}", **_Writer(kernel).function(function))
+        for number, function in enumerate(kernel.functions)
+    ]
+    return "".join((_HEAD, *functions, _ENTRY.format(**_Writer(kernel).entry())))
+
+
+_GUARDED = ("set", "gather", "add")
 
 
 class _Writer:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self.axes = "xyz"[
+            : max(n for n, extent in enumerate(kernel.shape, 1) if n == 1 or extent > 1)
+        ]
         self.lines: list[str] = []
         self.temps = 0
+        self.guard = ""
+        """In front of the one instruction that a guarded statement is."""
+        self.leave = ""
+        """Where a function ends; a kernel ends anywhere."""
+
+    def entry(self) -> dict[str, str]:
+        """Registers and body of the kernel."""
+        self.prologue()
+        self.block(self.kernel.body, "")
+        self.epilogue()
+        return self._parts()
+
+    def function(self, function: Function) -> dict[str, str]:
+        """Registers and body of one of its functions."""
+        self.leave = "$Lleave"
+        self.do("ld.param.b32 %v0, [first]", "ld.param.b32 %v1, [second]")
+        self.do(f"mov.u32 %v2, {self.value(('tid',))}", "mov.u32 %v3, 0")
+        self.do("ld.param.b32 %u0, [equal]", "mov.u32 %u1, %ctaid.x")
+        self.do(*(f"mov.u32 %i{n}, 0" for n in range(DEPTH)))
+        self.block(function.body, "")
+        self.lines.append(f"{self.leave}:")
+        self.do("st.param.b32 [result], %v0", "ret")
+        return self._parts()
+
+    def _parts(self) -> dict[str, str]:
+        kinds = {"v": VALUES, "u": UNIFORMS, "i": DEPTH, "c": DEPTH, "m": GROUPS}
+        words = ", ".join(f"%{name}<{count}>" for name, count in kinds.items())
+        registers = (
+            f"\n.reg .b32 {words}, %t<{self.temps + 1}>;"
+            f"\n.reg .b64 %rd<{self.temps + 1}>;\n.reg .pred %p<{self.temps + 1}>;"
+        )
+        return {"registers": registers, "body": "\n".join(self.lines)}
 
     def do(self, *lines: str) -> None:
         self.lines += [f"{line};" for line in lines]
@@ -63,19 +111,20 @@ class _Writer:
         if kind == "ctaid":
             self.do(f"mov.u32 {target}, %ctaid.x")
         elif kind == "tid":
-            parts = [self.temp() for _ in range(3)]
-            self.do(
-                f"mov.u32 {parts[0]}, %tid.x",
-                f"mov.u32 {parts[1]}, %tid.y",
-                f"mov.u32 {parts[2]}, %ntid.x",
-                f"mad.lo.u32 {target}, {parts[1]}, {parts[2]}, {parts[0]}",
-            )
+            self.do(f"mov.u32 {target}, %tid.{'xyz'[len(self.axes) - 1]}")
+            for axis in self.axes[-2::-1]:
+                extent, number = self.temp(), self.temp()
+                self.do(f"mov.u32 {extent}, %ntid.{axis}", f"mov.u32 {number}, %tid.{axis}")
+                self.do(f"mad.lo.u32 {target}, {target}, {extent}, {number}")
+        elif kind == "sel":
+            chosen = self.predicate(expr[1])
+            self.do(f"selp.b32 {target}, {self.value(expr[2])}, {self.value(expr[3])}, {chosen}")
         else:
             left = self.value(expr[1])
             right = expr[2] if isinstance(expr[2], int) else self.value(expr[2])
             name = {
                 "mul": "mul.lo.u32", "and": "and.b32", "or": "or.b32", "xor": "xor.b32",
-                "shl": "shl.b32",
+                "shl": "shl.b32", "mulhi": "mul.hi.u32", "maxs": "max.s32", "shrs": "shr.s32",
             }.get(kind, f"{kind}.u32")  # fmt: skip
             if left.isdigit():
                 self.do(f"mov.u32 {target}, {left}")
@@ -154,16 +203,17 @@ class _Writer:
             getattr(self, f"_{statement.kind}")(statement, end)
 
     def _set(self, s: Statement, _: str) -> None:
-        self.do(f"mov.u32 {self.value(s.operands[0])}, {self.value(s.operands[1])}")
+        target, value = map(self.value, s.operands)
+        self.do(f"{self.guard}mov.u32 {target}, {value}")
 
     _setu = _set
 
     def _if(self, s: Statement, end: str) -> None:
         predicate = self.predicate(s.operands[0])
-        alone = len(s.body) == 1 and s.body[0].kind == "set" and not s.other
-        if alone:  # as compilers do: a guard instead of a branch
-            target, expr = s.body[0].operands
-            self.do(f"@{predicate} mov.u32 {self.value(target)}, {self.value(expr)}")
+        if len(s.body) == 1 and s.body[0].kind in _GUARDED and not s.other:
+            self.guard = f"@{predicate} "  # as compilers do, instead of a branch
+            self.block(s.body, end)
+            self.guard = ""
             return
         other, join = self.label("else"), self.label("join")
         self.do(f"@!{predicate} bra {other}")
@@ -172,6 +222,43 @@ class _Writer:
         self.lines.append(f"{other}:")
         self.block(s.other, end)
         self.lines.append(f"{join}:")
+
+    def _switch(self, s: Statement, end: str) -> None:
+        chosen, join, table = self.value(s.operands[0]), self.label("join"), self.label("table")
+        labels = [self.label("arm") for _ in s.arms]
+        self.lines.append(f"{table}: .branchtargets {', '.join((*labels, join))};")
+        self.do(f"brx.idx {chosen}, {table}")
+        for label, arm in zip(labels, s.arms, strict=True):
+            self.lines.append(f"{label}:")
+            self.block(arm, end)
+            self.do(f"bra {join}")
+        self.lines.append(f"{join}:")
+
+    def _group(self, s: Statement, end: str) -> None:
+        condition, number = s.operands
+        predicate, join = self.predicate(condition), self.label("join")
+        self.do(f"vote.sync.ballot.b32 %m{number}, {predicate}, {self.mask(number)}")
+        self.do(f"@!{predicate} bra {join}")
+        self.block(s.body, end)
+        self.lines.append(f"{join}:")
+
+    @staticmethod
+    def mask(groups: int) -> str:
+        """Operand with the lanes that run a statement in ``groups`` groups together."""
+        return f"%m{groups - 1}" if groups else "-1"
+
+    def _call(self, s: Statement, _: str) -> None:
+        target, *arguments, number = s.operands
+        data = self.temp("rd")
+        self.do(f"ld.param.u64 {data}, [k_data]")
+        values = [self.value(argument) for argument in arguments]
+        self.lines.append("{")
+        self.do(".param .b64 p0", *(f".param .b32 p{n}" for n in (1, 2, 3)), ".param .b32 got")
+        self.do(f"st.param.b64 [p0], {data}")
+        self.do(*(f"st.param.b32 [p{n}], {value}" for n, value in enumerate(values, 1)))
+        self.do(f"call (got), f{number}, (p0, p1, p2, p3)")
+        self.do(f"ld.param.b32 {self.value(target)}, [got]")
+        self.lines.append("}")
 
     def _loop(self, s: Statement, _: str) -> None:
         count, depth, rotated = s.operands
@@ -197,11 +284,13 @@ class _Writer:
 
     def _return(self, s: Statement, _: str) -> None:
         predicate = self.predicate(s.operands[0])
-        self.do(f"@{predicate} {'exit' if s.operands[1] else 'ret'}")
+        leave = f"bra {self.leave}" if self.leave else "exit" if s.operands[1] else "ret"
+        self.do(f"@{predicate} {leave}")
 
     def _gather(self, s: Statement, _: str) -> None:
         index = self.value(("and", s.operands[1], ("c", 63)))
-        self.do(f"ld.global.u32 {self.value(s.operands[0])}, [{self.address('k_data', index)}]")
+        at = self.address("k_data", index)
+        self.do(f"{self.guard}ld.global.u32 {self.value(s.operands[0])}, [{at}]")
 
     _loadu = _gather
 
@@ -232,14 +321,19 @@ class _Writer:
         self.do(f"ld.local.u32 {self.value(target)}, [{other}]")
 
     def _own(self, s: Statement, _: str) -> None:
-        target, expr = s.operands
+        target, expr, how = s.operands
         value, old = self.value(expr), self.temp()
         at = self.address("k_own", self._global_number())
-        self.do(f"ld.global.u32 {old}, [{at}]", f"st.global.u32 [{at}], {value}")
+        if how:
+            kind = "b32" if how == "exch" else "u32"
+            self.do(f"atom.global.{how}.{kind} {old}, [{at}], {value}")
+        else:
+            self.do(f"ld.global.u32 {old}, [{at}]", f"st.global.u32 [{at}], {value}")
         self.do(f"add.u32 {self.value(target)}, {self.value(target)}, {old}")
 
     def _add(self, s: Statement, _: str) -> None:
-        self.do(f"red.shared.add.u32 [counter], {self.value(s.operands[0])}")
+        value = self.value(s.operands[0])
+        self.do(f"{self.guard}red.shared.add.u32 [counter], {value}")
 
     def _barrier(self, _: Statement, __: str) -> None:
         self.do("bar.sync 0")
@@ -266,11 +360,11 @@ class _Writer:
         self.do(f"bar.red.popc.u32 {self.value(s.operands[0])}, 0, {predicate}")
 
     def _shuffle(self, s: Statement, _: str) -> None:
-        target, mode, by = s.operands
-        name = self.value(target)
-        clamp = 0 if mode == "up" else 31
-        self.do(f"shfl.sync.{mode}.b32 {name}, {name}, {by}, {clamp}, -1")
+        target, mode, by, groups = s.operands
+        name, clamp = self.value(target), 0 if mode == "up" else 31
+        self.do(f"shfl.sync.{mode}.b32 {name}, {name}, {by}, {clamp}, {self.mask(groups)}")
 
     def _ballot(self, s: Statement, _: str) -> None:
-        predicate = self.predicate(s.operands[1])
-        self.do(f"vote.sync.ballot.b32 {self.value(s.operands[0])}, {predicate}, -1")
+        target, condition, groups = s.operands
+        predicate, mask = self.predicate(condition), self.mask(groups)
+        self.do(f"vote.sync.ballot.b32 {self.value(target)}, {predicate}, {mask}")

@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpud.compiler.pipeline import compile_program
@@ -22,7 +22,7 @@ from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Memory
 from gpud.device.job import Form, Job, LaunchSpec
-from tests.property.structured import KEPT, Generator, Kernel
+from tests.property.structured import KEPT, Generator, Kernel, Statement
 from tests.property.structured_machine import Machine
 from tests.property.structured_ptx import to_ptx
 
@@ -76,7 +76,6 @@ def check(device: CPUDevice, kernel: Kernel, *, rewrite: bool) -> None:
 
 
 @few
-@example(2446, 8)  # few threads, whose loop LLVM unrolled, in a loop that stores and loads
 @given(st.integers(0, 2**32 - 1), st.sampled_from((8, 20, 30)))
 def test_unmodified_kernels(device: CPUDevice, seed: int, size: int) -> None:
     check(device, Generator(Random(seed), size).kernel(), rewrite=False)
@@ -94,7 +93,7 @@ def test_keeping_every_register_changes_nothing(
     device: CPUDevice, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Without recomputation, split inductions or webs, the results are the same."""
-    kernel = Generator(Random(seed), 16).kernel()
+    kernel = Generator(Random(seed), 12).kernel()
     check(device, kernel, rewrite=False)
     with monkeypatch.context() as without:
         without.setattr(Recomputable, "_candidates", lambda *_: {})
@@ -107,17 +106,22 @@ def test_keeping_every_register_changes_nothing(
         check(device, kernel, rewrite=False)
 
 
-def test_the_comparison_sees_a_wrong_word(device: CPUDevice) -> None:
+def _rounds() -> Kernel:
+    """A loop of few threads that loads what its last round stored."""
+    stored = Statement("local", (("v", 1), ("i", 0), ("add", ("i", 0), ("v", 1))))
+    rounds = ("add", ("c", 3), ("shr", ("tid",), 5))
+    return Kernel((7, 1, 1), 1, [Statement("loop", (rounds, 0, False), [stored])])
+
+
+def test_no_loop_is_taken_for_one_over_threads(device: CPUDevice) -> None:
+    """LLVM unrolled the loop over threads, and vectorised the kernel's own instead."""
+    check(device, _rounds(), rewrite=False)
+
+
+def test_the_comparison_sees_a_wrong_word(
+    device: CPUDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checker that misses a planted fault would prove nothing."""
-    seen = 0
-    for seed in range(6):
-        kernel = Generator(Random(seed), 10).kernel()
-        original = Machine._loop
-        try:
-            Machine._loop = lambda *_: None  # type: ignore[method-assign]
-            check(device, kernel, rewrite=False)
-        except AssertionError:
-            seen += 1
-        finally:
-            Machine._loop = original  # type: ignore[method-assign]
-    assert seen > 0
+    monkeypatch.setattr(Machine, "_loop", lambda *_: None)
+    with pytest.raises(AssertionError, match="block 0 of"):
+        check(device, _rounds(), rewrite=False)
