@@ -29,7 +29,7 @@ from tests.conformance.suite import CASES, Case, Results, differences_between, m
 from tests.conformance.suite.case import Form
 
 RESULT = Path(__file__).parent / "results" / "conformance.json"
-FORMS: tuple[Form, ...] = ("unmodified", "persistent", "sliced")
+FORMS: tuple[Form, ...] = ("unmodified", "persistent", "sliced", "whole")
 CLAIMS = [Claims(chunk, ahead) for chunk in (1, 2, 7) for ahead in (0, 1, 5)]
 """One at a time, a few and many, each with none, one and more in advance; the first is the usual.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from gpud.errors import from_wire
+from gpud.errors import LaunchConfigError, from_wire
 from gpud.units import Share
 from gpud.wire.messages import Measure
 from gpud_client.calls import Call, Dim, as_dim3, as_shared
@@ -117,6 +117,8 @@ class KernelRecord:
         measured = loaded.measured.get((index, call.block, call.shared))
         if measured is None:
             measured = yield from self._measure(loaded, index, call.block, call.shared)
+        if self._what.get("cooperative"):
+            LaunchConfigError.check_together(call.grid, measured[0], device.sms)
         fields = (loaded.number, index, call.grid, call.block, call.shared, call._parameters)
         made = call._prepared = Prepared(device, loaded, msgpack.packb(fields), *measured)
         return made

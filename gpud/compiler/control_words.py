@@ -66,7 +66,8 @@ offset type  name         meaning
                           `MOST_CLAIMED`
 52     u32   ahead        task blocks that a block claims as it begins with the last one that it
                           holds, to have them when it is done; 0: it claims nothing then
-56     8 B                reserved, 0
+56     2 u32 grid_sync    0 at first; the workspace of cooperative groups' ``grid.sync()``, which
+                          the program writes as it likes: `gpud.compiler.passes.grid_sync`
 64     56 B  fault        what went wrong first: `gpud.compiler.fault_record`
 120    u64   output       distance from this record to the run's output record
                           (`gpud.compiler.print_words`); 0: nobody listens
@@ -107,6 +108,8 @@ __all__ = [
     "FAULT",
     "FLAGS",
     "GRID",
+    "GRID_SYNC",
+    "GRID_SYNC_BYTES",
     "HALT",
     "JOB",
     "JOB_BYTES",
@@ -178,6 +181,8 @@ X_DIVIDER: Final = 32
 Y_DIVIDER: Final = 40
 CHUNK: Final = 48
 AHEAD: Final = 52
+GRID_SYNC: Final = 56
+GRID_SYNC_BYTES: Final = 8
 FAULT: Final = 64
 OUTPUT: Final = 120
 JOB_BYTES: Final = 128
@@ -207,7 +212,7 @@ JOB_RECORD: Final = [
     ("next", "<u4"), ("total", "<u4"), ("grid_x", "<u4"), ("grid_y", "<u4"), ("grid_z", "<u4"),
     ("flags", "<u4"), ("done", "<u4"), ("kill", "<u4"), ("x_multiplier", "<u4"),
     ("x_shift", "<u4"), ("y_multiplier", "<u4"), ("y_shift", "<u4"), ("chunk", "<u4"),
-    ("ahead", "<u4"), ("reserved0", "V8"),
+    ("ahead", "<u4"), ("grid_sync", "<u4", 2),
     ("fault_state", "<u4"), ("fault_kind", "<u4"), ("fault_site", "<u4"), ("fault_claim", "<u4"),
     ("fault_thread", "<u4", 3), ("fault_line", "<u4"), ("fault_address", "<u8"),
     ("fault_file", "<u8"), ("fault_function", "<u8"), ("output", "<u8"),

@@ -40,6 +40,7 @@ from gpud.compiler.ptx.model import Instruction, Variable
 from gpud.compiler.ptx.printer import print_instruction
 
 __all__ = [
+    "GRID_REGISTERS",
     "KNOWN_EXTERNALS",
     "PARAMETER_BYTES",
     "RULES",
@@ -50,6 +51,10 @@ __all__ = [
     "reason",
     "tensor_core_uses",
 ]
+
+GRID_REGISTERS = ("%envreg1", "%envreg2")
+"""Where cooperative groups find the workspace of ``grid.sync()``: the high and the low half of its
+address. ``cooperative_groups/details/driver_abi.h``, CUDA 11.1 to 13.0."""
 
 KNOWN_EXTERNALS = frozenset(("vprintf", "__assertfail", "malloc", "free"))
 """Functions without a body that every device provides."""
@@ -201,6 +206,14 @@ def _texture(case: Case) -> Reason | None:
     return None
 
 
+def _environment(case: Case) -> Reason | None:
+    for uses in case.closure:
+        for name, ins in uses.specials.items():
+            if name.startswith("%envreg") and name not in GRID_REGISTERS:
+                return reason("unsupported-instruction", f"reads {name}, set by a driver", ins)
+    return None
+
+
 def _parameters_overfull(case: Case) -> Reason | None:
     used = parameter_bytes(case.function.parameters)
     if _fits_with_control(used, _LARGE_PARAMETER_BYTES):
@@ -221,10 +234,12 @@ def _cluster(case: Case) -> Reason | None:
 
 
 def _grid_sync(case: Case) -> Reason | None:
-    found = case.special("%envreg")
-    if found is None:
-        return None
-    return reason("grid-sync", "synchronises the whole grid (cooperative launch)", found[1])
+    for uses in case.closure:
+        for name in GRID_REGISTERS:
+            if name in uses.specials:
+                text = "synchronises the whole grid (cooperative launch)"
+                return reason("grid-sync", text, uses.specials[name])
+    return None
 
 
 def _grid_barrier(case: Case) -> Reason | None:
@@ -349,6 +364,7 @@ RULES: tuple[tuple[Form, Rule], ...] = (
     (Form.REJECTED, _unresolved_external),
     (Form.REJECTED, _unresolved_variable),
     (Form.REJECTED, _texture),
+    (Form.REJECTED, _environment),
     (Form.REJECTED, _parameters_overfull),
     (Form.WHOLE, _cluster),
     (Form.WHOLE, _grid_sync),

@@ -34,6 +34,7 @@ __all__ = [
     "ASSERT",
     "CONTROL",
     "FAULT",
+    "GRID_SYNC",
     "HEAP",
     "LEAVE",
     "LOOP",
@@ -65,6 +66,9 @@ ARENA: Final = "gpud_arena"
 HEAP: Final = "gpud_heap"
 """The variable with the base and size of what device code's ``malloc`` hands out."""
 
+GRID_SYNC: Final = "gpud_grid"
+"""What fences call the words of the job record where the blocks of a grid meet; no variable."""
+
 CONTROL: Final = "_control"
 """What the name of a rewritten kernel's hidden parameter ends with."""
 
@@ -80,7 +84,15 @@ RESERVED: Final = NORETURN | {ARENA, HEAP}
 LOOP: Final = "gpud_loop"
 """What all names of a persistent loop begin with, without their first character."""
 
-_RESERVED_BEGINNINGS = ("gpud_fence_", "gpud_kill_", "gpud_report_", "gpud_target_", LOOP, PRINT)
+_RESERVED_BEGINNINGS = (
+    "gpud_fence_",
+    "gpud_kill_",
+    "gpud_report_",
+    "gpud_target_",
+    GRID_SYNC,
+    LOOP,
+    PRINT,
+)
 """Of registers, labels and functions that devices recognise, without their first character."""
 
 _DECLARING = (RegisterDeclaration, Label, Variable, BranchTargets, CallTargets, CallPrototype)

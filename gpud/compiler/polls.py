@@ -23,7 +23,7 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gpud.compiler import control_words as words
@@ -43,10 +43,10 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["JOB_REGISTER", "declarations", "emit", "fold", "leave"]
+__all__ = ["JOB_REGISTER", "declarations", "emit", "fold", "has_job", "leave", "with_job"]
 
 JOB_REGISTER = Register("%gpud_kill_job")
-"""Holds the job record's address."""
+"""Holds the job record's address in a body that declares it, see `with_job`."""
 
 _FLAG, _ON, _LABEL = "%gpud_kill_", "%gpud_kill_on_", "$gpud_kill_leave"
 _LENGTH = 3
@@ -55,10 +55,24 @@ _LENGTH = 3
 def declarations(count: int) -> list[Statement]:
     """The declarations of the registers of polls ``0`` to ``count - 1``."""
     return [
-        RegisterDeclaration("b64", JOB_REGISTER.name),
         RegisterDeclaration("b32", _FLAG, count),
         RegisterDeclaration("pred", _ON, count),
     ]
+
+
+def has_job(body: Iterable[Statement]) -> bool:
+    """Whether ``body`` declares `JOB_REGISTER`."""
+    for statement in body:
+        if isinstance(statement, Instruction):
+            break  # declarations stand first
+        if isinstance(statement, RegisterDeclaration) and statement.name == JOB_REGISTER.name:
+            return True
+    return False
+
+
+def with_job(body: list[Statement]) -> list[Statement]:
+    """``body``, which declares `JOB_REGISTER`."""
+    return body if has_job(body) else [RegisterDeclaration("b64", JOB_REGISTER.name), *body]
 
 
 def emit(number: int) -> list[Statement]:

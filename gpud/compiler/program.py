@@ -114,6 +114,11 @@ class KernelInfo:
     line: int
 
     @property
+    def cooperative(self) -> bool:
+        """Whether its blocks synchronise as a grid, so that all of them must be resident."""
+        return any(reason.code == "grid-sync" for reason in self.why)
+
+    @property
     def max_threads(self) -> int | None:
         """The most threads a block may have by the kernel's own word, None if it says nothing."""
         block = self.required_block or self.max_block

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import ClassVar
 
 from gpud.errors.base import CallerError, GpudError, shorten
@@ -216,6 +217,24 @@ class LaunchConfigError(CallerError, ValueError):
         super().__init__(
             f"{parameter}={plain}: {problem}", parameter=parameter, value=plain, limit=limit
         )
+
+    @classmethod
+    def check_together(cls, grid: Sequence[int], occupancy: int, sms: int) -> None:
+        """Returns if all blocks of a grid can be resident at once.
+
+        Args:
+            grid: blocks in x, y, z.
+            occupancy: how many fit on an SM.
+            sms: how many there are.
+
+        Raises:
+            LaunchConfigError: they cannot, so none could come past a `grid.sync()`.
+        """
+        if prod(grid) > sms * occupancy:
+            problem = f"a kernel that synchronises its grid needs all {prod(grid)} blocks at once, "
+            problem += f"and {sms * occupancy} such blocks fit on the device's {sms} SMs; launch "
+            problem += "fewer, and let each do more"
+            raise cls("grid", grid, problem, limit=sms * occupancy)
 
 
 class AdmissionError(CallerError):

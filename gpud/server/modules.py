@@ -56,6 +56,7 @@ class Kernel:
             "shared_bytes": info.shared_bytes,
             "max_threads": info.max_threads,
             "killable": info.killable,
+            "cooperative": info.cooperative,
             "rejected": rejection(info).to_wire() if self.rejected else None,
         }
 

@@ -212,4 +212,7 @@ def _checked(
             f"{kernel.name} was not measured for blocks of {launch.block} with {launch.shared} "
             "bytes of dynamic shared memory; send Measure first"
         )
+    info = session.front.devices[device].info
+    if kernel.info.cooperative and info is not None:
+        LaunchConfigError.check_together(launch.grid, measured[0], info.sms)
     return module, kernel, *measured

@@ -347,7 +347,7 @@ class Compiled(NamedTuple):
         plain(),
         'maps: "name", "entry", "form", "exit_aware", "why" (texts), "parameters" (lists: name, '
         'kind, size, align, offset), "shared_bytes", "max_threads", "killable" (it has loops), '
-        '"rejected" (an error, or nil)',
+        '"cooperative" (all of its blocks must be resident), "rejected" (an error, or nil)',
     ]
     names: Annotated[
         dict[str, int], plain(), "a map: the index of the kernel that each asked-for name means"

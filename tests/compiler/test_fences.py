@@ -17,7 +17,7 @@ from gpud.compiler.fences import (
     fold,
     recognise,
 )
-from gpud.compiler.names import ARENA, FAULT, HEAP
+from gpud.compiler.names import ARENA, FAULT, GRID_SYNC, HEAP
 from gpud.compiler.ptx.model import (
     Function,
     Guard,
@@ -52,7 +52,11 @@ def fences(draw: st.DrawFn, number: int = 0) -> Fence:
     least = min(member.span for member in members)
     spaces = st.sampled_from(("global", "const"))
     sizes = st.integers(least, 1 << 20)
-    ranges = st.builds(Range, NAMES, spaces, sizes) | st.just(Range(HEAP, "global", 0))
+    ranges = st.one_of(
+        st.builds(Range, NAMES, spaces, sizes),
+        st.just(Range(HEAP, "global", 0)),
+        st.builds(Range, st.just(GRID_SYNC), st.just("global"), sizes),
+    )
     return Fence(
         number,
         Register(draw(st.sampled_from(("%d1", "%d2")))),

@@ -232,10 +232,14 @@ def test_clusters() -> None:
 
 
 def test_cooperative_launches() -> None:
-    decision = ptx("mov.u32 %r1, %envreg2; ret;")
-    assert decision.form is Form.WHOLE
-    assert codes(decision) == ["grid-sync"]
-    assert decision.legal == (Form.WHOLE,)
+    for number in (1, 2):
+        decision = ptx(f"mov.u32 %r1, %envreg{number}; ret;")
+        assert decision.form is Form.WHOLE
+        assert codes(decision) == ["grid-sync"]
+        assert decision.legal == (Form.WHOLE,)
+    decision = ptx("mov.u32 %r1, %envreg12; ret;")
+    assert decision.form is Form.REJECTED
+    assert codes(decision) == ["unsupported-instruction"]
 
 
 def test_full_parameters() -> None:

@@ -50,7 +50,7 @@ def _skip_without_headers(case: Case) -> None:
 def test_forms_agree_with_numpy_and_with_each_other(case: Case, device: Any) -> None:
     _skip_without_headers(case)
     first: Results | None = None
-    for form in ("unmodified", "persistent", "sliced"):
+    for form in ("unmodified", "persistent", "sliced", "whole"):
         if form not in case.forms:
             continue
         conduct = straight(case.blocks if form == "unmodified" else 5)

@@ -67,6 +67,15 @@ def test_cases_are_as_their_plain_launches(gpu: Gpu, cuda: Any) -> None:
                     assert differences_between(native, found) == [], (name, form)
 
 
+def test_a_grid_meets_in_a_cooperative_launch(fake: CPUDriver, cuda: Any) -> None:
+    device: Any = OnDevice(cuda, size=1 << 20)
+    case = find("grid_workspace")
+    before = fake.calls.count("cuLaunchCooperativeKernel")
+    run, found = results(device, case, "whole")
+    check(case, run, found)
+    assert fake.calls.count("cuLaunchCooperativeKernel") == before + 1
+
+
 def test_resizes_lose_nothing(gpu: Gpu, cuda: Any) -> None:
     device: Any = OnDevice(cuda, size=1 << 20)
     loaded = [

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gpud_client as gc
+from tests.conformance.suite import find
 from tests.unit.cpu.running import until
 
 TIMEOUT_S = 60.0
@@ -185,6 +186,29 @@ def test_a_block_that_does_not_fit(gpu: gc.Session, module: gc.Module) -> None:
         saxpy.submit(1, 2048, (1.0, None, None, 0))
     with pytest.raises(gc.LaunchConfigError):
         saxpy.occupancy(32, 1 << 30)
+
+
+def test_a_grid_that_synchronises(gpu: gc.Session) -> None:
+    case = find("grid_workspace")
+    k = gpu.kernel(case.source, case.entry)
+    assert k.form == "whole"
+    assert "[grid-sync]" in k.why[0]
+    most = gpu.device.sms * k.occupancy(64)
+    values = np.arange(most * 64, dtype=np.uint32)
+    a, out, runs = gpu.array(values), gpu.array(0 * values), gpu.zeros(most, np.uint32)
+    for _ in range(2):
+        k.submit(most, 64, (a, out, runs)).result(TIMEOUT_S)
+    assert (a.get() == values + 2).all()
+    assert (out.get() == values[::-1] + 2).all()
+    assert (runs.get() == 2).all()
+    with pytest.raises(gc.LaunchConfigError, match="needs all 65 blocks at once") as caught:
+        k.submit(most + 1, 64, (a, out, runs))
+    assert caught.value.limit == most
+    # Who waits in a barrier to which another block does not come is ended like any endless kernel.
+    stuck = case.source.replace("setp.eq.u32 %first, %block, 0", "setp.eq.u32 %first, %block, -1")
+    job = gpu.kernel(stuck, case.entry).submit(2, 64, (a, out, runs), timeout=0.1)
+    with pytest.raises(gc.JobTimeout):
+        job.result(TIMEOUT_S)
 
 
 TWIN = r"""

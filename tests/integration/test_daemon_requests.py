@@ -358,6 +358,19 @@ async def test_job_numbers_that_do_not_count_on(world: World, numbers: tuple[int
     assert (await client.finished(good[-1] + 1 if good else 1)).state == "done"
 
 
+async def test_a_grid_that_cannot_meet(world: World) -> None:
+    client = await world.client()
+    text = PTX.format(name="k").replace("%ctaid.x", "%envreg1")
+    module = (await client.compile(text)).module
+    most = 4 * await client.measure(module)
+    client.submit(1, module, most)
+    assert (await client.finished(1)).state == "done"
+    client.submit(2, module, most + 1)
+    error = (await client.finished(2)).error
+    assert error["code"] == "launch-config"
+    assert f"{most} such blocks fit" in error["message"]
+
+
 async def test_the_number_of_a_job_that_runs_is_never_said_to_have_finished(world: World) -> None:
     client = await world.client()
     module = await client.kernel("forever")

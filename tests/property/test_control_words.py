@@ -111,7 +111,7 @@ def test_layout_of_the_job_record() -> None:
     assert offsets(dtype) == {
         "next": 0, "total": 4, "grid_x": 8, "grid_y": 12, "grid_z": 16, "flags": 20, "done": 24,
         "kill": 28, "x_multiplier": 32, "x_shift": 36, "y_multiplier": 40, "y_shift": 44,
-        "chunk": 48, "ahead": 52,
+        "chunk": 48, "ahead": 52, "grid_sync": 56,
         "fault_state": 64, "fault_kind": 68, "fault_site": 72, "fault_claim": 76,
         "fault_thread": 80, "fault_line": 92, "fault_address": 96, "fault_file": 104,
         "fault_function": 112, "output": 120,

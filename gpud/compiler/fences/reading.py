@@ -9,7 +9,8 @@ from itertools import islice, pairwise
 
 from gpud.compiler.fences.record import Fence, Member, Range
 from gpud.compiler.fences.writing import STEM, emit
-from gpud.compiler.names import HEAP
+from gpud.compiler.names import GRID_SYNC, HEAP
+from gpud.compiler.polls import JOB_REGISTER
 from gpud.compiler.ptx.model import (
     Address,
     Function,
@@ -158,6 +159,8 @@ class _Guess:
             self.windows[-1].append(text.removeprefix("isspacep."))
         elif text in ("mov.u64", "cvta.const.u64") and isinstance(last, Symbol):
             self._name = Range(last.name, "const" if text[0] == "c" else "global", 0)
+        elif text == "add.s64" and operands[1] == JOB_REGISTER:
+            self._name = Range(GRID_SYNC, "global", 0)
         elif text == "ld.const.u64" and last == Address(Symbol(HEAP)):
             self.variables[-1].append(Range(HEAP, "global", 0))
         elif text == "setp.le.u64" and _is(operands[0], "out") and value is not None:

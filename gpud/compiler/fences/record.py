@@ -31,7 +31,8 @@ class Member:
 class Range:
     """A module variable that an access may mean: ``space`` is ``global`` or ``const``.
 
-    `HEAP` with size 0 stands for the range that the variable of that name describes.
+    `HEAP` with size 0 stands for the range that the variable of that name describes, `GRID_SYNC`
+    for the words of that name in the job record, whose address is in `JOB_REGISTER`.
     """
 
     name: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from gpud.compiler import control_words as words
 from gpud.compiler.fault_record import FaultKind
 from gpud.compiler.fences.record import Fence, Range
-from gpud.compiler.names import ARENA, FAULT, HEAP
+from gpud.compiler.names import ARENA, FAULT, GRID_SYNC, HEAP
+from gpud.compiler.polls import JOB_REGISTER
 from gpud.compiler.ptx.model import (
     Address,
     Guard,
@@ -162,8 +164,11 @@ class _Writer:
             return
         if variable.size < span:
             return
-        how = "cvta.const.u64" if variable.space == "const" else "mov.u64"
-        do(how, off, Symbol(variable.name))
+        if variable.name == GRID_SYNC:
+            do("add.s64", off, JOB_REGISTER, _integer(words.GRID_SYNC))
+        else:
+            how = "cvta.const.u64" if variable.space == "const" else "mov.u64"
+            do(how, off, Symbol(variable.name))
         do("sub.s64", off, where, off)
         do("setp.le.u64", out, off, _integer(variable.size - span))
         do("bra", found, when=out)

@@ -19,6 +19,7 @@ from gpud.compiler.names import check_names
 from gpud.compiler.passes.exit_aware import pass_exit_aware
 from gpud.compiler.passes.faults import pass_faults
 from gpud.compiler.passes.fence import pass_fence
+from gpud.compiler.passes.grid_sync import pass_grid_sync
 from gpud.compiler.passes.hidden_parameters import pass_coordinates
 from gpud.compiler.passes.kill import pass_kill
 from gpud.compiler.passes.output import pass_output
@@ -61,6 +62,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("traps", _ALL, pass_traps, reports=True),
     Pass("fence", _ALL, pass_fence, reports=True, only="fence"),
     Pass("targets", _ALL, pass_targets, reports=True, only="fence"),
+    Pass("grid-sync", frozenset((Form.WHOLE,)), pass_grid_sync),
     Pass("twins", _ALL, pass_twins),
     Pass("kill", _ALL, pass_kill, only="kill"),
     Pass("output", _ALL, pass_output),

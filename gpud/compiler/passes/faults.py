@@ -17,8 +17,8 @@ kind, site, address)``; the other two likewise. Then the calls of each function 
 (`gpud.compiler.reports`). ``ctl`` is loaded from its parameter at the start of
 the function: in an entry that is a constant, which takes no register until it is used. In
 persistent form ``claim`` and ``slots`` are the loop's own registers; else both are `NOTHING`, and
-the function works the number out. A function that declares `JOB_REGISTER` (for kill polls, or to
-print) gets the job record's address in it.
+the function works the number out. A function that declares `JOB_REGISTER` (for kill polls, to
+print, for the grid's synchronisation) gets the job record's address in it.
 
 Properties:
 * only functions that have such calls, or call functions that do, are touched;
@@ -46,7 +46,7 @@ from gpud.compiler.passes.build import Code, change_functions, fresh_stem, immed
 from gpud.compiler.passes.fault_functions import VERSION, fault_functions
 from gpud.compiler.passes.hidden_parameters import HiddenParameters, spread
 from gpud.compiler.passes.persistent import claim_and_slot
-from gpud.compiler.polls import JOB_REGISTER
+from gpud.compiler.polls import JOB_REGISTER, has_job
 from gpud.compiler.ptx.model import (
     Address,
     Function,
@@ -55,7 +55,6 @@ from gpud.compiler.ptx.model import (
     Operand,
     Parameter,
     Register,
-    RegisterDeclaration,
     Statement,
     Symbol,
     Tuple,
@@ -82,7 +81,7 @@ def pass_faults(module: Module, plan: Mapping[str, Decision]) -> Module:
     for name, uses in survey.uses.items():
         if _reports(uses.function, survey):
             own[name] = CONTEXT
-        elif _asks_for_job(uses.function):
+        elif has_job(uses.function.body or ()):
             own[name] = CONTEXT[:1]
     if not own:
         return module
@@ -128,7 +127,7 @@ class _Context(HiddenParameters):
         for at, call in calls(body):
             if _is_report(call):
                 body[at] = _completed(call, context)
-        if _asks_for_job(function):
+        if has_job(body):
             code = Code(self._stem)
             ctl = here["ctl"]
             if not isinstance(ctl, Register):
@@ -144,15 +143,6 @@ class _Context(HiddenParameters):
 
 def _reports(function: Function, survey: Survey) -> bool:
     return any(name in NORETURN for name in survey.uses[function.name].calls)
-
-
-def _asks_for_job(function: Function) -> bool:
-    for statement in function.body or ():
-        if isinstance(statement, Instruction):
-            break  # declarations stand first
-        if isinstance(statement, RegisterDeclaration) and statement.name == JOB_REGISTER.name:
-            return True
-    return False
 
 
 def _is_report(call: Instruction) -> bool:

@@ -13,8 +13,9 @@ Terms: those of `gpud.compiler.fences` and `gpud.compiler.analysis.accesses`; a 
 Properties:
 * every access of every function that an entry of the plan can reach is checked before it happens,
   or proven to lie in one of the module's variables;
-* what is legal stays legal: the module's variables, and generic addresses of shared, local and
-  parameter space, where the module makes such addresses;
+* what is legal stays legal: the module's variables, generic addresses of shared, local and
+  parameter space, where the module makes such addresses, and where the blocks of a grid meet, in a
+  module that asks for that;
 * an access whose address is not in a 64-bit register goes through the very register that was
   checked;
 * the code of gpud's own that later passes add is not fenced.
@@ -27,17 +28,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from gpud.compiler import control_words as words
 from gpud.compiler.analysis.accesses import ARITHMETIC
 from gpud.compiler.analysis.effects import CLUSTER
 from gpud.compiler.analysis.sizes import size_and_align
 from gpud.compiler.analysis.survey import Survey, Uses
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.fences import Fence, Range, declarations, emit, fence_register
-from gpud.compiler.form_rules import reason
+from gpud.compiler.form_rules import GRID_REGISTERS
 from gpud.compiler.forms import Decision, Reason
-from gpud.compiler.names import ARENA, HEAP
+from gpud.compiler.names import ARENA, GRID_SYNC, HEAP
 from gpud.compiler.passes.fence_checks import Surroundings, find_checks
 from gpud.compiler.passes.fence_plan import Planned, plan_fences
+from gpud.compiler.polls import with_job
 from gpud.compiler.ptx.model import (
     Address,
     Conjunction,
@@ -66,11 +69,7 @@ __all__ = ["pass_fence", "unfenceable"]
 
 _USUAL = frozenset(("ld", "ldu", "st", "atom", "red", "fence", "membar", "brx"))
 _HEAP_RANGE = Range(HEAP, "global", 0)
-# Cooperative groups find it through %envreg1 and %envreg2.
-_NO_WORKSPACE = (
-    "synchronises the whole grid (cooperative groups' grid.sync()) in memory of the driver, which "
-    "no fence lets it reach; count the blocks that have arrived in an array instead"
-)
+_GRID_RANGE = Range(GRID_SYNC, "global", words.GRID_SYNC_BYTES)
 
 
 def pass_fence(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -> Module:
@@ -109,9 +108,6 @@ def unfenceable(module: Module, entry: str) -> Reason | None:
     survey = survey_of(module)
     around: Surroundings | None = None
     for uses in survey.closure(entry):
-        for name, ins in uses.specials.items():
-            if name.startswith("%envreg"):
-                return reason("unsupported-instruction", _NO_WORKSPACE, ins)
         if all(base in ARITHMETIC or base in _USUAL for base in uses.bases):
             continue
         around = _surroundings(survey) if around is None else around
@@ -156,7 +152,8 @@ def _fenced(uses: Uses, survey: Survey, around: Surroundings, sites: SiteTable) 
         made.append(changed.get(position, statement))
     if not ends(made):
         made.append(Instruction(opcode("ret")))
-    return replace(function, body=[*declarations(len(planned)), *made, *cold])
+    made = [*declarations(len(planned)), *made, *cold]
+    return replace(function, body=with_job(made) if _GRID_RANGE in around.variables else made)
 
 
 def _fence_of(number: int, one: Planned) -> tuple[Fence, list[Statement]]:
@@ -206,10 +203,11 @@ def _surroundings(survey: Survey) -> Surroundings:
                 addressed.setdefault(leaf.name)
                 if leaf.generic and leaf.name in known:
                     spaces.setdefault(known[leaf.name][0].space)
-    cluster = allocates = False
+    cluster = allocates = meets = False
     for uses in survey.uses.values():
         allocates = allocates or "malloc" in uses.calls or "free" in uses.calls
         cluster = cluster or bool(uses.bits & CLUSTER)
+        meets = meets or any(name in uses.specials for name in GRID_REGISTERS)
         if not known and "cvta" not in uses.bases:
             continue
         for statement in uses.function.body or ():
@@ -233,6 +231,7 @@ def _surroundings(survey: Survey) -> Surroundings:
         (
             *(r for r in ranges if r.space == "global" and r.size),
             *([_HEAP_RANGE] if allocates else []),
+            *([_GRID_RANGE] if meets else []),
         ),
         tuple(constants) if "const" in spaces else (),
         known,

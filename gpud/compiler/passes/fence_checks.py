@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from gpud.compiler.analysis.accesses import ARITHMETIC, Access, accesses
 from gpud.compiler.analysis.sizes import type_bytes
 from gpud.compiler.fences import Member, Range
+from gpud.compiler.names import GRID_SYNC
 from gpud.compiler.passes.build import immediate
 from gpud.compiler.ptx.model import (
     Address,
@@ -178,7 +179,8 @@ class _Finder:
         Not if it may also mean a variable: from one legal range to another is no legal copy.
         """
         address = ins.operands[access.operand]
-        if not isinstance(size, Register) or self._visible or not isinstance(address, Address):
+        elsewhere = any(r.name != GRID_SYNC for r in self._visible)
+        if not isinstance(size, Register) or elsewhere or not isinstance(address, Address):
             raise _refusal(ins)
         base, unit = address.base, access.align
         if not isinstance(base, Register) or self._widths.of(base) != 64:

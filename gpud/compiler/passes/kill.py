@@ -36,7 +36,7 @@ from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.forms import Decision
 from gpud.compiler.names import is_killable, killable_of
 from gpud.compiler.passes.build import call_of_copy
-from gpud.compiler.polls import declarations, emit, leave
+from gpud.compiler.polls import declarations, emit, leave, with_job
 from gpud.compiler.ptx.model import (
     Directive,
     Function,
@@ -171,7 +171,7 @@ class _Writer:
             return replace(function, body=[*head, *body])
         if not ends(body):
             body.append(Instruction(opcode("ret")))
-        return replace(function, body=[*declarations(polls), *head, *body, *leave()])
+        return replace(function, body=with_job([*declarations(polls), *head, *body, *leave()]))
 
     def _places(self, function: Function) -> frozenset[int]:
         """Positions in the body in front of which there is to be a poll."""

@@ -9,7 +9,7 @@ Terms:
     device buffer: a NumPy array argument; copied in before the launch and out after it.
     counter: one ``unsigned int`` for each task block, raised by the kernel itself once each time
         the task block runs. After one launch every counter must be exactly 1.
-    form: how the rewriter launches the kernel: unmodified, persistent or sliced.
+    form: how the rewriter launches the kernel: unmodified, persistent, sliced or whole.
 
 Properties: ``make`` and ``expect`` are NumPy and Python only, equal seeds give equal arguments,
 and ``expect`` never changes what it is given.
@@ -41,7 +41,7 @@ __all__ = [
     "total_blocks",
 ]
 
-Form: TypeAlias = Literal["unmodified", "persistent", "sliced"]
+Form: TypeAlias = Literal["unmodified", "persistent", "sliced", "whole"]
 ExpectedForm: TypeAlias = Literal[
     "persistent", "persistent-exit-aware", "sliced", "whole", "rejected"
 ]
@@ -149,7 +149,8 @@ class Case:
         deterministic: the bytes are the same in every run and every form.
         rtol: relative tolerance for expected arrays without their own; 0 means exact bytes.
         atol: absolute tolerance, likewise.
-        forms: the forms in which the kernel is legal.
+        forms: the forms in which the kernel is run. What only the rewriter provides, a plain launch
+            does not: the workspace of a grid that is synchronised.
         expected_form: what the analysis must choose.
         rejection: a word that the reason code of a rejected kernel must contain.
         output: ``printf`` lines in any order, computed from the arguments; ``None`` for a kernel

@@ -138,6 +138,54 @@ def _groups_expect(args: Args) -> dict[int | str, Any]:
     return {1: out, 2: np.array([np.count_nonzero(v > 0)], np.int32)}
 
 
+# -- cooperative_groups.h: a grid that is synchronised, its group in a function's hands ----------
+
+GRID_GROUP = r"""
+#include <cooperative_groups.h>
+#include <cooperative_groups/scan.h>
+namespace cg = cooperative_groups;
+__noinline__ __device__ void meet(const cg::grid_group& grid) { grid.sync(); }
+extern "C" __global__ void grid_scan(unsigned* values, unsigned* sums, int each, unsigned* runs) {
+    GPUD_COUNT_2D(runs);
+    __shared__ unsigned warps[4];
+    cg::grid_group grid = cg::this_grid();
+    auto block = cg::this_thread_block();
+    auto warp = cg::tiled_partition<32>(block);
+    unsigned long long first = grid.thread_rank() * each;
+    unsigned mine = 0;
+    for (int k = 0; k < each; ++k) mine += values[first + k];
+    unsigned before = cg::exclusive_scan(warp, mine);
+    if (warp.thread_rank() == 31) warps[warp.meta_group_rank()] = before + mine;
+    block.sync();
+    for (unsigned w = 0; w < warp.meta_group_rank(); ++w) before += warps[w];
+    if (block.thread_rank() == block.size() - 1) sums[grid.block_rank()] = before + mine;
+    meet(grid);
+    if (grid.thread_rank() == 0) {
+        unsigned total = 0;
+        for (unsigned b = 0; b < grid.num_blocks(); ++b) {
+            unsigned one = sums[b];
+            sums[b] = total;
+            total += one;
+        }
+    }
+    auto arrived = grid.barrier_arrive();
+    grid.barrier_wait(std::move(arrived));
+    before += sums[grid.block_rank()];
+    for (int k = 0; k < each; ++k) values[first + k] = before += values[first + k];
+}
+"""
+
+
+def _scan_make(rng: Rng) -> Args:
+    values = rng.integers(0, 2**32, 6 * 128 * 5).astype(np.uint32)
+    return [values, np.zeros(6, np.uint32), np.int32(5)]
+
+
+def _scan_expect(args: Args) -> dict[int | str, Any]:
+    sums = np.cumsum(args[0], dtype=np.uint32)
+    return {0: sums, 1: np.concatenate(([0], sums[639:-1:640])).astype(np.uint32)}
+
+
 # -- CUB: a block-wide radix sort and a block-wide sum -----------------------------------------
 
 CUB = r"""
@@ -239,6 +287,19 @@ CASES: tuple[Case, ...] = (
         forms=frozenset({"unmodified", "sliced"}),
         expected_form="sliced",  # coalesced_threads() in a branch
         covers=_NEEDS | {"cooperative-groups", "barrier.sync", "shfl.sync"},
+    ),
+    Case(
+        "grid_scan",
+        GRID_GROUP,
+        (3, 2),
+        (128,),
+        _scan_make,
+        _scan_expect,
+        headers=True,
+        forms=frozenset({"whole"}),
+        expected_form="whole",
+        resident=6,
+        covers=_NEEDS | {"cooperative-groups", "envreg"},
     ),
     Case(
         "cub_sort",

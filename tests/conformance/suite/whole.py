@@ -1,7 +1,8 @@
 """Grids whose blocks must all be resident at once: launched unchanged, never resized.
 
 Source: CUDA C++ Programming Guide 13.0, section "Grid Synchronization"; PTX ISA 9.0, section 10
-(``%envreg``, ``%cluster_*``).
+(``%envreg``, ``%cluster_*``); CUDA 13.0, ``cooperative_groups/details`` (``driver_abi.h``,
+``sync.h``).
 """
 
 from __future__ import annotations
@@ -88,13 +89,52 @@ def _higher_expect(args: Args) -> dict[int | str, Any]:
 
 # -- what only the launch can provide: the workspace of a cooperative grid, clusters -----------
 
-_WORKSPACE_BODY = """
-    .reg .b32 %low, %high; .reg .b64 %p, %space;
-    mov.u32 %low, %envreg1;
-    mov.u32 %high, %envreg2;
+_MEET = """
+.func meet(.param .b32 blocks) {
+    .reg .b32 %low, %high, %blocks, %arrive, %old, %new, %thread, %block;
+    .reg .b64 %space; .reg .pred %first, %other, %waits;
+    ld.param.u32 %blocks, [blocks];
+    mov.u32 %high, %envreg1;
+    mov.u32 %low, %envreg2;
     mov.b64 %space, {%low, %high};
-    mad.wide.u32 %p, %i, 8, %out;
-    st.global.u64 [%p], %space;
+    barrier.sync 0;
+    mov.u32 %thread, %tid.x;
+    setp.ne.u32 %other, %thread, 0;
+    @%other bra past;
+    mov.u32 %block, %ctaid.x;
+    setp.eq.u32 %first, %block, 0;
+    sub.u32 %arrive, 0x80000001, %blocks;
+    selp.u32 %arrive, %arrive, 1, %first;
+    atom.add.release.gpu.u32 %old, [%space+4], %arrive;
+again:
+    ld.acquire.gpu.u32 %new, [%space+4];
+    xor.b32 %new, %new, %old;
+    setp.ge.s32 %waits, %new, 0;
+    @%waits bra again;
+past:
+    barrier.sync 0;
+    ret;
+}
+"""
+_TURNS_BODY = """
+    .reg .b32 %blocks, %all, %far, %value; .reg .b64 %p; .param .b32 given;
+    mov.u32 %blocks, %nctaid.x;
+    mul.lo.u32 %all, %blocks, %width;
+    sub.u32 %far, %all, %i;
+    sub.u32 %far, %far, 1;
+    mad.wide.u32 %p, %far, 4, %a;
+    ld.global.u32 %value, [%p];
+    st.param.b32 [given], %blocks;
+    call meet, (given);
+    add.u32 %value, %value, 1;
+    mad.wide.u32 %p, %i, 4, %a;
+    st.global.u32 [%p], %value;
+    st.param.b32 [given], %blocks;
+    call meet, (given);
+    mad.wide.u32 %p, %far, 4, %a;
+    ld.global.u32 %value, [%p];
+    mad.wide.u32 %p, %i, 4, %out;
+    st.global.u32 [%p], %value;
     ret;
 """
 _CLUSTER_BODY = """
@@ -106,6 +146,15 @@ _CLUSTER_BODY = """
     st.global.u32 [%p], %rank;
     ret;
 """
+
+
+def _turns_make(rng: Rng) -> Args:
+    return [rng.integers(0, 2**31, 5 * 64).astype(np.uint32), np.zeros(5 * 64, np.uint32)]
+
+
+def _turns_expect(args: Args) -> dict[int | str, Any]:
+    turned = args[0][::-1] + np.uint32(1)
+    return {0: turned, 1: turned[::-1]}
 
 
 def _analysed_only(args: Args) -> dict[int | str, Any]:
@@ -120,7 +169,7 @@ CASES: tuple[Case, ...] = (
         (64,),
         _jacobi_make,
         _jacobi_expect,
-        forms=frozenset({"unmodified"}),
+        forms=frozenset({"unmodified", "whole"}),
         expected_form="whole",
         resident=4,
         covers=frozenset({"grid-barrier", "bar.sync", "nctaid"}),
@@ -140,14 +189,14 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "grid_workspace",
-        kernel("grid_workspace", ("u64 out",), _WORKSPACE_BODY),
-        (2,),
-        (32,),
-        lambda rng: [np.zeros(64, np.uint64)],
-        _analysed_only,
-        forms=frozenset(),
-        expected_form="rejected",
-        rejection="unsupported-instruction",
+        kernel("grid_workspace", ("u64 a", "u64 out"), _TURNS_BODY, declarations=_MEET),
+        (5,),
+        (64,),
+        _turns_make,
+        _turns_expect,
+        forms=frozenset({"whole"}),
+        expected_form="whole",
+        resident=5,
         covers=frozenset({"envreg"}),
     ),
     Case(

@@ -418,6 +418,25 @@ def test_recursion_without_end(world: Arena, form: Form) -> None:
     assert deep(20, 4, 6) is None
 
 
+MEETS = f"""{HEAD}
+.func poke(.param .b64 at) {{
+    .reg .b64 %at; ld.param.u64 %at, [at]; st.u32 [%at], 1; ret;
+}}
+.visible .entry store(.param .u64 offset) {{
+    .reg .b32 %low, %high; .reg .b64 %at, %offset;
+    mov.u32 %high, %envreg1; mov.u32 %low, %envreg2;
+    mov.b64 %at, {{%low, %high}}; ld.param.u64 %offset, [offset];
+    add.s64 %at, %at, %offset; st.global.u32 [%at], 1; ret;
+}}
+.visible .entry call(.param .u64 offset) {{
+    .reg .b32 %low, %high; .reg .b64 %at, %offset; .param .b64 given;
+    mov.u32 %high, %envreg1; mov.u32 %low, %envreg2;
+    mov.b64 %at, {{%low, %high}}; ld.param.u64 %offset, [offset];
+    add.s64 %at, %at, %offset; st.param.b64 [given], %at; call poke, (given); ret;
+}}
+"""
+
+
 @pytest.mark.parametrize(("which", "length"), [(0, 16), (1, 4), (2, 32), (3, 4)])
 def test_pointers_to_other_memory(world: Arena, which: int, length: int) -> None:
     def points(at: int) -> object:
@@ -456,6 +475,17 @@ def test_the_heap_of_device_code(world: Arena) -> None:
     assert world.words()[0] == 3
     error = world.run(CALLED, world.base, np.int32(1 << 24), name="heap", block=1)
     assert isinstance(error, IllegalAddress)
+
+
+@pytest.mark.parametrize("form", ["store", "call"])
+def test_where_the_blocks_of_a_grid_meet(world: Arena, form: str) -> None:
+    def store(at: int) -> object:
+        return world.run(MEETS, np.int64(at), name=form, form="whole", block=1)
+
+    assert store(0) is None
+    assert store(4) is None
+    for beyond in (-4, 6, 8):
+        assert isinstance(store(beyond), IllegalAddress)
 
 
 def test_without_an_arena_nothing_is_checked() -> None:

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpud.compiler import control_words as words
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.access import load, offset
 from gpud.device.cpu.codegen.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.faults import report_fields
 from gpud.device.cpu.codegen.fences import SPACES, Check, check_of
@@ -260,6 +262,12 @@ def define_judge(kernel: KernelCode) -> None:
     if kernel.heap is not None:
         heap, heap_size = kernel.heap
         accept(str(_signed(heap)), str(heap_size), space_is(Space.GLOBAL))
+    if kernel.meets:
+        hidden = max(kernel.parameters.values())
+        control = load(e, "ptr", offset(e, header_field(e, "params"), hidden))
+        job = load(e, "i64", offset(e, control, words.JOB))
+        grid = e.value(f"add i64 {job}, {words.GRID_SYNC}")
+        accept(grid, str(words.GRID_SYNC_BYTES), space_is(Space.GLOBAL))
     accept(*places.const_range(), space_is(Space.CONST))
     window = e.value(f"ptrtoint ptr {places.shared_base()} to i64")
     accept(window, places.shared_size(), e.value("icmp ne i32 %generic, 0"))

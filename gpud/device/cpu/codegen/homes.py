@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from gpud.compiler import fences
 from gpud.compiler.analysis.effects import callee, is_call, state_space, written
-from gpud.compiler.names import HEAP
+from gpud.compiler.names import GRID_SYNC, HEAP
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.inline import call_parts, possible_callees
 
@@ -59,7 +59,7 @@ def allowed(fence: fences.Fence) -> tuple[str, ...]:
     windows = [_WINDOWS[window] for window in fence.windows]
     if "thread" in windows:
         found.append("thread")
-    if names - {HEAP}:
+    if names - {GRID_SYNC, HEAP}:
         found.append("data")
     return (*found, *(home for home in windows if home != "thread"))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.analysis.sizes import offsets
-from gpud.compiler.names import is_slots
+from gpud.compiler.names import GRID_SYNC, is_slots
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.body import Program
 from gpud.device.cpu.codegen.calls import FRAMES_BYTES, define_reports
@@ -161,6 +161,11 @@ def generate_kernel(
         # What gpud adds comes last, and is none of the program's business.
         hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
         kernel.parameter_window = min(hidden, default=parameter_bytes)
+        kernel.meets = any(
+            isinstance(s, ptx.RegisterDeclaration) and GRID_SYNC in s.name
+            for statements in (body, *(function.body or () for function in functions))
+            for s in statements
+        )
     if in_frames:
         kernel.frames = FRAMES_BYTES
     plan = StagePlan(convergence, shape)

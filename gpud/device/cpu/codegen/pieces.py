@@ -79,6 +79,8 @@ class KernelCode:
         """Base and size of what accesses are checked against; None: nothing is checked."""
         self.heap: tuple[int, int] | None = None
         """Address and size of the program's own heap."""
+        self.meets = False
+        """Whether its grid is synchronised: accesses may mean the job record's words for that."""
         self.own_loops = own_loops(regions.flow, regions.cuts)
         """Loops that poll seldom where threads go round on their own."""
         self.frames = 0
