@@ -1,4 +1,4 @@
-"""What a process does with itself that compiles for another one: limits, and when it ends.
+"""What a process does with itself that compiles for another: limits, its end, what it answers with.
 
 Such a process speaks over one connected stream socket, and may be in the middle of a library's call
 that takes for ever when the other end closes.
@@ -11,7 +11,9 @@ import resource
 import select
 import threading
 
-__all__ = ["end_with", "limit_memory", "write_all"]
+from gpud.errors import CompileError, GpudError, InternalError, InvalidArgument
+
+__all__ = ["end_with", "error_of_the_tree", "limit_memory", "write_all"]
 
 
 def limit_memory(memory_bytes: int) -> None:
@@ -37,6 +39,17 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def error_of_the_tree(error: Exception) -> GpudError:
+    """The error that a client gets for ``error``."""
+    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+        return CompileError("the compiler ran out of memory; make the program smaller")
+    if isinstance(error, GpudError):
+        return error
+    if isinstance(error, ValueError):
+        return InvalidArgument(f"the program cannot be compiled: {error}")
+    return InternalError(f"the compiler failed: {type(error).__name__}: {error}", stage="worker")
 
 
 def _wait_for_end(fd: int) -> None:

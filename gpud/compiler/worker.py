@@ -34,7 +34,7 @@ from gpud.compiler.cache import Cache, default_folder
 from gpud.compiler.confine import confine
 from gpud.compiler.cuda_headers import cuda_include_paths
 from gpud.compiler.nvrtc import DEFAULT_ARCH, newest_arch, nvrtc_version
-from gpud.compiler.own_process import end_with, limit_memory, write_all
+from gpud.compiler.own_process import end_with, error_of_the_tree, limit_memory, write_all
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.reproducer import is_ptx
 from gpud.compiler.request_key import rewriter_version
@@ -48,17 +48,15 @@ from gpud.compiler.worker_messages import (
     CompileReady,
 )
 from gpud.errors import (
-    CompileError,
     GpudError,
     InternalError,
-    InvalidArgument,
     LimitExceeded,
     ProtocolError,
 )
 from gpud.wire.codec import FrameDecoder  # noqa: TID251  (a process of its own, not a stage)
 from gpud.wire.table import Sender  # noqa: TID251
 
-__all__ = ["Rules", "answer", "error_of_the_tree", "main", "serve"]
+__all__ = ["Rules", "answer", "main", "serve"]
 
 DEFAULT_MEMORY_BYTES = 4 << 30
 """What a worker may have: NVRTC takes some 0.3 GiB of addresses, a large program as much again."""
@@ -195,17 +193,6 @@ def _check_size(program: Program, most: int) -> None:
             limit="kernels" if len(program.kernels) > _MOST_KERNELS else "variables",
             value=_MOST_KERNELS if len(program.kernels) > _MOST_KERNELS else _MOST_SYMBOLS,
         )
-
-
-def error_of_the_tree(error: Exception) -> GpudError:
-    """The error that a client gets for ``error``."""
-    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
-        return CompileError("the compiler ran out of memory; make the program smaller")
-    if isinstance(error, GpudError):
-        return error
-    if isinstance(error, ValueError):
-        return InvalidArgument(f"the program cannot be compiled: {error}")
-    return InternalError(f"the compiler failed: {type(error).__name__}: {error}", stage="worker")
 
 
 @lru_cache(maxsize=4)

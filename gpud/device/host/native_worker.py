@@ -17,8 +17,7 @@ import os
 import sys
 from contextlib import suppress
 
-from gpud.compiler.own_process import end_with, limit_memory, write_all
-from gpud.compiler.worker import error_of_the_tree
+from gpud.compiler.own_process import end_with, error_of_the_tree, limit_memory, write_all
 from gpud.device.cpu.native import Wanted, make_native
 from gpud.device.host.native_messages import (
     MAX_FRAME_BYTES,

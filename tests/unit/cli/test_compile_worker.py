@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from gpud.compiler.own_process import error_of_the_tree
 from gpud.compiler.program import Program
-from gpud.compiler.worker import answer, error_of_the_tree
+from gpud.compiler.worker import answer
 from gpud.compiler.worker_messages import (
     COMPILE_PROTOCOL,
     MAX_FRAME_BYTES,
