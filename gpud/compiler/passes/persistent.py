@@ -52,6 +52,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from gpud.compiler import control_words as words
 from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, EXIT, FLAGS, RETURN
@@ -103,7 +105,7 @@ def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
         decision = plan.get(function.name)
         if decision is None or function.kind != "entry" or function.body is None:
             return function
-        return _Loop(function, decision, survey).build()
+        return _around(function, _loop(_needs(function, decision, survey)))
 
     changed = change_functions(module, change)
     return replace(changed, version=max(module.version, _VERSION))
@@ -119,50 +121,108 @@ def claim_and_slot(entry: Function) -> tuple[Register, Register]:
     return claim_beside(slot), slot
 
 
+class _Needs(NamedTuple):
+    """What the loop of one entry depends on, besides its body.
+
+    Attributes:
+        barrier: the number of its barrier.
+        exit_aware: threads may leave the body while others wait at barriers in it.
+        several: blocks may hold task blocks that they have not begun.
+        one_row: blocks have one row of threads.
+        copies: the body may leave asynchronous copies in flight.
+        lanes: the body needs whole warps.
+        coordinates: those that it reads.
+    """
+
+    barrier: int
+    exit_aware: bool
+    several: bool
+    one_row: bool
+    copies: bool
+    lanes: bool
+    coordinates: tuple[str, ...]
+
+
+def _needs(entry: Function, decision: Decision, survey: Survey) -> _Needs:
+    assert decision.barrier is not None, "a persistent kernel has a barrier for its loop"
+    closure = survey.closure(entry.name)
+    return _Needs(
+        decision.barrier,
+        decision.exit_aware,
+        # Somebody would wait for a task block that is held and not begun.
+        not decision.waits_on_blocks,
+        _is_one_row(entry),
+        any(_copies_asynchronously(uses) for uses in closure),
+        any(uses.bits & (BARRIER | COLLECTIVE) for uses in closure),
+        used_coordinates(closure[0].specials),
+    )
+
+
+def _around(entry: Function, loop: _Loop) -> Function:
+    """The entry in persistent form: its body in the loop."""
+    declarations, body = parted(entry.body or [])
+    control = Parameter("u64", loop.control.name)
+    slots = Variable("shared", "b8", loop.slots.name, (SLOT_BYTES,), align=SLOT_BYTES)
+    inside = _without_exits(replace_specials(body, loop.instead), loop.start)
+    return replace(
+        entry,
+        parameters=(*entry.parameters, control),
+        body=[*declarations, slots, *loop.declarations, *loop.head, *inside, *loop.leave],
+    )
+
+
+@lru_cache(maxsize=64)
+def _loop(needs: _Needs) -> _Loop:
+    """Kernels of equal needs share the loop's statements: nearly all are alike."""
+    return _Loop(needs)
+
+
 class _Loop:
-    """Builds the loop around one entry's body."""
+    """The loop around a body.
 
-    def __init__(self, entry: Function, decision: Decision, survey: Survey) -> None:
-        assert decision.barrier is not None, "a persistent kernel has a barrier for its loop"
-        self._entry = entry
-        self._decision = decision
-        self._closure = survey.closure(entry.name)
-        self._code = Code(LOOP)  # no program defines a name that begins so
-        self._control = Symbol(f"{LOOP}{CONTROL}")
-        self._slots = Symbol(slots_of(self._control.name))
-        self._head = self._code.label("head")
-        self._leave = self._code.label("leave")
+    Attributes:
+        control: the hidden parameter.
+        slots: the variable with the slots.
+        start: the label at which the next task block is claimed.
+        declarations: of its registers.
+        head: what stands before the body.
+        instead: what the body's coordinates are.
+        leave: what stands behind it.
+    """
 
-    def build(self) -> Function:
-        """The entry in persistent form."""
-        code, entry = self._code, self._entry
-        declarations, body = parted(entry.body or [])
+    def __init__(self, needs: _Needs) -> None:
+        code = self._code = Code(LOOP)  # no program defines a name that begins so
+        self._needs = needs
+        self.control = Symbol(f"{LOOP}{CONTROL}")
+        self.slots = Symbol(slots_of(self.control.name))
+        self.start = code.label("head")
+        self._leave = code.label("leave")
+        leader = self._claim()
+        claim, job = code.register("claim"), code.register("job", "b64")
+        self.instead = compute(code, claim, job, needs.coordinates)
+        self.head, code.body = code.body, []
+        self._leave_loop(leader)
+        self.leave = code.body
+        self.declarations = code.declarations
+
+    def _claim(self) -> Register:
+        """Claim the next task block, or leave; the leader's predicate."""
+        code, needs = self._code, self._needs
         slot, claim = code.register("slot"), code.register("claim")
-        code("mov.u32", slot, self._slots)
+        code("mov.u32", slot, self.slots)
         # Every thread stores the same value; all of them are done by the first barrier.
         code("st.shared.u32", Address(slot, 4), words.NOTHING)
-        code.place(self._head)
+        code.place(self.start)
         leader = self._find_leader()
-        self._finish_copies()
-        # Somebody would wait for a task block that is held and not begun.
-        several = not self._decision.waits_on_blocks
-        add_claim(code, self._control, leader, slot, claim, several=several)
+        if needs.copies:  # that the task block has left in flight
+            code("cp.async.wait_all")
+        add_claim(code, self.control, leader, slot, claim, several=needs.several)
         self._meet(slot, claim)
         self._count(leader[0], slot)
         over = code.register("over", "pred")
         code("setp.eq.u32", over, claim, words.NOTHING)
         code("bra", self._leave, when=over)
-        needed = used_coordinates(self._closure[0].specials)
-        instead = compute(code, claim, code.register("job", "b64"), needed)
-        code.body += self._without_exits(replace_specials(body, instead))
-        self._leave_loop(leader[0])
-        control = Parameter("u64", self._control.name)
-        slots = Variable("shared", "b8", self._slots.name, (SLOT_BYTES,), align=SLOT_BYTES)
-        return replace(
-            entry,
-            parameters=(*entry.parameters, control),
-            body=[*declarations, slots, *code.declarations, *code.body],
-        )
+        return leader[0]
 
     # -- parts of the loop, in order -----------------------------------------------------------
 
@@ -178,26 +238,19 @@ class _Loop:
             code.register("other"),
         )
         code("mov.u32", thread, SpecialRegister("%tid.x"))
-        for letter in "" if _is_one_row(self._entry) else "yz":
+        for letter in "" if self._needs.one_row else "yz":
             code("mov.u32", other, SpecialRegister(f"%tid.{letter}"))
             code("or.b32", thread, thread, other)
         code("setp.eq.u32", leader, thread, 0)
         return leader, thread
 
-    def _finish_copies(self) -> None:
-        """Wait for copies into shared memory that the task block left in flight."""
-        if any(_copies_asynchronously(uses) for uses in self._closure):
-            self._code("cp.async.wait_all")
-
     def _meet(self, slot: Register, claim: Register) -> None:
-        code = self._code
-        number = self._decision.barrier
-        assert number is not None
-        if self._decision.exit_aware:
-            meet(code, number)
+        code, needs = self._code, self._needs
+        if needs.exit_aware:
+            meet(code, needs.barrier)
         else:
-            code("barrier.sync", number)
-        if any(uses.bits & (BARRIER | COLLECTIVE) for uses in self._closure):
+            code("barrier.sync", needs.barrier)
+        if needs.lanes:
             code("bar.warp.sync", immediate(_EVERY_LANE))
         code("ld.shared.u32", claim, Address(slot))
         code("xor.b32", slot, slot, 4)
@@ -212,26 +265,13 @@ class _Loop:
         own = code.register("own", "b64")
         code("red.global.add.u32", Address(own, words.DONE), 1, when=counted)
 
-    def _without_exits(self, body: list[Statement]) -> list[Statement]:
-        made: list[Statement] = []
-        again = opcode("bra")
-        for statement in body:
-            if type(statement) is Instruction and FLAGS[statement.opcode.text] & (RETURN | EXIT):
-                statement = Instruction(again, (self._head,), statement.guard, statement.line)  # noqa: PLW2901
-            made.append(statement)
-        last = next((s for s in reversed(made) if isinstance(s, Instruction | Label)), None)
-        ends = isinstance(last, Instruction) and last.guard is None
-        if not (ends and isinstance(last, Instruction) and last.opcode.base in ("bra", "trap")):
-            made.append(Instruction(again, (self._head,)))
-        return made
-
     def _leave_loop(self, leader: Register) -> None:
         code = self._code
         ctl, status = code.register("control", "b64"), code.register("status", "b64")
         gone = code.label("gone")
         code.place(self._leave)
         code("bra", gone, unless=leader)
-        code("ld.param.u64", ctl, Address(self._control))
+        code("ld.param.u64", ctl, Address(self.control))
         code("ld.global.nc.u64", status, Address(ctl, words.STATUS))
         # Not after a fence: that the launch is over, not this, says that its writes can be seen.
         code("red.global.add.u32", Address(status, words.LIVE), immediate(-1))
@@ -240,6 +280,21 @@ class _Loop:
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+def _without_exits(body: list[Statement], start: Symbol) -> list[Statement]:
+    """``body`` that goes to ``start`` where it would leave."""
+    made: list[Statement] = []
+    again = opcode("bra")
+    for statement in body:
+        if type(statement) is Instruction and FLAGS[statement.opcode.text] & (RETURN | EXIT):
+            statement = Instruction(again, (start,), statement.guard, statement.line)  # noqa: PLW2901
+        made.append(statement)
+    last = next((s for s in reversed(made) if isinstance(s, Instruction | Label)), None)
+    ends = isinstance(last, Instruction) and last.guard is None
+    if not (ends and isinstance(last, Instruction) and last.opcode.base in ("bra", "trap")):
+        made.append(Instruction(again, (start,)))
+    return made
 
 
 def _is_one_row(entry: Function) -> bool:
