@@ -3,7 +3,7 @@
 An operand is parsed once per spelling: `OperandTable` maps text to node, so the parser's inner
 loop is one dictionary look-up an operand. What a bare name (``p``, without ``%``) means depends
 on the declarations in sight, so a scope that declares such names gets a table of its own, which
-falls back on the table around it for every operand that does not mention them.
+falls back on the outermost table for every operand that mentions none of them.
 
 Source: PTX ISA 9.0, chapter 6 (operands), section 4.5 (constants).
 """
@@ -71,7 +71,7 @@ class OperandTable(dict[str, Operand]):
     """Operand text to node, filled on demand.
 
     ``names`` gives the meaning of declared names whose spelling does not tell: registers without
-    ``%`` and variables with one. ``outer`` is the table of the surrounding scope.
+    ``%`` and variables with one, in sight; ``outer`` is the table for what mentions none of them.
     """
 
     __slots__ = ("names", "outer")
@@ -108,7 +108,7 @@ class OperandTable(dict[str, Operand]):
 
     def declare(self, names: Mapping[str, Operand]) -> OperandTable:
         """The table for the rest of a scope that has declared ``names``."""
-        return OperandTable({**self.names, **names}, self) if names else self
+        return OperandTable({**self.names, **names}, self.outer or self) if names else self
 
 
 _SHARED = OperandTable()

@@ -74,6 +74,7 @@ _COUNTS: Final[dict[str, tuple[int, int]]] = {
     }.items()
     for name in names.split()
 }
+_ANY_COUNT: Final = (0, 1 << 16)
 
 
 def verify(module: Module) -> None:
@@ -153,11 +154,13 @@ class _Names:
 
 def _body(body: list[Statement], names: _Names) -> None:
     for statement in body:
+        if type(statement) is Instruction:  # most are
+            continue
         if isinstance(statement, (Label, BranchTargets, CallTargets, CallPrototype)):
             kind = "label" if isinstance(statement, Label) else "list"
             names.add(statement.name, kind, statement)
     for statement in body:
-        if isinstance(statement, Instruction):
+        if type(statement) is Instruction:
             _instruction(statement, names)
         elif isinstance(statement, RegisterDeclaration):
             names.checked.clear()
@@ -192,33 +195,33 @@ def _initial(value: InitialValue | None, names: _Names, where: Variable) -> None
 
 
 def _instruction(instruction: Instruction, names: _Names) -> None:
-    base = instruction.opcode.base
-    count = len(instruction.operands)
-    counts = _COUNTS.get(base)
-    if counts is not None and not counts[0] <= count <= counts[1]:
-        low, high = counts
+    base, operands = instruction.opcode.base, instruction.operands
+    low, high = _COUNTS.get(base, _ANY_COUNT)
+    if not low <= len(operands) <= high:
         wanted = f"{low}" if low == high else f"{low} to {high}"
-        _fail(f"{base} takes {wanted} operands, not {count}", instruction.line, instruction)
+        _fail(f"{base} takes {wanted} operands, not {len(operands)}", instruction.line, instruction)
     if instruction.guard is not None:
         _operand(instruction.guard.register, names, instruction)
     checked = names.checked
-    for operand in instruction.operands:
+    for operand in operands:
         if id(operand) not in checked:
             _operand(operand, names, instruction)
             checked.add(id(operand))
-    if base == "bra" and isinstance(target := instruction.operands[0], Symbol):
+    if base == "bra" and isinstance(target := operands[0], Symbol):
         _all_are("label", (target.name,), names, instruction)
     elif base == "brx":
-        listed = instruction.operands[1]
+        listed = operands[1]
         if isinstance(listed, Symbol):
             _all_are("list", (listed.name,), names, instruction)
 
 
 def _operand(operand: Operand, names: _Names, where: Instruction) -> None:
+    if type(operand) is Register:  # most are
+        name = operand.name
+        if names.find(name) != "register" and not _is_element(name, names):
+            _fail(f"register {name!r} is not declared", where.line, where)
+        return
     match operand:
-        case Register(name):
-            if names.find(name) != "register" and not _is_element(name, names):
-                _fail(f"register {name!r} is not declared", where.line, where)
         case Symbol(name):
             if name not in _PREDEFINED and names.find(name) is None:
                 _fail(f"{name!r} is not declared", where.line, where)
