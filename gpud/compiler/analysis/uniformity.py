@@ -32,6 +32,7 @@ Graphs", 2021 (synchronisation and temporal divergence).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from enum import IntEnum
 
 from gpud.compiler.analysis.cfg import ControlFlow
@@ -106,7 +107,7 @@ class Uniformity:
         self._written_in: dict[int, list[str]] = {}
         self._count: dict[str, int] = {}
         # Instructions to look at again, in order; and which are divergent as soon as a source is.
-        self._queue: dict[int, None] = {}
+        self._queue: OrderedDict[int, None] = OrderedDict()
         self._follows: list[bool] = []
         self._marks: dict[tuple[int, int], int] = {}
         self.definitions = Definitions(())
@@ -195,8 +196,7 @@ class Uniformity:
     def _run(self) -> None:
         queue, writes, known = self._queue, self._writes, self._known
         while queue:
-            number = next(iter(queue))
-            del queue[number]
+            number, _ = queue.popitem(last=False)
             ins, results, sources = writes[number]
             found = self._result(ins, sources)
             if found:
