@@ -69,7 +69,13 @@ _OWN: Final = {
 _STEM = "gpud_report_"
 _LABELS: Final = {name: f"${_STEM}{name.removeprefix('gpud_')}" for name in _OWN}
 _NAMES: Final = {label: name for name, label in _LABELS.items()}
+_JUMPS: Final = {name: (Symbol(label),) for name, label in _LABELS.items()}
+_MOVES: Final = {
+    name: tuple((Register(f"%{_STEM}{key}"), kind, opcode(f"mov.{kind}")) for key, kind in own)
+    for name, own in _OWN.items()
+}
 _TRAP = Instruction(opcode("trap"))
+_BRA = opcode("bra")
 
 
 def claim_beside(slot: Register) -> Register:
@@ -104,12 +110,11 @@ def join(body: list[Statement]) -> list[Statement]:
         done = at + 2
         given = _arguments(statement)
         tails.setdefault(name, given[: len(CONTEXT)])
-        for (key, kind), value in zip(_OWN[name], given[len(CONTEXT) :], strict=True):
-            registers[_register(key).name] = kind
-            move = Instruction(opcode(f"mov.{kind}"), (_register(key), value), None, statement.line)
-            made.append(move)
-        target = (Symbol(_LABELS[name]),)
-        made.append(Instruction(opcode("bra"), target, None, statement.line))
+        line = statement.line
+        for (register, kind, move), value in zip(_MOVES[name], given[len(CONTEXT) :], strict=True):
+            registers[register.name] = kind
+            made.append(Instruction(move, (register, value), None, line))
+        made.append(Instruction(_BRA, _JUMPS[name], None, line))
     if not tails:
         return body
     made += body[done:]
@@ -178,7 +183,7 @@ def _tail(name: str, context: tuple[Operand, ...], registers: dict[str, str]) ->
             Instruction(opcode("xor.b32"), (place, slots, Immediate("4", 4))),
             Instruction(opcode("ld.shared.u32"), (claim, Address(place))),
         ]
-    own = (_register(key) for key, _ in _OWN[name])
+    own = (register for register, _, _ in _MOVES[name])
     arguments = Tuple((ctl, claim, slots, *own))
     return [*made, Instruction(opcode("call"), (Symbol(name), arguments)), replace(_TRAP)]
 

@@ -41,6 +41,7 @@ from gpud.compiler.analysis.effects import (
     callee,
 )
 from gpud.compiler.ptx.model import (
+    Address,
     CallTargets,
     Function,
     Immediate,
@@ -207,40 +208,38 @@ def survey(module: Module) -> Survey:
 
 def _look(function: Function) -> Uses:
     uses = Uses(function)
-    specials, bases, named = uses.specials, uses.bases, uses.named
-    union = 0
+    specials, bases, named, noted = uses.specials, uses.bases, uses.named, uses.noted
+    known: dict[str, int] = {}
     for statement in function.body or ():
-        kind = type(statement)
-        if kind is not Instruction:
-            if kind is CallTargets:
-                named.update(dict.fromkeys(statement.targets))  # type: ignore[union-attr]
-            elif kind is Variable:
-                named |= _named(statement.init)  # type: ignore[union-attr]
+        if type(statement) is not Instruction:
+            if type(statement) is CallTargets:
+                named.update(dict.fromkeys(statement.targets))
+            elif type(statement) is Variable:
+                named |= _named(statement.init)
             continue
-        ins: Instruction = statement  # type: ignore[assignment]
-        op = ins.opcode
-        bits = FLAGS[op.text]
-        union |= bits
-        if op.base not in bases:
-            bases[op.base] = ins
-        if bits & _NOTED:
-            uses.noted.append(ins)
+        op = statement.opcode
+        bits = known.get(op.text)
+        if bits is None:
+            bits = known[op.text] = FLAGS[op.text] & _NOTED
+            uses.bits |= FLAGS[op.text]
+            bases.setdefault(op.base, statement)
+        if bits:
+            noted.append(statement)
             if bits & CALL:
-                _look_at_call(ins, uses)
+                _look_at_call(statement, uses)
                 continue
-        for operand in ins.operands:
+        for operand in statement.operands:
             sort = type(operand)
-            if sort is Register:  # most are
+            if sort is Register or sort is Immediate or sort is Address:  # most are
                 continue
-            if sort is SpecialRegister:
-                specials.setdefault(operand.name, ins)  # type: ignore[union-attr]
-            elif sort is Symbol:
-                named[operand.name] = None  # type: ignore[union-attr]
-            elif sort is Vector:
-                for item in operand.items:  # type: ignore[union-attr]
+            if type(operand) is SpecialRegister:
+                specials.setdefault(operand.name, statement)
+            elif type(operand) is Symbol:
+                named[operand.name] = None
+            elif type(operand) is Vector:
+                for item in operand.items:
                     if type(item) is SpecialRegister:
-                        specials.setdefault(item.name, ins)
-    uses.bits = union
+                        specials.setdefault(item.name, statement)
     return uses
 
 

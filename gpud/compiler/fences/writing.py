@@ -71,17 +71,18 @@ class _Writer:
     def hot(self) -> list[Statement]:
         """What stands before the first access."""
         fence, do = self._fence, self._do
+        first, align = fence.low, fence.align
         base, size, off, last, low = map(self._register, ("base", "size", "off", "last", "low"))
         out = self._register("out")
         do("ld.const.u64", base, _BASE)
         do("ld.const.u64", size, _SIZE)
         do("sub.s64", off, fence.register, base)
-        if fence.low:
-            do("add.s64", off, off, _integer(fence.low))
+        if first:
+            do("add.s64", off, off, _integer(first))
         do("sub.s64", last, size, _integer(fence.span))
         do("setp.gt.u64", out, off, last)
-        if fence.align > 1:
-            do("and.b64", low, off, _integer(fence.align - 1))
+        if align > 1:
+            do("and.b64", low, off, _integer(align - 1))
             do("setp.ne.or.s64", out, low, _integer(0), out)
         if fence.guard is not None:
             may = fence.guard.register
