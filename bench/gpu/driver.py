@@ -92,6 +92,7 @@ class Gpu:
     Attributes:
         sms: streaming multiprocessors.
         capability: compute capability times ten.
+        most_shared: bytes of shared memory that a block may have.
         memory: bytes of device memory.
     """
 
@@ -109,6 +110,7 @@ class Gpu:
             self._attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR")
         )
         self.capability = 10 * major + minor
+        self.most_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self.memory: int = check(cu.cuDeviceTotalMem(self.device))
         low, high = check(cu.cuCtxGetStreamPriorityRange())
         self.lowest_priority, self.highest_priority = int(low), int(high)

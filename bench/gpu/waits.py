@@ -43,6 +43,9 @@ from gpud.device.interface import pack_parameters
 
 SIZE = 2 << 20
 WIDE_BYTES = 96 << 10
+"""Of shared memory, or what a block may have; no SM is divided so for a kernel without any."""
+
+WIDE = "much shared memory"
 STREAMS = 40
 LOOKS = 1000
 SOME = 64
@@ -58,7 +61,7 @@ def main() -> int:
     holder = Holder(gpu, options.ms / 1e3)
     found: dict[str, Any] = {"calls": calls(holder)}
     found["launches"] = {name: holder.tried(**case) for name, case in launches(holder).items()}
-    found["launches"]["96 KiB of it, all SMs divided for that"] = divided_alike(holder)
+    found["launches"][f"{WIDE}, all SMs divided for that"] = divided_alike(holder)
     for kind, results in found.items():
         for name, one in results.items():
             verdict = one.get("error") or ("WAITS" if one["waits"] else "does not wait")
@@ -130,7 +133,7 @@ def calls(holder: Holder) -> dict[str, Any]:
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     wide = holder.function("wide").handle
     tried["cuFuncSetAttribute"] = holder.tried(
-        lambda: check(cu.cuFuncSetAttribute(wide, which, WIDE_BYTES))
+        lambda: check(cu.cuFuncSetAttribute(wide, which, _wide_bytes(gpu)))
     )
     return tried
 
@@ -241,7 +244,8 @@ def launches(holder: Holder) -> dict[str, dict[str, Any]]:
             holder.event(holder.stream)
 
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    check(cu.cuFuncSetAttribute(holder.function("wide").handle, which, WIDE_BYTES))
+    wide_bytes = _wide_bytes(holder.gpu)
+    check(cu.cuFuncSetAttribute(holder.function("wide").handle, which, wide_bytes))
     everywhere = {"blocks": 2 * holder.capacity(1024), "threads": 1024}
     one_each = {"blocks": holder.gpu.sms, "threads": 512}
     return {
@@ -249,7 +253,7 @@ def launches(holder: Holder) -> dict[str, dict[str, Any]]:
         "a launch, a host function behind": {"act": elsewhere(), "behind": host_function},
         "a launch, 32 launches behind": {"act": elsewhere(), "behind": more},
         "a launch, a third stream behind": {"act": elsewhere(), "behind": wait_event},
-        "96 KiB of shared memory": {"act": elsewhere("wide", WIDE_BYTES), **one_each},
+        WIDE: {"act": elsewhere("wide", wide_bytes), **one_each},
         "urgent, twice as many blocks as fit": {"act": elsewhere(), **everywhere},
         # Last: the driver keeps the room that it makes.
         "16 KiB of local memory a thread": {"act": elsewhere("deep")},
@@ -263,10 +267,14 @@ def divided_alike(holder: Holder) -> dict[str, Any]:
     kinds = cu.CUshared_carveout
     hold = holder.function("hold").handle
     check(cu.cuFuncSetAttribute(hold, which, int(kinds.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)))
-    case = launches(holder)["96 KiB of shared memory"]
+    case = launches(holder)[WIDE]
     found = holder.tried(**case)
     check(cu.cuFuncSetAttribute(hold, which, int(kinds.CU_SHAREDMEM_CARVEOUT_DEFAULT)))
     return found
+
+
+def _wide_bytes(gpu: Gpu) -> int:
+    return min(WIDE_BYTES, gpu.most_shared)
 
 
 def streams_at_once(holder: Holder, count: int = STREAMS) -> int:
