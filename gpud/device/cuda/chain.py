@@ -157,6 +157,13 @@ class Chain:
         """How many slices of the job so many blocks of a stage occupy, rounded up."""
         return -(-blocks * self.occupancy // self.stages[stage].occupancy)
 
+    def takes_ns(self, stage: int, slices: int) -> float:
+        """What a stage takes with so many slices, as its kernel was last; 0: that is not known."""
+        what = self.stages[stage]
+        return (
+            what.kernel.paces.get(what.block, 0) * what.total / max(1, self.blocks(stage, slices))
+        )
+
     def later(self, stage: int, slices: int) -> int:
         """How many of ``slices`` the stages after ``stage`` can use."""
         return min(slices, self._later[stage])

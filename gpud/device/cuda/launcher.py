@@ -50,6 +50,9 @@ _WINDOW: Final = 16
 """Stages that are queued at most: those that follow a growth were launched before it."""
 
 _TOP_UP: Final = _WINDOW // 2
+_SOON_NS: Final = 50_000
+"""The watcher looks again so soon, or in twice the time that nothing has changed."""
+
 _MOST_HELPERS: Final = 6
 """Helpers that claim, at most: each has a stream, and streams beyond the driver's connections (see
 `gpud.device.cuda.driver.ENVIRONMENT`) wait for each other."""
@@ -227,9 +230,10 @@ class Launcher:
                 self._add_main(self._chain.blocks(stage, slices))
                 self._next += 1
                 queued += 1
+                # Not behind every stage: what is behind a host function waits for it.
+                if self._outlasts(stage, slices):
+                    self._flights.notify(run.stream)
         finally:
-            # Only where nothing will follow: what is behind a host function waits for it, and the
-            # watcher looks again sooner than the rest of the window can be over.
             if queued and not self._more:
                 self._flights.notify(run.stream)
 
@@ -238,6 +242,17 @@ class Launcher:
         """Whether another stage is to be queued."""
         stages = self._chain.stages
         return self._next < len(stages) and stages[self._next].form == "persistent"
+
+    def _outlasts(self, stage: int, slices: int) -> bool:
+        """Whether the rest of the window may be over before the watcher looks again.
+
+        The longer nothing changes, the longer it sleeps, up to about as long as the stage takes.
+        """
+        chain, end = self._chain, stage + _WINDOW
+        took_ns = chain.takes_ns(stage, slices)
+        if end >= len(chain.stages) or took_ns <= _SOON_NS:
+            return False
+        return took_ns > sum(chain.takes_ns(other, slices) for other in range(stage + 1, end))
 
     def _queue_more(self, slices: int) -> None:
         if self._chain.stages[self._aloft.main[-1].stage].form == "persistent":
