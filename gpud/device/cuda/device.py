@@ -250,10 +250,6 @@ class CUDADevice:
         self._making.put(lambda: self._make(gang, partition))
         return gang
 
-    def synchronize(self) -> None:
-        """Wait until everything on the device is over."""
-        self.context.enter().call("cuCtxSynchronize")
-
     def close(self) -> None:
         """End what runs, wait for it, and give everything back.
 

@@ -225,7 +225,7 @@ class Gang:
             self.over = True
             if self._aloft.run is not None:
                 self._printed = self._aloft.run.printed
-            self._device.later(self._on_over)
+            self._device.later(self._tell_over)
 
     # -- running
 
@@ -343,8 +343,19 @@ class Gang:
         self.over = True
         if self._partition is not None:
             self._device.give_partition(self._partition)
-        self._device.later(self._on_over)
+        self._device.later(self._tell_over)
+
+    def _tell_over(self) -> None:
+        """Call ``on_over``, the last that is called."""
+        on_over = self._on_over
+        # Whoever is called has this gang: a ring of each job would be left to the collector.
+        self._on_left = self._on_over = _nothing
+        on_over()
 
     def _left(self) -> None:
         if not self.over:
             self._on_left()
+
+
+def _nothing() -> None:
+    """Nobody is to hear of it any more."""

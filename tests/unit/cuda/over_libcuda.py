@@ -73,7 +73,6 @@ def use(device: CUDADevice) -> None:
         raise AssertionError
     arena.release(0, 100)
     arena.close()
-    device.synchronize()
 
 
 def load_beside_a_kernel(device: CUDADevice) -> None:

@@ -171,7 +171,6 @@ def everything(fake: SteppedDriver, release: str, descriptor: int) -> None:
         offline.clear([3])
         for job in (online, offline):
             drive(fake, device, job)
-        device.synchronize()
         arena.release(0, 100)
         arena.close()
 

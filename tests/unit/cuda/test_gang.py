@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -399,3 +401,40 @@ def test_a_stage_shrinks_before_its_gate_has_opened_it() -> None:
         assert (flight.stage, flight.limit) == (1, 2)
         drive(fake, device, job)
         ran_once(fake, [8, 8])
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_job_that_is_over_is_no_ring(*, ended: bool) -> None:
+    fake = SteppedDriver(2)
+    with device_of(fake) as device:
+        gc.disable()  # what is a ring stays until it looks
+        try:
+            job = Job(device, launches(device, "ppsw"))
+            job.resize(2)
+            fake.run(20)
+            if ended:
+                job.end()
+            drive(fake, device, job)
+            seen = weakref.ref(job._gang)
+            del job
+            assert seen() is None
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("pace", [1e3, 1e6])
+def test_the_end_of_a_long_stage_wakes_who_fills_the_window(pace: float) -> None:
+    fake = SteppedDriver(2)
+    with device_of(fake) as device:
+        short = launches(device, "p" * 40)
+        first = short[0]._replace(kernel=short[0].kernel.module.kernel("persistent_b"))
+        for spec, its in ((first, pace), (short[0], 1e3)):
+            spec.kernel.paces[spec.block] = its
+        job = Job(device, [first, *short[1:]])
+        job.resize(2)
+        device.watcher.semaphore.wait(0)
+        while len(fake.ran) < 20:
+            fake.step()
+        assert device.watcher.semaphore.wait(0) == (pace > 1e3)
+        drive(fake, device, job)
+        ran_once(fake, [10] * 40)
