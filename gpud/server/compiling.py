@@ -238,7 +238,7 @@ class Compiler:
 
     def _lose_patience(self, worker: Worker, source: Source) -> None:
         """End what nobody waits for."""
-        if worker in self._workers and worker.source is source and source not in self._waiting:
+        if worker in self._workers and worker.source == source and source not in self._waiting:
             worker.kill("worked for nobody")
 
     # -- the workers

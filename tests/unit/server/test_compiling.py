@@ -218,11 +218,13 @@ async def test_what_nobody_waits_for_is_not_compiled(pool: Compiler) -> None:
     await until(lambda: answers)
     (pid,) = pool.pids
     os.kill(pid, signal.SIGSTOP)
-    first, second = Wish(1, answers), Wish(1, answers)
-    pool.compile(source("begun"), first)
-    pool.compile(source("queued"), second)
-    second.cancel()
-    first.cancel()  # its worker is ended after a while
+    begun = Wish(1, answers), Wish(2, answers)
+    queued = Wish(1, answers)
+    pool.compile(source("begun"), begun[0])
+    pool.compile(source("begun"), begun[1])
+    pool.compile(source("queued"), queued)
+    for wish in (queued, *begun):
+        wish.cancel()  # the worker is ended after a while
     pool.compile(source("last"), Wish(1, answers))
     await until(lambda: len(answers) == 2)
     assert answers[1][0].kernels[0].name == "last"
