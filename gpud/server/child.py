@@ -248,7 +248,10 @@ class Child:
             self._stream.abort(reason)
         tickets, self._tickets = self._tickets, {}
         for on_reply in tickets.values():
-            on_reply(None, GpudError(f"the {self.what} {reason}"))
+            try:
+                on_reply(None, GpudError(f"the {self.what} {reason}"))
+            except Exception:  # noqa: BLE001 - the others, and the owner, must hear of it
+                _LOG.exception("the end of the %s was not handled", self.what)
         self._on_end(reason)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
-from gpud.device.host.messages import HOST_PROTOCOL
+from gpud.device.host.messages import HOST_PROTOCOL, Ping
+from gpud.errors import GpudError
 from gpud.server import child
 from gpud.server.child import Child
 from gpud.server.stream import Outbox
@@ -71,3 +73,25 @@ async def test_an_end_for_want_of_memory(tmp_path: Path, monkeypatch: pytest.Mon
     assert await reason_of(program) == "was ended by SIGKILL, as the system ran out of memory"
     monkeypatch.setattr(child, "_VMSTAT", tmp_path / "none")
     assert child.oom_kills() == 0
+
+
+async def test_everybody_hears_of_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever comes of telling one of them."""
+    ends: list[str] = []
+    errors: list[GpudError | None] = []
+    one = Child(
+        "child",
+        HOST_PROTOCOL,
+        Outbox(asyncio.get_running_loop()),
+        on_message=lambda message: None,
+        on_end=ends.append,
+    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        one.attach(ours)
+        one.request(Ping, lambda value, error: value.bug)
+        one.request(Ping, lambda value, error: errors.append(error))
+        one.kill("was killed")
+    assert ends == ["was killed"]
+    assert str(errors[0]) == "the child was killed"
+    assert "AttributeError" in caplog.text
