@@ -23,12 +23,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from gpud.core.memory import Ledger, Range, Usage
 from gpud.core.space import Arena
-from gpud.errors import GpudError, InternalError, LimitExceeded
+from gpud.errors import GpudError, InternalError, LimitExceeded, UnknownName
 from gpud.server import descriptors, memfd
 from gpud.server.copied import CopiedMemory
 from gpud.server.settings import MemoryLimits
@@ -123,8 +124,9 @@ class Arenas:
     def undo(self, session: SessionId, device: int, address: int) -> None:
         """Forget an array that the device has no memory for."""
         if session in self._opened:
-            self._ledger.free(session, device, address)
-            self._copied[device].copies.gone(session, address)
+            with suppress(UnknownName):  # freed by a client that guessed where it would be
+                self._ledger.free(session, device, address)
+                self._copied[device].copies.gone(session, address)
 
     def reserve(self, session: SessionId, user: int, device: int, size: int) -> None:
         """Count ``size`` bytes for module variables, and see to it that the session has an arena.

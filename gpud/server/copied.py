@@ -117,7 +117,6 @@ class CopiedMemory:
         self._when_written.pop(session, None)
         for key in [key for key in self._parts if key[0] == session]:
             del self._parts[key]
-        self._reads.pop(session, None)
 
     # -- from the file to the device
 
@@ -216,6 +215,8 @@ class CopiedMemory:
 
         def told(value: Any, error: GpudError | None) -> None:
             self._reads[session] -= 1
+            if not self._reads[session]:
+                del self._reads[session]
             on_reply(value, error)
 
         def ask(reply: OnReply) -> None:

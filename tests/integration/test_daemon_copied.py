@@ -80,6 +80,20 @@ async def test_an_array_that_gets_no_memory_has_never_been_there(world: World) -
     assert await client.allocate(SIZE) == kept + PAGES
 
 
+async def test_an_array_that_is_freed_before_it_gets_no_memory(world: World) -> None:
+    client = await world.client()
+    kept = await client.allocate(SIZE)
+    world.host.holds = {m.Commit, m.Release}
+    request = client.next_request()
+    client.send(wm.Allocate(request, 0, SIZE))
+    await until(lambda: len(sent(world, m.Commit)) == 2)
+    client.send(wm.Free(0, kept + PAGES))
+    await until(lambda: sent(world, m.Release))
+    world.host.answer(InternalError("no", stage="device"))
+    assert (await client.expect(wm.Failed)).request == request
+    assert used(world) == PAGES
+
+
 async def test_what_lacks_memory_waits_for_what_is_on_its_way_back(world: World) -> None:
     client, other = await world.client(), await world.client()
     array = await other.allocate(SIZE)
@@ -225,10 +239,13 @@ async def test_an_allocation_and_a_read_that_are_lost_are_asked_for_again(world:
 async def test_a_session_that_goes_leaves_nothing_that_waits(world: World) -> None:
     client = await world.client()
     array = await client.allocate(SIZE)
+    client.submit(1, await client.kernel())
+    await client.finished(1)
     world.host.holds = {m.Upload, m.Download}
+    client.send(wm.Download(client.next_request(), 0, array, 0, SIZE))
     client.send(wm.Upload(0, array, 0, SIZE))
     client.send(wm.Upload(0, array, 4, SIZE - 4))
-    await until(lambda: sent(world, m.Upload))
+    await until(lambda: sent(world, m.Upload) and sent(world, m.Download))
     client.close()
     await until(lambda: used(world) == 0)
     world.host.answer()
@@ -239,6 +256,7 @@ async def test_a_session_that_goes_leaves_nothing_that_waits(world: World) -> No
     assert not memory.copies._spaces
     other = await world.client()
     assert await other.allocate(SIZE) == array
+    assert not memory._reads
 
 
 async def test_a_device_that_shares_arrays_copies_none() -> None:
