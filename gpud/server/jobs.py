@@ -96,6 +96,7 @@ class Job:
         state: how it ended; None before.
         error: what it failed with on its device.
         started_ns: when it was first sent to its device, monotonic; None: never.
+        follows: how many jobs must end before.
     """
 
     __slots__ = (
@@ -107,6 +108,7 @@ class Job:
         "ended_ns",
         "error",
         "first_block_ns",
+        "follows",
         "id",
         "kernels",
         "launches",
@@ -144,6 +146,7 @@ class Job:
         self.started_ns: int | None = None
         self.record: JobRecord | None = None
         self.online = False
+        self.follows = 0
         self.error: GpudError | None = None
         self.output = b""
         self.progress = (0, chain.total)

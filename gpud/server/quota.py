@@ -23,13 +23,16 @@ from __future__ import annotations
 from gpud.config import Config
 from gpud.errors import LimitExceeded
 
-__all__ = ["JOB_BYTES", "LAUNCH_BYTES", "Quota", "User", "Users"]
+__all__ = ["FOLLOWED_BYTES", "JOB_BYTES", "LAUNCH_BYTES", "Quota", "User", "Users"]
 
 JOB_BYTES = 4096
 """What a job takes in the front and in the scheduler beside its launches; measured: 2.6 KiB."""
 
 LAUNCH_BYTES = 256
 """What a launch takes beside its bytes."""
+
+FOLLOWED_BYTES = 32
+"""What each job that a job is to follow takes; measured: 20."""
 
 
 class Quota:

@@ -13,7 +13,7 @@ from gpud.errors.base import shorten
 from gpud.server.access import Peer
 from gpud.server.jobs import Chain, Job
 from gpud.server.modules import Kernel, Module
-from gpud.server.quota import JOB_BYTES, LAUNCH_BYTES, User
+from gpud.server.quota import FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
 from gpud.server.stream import Stream
 from gpud.units import SessionId
 from gpud.wire.messages import CLIENT_PROTOCOL, Answer, Failed, Finished
@@ -157,9 +157,8 @@ class Session:
                 value=most,
             )
         self.user.check_jobs()
-        chain = job.chain
-        self.kept.take(JOB_BYTES if chain.jobs else JOB_BYTES + _size_of(chain), "this job")
-        chain.jobs += 1
+        self.kept.take(_size_of(job), "this job")
+        job.chain.jobs += 1
         self.user.jobs += 1
         self.jobs[job.number] = job
 
@@ -178,7 +177,9 @@ class Session:
     def job_finished(self, job: Job, state: str, error: GpudError | None) -> None:
         """A job of this session has ended."""
         del self.jobs[job.number]
-        self._count_out(job.chain)
+        self.user.jobs -= 1
+        job.chain.jobs -= 1
+        self.kept.give(_size_of(job))
         now_ns = time.monotonic_ns()
         stats = job.final_stats(now_ns)
         wire = None if error is None else error.to_wire()
@@ -189,12 +190,6 @@ class Session:
         if oldest is None or oldest > job.number:
             # It was the oldest, so there may be something that has waited for it.
             self._settle(oldest)
-
-    def _count_out(self, chain: Chain) -> None:
-        """A job of these launches has ended."""
-        self.user.jobs -= 1
-        chain.jobs -= 1
-        self.kept.give(JOB_BYTES if chain.jobs else JOB_BYTES + _size_of(chain))
 
     def _settle(self, oldest: int | None) -> None:
         """Do what has waited for the jobs up to ``oldest``, which have ended now."""
@@ -212,5 +207,8 @@ def own_fault(error: Exception) -> InternalError:
     )
 
 
-def _size_of(chain: Chain) -> int:
-    return chain.size_bytes + LAUNCH_BYTES * len(chain.shapes)
+def _size_of(job: Job) -> int:
+    """What is kept for a job, beside other jobs that are counted."""
+    chain = job.chain
+    own = JOB_BYTES + FOLLOWED_BYTES * job.follows
+    return own if chain.jobs else own + chain.size_bytes + LAUNCH_BYTES * len(chain.shapes)

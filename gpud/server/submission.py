@@ -89,6 +89,7 @@ def _submit(session: Session, message: Submit) -> None:
     number = message.number
     job = Job(job_id(session.number, number), number, session, device.index, chain, now_ns)
     job.online = message.reservation is not None
+    job.follows = len(after)
     session.add_job(job)
     deadline_ns = message.deadline_ns
     front.runner.submit(
@@ -124,9 +125,9 @@ def _after(session: Session, message: Submit) -> tuple[JobId, ...]:
     for number, job in message.after:
         if number == session.number and job >= message.number:
             raise InvalidArgument(f"job {message.number} cannot follow job {job}, which is later")
-        one = job_id(SessionId(number), job)
-        if session.front.visible_job(session, one) is not None:
-            found.append(one)
+        one = session.front.visible_job(session, job_id(SessionId(number), job))
+        if one is not None:
+            found.append(one.id)
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gpud.server import arenas as arenas_module
-from gpud.server.quota import Quota, User
+from gpud.server.quota import FOLLOWED_BYTES, JOB_BYTES, Quota, User
 from gpud.server.stream import MESSAGES_PER_TURN
 from gpud.server.turns import Turns
 from gpud.wire import messages as wm
@@ -153,6 +153,23 @@ async def test_queued_launches(world: World) -> None:
     await submit(7, chain[:-4])
     await client.query("status")
     assert len(front.runner.jobs) == 1
+    await nothing_is_counted(world)
+
+
+@pytest.mark.asyncio
+async def test_jobs_to_follow(world: World) -> None:
+    client = await world.client(ALICE)
+    module = await client.kernel("forever")
+    client.submit(1, module)
+    await client.query("status")
+    kept = user_of(world, client).kept
+    before = kept.used_bytes
+    client.submit(2, module, after=((client.session, 1),) * 4096)
+    await client.query("status")
+    assert kept.used_bytes == before + JOB_BYTES + 4096 * FOLLOWED_BYTES
+    await client.ask(lambda r: wm.Cancel(r, (client.session, 2)), wm.Answer)
+    await client.finished(2)
+    assert kept.used_bytes == before
     await nothing_is_counted(world)
 
 
