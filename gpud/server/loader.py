@@ -11,8 +11,8 @@ speaks to the module.
 
 Properties:
     constants_survive: variables in constant memory have the same values on every host;
-    told_once: the first read of another variable, after its host was lost and kernels of its module
-        had run there, fails and says so.
+    told_once: the first read of another variable fails and says so, after its host was lost and
+        kernels of its module had run there, or too much was written to its module to be kept.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Loader:
         self.compiling: dict[int, Case] = {}
         self._texts: dict[int, str] = {}  # PTX by module
         self._ran: dict[int, Module] = {}  # modules with jobs on this host
-        self._written: dict[int, Written] = {}  # by module
+        self._written: dict[int, tuple[Module, Written]] = {}
         self._gone: dict[int, str] = {}  # modules whose variables were lost: with what host
 
     # -- the host
 
     def host_lost(self, reason: str, *, suspect: bool) -> list[Module]:
-        """The host is gone; returns the modules whose variables its kernels may have changed.
+        """The host is gone; returns the modules whose variables are lost with it.
 
         Args:
             reason: what has become of it.
@@ -77,10 +77,10 @@ class Loader:
             self._suspects.suspect(next(iter(self.compiling.values())), reason)
         self.compiling.clear()
         ran, self._ran = self._ran, {}
-        found = [module for n, module in ran.items() if n in self._texts]
-        found = [module for module in found if module.program.variables]
-        self._gone.update((module.number, reason) for module in found)
-        return found
+        found = {n: one for n, one in ran.items() if n in self._texts and one.program.variables}
+        found.update((n, one) for n, (one, written) in self._written.items() if written.missing)
+        self._gone.update(dict.fromkeys(found, reason))
+        return list(found.values())
 
     def ran(self, chain: Chain) -> None:
         """A job was started, or is about to be."""
@@ -91,7 +91,8 @@ class Loader:
     def wrote(self, module: Module, name: str, offset: int, data: bytes) -> None:
         """The session has written to a variable."""
         if module.number in self._texts:
-            self._written.setdefault(module.number, Written()).write(name, offset, data)
+            _, written = self._written.setdefault(module.number, (module, Written()))
+            written.write(name, offset, data, constant=name not in module.program.variables)
 
     def read_problem(self, module: Module, name: str) -> DeviceLost | None:
         """Why a variable should not be read, once after it was lost."""
@@ -100,8 +101,8 @@ class Loader:
         reason = self._gone.pop(module.number)
         return self._lost(
             f"{reason}, and what kernels had written to {name!r} was lost with its host: the "
-            "module's variables have what the session wrote to them last, or their first values; "
-            "ask again to read that"
+            "module's variables have what the session wrote to them last, as far as that is kept, "
+            "or their first values; ask again to read that"
         )
 
     def unload(self, number: int) -> None:
@@ -156,9 +157,9 @@ class Loader:
 
     def _rewriting(self, module: int, on_reply: OnReply) -> OnReply:
         """Has what was written to a module's variables written again once it is loaded."""
-        written = self._written.get(module)
-        if written is None:
+        if module not in self._written:
             return on_reply
+        written = self._written[module][1]
 
         def loaded(value: Any, error: GpudError | None) -> None:
             left = 1

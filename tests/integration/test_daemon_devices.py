@@ -11,10 +11,11 @@ import pytest
 import pytest_asyncio
 
 from gpud.errors import DeviceLost, InvalidArgument
-from gpud.server import devices
+from gpud.server import devices, loader
+from gpud.server.variables import Written
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
-from tests.integration.daemon_world import World, launch, until
+from tests.integration.daemon_world import PTX, World, launch, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -64,6 +65,26 @@ async def test_a_module_that_does_not_load_in_the_next_host_fails_its_job(world:
     finished = await client.finished(2)
     assert finished.state == "failed"
     assert "fits no more" in finished.error["message"]
+
+
+async def test_what_is_too_much_to_be_written_again_is_known_to_be_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "Written", lambda: Written(limit_bytes=4096))
+    await world.start(FakeHost(sms=2))
+    client = await world.client()
+    variables = ".visible .global .b8 large[8000];\n.visible .const .b8 table[8];\n.visible"
+    text = PTX.format(name="k").replace(".visible", variables, 1)
+    module = (await client.compile(text)).module
+    for name, data in ("large", bytes(8000)), ("table", b"constant"):
+        await client.ask(lambda r: wm.WriteSymbol(r, module, name, 0, data), wm.Answer)  # noqa: B023
+    world.host.die()
+    error = await client.refused(lambda r: wm.ReadSymbol(r, module, "large", 0, 1))
+    assert error["code"] == "device-lost"
+    answer = await client.ask(lambda r: wm.ReadSymbol(r, module, "table", 0, 8), wm.Answer)
+    assert answer.value == b"constant"
+    events = (await client.query("events"))["events"]
+    assert [event["module"] for event in events if event["event"] == "variables-lost"] == [module]
 
 
 async def test_ending_and_resizing_a_job_whose_modules_are_being_loaded(
