@@ -220,6 +220,16 @@ class Job(JobRecord, concurrent.futures.Future[None]):
 
     # -- as a future
 
+    # The state of the future is there before whoever waits for futures is told.
+
+    def done(self) -> bool:
+        """Whether the job has ended, in whatever way."""
+        return concurrent.futures.Future.done(self)
+
+    def cancelled(self) -> bool:
+        """Whether the job has ended because it was cancelled."""
+        return concurrent.futures.Future.cancelled(self)
+
     def result(self, timeout: float | None = None) -> None:
         """Wait until the job has ended. Returns nothing: results are in the arrays.
 

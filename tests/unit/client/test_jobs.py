@@ -144,6 +144,26 @@ def test_it_passes_for_a_future(daemon: Daemon, saxpy: gc.Kernel) -> None:
     assert isinstance(jobs[1].exception(), gc.IllegalAddress)
 
 
+def test_whoever_is_told_of_its_end_finds_it_done(daemon: Daemon, saxpy: gc.Kernel) -> None:
+    class Waiter(list[tuple[bool, bool]]):
+        """As `concurrent.futures.wait` has one."""
+
+        def add(self, future: gc.Job) -> None:
+            self.append((future.done(), future.cancelled()))
+
+        add_result = add_exception = add_cancelled = add
+
+    jobs = [saxpy.submit(1, 32, ARGS) for _ in range(3)]
+    waiter: Any = Waiter()
+    for job in jobs:
+        job._waiters.append(waiter)
+    daemon.wait_for(wm.Submit, 3)
+    for number, state in enumerate(("done", "failed", "cancelled"), 1):
+        daemon.finish(number, state)
+    concurrent.futures.wait(jobs, TIMEOUT_S)
+    assert waiter == [(True, False), (True, False), (True, True)]
+
+
 def test_it_is_awaited_as_an_asyncio_future(daemon: Daemon, saxpy: gc.Kernel) -> None:
     async def main() -> None:
         jobs = [saxpy.submit(1, 32, ARGS) for _ in range(3)]
