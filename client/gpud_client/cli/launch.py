@@ -132,7 +132,7 @@ def run(
         given: list[Any] = list(made)
         for one in held:
             given[one.number] = one.array
-        function = gpu.kernel(source, kernel, options=tuple(option or ()), form=form)
+        function = gpu.kernel(source, kernel, options=tuple(option or ()), form=form, device=on)
         with _usage_errors():
             job = function.submit(
                 grid=shape[0],

@@ -22,11 +22,12 @@ from typing import Any
 import pytest
 
 from gpud.errors import AccessDenied, LimitExceeded
-from gpud.wire.messages import Cancel, Follow, Query, Resize
+from gpud.wire.messages import Cancel, Compile, Follow, Query, Resize
 from gpud_client.cli import look as looking
 from gpud_client.cli import main
 from gpud_client.cli.outcome import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
 from tests.unit.cli.peer import ANSWERS, ENDED, RUNNING, Peer, scripted
+from tests.unit.client.scripted import Daemon
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
 LOOKS = ["status", "ps", "kernels", "memory", "history", "events", "doctor"]
@@ -271,6 +272,20 @@ def test_cancel_goes_on_after_a_job_that_it_cannot_end(
     rows = json.loads(capsys.readouterr().out)["jobs"]
     assert [(row["id"], row["cancelled"]) for row in rows] == [("8.8", False), ("3.17", True)]
     assert rows[0]["error"]["code"] == "unknown-name"
+
+
+def test_run_compiles_for_its_device_alone(folder: Path) -> None:
+    daemon = Daemon(devices=2)
+    daemon.finish_at_once = True
+    source = folder / "k.cu"
+    source.write_text("what it says does not matter")
+    try:
+        arguments = ["-g", "1", "-b", "32", "-a", "1", "-a", "null", "-a", "null", "-a", "7"]
+        where = ["--device", "1", "--socket", daemon.path]
+        assert main(["run", str(source), "saxpy", *arguments, *where]) == DONE
+        assert [message.device for message in daemon.of(Compile)] == [1]
+    finally:
+        daemon.close()
 
 
 # -- events and trace ----------------------------------------------------------------------------
