@@ -31,7 +31,6 @@ __all__ = [
     "job_name",
     "job_pair",
     "parse_job",
-    "persistent_blocks",
     "share",
 ]
 
@@ -150,7 +149,7 @@ def parse_job(text: str) -> JobId:
     """
     match = _JOB.fullmatch(text)
     if match is None or max(int(match[1]), int(match[2])) > _NUMBERS:
-        raise ValueError(f"a job is written as session.number, such as '3.17', not {text!r}")
+        raise ValueError(f"a job is written as gpuctl ps shows it, such as '3.17', not {text!r}")
     return job_id(int(match[1]), int(match[2]))
 
 
@@ -167,24 +166,3 @@ def _parse(text: str, capacity: Fraction) -> Fraction:
     except ZeroDivisionError:
         raise ValueError(f"a share cannot be divided by zero: {text!r}") from None
     return exact * capacity / 100 if percent else exact
-
-
-def persistent_blocks(amount: CapSM, occupancy: int) -> int:
-    """Returns how many persistent blocks of a kernel fit into an amount of CapSM.
-
-    Args:
-        amount: An allocation in SMs, 0 or more.
-        occupancy: M of the kernel, 1 or more.
-
-    Returns:
-        ``floor(amount * M)``: the part of a slice that is left over holds no block.
-
-    Raises:
-        ValueError: ``occupancy`` is less than 1 or ``amount`` is negative.
-    """
-    if occupancy < 1 or amount < 0:
-        raise ValueError(
-            f"a kernel of occupancy {occupancy} has no blocks in {amount} SMs; "
-            "the occupancy must be at least 1 and the amount at least 0"
-        )
-    return int(amount * occupancy)

@@ -59,7 +59,6 @@ from gpud.errors.requests import (
     UnsupportedTarget,
 )
 from gpud.errors.service import (
-    AccessDenied,
     Draining,
     FrameError,
     InvalidArgument,
@@ -70,7 +69,6 @@ from gpud.errors.service import (
 
 __all__ = [
     "REJECTIONS",
-    "AccessDenied",
     "AdmissionError",
     "Blame",
     "CallerError",

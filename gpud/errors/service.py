@@ -8,7 +8,6 @@ from typing import ClassVar
 from gpud.errors.base import CallerError, DaemonError
 
 __all__ = [
-    "AccessDenied",
     "Draining",
     "FrameError",
     "InvalidArgument",
@@ -49,12 +48,6 @@ class UnknownName(CallerError, LookupError):
     """There is no such job, module, array, variable or device, or it belongs to somebody else."""
 
     code = "unknown-name"
-
-
-class AccessDenied(CallerError, PermissionError):
-    """Only the daemon's own user and root may do this."""
-
-    code = "access-denied"
 
 
 class LimitExceeded(CallerError):

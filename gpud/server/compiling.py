@@ -149,14 +149,9 @@ class Compiler:
             self._queue_of(wish.user)[source] = None
         self._go_on()
 
-    @property
-    def queued(self) -> int:
-        """How many sources wait for a worker."""
-        return sum(map(len, self._queues.values()))
-
     def describe(self) -> str:
         """How it stands, for people."""
-        pids = ", ".join(str(worker.pid) for worker in self._workers) or "none"
+        pids = ", ".join(map(str, self.pids)) or "none"
         return f"workers: {pids}; {self.compiled} programs compiled, {len(self._waiting)} waiting"
 
     @property

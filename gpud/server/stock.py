@@ -270,13 +270,6 @@ class Stock:
             self._send(hm.Unload(number))
             self._measured.pop(number, None)
 
-    @property
-    def size(self) -> int:
-        """How many things it knows of."""
-        shapes = sum(map(len, self._measured.values()))
-        arrays = sum(map(len, self._arrays.values()))
-        return len(self._arenas) + arrays + len(self._modules) + shapes
-
     def close_session(self, session: int) -> None:
         """Forget a session's memory; no job of it is left."""
         self._arrays.pop(session, None)

@@ -35,11 +35,6 @@ class Written:
         self._limit_bytes = limit_bytes
         self.missing: dict[str, None] = {}
 
-    @property
-    def size_bytes(self) -> int:
-        """What is counted."""
-        return self._bytes
-
     def write(self, name: str, offset: int, data: bytes, *, constant: bool = False) -> None:
         """Bytes of a variable were written."""
         if not data or name in self.missing:

@@ -68,7 +68,6 @@ EXAMPLES: list[GpudError] = [
     errors.FrameError("the frame has no body", request=0, job=0),
     errors.InvalidArgument("--hold must be a time"),
     errors.UnknownName("there is no job 3.17"),
-    errors.AccessDenied("only root may do this"),
     errors.LimitExceeded("too many jobs", limit="max_jobs_per_session", value=10),
     errors.Draining("the daemon is shutting down"),
 ]
@@ -114,7 +113,6 @@ def test_codes_are_stable() -> None:
         "FrameError": "frame",
         "InvalidArgument": "invalid-argument",
         "UnknownName": "unknown-name",
-        "AccessDenied": "access-denied",
         "LimitExceeded": "limit",
         "Draining": "draining",
     }
@@ -219,7 +217,6 @@ def test_an_unknown_field_is_our_bug() -> None:
         (errors.ProtocolError("what"), ValueError),
         (errors.InvalidArgument("what"), ValueError),
         (errors.UnknownName("what"), LookupError),
-        (errors.AccessDenied("what"), PermissionError),
         (errors.ConnectionLost(), ConnectionError),
         (errors.MissingDependency("x", extra="daemon"), ImportError),
     ],

@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpud.units import (
-    CapSM,
     Share,
     job_id,
     job_name,
     job_pair,
     parse_job,
-    persistent_blocks,
     share,
 )
 
@@ -71,25 +69,6 @@ def test_what_is_no_number_is_a_type_error(written: object) -> None:
 def test_text_and_number_agree(amount: Fraction, capacity: int) -> None:
     assert share(str(amount), capacity=capacity) == amount
     assert share(f"{amount}%", capacity=capacity) == amount * capacity / 100
-
-
-@given(st.integers(1, 64))
-def test_slices_add_up_to_whole_sms(occupancy: int) -> None:
-    one_slice = Fraction(1, occupancy)
-    assert sum([one_slice] * occupancy) == 1
-    assert persistent_blocks(CapSM(one_slice * 7), occupancy) == 7
-
-
-def test_the_rest_of_a_slice_holds_no_block() -> None:
-    assert persistent_blocks(CapSM(Fraction(5, 2)), 3) == 7
-    assert persistent_blocks(CapSM(Fraction(1, 3)), 2) == 0
-    assert persistent_blocks(CapSM(Fraction(0)), 2) == 0
-
-
-@pytest.mark.parametrize(("amount", "occupancy"), [(1, 0), (-1, 4)])
-def test_impossible_amounts_are_refused(amount: int, occupancy: int) -> None:
-    with pytest.raises(ValueError, match="occupancy"):
-        persistent_blocks(CapSM(Fraction(amount)), occupancy)
 
 
 @given(session=st.integers(0, 2**32 - 1), number=st.integers(0, 2**32 - 1))

@@ -26,12 +26,10 @@ def parse_job(text: str) -> tuple[int, int]:
     Raises:
         typer.BadParameter: it is written in another way.
     """
-    session, dot, number = text.partition(".")
-    if not (dot and session.isascii() and session.isdigit() and number.isascii()
-            and number.isdigit() and len(session) < 11 and len(number) < 11
-            and int(session) < 1 << 32 and int(number) < 1 << 32):  # fmt: skip
-        raise typer.BadParameter(f"a job is written as in gpuctl ps, '3.17', not {text!r}")
-    return int(session), int(number)
+    try:
+        return units.job_pair(units.parse_job(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _present_jobs(incomplete: str) -> list[tuple[str, str]]:

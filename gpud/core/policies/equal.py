@@ -22,7 +22,6 @@ class Equal:
     """See the module."""
 
     name: ClassVar[str] = "equal"
-    summary: ClassVar[str] = "equal shares for all jobs, without reservations"
     online_apart: ClassVar[bool] = False
     keeps_reservations: ClassVar[bool] = False
 

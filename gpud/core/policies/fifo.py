@@ -21,7 +21,6 @@ class Fifo:
     """See the module."""
 
     name: ClassVar[str] = "fifo"
-    summary: ClassVar[str] = "run to completion: first come, first served, nobody is resized"
     online_apart: ClassVar[bool] = False
     keeps_reservations: ClassVar[bool] = True
 

@@ -16,13 +16,11 @@ class Policy(Protocol):
 
     Attributes:
         name: as in the configuration.
-        summary: for people, one line.
         online_apart: online jobs wait apart and give nothing up.
         keeps_reservations: an online job that was started never has less than its reservation.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     online_apart: ClassVar[bool]
     keeps_reservations: ClassVar[bool]
 

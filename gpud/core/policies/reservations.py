@@ -48,7 +48,6 @@ class Reservations:
     """See the module."""
 
     name: ClassVar[str] = "reservations"
-    summary: ClassVar[str] = "online jobs have their reservations at once, offline jobs the rest"
     online_apart: ClassVar[bool] = True
     keeps_reservations: ClassVar[bool] = True
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from gpud.errors import AccessDenied, LimitExceeded
+from gpud.errors import Draining, LimitExceeded
 from gpud.wire.messages import Cancel, Compile, Follow, Query, Resize
 from gpud_client.cli import look as looking
 from gpud_client.cli import main
@@ -420,9 +420,9 @@ def test_what_a_gpu_says_of_itself_is_shown(
 def test_what_the_daemon_refuses_is_one_line(
     peer: Peer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    peer.answers["status"] = AccessDenied("that is for root")
+    peer.answers["status"] = Draining("it ends")
     assert main(["status"]) == FAILED
-    assert capsys.readouterr().err == "gpuctl: that is for root\n"
+    assert capsys.readouterr().err == "gpuctl: it ends\n"
 
 
 def test_a_daemon_that_says_goodbye(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:

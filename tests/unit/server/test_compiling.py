@@ -240,7 +240,7 @@ async def test_nothing_is_kept_of_those_who_have_gone(compiler: Compiler) -> Non
             wish = Wish(user, answers)
             compiler.compile(source(name if name == "common" else f"{name}{user}"), wish)
             wish.cancel()
-    assert compiler.queued == 0
+    assert not compiler._queues
     assert ", 0 waiting" in compiler.describe()
     last = Wish(1, answers)
     compiler.compile(source("last"), last)

@@ -29,7 +29,7 @@ def test_overlay(writes: list[tuple[str, int, bytes]]) -> None:
     assert found == images
     assert not written.missing
     kept = sum(value >= 0 for image in images.values() for value in image)
-    assert written.size_bytes == kept + 1024 * len(list(written.pieces()))
+    assert written._bytes == kept + 1024 * len(list(written.pieces()))
 
 
 @given(WRITES)
@@ -38,7 +38,7 @@ def test_bounded(writes: list[tuple[str, int, bytes]]) -> None:
     for one in writes:
         written.write(*one)
         assert len(list(written.pieces())) <= 2
-        assert written.size_bytes <= 2100
+        assert written._bytes <= 2100
     assert set(written.missing) <= {name for name, _, _ in writes}
 
 
