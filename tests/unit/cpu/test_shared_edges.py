@@ -92,3 +92,28 @@ def test_both_sides(world: Arena, layout: str, form: Form) -> None:
             assert not error.misaligned
             if not kind.startswith("generic"):
                 assert error.space == "shared"
+
+
+RESERVED = f"""{HEAD}
+.visible .entry k(.param .u64 out, .param .u32 at)
+{{ .reg .u32 %r<9>; .reg .u64 %rd<4>; .shared .align 4 .b8 box[{STATIC_BYTES}];
+ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [at];
+st.shared.u32 [box+{STATIC_BYTES - 4}], 7;
+mov.u32 %r2, %reserved_smem_offset_1; mov.u32 %r3, %reserved_smem_offset_end;
+mov.u32 %r4, %reserved_smem_offset_cap; mov.u32 %r5, %total_smem_size;
+add.u32 %r6, %r2, %r1; st.shared.u32 [%r6], 9;
+sub.u32 %r3, %r3, %r2; ld.shared.u32 %r7, [box+{STATIC_BYTES - 4}];
+st.global.v4.u32 [%rd1], {{%r3, %r4, %r5, %r7}}; ret; }}"""
+
+
+@pytest.mark.parametrize("form", ["persistent", "sliced"])
+def test_the_systems_part_is_not_the_programs(world: Arena, form: Form) -> None:
+    for at in (0, 1020):
+        world.bytes[:] = 0
+        assert world.run(RESERVED, world.base, np.int32(at), form=form, block=1) is None
+        end, cap, size, mine = world.words()[:4].tolist()
+        assert (end, cap, mine) == (1024, 1024, 7)
+        assert STATIC_BYTES <= size < STATIC_BYTES + 16
+    error = world.run(RESERVED, world.base, np.int32(1024), form=form, block=1)
+    assert isinstance(error, IllegalAddress)
+    assert error.space == "shared"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.analysis.effects import callee, is_call, special_registers
 from gpud.compiler.analysis.sizes import offsets
 from gpud.compiler.names import GRID_SYNC, is_slots
 from gpud.compiler.ptx import model as ptx
@@ -35,7 +35,7 @@ from gpud.device.cpu.codegen.layout import (
     align_up,
 )
 from gpud.device.cpu.codegen.pieces import KernelCode, PieceWriter
-from gpud.device.cpu.codegen.places import ModuleLayout, Shape
+from gpud.device.cpu.codegen.places import RESERVED, RESERVED_BYTES, ModuleLayout, Shape
 from gpud.device.cpu.codegen.plan import StagePlan
 from gpud.device.cpu.codegen.prepare import Prepared, addressed_functions, prepare
 from gpud.device.cpu.codegen.recompute import Recomputable
@@ -307,6 +307,14 @@ def _shared_layout(
             alignment = max(alignment, variable.align or 1)
         else:
             (hidden if is_slots(variable.name) else shared).add(variable)
+    if any(
+        name.startswith(RESERVED)
+        for body in bodies
+        for statement in body
+        if isinstance(statement, ptx.Instruction)
+        for name in special_registers(statement)
+    ):
+        shared.add(ptx.Variable("shared", "b8", RESERVED, (RESERVED_BYTES,), align=16))
     return ModuleLayout(
         data.data,
         data.const_size,

@@ -14,7 +14,14 @@ from gpud.device.cpu.codegen.emitter import Emitter
 from gpud.device.cpu.codegen.layout import HEADER, HIDDEN_ALIGNMENT, WARP, BlockLayout, DataLayout
 from gpud.errors import KernelRejected
 
-__all__ = ["KernelPlaces", "ModuleLayout", "Shape", "header_field"]
+__all__ = ["RESERVED", "RESERVED_BYTES", "KernelPlaces", "ModuleLayout", "Shape", "header_field"]
+
+RESERVED = "%reserved_smem"
+"""The shared memory that the system keeps for itself, and what the registers that tell where it is
+begin with. A block has it only if its program asks: tiles of several warps of cooperative groups
+meet there, from compute capability 8.0 on."""
+
+RESERVED_BYTES = 1024  # CUDA C++ Programming Guide 13.0, "Compute Capabilities"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,10 @@ class KernelPlaces:
             case "%dynamic_smem_size":
                 return header_field(e, "dynamic_shared"), "i32"
             case "%total_smem_size" | "%aggr_smem_size":
-                return e.value(f"trunc i64 {header_field(e, 'shared_size')} to i32"), "i32"
+                size = e.value(f"trunc i64 {header_field(e, 'shared_size')} to i32")
+                if base == "%total_smem_size" and RESERVED in self.module.shared.offsets:
+                    size = e.value(f"sub i32 {size}, {RESERVED_BYTES}")
+                return size, "i32"
             case "%clock" | "%clock64" | "%clock_hi":
                 return self._clock(base)
             case "%globaltimer" | "%globaltimer_lo" | "%globaltimer_hi":
@@ -140,7 +150,11 @@ class KernelPlaces:
                 return "false", "i1"
         if base.startswith("%lanemask_"):
             return self._lane_mask(base.removeprefix("%lanemask_")), "i32"
-        if base.startswith(("%pm", "%reserved_smem_offset")):
+        if base.startswith(RESERVED):
+            begin = self.module.shared.offsets[RESERVED]
+            which = {"end": begin + RESERVED_BYTES, "cap": RESERVED_BYTES}
+            return str(which.get(base.rpartition("_")[2], begin)), "i32"
+        if base.startswith("%pm"):
             return "0", "i32"
         raise KernelRejected(
             "unsupported-instruction", f"the CPU device has no special register {name}", name
