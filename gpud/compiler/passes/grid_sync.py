@@ -53,12 +53,14 @@ def pass_grid_sync(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 def _given(function: Function) -> Function:
+    if function.body is None:  # declared ahead
+        return function
     code = Code(GRID_SYNC)
     at, high, low = code.register("at", "b64"), code.register("high"), code.register("low")
     code("add.s64", at, JOB_REGISTER, words.GRID_SYNC)
     code("mov.b64", Vector((low, high)), at)
     halves = dict(zip(GRID_REGISTERS, (high, low), strict=True))
-    body = with_job(replace_specials(function.body or (), halves))
+    body = with_job(replace_specials(function.body, halves))
     start = next(n for n, statement in enumerate(body) if isinstance(statement, Instruction))
     made = [*body[:start], *code.declarations, *code.body, *body[start:]]
     return replace(function, body=made)

@@ -90,6 +90,7 @@ def _higher_expect(args: Args) -> dict[int | str, Any]:
 # -- what only the launch can provide: the workspace of a cooperative grid, clusters -----------
 
 _MEET = """
+.func meet(.param .b32 blocks);
 .func meet(.param .b32 blocks) {
     .reg .b32 %low, %high, %blocks, %arrive, %old, %new, %thread, %block;
     .reg .b64 %space; .reg .pred %first, %other, %waits;
