@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from gpud.device.cpu.native import Native, Wanted, make_native
+from gpud.device.cpu.making import make_native
+from gpud.device.cpu.native import Native, Wanted
 from gpud.device.host import native_worker
 from tests.faults.host_process import FOLDER
 

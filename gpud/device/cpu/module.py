@@ -19,12 +19,7 @@ from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cpu import jit, output
-from gpud.device.cpu.codegen.kernel import (
-    ENTRY_POINTS,
-    GeneratedKernel,
-    generate_kernel,
-    layout_module,
-)
+from gpud.device.cpu.codegen.generated import ENTRY_POINTS, GeneratedKernel, layout_module
 from gpud.device.cpu.codegen.places import Shape
 from gpud.device.cpu.data import ModuleData
 from gpud.device.cpu.heap import Heap
@@ -41,7 +36,7 @@ class CompiledKernel:
     """A kernel for one block shape: native code, and what its blocks need.
 
     ``code`` has the functions that a block's header points to; see
-    `gpud.device.cpu.codegen.kernel.GeneratedKernel` for ``generated``.
+    `gpud.device.cpu.codegen.generated.GeneratedKernel` for ``generated``.
     """
 
     name: str
@@ -91,7 +86,10 @@ class CPUKernel:
         )
 
     def generate(self, shape: Shape) -> GeneratedKernel:
-        """LLVM assembly for a block shape, not compiled: for dumps and tests."""
+        """LLVM assembly for a block shape, not compiled."""
+        # Not above: a device for which another process does it starts faster without.
+        from gpud.device.cpu.codegen.kernel import generate_kernel
+
         module = self.module
         return generate_kernel(
             module.program, self.name, shape, module.layout, module.fenced, module.heap_range

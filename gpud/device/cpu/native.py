@@ -10,18 +10,11 @@ Properties: what is made depends on `Wanted` alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
-from gpud.compiler.names import ARENA
-from gpud.compiler.passes.flatten import flatten_module
-from gpud.compiler.ptx import model as ptx
-from gpud.compiler.ptx.parser import parse
-from gpud.device.cpu import jit
-from gpud.device.cpu.codegen.kernel import GeneratedKernel, generate_kernel, layout_module
-from gpud.device.cpu.codegen.places import ModuleLayout, Shape
+from gpud.device.cpu.codegen.generated import GeneratedKernel
 
-__all__ = ["MakeNative", "Native", "Wanted", "make_native"]
+__all__ = ["MakeNative", "Native", "Wanted"]
 
 _Range = tuple[int, int]
 
@@ -61,24 +54,3 @@ class MakeNative(Protocol):
 
     def expect(self) -> None:
         """Get ready, without waiting: a program is loaded, and its kernels will be asked for."""
-
-
-def make_native(wanted: Wanted) -> Native:
-    """Make it here and now.
-
-    Raises:
-        KernelRejected: the kernel uses something that the CPU device does not run.
-        InternalError: LLVM refuses the code.
-    """
-    program, layout = _program(wanted.text)
-    shape = Shape(*wanted.block)
-    arena = wanted.arena if ARENA in layout.data.offsets else None
-    generated = generate_kernel(program, wanted.entry, shape, layout, arena, wanted.heap)
-    return Native(generated, jit.object_code(generated.ir))
-
-
-@lru_cache(maxsize=4)
-def _program(text: str) -> tuple[ptx.Module, ModuleLayout]:
-    """Kernels of one program are mostly asked for one after the other."""
-    program = flatten_module(parse(text))
-    return program, layout_module(program)

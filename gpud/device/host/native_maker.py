@@ -204,7 +204,7 @@ class _Worker:
         if isinstance(answer, Failed):
             raise from_wire(answer.error)
         # The host starts this process first, and loads what it needs itself meanwhile.
-        from gpud.device.cpu.codegen.kernel import GeneratedKernel
+        from gpud.device.cpu.codegen.generated import GeneratedKernel
         from gpud.device.cpu.native import Native
 
         return Native(GeneratedKernel("", **answer.generated), answer.code)

@@ -43,7 +43,9 @@ class Made(NamedTuple):
     """Machine code is made."""
 
     generated: Annotated[
-        dict[str, Any], plain(), "`gpud.device.cpu.codegen.kernel.GeneratedKernel`, without ``ir``"
+        dict[str, Any],
+        plain(),
+        "`gpud.device.cpu.codegen.generated.GeneratedKernel`, without ``ir``",
     ]
     code: Annotated[bytes, blob(1 << 27), "an object file"]
 

@@ -18,7 +18,8 @@ import sys
 from contextlib import suppress
 
 from gpud.compiler.own_process import end_with, error_of_the_tree, limit_memory, write_all
-from gpud.device.cpu.native import Wanted, make_native
+from gpud.device.cpu.making import make_native
+from gpud.device.cpu.native import Wanted
 from gpud.device.host.native_messages import (
     MAX_FRAME_BYTES,
     NATIVE_PROTOCOL,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpud.device.cpu.native import Wanted, make_native
+from gpud.device.cpu.making import make_native
+from gpud.device.cpu.native import Wanted
 from gpud.device.host import native_maker
 from gpud.device.host.native_maker import NativeMaker
 from gpud.errors import CompileError, InternalError, KernelRejected

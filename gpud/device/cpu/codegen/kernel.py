@@ -8,8 +8,6 @@ a block needs is reached from ``%b``, so one compiled kernel serves any number o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpud.compiler.analysis.effects import callee, is_call, special_registers
 from gpud.compiler.analysis.sizes import offsets
 from gpud.compiler.names import GRID_SYNC, is_slots
@@ -26,6 +24,7 @@ from gpud.device.cpu.codegen.flushing import (
     wants_flushing,
 )
 from gpud.device.cpu.codegen.functions import define_function, failing, framed
+from gpud.device.cpu.codegen.generated import GeneratedKernel
 from gpud.device.cpu.codegen.homes import is_dynamic
 from gpud.device.cpu.codegen.induction import split_inductions
 from gpud.device.cpu.codegen.joint import JointFences
@@ -37,61 +36,15 @@ from gpud.device.cpu.codegen.layout import (
 from gpud.device.cpu.codegen.pieces import KernelCode, PieceWriter
 from gpud.device.cpu.codegen.places import RESERVED, RESERVED_BYTES, ModuleLayout, Shape
 from gpud.device.cpu.codegen.plan import StagePlan
-from gpud.device.cpu.codegen.prepare import Prepared, addressed_functions, prepare
+from gpud.device.cpu.codegen.prepare import Prepared, prepare
 from gpud.device.cpu.codegen.recompute import Recomputable
 from gpud.device.cpu.codegen.regions import Regions
 from gpud.device.cpu.codegen.storage import register_storage
 from gpud.device.cpu.codegen.together import define_together
 
-__all__ = ["ENTRY_POINTS", "GeneratedKernel", "generate_kernel", "layout_module"]
-
-ENTRY_POINTS = ("run_together", "run_piece", "exchange", "common")
-"""What generated code exports, each with a header field of that name."""
+__all__ = ["generate_kernel"]
 
 _DYNAMIC_ALIGNMENT = 16
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedKernel:
-    """Generated code and what a launch must provide.
-
-    Attributes:
-        ir: LLVM assembly that defines `ENTRY_POINTS`.
-        parameters: offset in bytes by name in the parameter buffer.
-        parameter_bytes: size of the parameter buffer.
-        block_bytes: size of a resident block's header and arrays.
-        local_bytes: local memory of all its threads.
-        shared_bytes: static shared memory.
-        dynamic_shared_at: where dynamic shared memory begins in a block's.
-        hidden_shared_bytes: what gpud itself needs behind both, see `ModuleLayout`.
-        starts_together: whether a block's threads begin as one.
-    """
-
-    ir: str
-    parameters: dict[str, int]
-    parameter_bytes: int
-    block_bytes: int
-    local_bytes: int
-    shared_bytes: int
-    dynamic_shared_at: int
-    hidden_shared_bytes: int
-    starts_together: bool
-
-
-def layout_module(module: ptx.Module) -> ModuleLayout:
-    """Place a flattened module's ``.const`` and ``.global`` variables; number its functions."""
-    variables = [i for i in module.items if isinstance(i, ptx.Variable)]
-    for function in module.functions():
-        variables += [s for s in function.body or () if isinstance(s, ptx.Variable)]
-    layout = ModuleLayout()
-    for space in ("const", "global"):
-        for variable in variables:
-            if variable.space == space and variable.linkage != "extern":
-                layout.data.add(variable)
-        if space == "const":
-            layout.const_size = layout.data.size
-    layout.functions = {name: n + 1 for n, name in enumerate(addressed_functions(module))}
-    return layout
 
 
 def generate_kernel(

@@ -47,6 +47,7 @@ from gpud.compiler.names import PRINT
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.bounds import with_bounds
+from gpud.device.cpu.codegen.generated import addressed_functions
 from gpud.device.cpu.codegen.homes import with_homes
 from gpud.device.cpu.codegen.inline import Inliner, around
 from gpud.device.cpu.codegen.matrices import spread_matrices
@@ -57,7 +58,7 @@ from gpud.device.cpu.codegen.webs import split_webs
 from gpud.device.cpu.lower.meetings import check_barrier, kind_of
 from gpud.errors import KernelRejected
 
-__all__ = ["Prepared", "addressed_functions", "prepare"]
+__all__ = ["Prepared", "prepare"]
 
 _SMALL = 40
 """Instructions of a function that is inlined although its threads cannot wait there."""
@@ -119,31 +120,6 @@ def prepare(
 def _is_own(name: str) -> bool:
     """Whether this device has its own code for a function that gpud's passes have added."""
     return name in ENDINGS or name.startswith(PRINT)
-
-
-def addressed_functions(module: ptx.Module) -> list[str]:
-    """Functions that the program uses as values: in ``mov`` or in an initialiser."""
-    names = [f.name for f in module.functions() if f.kind == "func"]
-    known = set(names)
-    found: set[str] = set()
-
-    def leaf(value: ptx.InitialValue | None) -> None:
-        if isinstance(value, tuple):
-            for item in value:
-                leaf(item)
-        elif isinstance(value, ptx.Initializer):
-            found.add(value.name)
-
-    for item in module.items:
-        if isinstance(item, ptx.Variable):
-            leaf(item.init)
-        elif isinstance(item, ptx.Function):
-            for statement in item.body or ():
-                if isinstance(statement, ptx.Instruction) and not is_call(statement):
-                    found.update(o.name for o in statement.operands if isinstance(o, ptx.Symbol))
-                elif isinstance(statement, ptx.Variable):
-                    leaf(statement.init)
-    return [name for name in dict.fromkeys(names) if name in found & known]
 
 
 def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) -> set[str]:
