@@ -12,8 +12,6 @@ Properties:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 
 from gpud.compiler.analysis.departures import (
@@ -38,6 +36,7 @@ from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.analysis.waits import Wait, find_waits
 from gpud.compiler.ptx.model import Instruction, Variable
 from gpud.compiler.ptx.printer import print_instruction
+from gpud.compiler.verdict import Form, Reason
 
 __all__ = [
     "GRID_REGISTERS",
@@ -46,8 +45,6 @@ __all__ = [
     "RULES",
     "SLOT_BYTES",
     "Case",
-    "Form",
-    "Reason",
     "reason",
     "tensor_core_uses",
 ]
@@ -69,34 +66,6 @@ PARAMETER_BYTES = 4352
 
 _LARGE_PARAMETER_BYTES = 32764  # from PTX 8.1 and sm_70 on
 _CONTROL_BYTES = 8
-
-
-class Form(StrEnum):
-    """How a kernel is launched; see `gpud.compiler.forms`."""
-
-    PERSISTENT = "persistent"
-    SLICED = "sliced"
-    WHOLE = "whole"
-    REJECTED = "rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One reason for a decision.
-
-    ``code`` is stable; ``text`` is a sentence part for people; ``instruction`` is PTX text and
-    ``line`` its line in the program as it was given, where one instruction decides.
-    """
-
-    code: str
-    text: str
-    instruction: str | None = None
-    line: int | None = None
-
-    def __str__(self) -> str:
-        where = f": {self.instruction}" if self.instruction else ""
-        line = f" (PTX line {self.line})" if self.line else ""
-        return f"{self.text}{where}{line} [{self.code}]"
 
 
 class Case:

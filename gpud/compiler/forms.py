@@ -36,8 +36,9 @@ from dataclasses import dataclass, replace
 from gpud.compiler.analysis.departures import Meeting
 from gpud.compiler.analysis.shape import Shape
 from gpud.compiler.analysis.survey import survey
-from gpud.compiler.form_rules import RULES, Case, Form, Reason, reason, tensor_core_uses
+from gpud.compiler.form_rules import RULES, Case, reason, tensor_core_uses
 from gpud.compiler.ptx.model import Module
+from gpud.compiler.verdict import Form, Reason
 from gpud.errors import KernelNotFound, KernelRejected
 
 __all__ = ["Decision", "Form", "Reason", "check_target", "classify"]

@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from gpud.compiler.cuda_headers import cuda_include_paths
+from gpud.compiler.sites import SOURCE_NAME
 from gpud.errors import (
     CompileError,
     EmptySource,
@@ -41,7 +42,6 @@ from gpud.errors import (
 
 __all__ = [
     "DEFAULT_ARCH",
-    "SOURCE_NAME",
     "CompiledSource",
     "compile_cuda",
     "newest_arch",
@@ -51,9 +51,6 @@ __all__ = [
 
 DEFAULT_ARCH = "compute_75"
 """The oldest architecture of CUDA 13; its PTX loads on every device from Turing on."""
-
-SOURCE_NAME = "kernel.cu"
-"""What the source is called in messages and line information."""
 
 _ARCH_OPTION = re.compile(r"\s*(--gpu-architecture|-arch)(=|$)")
 # Have NVRTC write a file, or load a compiled one, wherever the option says. In the daemon

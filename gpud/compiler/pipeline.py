@@ -6,7 +6,7 @@ Problem: CUDA C++ and PTX must become programs whose kernels can be resized, qui
 step open to inspection and every failure reproducible.
 
 Approach: one function a stage, run in a row by `Run`, which knows where it is. The passes come
-from the table `gpud.compiler.passes.PASSES`; adding one touches neither this file nor another pass.
+from `gpud.compiler.passes.table.PASSES`; adding one touches neither this file nor another pass.
 
 Terms: a *stage* is a step with a name; a *dump* is a folder with the result of each stage, in
 files that sort in the order of the stages; a *reproducer* is described in
@@ -32,7 +32,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from gpud.compiler import passes
 from gpud.compiler.analysis.shape import Shape
 from gpud.compiler.analysis.survey import survey
 from gpud.compiler.cache import Cache
@@ -42,6 +41,7 @@ from gpud.compiler.nvrtc import DEFAULT_ARCH, compile_cuda
 from gpud.compiler.passes.fence import unfenceable
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.kill import may_run_long
+from gpud.compiler.passes.table import rewrite
 from gpud.compiler.program import (
     KernelInfo,
     Program,
@@ -272,7 +272,7 @@ class Run:
         accepted = {n: d for n, d in decisions.items() if d.form is not Form.REJECTED}
         if len(accepted) < len(decisions):
             flat = _without_rejected(flat, list(accepted))
-        return passes.rewrite(
+        return rewrite(
             flat,
             _with_twins(accepted, killable),
             sites=sites,

@@ -11,16 +11,18 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpud.compiler.analysis.shape import Shape, holds
 from gpud.compiler.analysis.sizes import layout_bytes, size_and_align
-from gpud.compiler.form_rules import Form, Reason
-from gpud.compiler.forms import Decision
 from gpud.compiler.names import ARENA, HEAP, kernel_of, killable_of, twin_of
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
 from gpud.compiler.sites import Site
+from gpud.compiler.verdict import Form, Reason
 from gpud.errors import KernelNotFound, KernelRejected, LaunchConfigError
+
+if TYPE_CHECKING:  # whoever reads a program loads no analysis
+    from gpud.compiler.forms import Decision
 
 __all__ = [
     "KernelInfo",

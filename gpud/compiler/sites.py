@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpud.compiler.names import kernel_of
-from gpud.compiler.nvrtc import SOURCE_NAME
 from gpud.compiler.ptx.model import Directive, Function, Instruction, Location, Module
 from gpud.compiler.ptx.printer import print_instruction
 
-__all__ = ["Site", "SiteTable"]
+__all__ = ["SOURCE_NAME", "Site", "SiteTable"]
+
+SOURCE_NAME = "kernel.cu"
+"""What a source is called in messages and line information."""
 
 _FILE = re.compile(r'\.file\s+(\d+)\s*"((?:[^"\\]|\\.)*)"')
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpud.compiler.form_rules import Form
 from gpud.compiler.program import KernelInfo, Program, rejection
+from gpud.compiler.verdict import Form
 
 if TYPE_CHECKING:
     from gpud.device.host.messages import HostReady

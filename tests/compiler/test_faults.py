@@ -15,7 +15,7 @@ from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.dividers import coordinates
 from gpud.compiler.fault_record import COMPLETE, FaultKind, FaultRecord, fault_of
 from gpud.compiler.forms import Form, classify
-from gpud.compiler.passes import rewrite
+from gpud.compiler.passes.table import rewrite
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.model import Module
 from gpud.compiler.ptx.parser import parse

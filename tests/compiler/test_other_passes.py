@@ -8,8 +8,8 @@ from gpud.compiler import control_words as words
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.forms import Form, classify
 from gpud.compiler.names import killable_of, twin_of
-from gpud.compiler.passes import PASSES, rewrite
 from gpud.compiler.passes.hidden_parameters import needs_of
+from gpud.compiler.passes.table import PASSES, rewrite
 from gpud.compiler.passes.twins import pass_twins
 from gpud.compiler.ptx.model import Immediate, Module, Register
 from gpud.compiler.ptx.parser import parse

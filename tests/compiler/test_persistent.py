@@ -17,7 +17,7 @@ from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import EXIT, RETURN, flags
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.forms import Form, classify
-from gpud.compiler.passes import rewrite
+from gpud.compiler.passes.table import rewrite
 from gpud.compiler.ptx.model import Label, Module, Variable
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module

@@ -9,7 +9,6 @@ import pytest
 
 from gpud.compiler import pipeline
 from gpud.compiler.cache import Cache
-from gpud.compiler.form_rules import Form
 from gpud.compiler.names import kernel_of
 from gpud.compiler.pipeline import compile_program, compile_request
 from gpud.compiler.program import ParameterInfo, Program, SymbolInfo
@@ -18,6 +17,7 @@ from gpud.compiler.ptx.verify import verify
 from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.compiler.reproducer import Request, load_request, main
 from gpud.compiler.request_key import request_key
+from gpud.compiler.verdict import Form
 from gpud.errors import (
     CompileError,
     EmptySource,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpud.compiler import control_words as cw
-from gpud.compiler.program import kernel_of
+from gpud.compiler.names import kernel_of
 from gpud.device.cpu.codegen.layout import HEADER, HIDDEN_ALIGNMENT, TEMPLATE_BYTES, WARP, align_up
 from gpud.device.cpu.records import CHAIN, CHAIN_BYTES, NONE, STAGE, STAGE_BYTES, Mode, stages_at
 from gpud.device.interface import RESIZABLE, REWRITTEN, LaunchSpec, as_dim3

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gpud.compiler import control_words as cw
+from gpud.compiler.names import kernel_of
 from gpud.compiler.print_words import OUTPUT_RECORD_BYTES
-from gpud.compiler.program import kernel_of
 from gpud.device.claims import choose
 from gpud.device.cuda.module import CUDAKernel
 from gpud.device.interface import REWRITTEN, Form, LaunchSpec, as_dim3
