@@ -14,6 +14,7 @@ if [ -f .gpu/site.tar.xz ] && [ ! -d "$site" ]; then
 	mkdir -p "$site" && tar -xJf .gpu/site.tar.xz -C "$site" || exit 1
 fi
 export PYTHONPATH="$site:$root:$root/client" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export PATH="$PATH:/usr/local/cuda/bin" # compute-sanitizer, where the shell does not have it
 
 pack() {
 	shopt -s nullglob

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu.driver import Gpu
 from bench.gpu.record import keep, need_gpu
+from bench.gpu.steps import PLUGINS, PLUGINS_ALONE
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -35,7 +36,7 @@ def command(tool: str, only: str = "") -> list[str]:
     return [
         *("compute-sanitizer", "--tool", tool, "--target-processes", "all"),
         *("--error-exitcode", str(FOUND), "--print-limit", "20"),
-        *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"),
+        *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *PLUGINS),
         *("--timeout=0", tests, "-k", words),
     ]
 
@@ -51,7 +52,8 @@ def main() -> int:
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not on PATH; it comes with the CUDA toolkit", file=sys.stderr)
         return 1
-    environment = {**os.environ, "GPUD_REFERENCE": "none", "GPUD_PART": options.part}
+    ours = {"GPUD_REFERENCE": "none", "GPUD_PART": options.part}
+    environment = {**os.environ, **PLUGINS_ALONE, **ours}
     try:
         done = subprocess.run(
             command(options.tool, options.only), cwd=ROOT, env=environment, check=False,

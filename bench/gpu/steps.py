@@ -11,9 +11,13 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass, field
 
-__all__ = ["STEPS", "Step"]
+__all__ = ["PLUGINS", "PLUGINS_ALONE", "STEPS", "Step"]
 
-_PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout")
+PLUGINS = ("-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
+PLUGINS_ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""In the environment: of pytest's plugins only those that are named. What else is installed on a
+machine that is not ours may warn, and warnings are errors."""
+
 _WORKERS = 8
 _TELLING = ("saxpy", "lookback_scan", "generations", "no_parameters")
 
@@ -48,21 +52,15 @@ class Step:
         settings = self.trial or () if trial else self.more
         if self.script:
             return [self.script, *self.target, *settings]
-        plugins = [word for name in _PLUGINS for word in ("-p", name)]
+        plugins = list(PLUGINS)
         if self.several and not trial and importlib.util.find_spec("xdist"):
             plugins += ["-p", "xdist.plugin", "-n", str(_WORKERS)]
         return ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *plugins, *self.target,
                 *settings]  # fmt: skip
 
     def variables(self) -> dict[str, str]:
-        """What is added to the environment.
-
-        Of pytest's plugins only those that are named: what else is installed on a machine that is
-        not ours may warn, and warnings are errors.
-        """
-        return self.environment if self.script else {
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **self.environment,
-        }  # fmt: skip
+        """What is added to the environment."""
+        return self.environment if self.script else {**PLUGINS_ALONE, **self.environment}
 
 
 def _test(name: str, first_s: float, trial: str = "", *, several: bool = False) -> Step:
