@@ -2,8 +2,8 @@
 
     python bench/gpu/figures.py [--results FOLDER] [--into FOLDER]
 
-Draws what there is and says what there is not; each figure names the GPU, driver and date of its
-results. Drawn with matplotlib, which the extra ``demo`` installs.
+Draws what there is and says what there is not; each figure names the GPU, driver, release path
+and date of its results. Drawn with matplotlib, which the extra ``demo`` installs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu.rows import source
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -61,12 +63,6 @@ def save(path: Path, found: list[Found], draw: Callable[[Any, list[Found]], None
     figure.supxlabel(source(found[0]), fontsize=7)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     plt.close(figure)
-
-
-def source(found: Found) -> str:
-    """The GPU, the driver, the release path and the date of results."""
-    path = f"release path {found['release_path']}"
-    return f"{found['gpu']}, driver {found['driver']}, {path}, {found['date'][:10]}"
 
 
 def rewrite_cost(axes: Any, found: list[Found]) -> None:

@@ -7,11 +7,11 @@ their aim are in the rows like all others. A benchmark without a file has no row
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Row", "rows"]
+__all__ = ["Row", "rows", "source"]
 
 Result = dict[str, Any]
 Row = tuple[str, str, str]
@@ -24,15 +24,20 @@ def rows(results: Path) -> dict[str, list[Row]]:
     for pattern, rows_of in _ROWS.items():
         for path in sorted(results.glob(f"gpu_{pattern}.json")):
             result: Result = json.loads(path.read_text())
-            where = f"{result['gpu']}, driver {result['driver']}, {result['date'][:10]}"
             name = path.stem.removeprefix("gpu_")
-            own = found.setdefault(where, [])
+            own = found.setdefault(source(result), [])
             cut = "" if result.get("complete", True) else ", so far"
             own += [
                 (what + cut, figure, f"make {_target(name)}")
                 for what, figure in rows_of(name, result)
             ]
     return found
+
+
+def source(found: Mapping[str, Any]) -> str:
+    """The GPU, the driver, the release path and the date of results."""
+    path = f"release path {found['release_path']}"
+    return f"{found['gpu']}, driver {found['driver']}, {path}, {found['date'][:10]}"
 
 
 def _tests(name: str, found: Result) -> Iterator[tuple[str, str]]:
