@@ -54,8 +54,11 @@ def cuda(request: pytest.FixtureRequest, fake: CPUDriver) -> Iterator[Any]:
         yield one
 
 
-def test_cases_are_as_their_plain_launches(gpu: Gpu, cuda: Any) -> None:
+def test_cases_are_as_their_plain_launches(gpu: Gpu, cuda: Any, fake: CPUDriver) -> None:
     device: Any = OnDevice(cuda, size=1 << 20)
+    before = len(fake.calls)
+    results(device, find("print_all"), "unmodified")
+    assert "cuCtxSynchronize" in fake.calls[before:], "else what is printed is kept back"
     for name in CASES:
         case = find(name)
         native = run_native(gpu, case)

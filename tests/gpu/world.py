@@ -153,6 +153,10 @@ class OnDevice:
         self._taken.sort(key=lambda one: one[0])
         return array
 
+    def synchronize(self) -> None:
+        """Have everything on the device be over: the driver prints what kernels printed."""
+        self.device.context.enter().call("cuCtxSynchronize")
+
     def load(self, text: str, arena: tuple[int, int] | None = None) -> _Module:
         """Load a program that may reach the arena and its own variables."""
         reach = (arena or self.arena) if self._fenced else None
