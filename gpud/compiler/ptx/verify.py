@@ -3,8 +3,8 @@
 Problem. A name that nothing declares, or an instruction short of an operand, would otherwise
 surface as a wrong program or as an internal error in a pass far from its cause.
 
-Approach. One walk with a table of declared names per scope. It is run on PTX that a user wrote
-and, in tests, on what the passes made; NVRTC's own output needs no check.
+Approach. One walk with a table of declared names per scope, over all PTX that comes in: NVRTC's
+may hold a caller's inline assembly.
 
 Properties.
     declared: every register, label, variable and function that is used is declared in sight;
