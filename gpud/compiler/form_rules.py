@@ -31,7 +31,7 @@ from gpud.compiler.analysis.effects import (
     flags,
     symbols,
 )
-from gpud.compiler.analysis.sizes import layout_bytes, parameter_bytes
+from gpud.compiler.analysis.sizes import layout_bytes
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.analysis.waits import Wait, find_waits
 from gpud.compiler.ptx.model import Instruction, Variable
@@ -184,7 +184,7 @@ def _environment(case: Case) -> Reason | None:
 
 
 def _parameters_overfull(case: Case) -> Reason | None:
-    used = parameter_bytes(case.function.parameters)
+    used = layout_bytes(case.function.parameters)
     if _fits_with_control(used, _LARGE_PARAMETER_BYTES):
         return None
     return reason("parameters-full", f"has {used} bytes of parameters, and no room for 8 more")
@@ -220,7 +220,7 @@ def _grid_barrier(case: Case) -> Reason | None:
 
 def _parameters_full(case: Case) -> Reason | None:
     large = case.survey.module.version >= (8, 1)
-    used = parameter_bytes(case.function.parameters)
+    used = layout_bytes(case.function.parameters)
     if _fits_with_control(used, _LARGE_PARAMETER_BYTES if large else PARAMETER_BYTES):
         return None
     return reason("parameters-full", f"its {used} bytes of parameters leave no room for 8 more")

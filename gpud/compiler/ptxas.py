@@ -21,7 +21,6 @@ __all__ = ["Usage", "assemble", "find_ptxas", "parse_report", "ptxas_version"]
 _TIMEOUT_S = 300
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _REGISTERS = re.compile(r"Used (\d+) registers")
-_BARRIERS = re.compile(r"used (\d+) barriers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _RELEASE = re.compile(r"release (\d+)\.(\d+)")
@@ -34,14 +33,12 @@ class Usage:
     Attributes:
         registers: Registers a thread.
         shared_bytes: Static shared memory a block.
-        barriers: Hardware barriers a block.
         stack_bytes: Local memory of the call stack a thread.
         spill_bytes: Bytes stored to and loaded from memory for want of registers, a thread.
     """
 
     registers: int
     shared_bytes: int
-    barriers: int
     stack_bytes: int
     spill_bytes: int
 
@@ -100,7 +97,6 @@ def parse_report(log: str) -> dict[str, Usage]:
         found[name] = Usage(
             registers=_number(_REGISTERS, text),
             shared_bytes=_number(_SHARED, text),
-            barriers=_number(_BARRIERS, text),
             stack_bytes=int(stack[1]) if stack else 0,
             spill_bytes=int(stack[2]) + int(stack[3]) if stack else 0,
         )

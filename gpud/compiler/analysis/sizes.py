@@ -10,13 +10,14 @@ from math import prod
 
 from gpud.compiler.ptx.model import Parameter, Variable
 
-__all__ = ["layout_bytes", "offsets", "parameter_bytes", "size_and_align", "type_bytes"]
+__all__ = ["layout_bytes", "offsets", "size_and_align", "type_bytes"]
 
 _VECTOR = {None: 1, "v2": 2, "v4": 4, "v8": 8}
 _NAMED = {"pred": 1, "f16x2": 4, "bf16x2": 4, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
 
 
-def _element(type_name: str) -> int:
+def type_bytes(type_name: str) -> int:
+    """The bytes of a value of a fundamental or packed type; a predicate counts as one."""
     name = type_name.lstrip(".")
     digits = name.lstrip("busf")
     return _NAMED[name] if name in _NAMED else int(digits) // 8 if digits.isdecimal() else 8
@@ -24,16 +25,11 @@ def _element(type_name: str) -> int:
 
 def size_and_align(declared: Variable | Parameter) -> tuple[int, int]:
     """(size, alignment) of a variable or parameter; an open array has size 0."""
-    unit = _element(declared.type)
+    unit = type_bytes(declared.type)
     if isinstance(declared, Variable):
         unit *= _VECTOR[declared.vector.lstrip(".") if declared.vector else None]
     count = prod(length or 0 for length in declared.dims) if declared.dims else 1
     return unit * count, declared.align or unit
-
-
-def type_bytes(type_name: str) -> int:
-    """The bytes of a value of a fundamental or packed type; a predicate counts as one."""
-    return _element(type_name)
 
 
 def offsets(items: Iterable[Variable | Parameter]) -> tuple[list[int], int]:
@@ -49,8 +45,3 @@ def offsets(items: Iterable[Variable | Parameter]) -> tuple[list[int], int]:
 def layout_bytes(items: Iterable[Variable | Parameter]) -> int:
     """The bytes that ``items`` take one after the other, each aligned."""
     return offsets(items)[1]
-
-
-def parameter_bytes(parameters: Iterable[Parameter]) -> int:
-    """The bytes of a kernel's parameters."""
-    return layout_bytes(parameters)

@@ -36,7 +36,7 @@ from dataclasses import replace
 
 from gpud.compiler import control_words as words
 from gpud.compiler.analysis.effects import callee, calls
-from gpud.compiler.analysis.sizes import parameter_bytes
+from gpud.compiler.analysis.sizes import layout_bytes
 from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.analysis.survey import survey as survey_of
 from gpud.compiler.form_rules import PARAMETER_BYTES
@@ -173,7 +173,7 @@ def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
         while name in taken:
             name += "_"
         parameters = (*function.parameters, Parameter("u64", name))
-        large = large or parameter_bytes(parameters) > PARAMETER_BYTES
+        large = large or layout_bytes(parameters) > PARAMETER_BYTES
         return replace(function, parameters=parameters)
 
     changed = change_functions(module, change)

@@ -166,7 +166,7 @@ class _Writer:
         e, function, kernel = self.e, self.function, self.kernel
         storage = register_storage(function.body or ())
         places = kernel.places(e, "%thread")
-        places.local = self._local
+        places.local = self.locals.get
         if kernel.program.framed:
             places.used = "%used"
         code = ThreadCode(e, storage, places, kernel.program)
@@ -230,9 +230,6 @@ class _Writer:
             self.e.end(f"ret {self.returned} {{ {type_} {zero(type_)}, i1 true }}")
         else:
             self.e.end("ret i1 true")
-
-    def _local(self, name: str) -> str | None:
-        return self.locals.get(name)
 
     def _block(self, block: Block) -> None:
         e, last = self.e, block.last
