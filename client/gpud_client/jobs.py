@@ -315,10 +315,10 @@ class Job(JobRecord, concurrent.futures.Future[None]):
     def stats(self) -> dict[str, Any]:
         """Figures of the job; asks the daemon until the job has ended.
 
-        Seconds: ``queued_s`` from submission to start, ``run_s`` from start to end or until now,
-        and, once the job has ended, ``first_block_s`` from start to the first task block and
-        ``release_s``, the longest time that told blocks took to leave. Then ``resizes``, how often
-        its allocation has changed, and ``capsm_seconds``. None where unknown.
+        Seconds: ``queued_s`` from submission to start, ``first_block_s`` from start to the first
+        task block, ``run_s`` from start to end or until now, and ``release_s``, the longest time
+        that told blocks took to leave. Then ``resizes``, how often its allocation has changed, and
+        ``capsm_seconds``. None where unknown.
         """
         return self._channel.run(self._get_stats())
 

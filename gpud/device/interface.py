@@ -220,7 +220,7 @@ class Gang(Protocol):
 
     @property
     def first_block_ns(self) -> int:
-        """From the first `resize` to the first task block; known when it is over."""
+        """From the first `resize` to the first task block; 0: none has begun."""
 
     @property
     def release_ns(self) -> int:

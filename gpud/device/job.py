@@ -171,7 +171,7 @@ class Job:
 
     @property
     def first_block_ns(self) -> int:
-        """From the first `resize` to the first task block; 0 until the job is done."""
+        """From the first `resize` to the first task block; 0: none has begun."""
         return self._gang.first_block_ns
 
     @property

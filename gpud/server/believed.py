@@ -56,8 +56,8 @@ def check_error(plain: dict[str, Any] | None) -> None:
 
 
 def _is_progress(row: Any, command: hm.ReadProgress) -> bool:
-    """Whether this is [job, task blocks done, in all] of a job that was asked about."""
-    if type(row) is not list or len(row) != 3 or any(type(one) is not int for one in row):
+    """Whether this is what is replied of a job that was asked about."""
+    if type(row) is not list or len(row) != 5 or any(type(one) is not int for one in row):
         return False
-    job, done, total = row
-    return job in command.jobs and 0 <= done <= total
+    job, done, total, first_block_ns, release_ns = row
+    return job in command.jobs and 0 <= done <= total and min(first_block_ns, release_ns) >= 0

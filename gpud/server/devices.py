@@ -311,7 +311,7 @@ class Device:
         self._loader.unload(module.number)
 
     def read_progress(self, jobs: tuple[JobId, ...], on_reply: OnReply) -> None:
-        """Replies [job, task blocks done, in all] of those that the host has."""
+        """Replies as `hm.ReadProgress` says, of those that the host has."""
         self._request(lambda t: hm.ReadProgress(t, jobs), on_reply)
 
     def close_session(self, session: int) -> None:

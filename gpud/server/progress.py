@@ -38,10 +38,11 @@ def with_progress(runner: Runner, jobs: Iterable[Job], then: Callable[[], None])
 
     def on_reply(value: Any, error: GpudError | None) -> None:
         nonlocal left
-        for number, done, total in value or () if error is None else ():
+        for number, done, total, first_ns, release_ns in value or () if error is None else ():
             job = runner.jobs.get(JobId(number))
             if job is not None:
                 job.progress = (done, total)
+                job.first_block_ns, job.release_ns = first_ns, release_ns
         left -= 1
         if left == 0:
             finish()

@@ -281,7 +281,10 @@ class FakeHost(VirtualSMs):
 
     def _read_progress(self, command: m.ReadProgress) -> None:
         there = [self.jobs[number] for number in command.jobs if number in self.jobs]
-        rows = [[job.number, job.done_before + job.done, job.total] for job in there]
+        rows = [
+            [job.number, job.done_before + job.done, job.total, job.first_block_ns or 0, 0]
+            for job in there
+        ]
         self._send(m.Replied(command.ticket, rows))
 
     def _read_symbol(self, command: m.ReadSymbol) -> None:

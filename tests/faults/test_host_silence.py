@@ -201,7 +201,17 @@ async def test_a_host_that_compiles_for_ever_is_replaced_and_the_kernel_is_suspe
 NONSENSE: dict[type, tuple[Any, ...]] = {
     hm.Measure: (0, -1, 1 << 16, "4", None, [1], True),
     hm.ReadSymbol: (None, b"", b"12345", "1234"),
-    hm.ReadProgress: (None, 5, [5], [[1, 2]], [["1", 2, 3]], [[77, 0, 1]], [[77, 2, 1]]),
+    hm.ReadProgress: (
+        None,
+        5,
+        [5],
+        [[5, 0, 1]],
+        [["5", 0, 1, 0, 0]],
+        [[77, 0, 1, 0, 0]],
+        [[5, 2, 1, 0, 0]],
+        [[5, 0, 1, -1, 0]],
+        [[5, 0, 1, 0, -1]],
+    ),
     hm.OpenArena: (None, 5),
     hm.Load: (0, b""),
     hm.WriteSymbol: (False,),
@@ -217,7 +227,8 @@ async def test_a_reply_that_cannot_be_is_seen(kind: Any) -> None:
     }
     command = kind(*fields.get(kind, (1, 5, "name", 0, 4)[: len(kind._fields)]))
     good = {
-        hm.Measure: 4, hm.ReadSymbol: b"1234", hm.ReadProgress: [[5, 0, 1]], hm.OpenArena: 4096,
+        hm.Measure: 4, hm.ReadSymbol: b"1234", hm.OpenArena: 4096,
+        hm.ReadProgress: [[5, 0, 1, 9, 0]],
     }  # fmt: skip
     check_reply(command, good.get(kind))
     for value in NONSENSE[kind]:

@@ -300,6 +300,7 @@ def test_online_goes_first(gpu: gc.Session, module: gc.Module) -> None:
     assert mine.get()[0] == 24
     assert not background.done()
     assert background.stats["resizes"] > 0
+    assert background.stats["first_block_s"] > 0
     background.cancel()
     with pytest.raises(gc.JobCancelled):
         background.result(TIMEOUT_S)

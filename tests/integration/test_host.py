@@ -136,7 +136,11 @@ def test_stopping_and_going_on(session: Session) -> None:
     peer.barrier()
     session.open(2)
     assert peer.left(job, 1, 0).exhausted is False
-    assert peer.ask(lambda t: m.ReadProgress(t, (job, 12345))) == [[job, 2, TOTAL]]
+    [[number, done, total, first_ns, release_ns]] = peer.ask(
+        lambda t: m.ReadProgress(t, (job, 12345))
+    )
+    assert (number, done, total) == (job, 2, TOTAL)
+    assert min(first_ns, release_ns) > 0
     peer.send(m.ResizeJob(job, 3, 2))
     grown = peer.take(m.BlocksLeft, lambda event: event.epoch == 2)
     assert (grown.held, grown.exhausted) == (3, False)

@@ -99,7 +99,7 @@ class Gang:
         self.printed = Printed()
         self.error: GpudError | None = None
         self.over = False
-        self.first_block_ns = 0
+        self._first_block_ns = 0
         self.release_ns = 0
         self.cost = room.cost(chain)
         self.exclusive = exclusive
@@ -186,6 +186,15 @@ class Gang:
     def complete(self) -> bool:
         """Whether every task block is done."""
         return self.progress[1] == self.chain.total
+
+    @property
+    def first_block_ns(self) -> int:
+        """From the first `resize` to the first task block; 0: none has begun."""
+        with self._room.lock:
+            if self.over:
+                return self._first_block_ns
+            first = self._words[_FIRST] | self._words[_FIRST + 1] << 32
+            return max(0, first - self._began_ns)  # 0, too, if half of it is written
 
     @property
     def exhausted(self) -> bool:
@@ -373,9 +382,7 @@ class Gang:
             return False
         if not self.exhausted:
             return False
-        first = self._words[_FIRST] | self._words[_FIRST + 1] << 32
-        if first:
-            self.first_block_ns = max(0, first - self._began_ns)
+        self._first_block_ns = self.first_block_ns
         self._final = self.progress
         self.over = True
         self.chain.give(self._run)

@@ -245,8 +245,9 @@ class Host:
         for number in command.jobs:
             running = self._jobs.get(number)
             if running is not None:
-                _, done, total = running.job.progress
-                rows.append([number, done, total])
+                job = running.job
+                _, done, total = job.progress
+                rows.append([number, done, total, job.first_block_ns, job.release_ns])
         self._send(m.Replied(command.ticket, rows))
 
     # -- symbols: on the reading thread

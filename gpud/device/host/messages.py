@@ -160,7 +160,7 @@ class EndJob(NamedTuple):
 
 @_front(9)
 class ReadProgress(NamedTuple):
-    """Replies [job, task blocks done, task blocks in all] for each job that is there."""
+    """Replies [job, done, total, first_block_ns, release_ns], as `JobEnded`, for each job there."""
 
     ticket: Ticket
     jobs: Annotated[tuple[int, ...], listed(uint(64), 0, 1 << 20), "which"]

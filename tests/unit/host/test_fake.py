@@ -68,7 +68,7 @@ def test_a_job_takes_its_task_blocks_time() -> None:
     host.handle(m.ReadProgress(1, (1,)))
     host.advance(MS)
     assert host.events == [
-        m.Replied(1, [[1, 4, 6]]),
+        m.Replied(1, [[1, 4, 6, 0, 0]]),
         m.JobEnded(1, None, True, b"hello", 6, 6, 0, 0),
     ]
     assert host.now_ns == 3 * MS
