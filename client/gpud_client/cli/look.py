@@ -27,22 +27,22 @@ __all__ = ["DEVICES", "JOBS", "doctor", "headline", "history", "kernels", "memor
 _POLL_S = 0.05
 
 DEVICES = (
-    Column("index", "#", right=True),
+    Column("index", "#", right=True, spare=2),
     Column("name", "device", least=16),
     Column("state", "state"),
-    Column("sms", "SMs", words.count, right=True),
+    Column("sms", "SMs", words.count, right=True, spare=1),
     Column("allocated", "allocated", words.share, right=True),
-    Column("online_sms", "for online", words.share, right=True, spare=7),
-    Column("memory_bytes", "memory", words.size, right=True),
+    Column("online_sms", "for online", words.share, right=True, spare=10),
+    Column("memory_bytes", "memory", words.size, right=True, spare=3),
     Column("memory_used_bytes", "used", words.size, right=True),
-    Column("gpu_utilisation_percent", "GPU %", words.count, right=True, spare=1),
-    Column("gpu_memory_used_bytes", "on GPU", words.size, right=True, spare=6),
-    Column("gpu_sm_clock_mhz", "MHz", words.count, right=True, spare=4),
-    Column("gpu_temperature_c", "deg C", words.count, right=True, spare=3),
-    Column("gpu_power_w", "W", words.rounded, right=True, spare=2),
-    Column("gpu_ecc_uncorrected", "ECC", words.count, right=True, spare=5),
+    Column("gpu_utilisation_percent", "GPU %", words.count, right=True, spare=4),
+    Column("gpu_memory_used_bytes", "on GPU", words.size, right=True, spare=9),
+    Column("gpu_sm_clock_mhz", "MHz", words.count, right=True, spare=7),
+    Column("gpu_temperature_c", "deg C", words.count, right=True, spare=6),
+    Column("gpu_power_w", "W", words.rounded, right=True, spare=5),
+    Column("gpu_ecc_uncorrected", "ECC", words.count, right=True, spare=8),
     Column("gpu_last_xid", "Xid", words.count, right=True),
-    Column("restarts", "restarts", words.count, right=True, spare=8),
+    Column("restarts", "restarts", words.count, right=True, spare=11),
     Column("error", "problem", least=20, wraps=True),
 )
 
@@ -62,7 +62,7 @@ JOBS = (
     Column("run_s", "ran", words.seconds, right=True, spare=2),
 )
 
-_HISTORY_SPARES = {"kind": 8, "queued_s": 0, "reservation": 5, "quota": 4}
+_HISTORY_SPARES = {"kind": 8, "queued_s": 1, "program": 2, "reservation": 5, "quota": 4}
 _HISTORY = (
     *(
         column._replace(spare=_HISTORY_SPARES.get(column.key, column.spare))
@@ -71,7 +71,7 @@ _HISTORY = (
     ),
     Column("first_block_s", "first block", words.seconds, right=True, spare=3),
     Column("run_s", "ran", words.seconds, right=True),
-    Column("resizes", "resizes", words.count, right=True, spare=1),
+    Column("resizes", "resizes", words.count, right=True, spare=2),
     Column("capsm_seconds", "CapSM s", words.share, right=True, spare=9),
     Column("error", "error", words.error, least=20, wraps=True),
 )

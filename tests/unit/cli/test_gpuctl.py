@@ -89,28 +89,36 @@ def test_a_row_is_one_line_in_a_pipe(peer: Peer, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("status", ["CPU device", "ready", "3.5", "3 MiB"]),
+        ("status", ["CPU device", "ready", "3.5", "784 KiB", "allocated"]),
         ("ps", ["3.17", "4.1", "running", "waiting", "3.5", "25%"]),
         ("kernels", ["axpy<float>", "persistent", "no thread ..."]),
         ("history", ["2.5", "failed", "0.4 ms", "1.50 s", "the job was ended"]),
         ("memory", ["alice", "3 MiB"]),
     ],
 )
-def test_a_terminal_of_80_columns_shows_what_matters(
-    command: str, words: list[str], peer: Peer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_narrow_terminal_shows_what_matters(
+    columns: int, command: str, words: list[str], peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
-    device = {**ANSWERS["status"]["devices"][0], "name": "CPU device, 2 virtual SMs of capability"}
+    device = {
+        **ANSWERS["status"]["devices"][0],
+        "name": "CPU device, 2 virtual SMs of capability",
+        "memory_used_bytes": 784 << 10,
+        "memory_bytes": 6319128576,
+    }
     job = {**RUNNING, "program": "a" * 40, "kernels": ["b" * 70], "user": "somebody-else"}
     peer.answers["status"] = {**ANSWERS["status"], "devices": [device]}
     peer.answers["jobs"] = {"jobs": [*ANSWERS["jobs"]["jobs"], job]}
     assert main([command]) == DONE
     seen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
-    assert all(len(line) <= 80 for line in seen.splitlines() if not line.startswith("gpud ")), seen
+    assert all(
+        len(line) <= columns for line in seen.splitlines() if not line.startswith("gpud ")
+    ), seen
     assert all(word in seen for word in words), seen
 
 
