@@ -69,7 +69,7 @@ def resize(
     with Link(socket) as link:
         row = link.describe(which)
         if row is None:
-            raise GpudError(f"there is no job {job} that you may see; gpuctl ps lists them")
+            raise GpudError(f"no job {job} waits or runs; see gpuctl ps and gpuctl history")
         sms = int(link.welcome.devices[_device(row)]["sms"])
         link.resize(which, reservation=share_of(reservation, sms), quota=share_of(quota, sms))
         row = link.describe(which) or row

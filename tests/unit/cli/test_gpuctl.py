@@ -261,7 +261,7 @@ def test_resize_sends_the_exact_share(
 
 def test_resize_of_an_unknown_job(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resize", "8.8", "--quota", "1"]) == FAILED
-    assert "no job 8.8" in capsys.readouterr().err
+    assert "no job 8.8 waits or runs" in capsys.readouterr().err
     assert peer.asked_for(Resize) == []
 
 
