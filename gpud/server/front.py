@@ -34,7 +34,7 @@ from gpud.server.session import Session
 from gpud.server.stream import Outbox, Stream
 from gpud.server.turns import Turns
 from gpud.telemetry.records import Happening, Records
-from gpud.units import JobId, SessionId, job_name
+from gpud.units import JobId, SessionId
 from gpud.wire import messages as wm
 
 __all__ = ["Front"]
@@ -175,8 +175,9 @@ class Front:
         self.follow(session, False)
         now_ns = time.monotonic_ns()
         _LOG.info(
-            "session %d ended: %s; %d jobs had not ended", session.number, reason, len(session.jobs)
-        )
+            "session %d ended: %s; %d jobs had failed, %d had not ended",
+            session.number, reason, session.failed, len(session.jobs),
+        )  # fmt: skip
         self.records.happened(
             now_ns,
             "session-closed",
@@ -348,8 +349,6 @@ class Front:
         ended.append(job)
         if ended:  # it may be configured to keep none
             self._ended[job.id] = job
-        if state == "failed":
-            _LOG.info("job %s failed: %s", job_name(job.id), error)
         self.records.happened(now_ns, f"job-{state}", job.uid, ("job", job.id), ("error", error))
 
     def row(self, job: Job, now_ns: int) -> dict[str, Any]:

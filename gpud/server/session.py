@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from gpud.server.jobs import Chain, Job
 from gpud.server.modules import Kernel, Module
 from gpud.server.quota import FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
 from gpud.server.stream import Stream
-from gpud.units import SessionId
+from gpud.units import SessionId, job_name
 from gpud.wire.messages import CLIENT_PROTOCOL, Answer, Failed, Finished
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "own_fault"]
 
+_LOG = logging.getLogger(__name__)
 _CHAINS_KEPT_BYTES = 4 << 20
 _MOST_NAME = 4000  # hosts read names of 4,096 characters, and those of twins are longer
 _encode = CLIENT_PROTOCOL.encode
@@ -37,6 +39,7 @@ class Session:
         program: what the client calls itself.
         jobs: those that have not ended, by number, oldest first.
         last_number: of the session's latest job.
+        failed: how many of its jobs have failed; the first is logged, and how many at the end.
         user: whose it is, with all that the user's other sessions have.
         kept: host memory of this session.
         wishes: programs that are being compiled for it.
@@ -58,6 +61,7 @@ class Session:
         self.modules: dict[int, Module] = {}
         self.jobs: dict[int, Job] = {}
         self.last_number = 0
+        self.failed = 0
         self.chains: OrderedDict[tuple[int, bytes, bool], Chain] = OrderedDict()
         self._chain_bytes = 0
         self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
@@ -186,6 +190,12 @@ class Session:
         if not self.gone:
             self.send(Finished(job.number, state, wire, job.output, stats, job.progress))
         self.front.job_ended(job, state, error, now_ns)
+        if state == "failed":
+            self.failed += 1
+            if self.failed == 1:
+                _LOG.info(
+                    "job %s, the first of its session, failed: %s", job_name(job.id), job.error
+                )
         oldest = self.oldest_job
         if oldest is None or oldest > job.number:
             # It was the oldest, so there may be something that has waited for it.

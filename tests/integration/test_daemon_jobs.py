@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
         kernels = {
             "slow": Behaviour(block_ns=5 * MS),
             "stubborn": Behaviour(block_ns=None),
+            "traps": Behaviour(trap_at=0),
         }
         yield await one.start(FakeHost(sms=2, kernels=kernels), grace="50 ms", drain_timeout="60 s")
 
@@ -253,6 +255,25 @@ async def test_timeout(world: World) -> None:
     finished = await client.finished(1)
     assert finished.state == "failed"
     assert finished.error["code"] == "job-timeout"
+
+
+async def test_the_log_has_the_first_failure_and_how_many(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    log = SimpleNamespace(info=lambda line, *values: lines.append(line % values))
+    monkeypatch.setattr("gpud.server.session._LOG", log)
+    monkeypatch.setattr("gpud.server.front._LOG", log)
+    client = await world.client()
+    module = await client.kernel("traps")
+    for number in range(1, 4):
+        client.submit(number, module)
+        await until(lambda: world.host.jobs)
+        world.host.run()
+        assert (await client.finished(number)).state == "failed"
+    client.close()
+    await until(lambda: any("3 jobs had failed, 0 had not ended" in line for line in lines))
+    assert sum("failed: " in line for line in lines) == 1
 
 
 async def test_after_a_job_of_another_session_of_the_same_user(world: World) -> None:
