@@ -223,7 +223,8 @@ class CPUDevice:
             raise LaunchConfigError(
                 "block",
                 (x, y, z),
-                f"{x * y * z} threads are more than a block may have; launch more, smaller blocks",
+                f"{x * y * z} threads are more than the {self.limits.threads_per_block} that a "
+                "block may have; launch more, smaller blocks",
                 limit=self.limits.threads_per_block,
             )
         return x, y, z

@@ -58,15 +58,16 @@ def occupancy(limits: SMLimits, threads: int, shared: int) -> int:
         raise LaunchConfigError(
             "block",
             threads,
-            f"{threads} threads are more than a block may have; launch more, smaller blocks",
+            f"{threads} threads are more than the {limits.threads_per_block} that a block may "
+            "have; launch more, smaller blocks",
             limit=limits.threads_per_block,
         )
     if shared > limits.shared_per_block:
         raise LaunchConfigError(
             "shared",
             shared,
-            f"static and dynamic shared memory of a block come to {shared} bytes, more than an SM "
-            "gives one block; use smaller tiles",
+            f"static and dynamic shared memory of a block come to {shared} bytes, more than the "
+            f"{limits.shared_per_block} that an SM gives one block; use smaller tiles",
             limit=limits.shared_per_block,
         )
     by_threads = (limits.threads // 32) // -(-threads // 32)

@@ -36,7 +36,8 @@ def checked_block(block: Sequence[int]) -> tuple[int, int, int]:
         raise LaunchConfigError(
             "block",
             (x, y, z),
-            f"{x * y * z} threads are more than a block may have; launch more, smaller blocks",
+            f"{x * y * z} threads are more than the {_BLOCK_LIMITS[0]} that a block may have; "
+            "launch more, smaller blocks",
             limit=_BLOCK_LIMITS[0],
         )
     return x, y, z
@@ -64,8 +65,8 @@ def check_shape(
         raise LaunchConfigError(
             "block",
             shape,
-            f"{threads} threads are more than a block of this kernel may have; launch more, "
-            "smaller blocks",
+            f"{threads} threads are more than the {most} that a block of this kernel may have; "
+            "launch more, smaller blocks",
             limit=most,
         )
     in_all = kernel.shared_bytes + shared
@@ -73,8 +74,8 @@ def check_shape(
         raise LaunchConfigError(
             "shared",
             in_all,
-            f"static and dynamic shared memory of a block come to {in_all} bytes, more than an "
-            "SM gives one block; use smaller tiles",
+            f"static and dynamic shared memory of a block come to {in_all} bytes, more than the "
+            f"{shared_limit} that an SM gives one block; use smaller tiles",
             limit=shared_limit,
         )
 
