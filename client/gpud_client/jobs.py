@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpud.errors import ConnectionLost, GpudError, JobCancelled, from_wire
 from gpud.units import SessionId, Share, job_id, job_name
 from gpud.wire.messages import Cancel, Describe, Finished, Resize
-from gpud_client.core import Operation, Request
+from gpud_client.core import Core, Operation, Request
 from gpud_client.shares import resolve
 from gpud_client.unheard import say_failed
 
@@ -82,6 +82,8 @@ class JobRecord:
     def cancelled(self) -> bool:
         """Whether the job has ended because it was cancelled."""
         return self._settled and self._final_state() == "cancelled"
+
+    __reduce__ = Core.__reduce__  # a future's lock would be met before it, and say less
 
     def __repr__(self) -> str:
         state = "not ended" if not self._settled else self._final_state()

@@ -266,7 +266,8 @@ def test_a_forked_child_is_told_so(daemon: Daemon, saxpy: gc.Kernel, gpu: gc.Ses
 
 
 def test_nothing_of_a_session_can_be_pickled_or_copied(gpu: gc.Session, saxpy: gc.Kernel) -> None:
-    made = (gpu, saxpy, saxpy.module, gpu.zeros(4), gpu.stream(), saxpy.call(1, 32, ARGS))
+    call, job = saxpy.call(1, 32, ARGS), saxpy.submit(1, 32, ARGS)
+    made = (gpu, saxpy, saxpy.module, gpu.zeros(4), gpu.stream(), call, job)
     for one in made:
         for copy_of in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match=r"connect in the other process.*array.get\(\)"):
