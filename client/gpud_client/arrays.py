@@ -7,6 +7,7 @@ the daemon copies between it and the memory that is shared, and `Array.numpy` is
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,11 @@ __all__ = [
 Shape = int | Sequence[int]
 Values = npt.NDArray[Any]
 
+_LOG = logging.getLogger("gpud_client")
+_WAITS = (
+    "%d bytes are not there before job %s (%s) has ended, as arrays were dropped since it was "
+    "submitted: waiting for it; later waits are not logged"
+)
 _LARGEST_BYTES = (1 << 64) - 1
 """That a request can name; no device has as much."""
 
@@ -317,6 +323,9 @@ def allocate(
                 raise
             # Memory comes back in the order of jobs. Wait for the one that was the oldest before
             # this request: what is the oldest now may be a later one, which may never end.
+            if oldest and not core.has_waited:
+                core.has_waited = True
+                _LOG.warning(_WAITS, size, oldest[0].id, oldest[0]._what)
             yield oldest
             oldest = list(core.jobs.values())[:1]
     allocation = _Allocation(core, index, answer.address, size, session._channel.kick)

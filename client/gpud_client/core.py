@@ -162,6 +162,7 @@ class Core:
         arenas: memory by device index.
         garbage: messages to be sent before the next one; finalizers append to it.
         lost: why the session is of no more use.
+        has_waited: whether somebody was told that memory is waited for.
     """
 
     def __init__(self) -> None:
@@ -171,6 +172,7 @@ class Core:
         self.arenas: dict[int, ArenaMemory] = {}
         self.garbage: deque[Any] = deque()
         self.lost: GpudError | None = None
+        self.has_waited = False
         self._descriptors: deque[int] = deque()
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._body: bytes | None = None

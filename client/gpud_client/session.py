@@ -106,8 +106,8 @@ class Session(SessionRecord):
     ) -> Array:
         """A new array of zeroes.
 
-        Where there is room only without arrays that were dropped or freed, it waits for this
-        session's jobs that use them. So does `array`.
+        Where there is room only without arrays that were dropped or freed, it waits for the jobs
+        that the session had submitted before. So does `array`.
 
         Args:
             shape: Extents, an int or a tuple.

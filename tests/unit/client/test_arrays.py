@@ -102,7 +102,7 @@ def test_out_of_memory(gpu: gc.Session, daemon: Daemon) -> None:
 
 
 def test_memory_that_jobs_keep_is_waited_for(
-    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel
+    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
     saxpy.submit(1, 32, (2.0, gpu.zeros(8), None, 7))
     saxpy.submit(1, 32, (2.0, None, None, 7))
@@ -120,6 +120,7 @@ def test_memory_that_jobs_keep_is_waited_for(
     daemon.answer[wm.Allocate] = full
     assert gpu.zeros(8).shape == (8,)
     assert refused == 2
+    assert caplog.text.count("64 bytes are not there before job 1.1 (saxpy) has ended") == 1
     daemon.finish(2)
 
 
