@@ -26,7 +26,7 @@ from pathlib import Path
 __all__ = ["cuda_include_paths"]
 
 _WHEEL_FOLDERS = {
-    12: ("cuda_runtime/include", "cuda_cccl/include", "cuda_nvcc/include"),
+    12: ("cuda_runtime/include", "cuda_cccl/include", "cuda_nvcc/include", "curand/include"),
     13: ("cu13/include",),
 }
 _MARKER = "cuda_fp16.h"

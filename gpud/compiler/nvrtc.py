@@ -229,7 +229,8 @@ _CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTI
 
 _ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
 _NO_HEADER = (
-    "; there are CUDA's own headers, cuda/std/, cub/block/ and cub/warp/, and none of the C or C++ "
+    "; there are CUDA's own headers, cuda/std/, cub/block/ and cub/warp/, curand_kernel.h where "
+    "nvidia-curand is installed (nvidia-curand-cu12 for CUDA 12), and none of the C or C++ "
     "library or of other folders: printf, assert and mathematical functions need none, "
     "cuda/std/cstdint has the integer types; put what else is needed into the source"
 )
