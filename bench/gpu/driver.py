@@ -114,13 +114,17 @@ class Gpu:
         self.memory: int = check(cu.cuDeviceTotalMem(self.device))
         low, high = check(cu.cuCtxGetStreamPriorityRange())
         self.lowest_priority, self.highest_priority = int(low), int(high)
+        self._described = self._describe()
 
     def _attribute(self, name: str) -> int:
         which = getattr(self.cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(check(self.cu.cuDeviceGetAttribute(which, self.device)))
 
     def describe(self) -> dict[str, Any]:
-        """The GPU and its driver, for results."""
+        """The GPU and its driver, for results; asks nothing of a context that may be lost."""
+        return self._described
+
+    def _describe(self) -> dict[str, Any]:
         name = check(self.cu.cuDeviceGetName(128, self.device)).split(b"\0")[0].decode()
         version = int(check(self.cu.cuDriverGetVersion()))
         return {

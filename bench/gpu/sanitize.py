@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu.driver import Gpu
 from bench.gpu.record import keep, need_gpu
-from bench.gpu.steps import PLUGINS, PLUGINS_ALONE
+from bench.gpu.steps import NO_AUTOLOAD, OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -36,7 +36,7 @@ def command(tool: str, only: str = "") -> list[str]:
     return [
         *("compute-sanitizer", "--tool", tool, "--target-processes", "all"),
         *("--error-exitcode", str(FOUND), "--print-limit", "20"),
-        *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *PLUGINS),
+        *(sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *OPTIONS),
         *("--timeout=0", tests, "-k", words),
     ]
 
@@ -53,7 +53,7 @@ def main() -> int:
         print("compute-sanitizer is not on PATH; it comes with the CUDA toolkit", file=sys.stderr)
         return 1
     ours = {"GPUD_REFERENCE": "none", "GPUD_PART": options.part}
-    environment = {**os.environ, **PLUGINS_ALONE, **ours}
+    environment = {**os.environ, **NO_AUTOLOAD, **ours}
     try:
         done = subprocess.run(
             command(options.tool, options.only), cwd=ROOT, env=environment, check=False,

@@ -11,10 +11,13 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass, field
 
-__all__ = ["PLUGINS", "PLUGINS_ALONE", "STEPS", "Step"]
+__all__ = ["NO_AUTOLOAD", "OPTIONS", "STEPS", "Step"]
 
-PLUGINS = ("-p", "pytest_asyncio.plugin", "-p", "pytest_timeout")
-PLUGINS_ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+OPTIONS = (
+    *("-v", "-o", "faulthandler_timeout=45"),  # so that the log names a test that hangs
+    *("-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"),
+)
+NO_AUTOLOAD = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """In the environment: of pytest's plugins only those that are named. What else is installed on a
 machine that is not ours may warn, and warnings are errors."""
 
@@ -52,15 +55,15 @@ class Step:
         settings = self.trial or () if trial else self.more
         if self.script:
             return [self.script, *self.target, *settings]
-        plugins = list(PLUGINS)
+        options = list(OPTIONS)
         if self.several and not trial and importlib.util.find_spec("xdist"):
-            plugins += ["-p", "xdist.plugin", "-n", str(_WORKERS)]
-        return ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *plugins, *self.target,
+            options += ["-p", "xdist.plugin", "-n", str(_WORKERS)]
+        return ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *options, *self.target,
                 *settings]  # fmt: skip
 
     def variables(self) -> dict[str, str]:
         """What is added to the environment."""
-        return self.environment if self.script else {**PLUGINS_ALONE, **self.environment}
+        return self.environment if self.script else {**NO_AUTOLOAD, **self.environment}
 
 
 def _test(name: str, first_s: float, trial: str = "", *, several: bool = False) -> Step:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from bench.gpu.driver import Gpu, missing
 from bench.gpu.record import cuda_device, keep
+from gpud.errors import DeviceLost
 from tests.gpu.world import OnDevice
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
@@ -29,8 +31,10 @@ def gpu() -> Gpu:
 @pytest.fixture(scope="session")
 def cuda(gpu: Gpu) -> Iterator[Any]:
     """gpud's CUDA device."""
-    with cuda_device() as device:
-        yield device
+    device = cuda_device()
+    yield device
+    with suppress(DeviceLost):  # then it ends with the process
+        device.close()
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +43,42 @@ def device(cuda: Any) -> Any:
     return OnDevice(cuda)
 
 
+@pytest.fixture(autouse=True)
+def _ends_with_the_context(request: pytest.FixtureRequest) -> Iterator[None]:
+    cuda = request.getfixturevalue("cuda") if "cuda" in request.fixturenames else None
+    yield
+    if cuda is not None:
+        leave_if_lost(cuda, request.config)
+
+
+def leave_if_lost(cuda: Any, config: Any) -> None:
+    """Ends the process if the context is lost: every test that follows would fail.
+
+    Of pytest-xdist's processes one such takes all tests, so soon do they fail; it begins another.
+    """
+    try:
+        cuda.context.enter().is_over(cuda.control_event)
+    except DeviceLost as error:
+        if hasattr(config, "workerinput"):
+            os._exit(1)
+        pytest.exit(str(error), returncode=1)
+
+
+RECORD = pytest.StashKey[Gpu]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Opens the GPU, if outcomes are to be kept: at the end its context may be lost."""
+    wanted = os.environ.get("GPUD_RECORD") and not hasattr(session.config, "workerinput")
+    if wanted and not missing():
+        session.config.stash[RECORD] = Gpu()
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Keeps the outcomes, if that was asked for."""
-    name = os.environ.get("GPUD_RECORD")
-    if name and not missing() and not hasattr(session.config, "workerinput"):
-        keep(f"tests_{name}", Gpu(), outcomes(session.config, exitstatus))
+    if RECORD in session.config.stash:
+        name = os.environ["GPUD_RECORD"]
+        keep(f"tests_{name}", session.config.stash[RECORD], outcomes(session.config, exitstatus))
 
 
 def outcomes(config: pytest.Config, exitstatus: int) -> dict[str, Any]:

@@ -10,7 +10,10 @@ import pytest
 
 from bench.gpu import available, sanitize
 from bench.gpu.driver import check, missing
-from tests.gpu.conftest import OUTCOMES, outcomes
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver import Driver
+from tests.driver_model import SteppedDriver
+from tests.gpu.conftest import OUTCOMES, leave_if_lost, outcomes
 
 ROOT = Path(__file__).parents[2]
 NO_GPU = pytest.mark.skipif(not missing(), reason="there is a GPU")
@@ -61,3 +64,12 @@ def test_outcomes_are_counted(pytestconfig: pytest.Config) -> None:
     assert set(found) == {*OUTCOMES, "bad", "exit"}
     assert found["exit"] == 1
     assert len(found["bad"]) == found["failed"] + found["error"]
+
+
+def test_a_process_that_lost_its_context_runs_no_more_tests() -> None:
+    fake = SteppedDriver()
+    device = CUDADevice(driver=Driver(fake), watch=False)
+    leave_if_lost(device, object())
+    fake.lose("ILLEGAL_ADDRESS")
+    with pytest.raises(pytest.exit.Exception, match="ILLEGAL_ADDRESS"):
+        leave_if_lost(device, object())

@@ -16,7 +16,7 @@ from bench.gpu.figures import FIGURES, results
 from bench.gpu.in_turns import LEAST_S, Turns
 from bench.gpu.record import Rows
 from bench.gpu.rows import rows
-from bench.gpu.steps import PLUGINS, STEPS, Step
+from bench.gpu.steps import OPTIONS, STEPS, Step
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "tests" / "driver_model" / "site"
@@ -127,7 +127,7 @@ def test_steps_are_what_the_makefile_runs() -> None:
     known = []
     for one in STEPS[1:]:
         words = [word for word in one.arguments(trial=True) if word not in (one.trial or ())]
-        line = " ".join(["python3", *words]).replace(" " + " ".join(PLUGINS), "")
+        line = " ".join(["python3", *words]).replace(" " + " ".join(OPTIONS), "")
         record = one.environment.get("GPUD_RECORD")
         known.append(f"GPUD_RECORD={record} {line}" if record else line)
     others = ("available.py", "figures.py", "summary.py")
