@@ -123,16 +123,13 @@ class Copies:
     def arrays(self, session: SessionId) -> list[Held]:
         """What a new host needs memory for, in the order in which it was allocated."""
         space = self._spaces.get(session)
-        if space is None:
-            return []
-        return [
-            Held(
-                address,
-                whole_pages(one.bytes),
-                one.lost is None and not one.blank,
-            )
-            for address, one in space.arrays.items()
-        ]
+        return [] if space is None else [_held(at, one) for at, one in space.arrays.items()]
+
+    def array(self, session: SessionId, address: int) -> Held | None:
+        """The same of one array; None: it is not there any more."""
+        space = self._spaces.get(session)
+        one = None if space is None else space.arrays.get(address)
+        return None if one is None else _held(address, one)
 
     # -- jobs
 
@@ -257,3 +254,7 @@ class Copies:
         if array is None or array.last_job is not None:
             raise UnknownName(f"there is no array at {address:#x}; was it freed already?")
         return array
+
+
+def _held(address: int, one: _Array) -> Held:
+    return Held(address, whole_pages(one.bytes), one.lost is None and not one.blank)

@@ -77,6 +77,7 @@ class CopiedMemory:
 
     def commit(self, session: SessionId, address: int, on_reply: OnReply) -> None:
         """Have memory behind a new array."""
+        array = partial(self.copies.array, session, address)
 
         def committed(value: Any, error: GpudError | None) -> None:
             if isinstance(error, OutOfMemory) and self._releases:
@@ -87,7 +88,7 @@ class CopiedMemory:
 
         def again() -> None:
             self._requests.ask(
-                lambda reply: self._host.stock.commit(session, address, reply), committed
+                lambda reply: self._host.stock.commit(session, array, reply), committed
             )
 
         again()

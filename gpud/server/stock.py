@@ -164,11 +164,11 @@ class Stock:
             on_reply,
         )
 
-    def commit(self, session: int, address: int, on_reply: OnReply) -> None:
-        """Have memory behind an array."""
+    def commit(self, session: int, array: Callable[[], Held | None], on_reply: OnReply) -> None:
+        """Have memory behind an array, if it is there still when the arena is open."""
 
         def opened(_: Any, error: GpudError | None) -> None:
-            held = next((one for one in self._arrays_of(session) if one.address == address), None)
+            held = array()
             if error is not None or held is None:
                 on_reply(None, error)
             else:

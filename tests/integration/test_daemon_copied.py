@@ -94,6 +94,16 @@ async def test_an_array_that_is_freed_before_it_gets_no_memory(world: World) -> 
     assert used(world) == PAGES
 
 
+async def test_a_new_array_costs_the_same_however_many_there_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await world.client()
+    array = await client.allocate(SIZE)  # opens the arena, with all that is there
+    memory = world.daemon.devices[0].memory
+    monkeypatch.delattr(type(memory), "arrays_of")
+    assert await client.allocate(SIZE) == array + PAGES
+
+
 async def test_what_lacks_memory_waits_for_what_is_on_its_way_back(world: World) -> None:
     client, other = await world.client(), await world.client()
     array = await other.allocate(SIZE)
