@@ -15,10 +15,14 @@ class TextFormatter(logging.Formatter):
     """``2026-01-31 12:00:00.000 warning server.devices: device host 0 is gone``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record on one line; a traceback follows on its own."""
+        """The record on one line; a traceback follows on its own.
+
+        Clients say what their programs are called: nothing that a terminal would act on is left.
+        """
         at = datetime.fromtimestamp(record.created).astimezone()
         name = record.name.removeprefix("gpud.")
         text = " ".join(record.getMessage().splitlines())
+        text = "".join(letter if letter.isprintable() else "?" for letter in text)
         line = f"{at:%Y-%m-%d %H:%M:%S}.{record.msecs:03.0f} {record.levelname.lower()} {name}: "
         line += text
         if record.exc_info:
