@@ -121,12 +121,14 @@ class Arenas:
         self._told.add((session, device))
         return address, arena
 
-    def undo(self, session: SessionId, device: int, address: int) -> None:
-        """Forget an array that the device has no memory for."""
+    def undo(self, session: SessionId, device: int, address: int) -> bool:
+        """Forget an array that the device has no memory for; whether it was there still."""
         if session in self._opened:
             with suppress(UnknownName):  # freed by a client that guessed where it would be
                 self._ledger.free(session, device, address)
                 self._copied[device].copies.gone(session, address)
+                return True
+        return False
 
     def reserve(self, session: SessionId, user: int, device: int, size: int) -> None:
         """Count ``size`` bytes for module variables, and see to it that the session has an arena.
@@ -189,11 +191,14 @@ class Arenas:
         if device in self._copied:
             self._copied[device].copies.freed(session, address, last_job)
 
-    def settle(self, session: SessionId, oldest_job: int | None) -> None:
-        """Give back what no job of the session uses any more."""
-        if session in self._opened:
-            for piece in self._ledger.settle(session, oldest_job):
-                self._give_back(piece)
+    def settle(self, session: SessionId, oldest_job: int | None) -> int:
+        """Give back what no job of the session uses any more; returns how many arrays."""
+        if session not in self._opened:
+            return 0
+        found = self._ledger.settle(session, oldest_job)
+        for piece in found:
+            self._give_back(piece)
+        return len(found)
 
     def when_zero(self, session: SessionId, action: Callable[[], None]) -> None:
         """Do ``action`` as soon as all that the session has freed reads as zero."""

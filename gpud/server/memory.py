@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument
 from gpud.server.copied import CopiedMemory
+from gpud.server.quota import ARRAY_BYTES
 from gpud.units import SessionId
 from gpud.wire import messages as wm
 
@@ -33,7 +34,12 @@ def allocate(session: Session, message: wm.Allocate) -> None:
 def _allocate(session: Session, message: wm.Allocate) -> None:
     arenas = session.front.arenas
     number = SessionId(session.number)
-    address, arena = arenas.allocate(number, session.peer.uid, message.device, message.size)
+    session.kept.take(ARRAY_BYTES, "this array")
+    try:
+        address, arena = arenas.allocate(number, session.peer.uid, message.device, message.size)
+    except GpudError:
+        session.kept.give(ARRAY_BYTES)
+        raise
     if arena is not None:
         told = wm.Arena(message.device, arena.base, arena.size)
         session.send_with(told, arenas.file(arena))
@@ -45,7 +51,8 @@ def _allocate(session: Session, message: wm.Allocate) -> None:
 
     def committed(_: Any, error: GpudError | None) -> None:
         if error is not None:
-            arenas.undo(number, message.device, address)
+            if arenas.undo(number, message.device, address):
+                session.kept.give(ARRAY_BYTES)
             session.fail(message.request, error)
         else:
             session.send(wm.Allocated(message.request, address))
@@ -56,9 +63,9 @@ def _allocate(session: Session, message: wm.Allocate) -> None:
 def free(session: Session, message: wm.Free) -> None:
     """The array's memory is given back when the jobs that were submitted before have ended."""
     number = SessionId(session.number)
-    arenas = session.front.arenas
-    arenas.free_after(number, message.device, message.array, session.last_number)
-    arenas.settle(number, session.oldest_job)
+    last_job = session.last_number
+    session.front.arenas.free_after(number, message.device, message.array, last_job)
+    session.settle_arrays(session.oldest_job)
 
 
 def upload(session: Session, message: wm.Upload) -> None:

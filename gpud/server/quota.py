@@ -23,7 +23,7 @@ from __future__ import annotations
 from gpud.config import Config
 from gpud.errors import LimitExceeded
 
-__all__ = ["FOLLOWED_BYTES", "JOB_BYTES", "LAUNCH_BYTES", "Quota", "User", "Users"]
+__all__ = ["ARRAY_BYTES", "FOLLOWED_BYTES", "JOB_BYTES", "LAUNCH_BYTES", "Quota", "User", "Users"]
 
 JOB_BYTES = 4096
 """What a job takes in the front and in the scheduler beside its launches; measured: 2.6 KiB."""
@@ -33,6 +33,9 @@ LAUNCH_BYTES = 256
 
 FOLLOWED_BYTES = 32
 """What each job that a job is to follow takes; measured: 20."""
+
+ARRAY_BYTES = 512
+"""What an array takes beside its values; measured: 450 where it is copied, else 90."""
 
 
 class Quota:
@@ -96,8 +99,9 @@ class Quota:
         used_bytes = min(self.used_bytes, self.limit_bytes)
         return LimitExceeded(
             f"the daemon keeps {used_bytes} of at most {self.limit_bytes} bytes for this "
-            f"{self._whose} (queued launches, programs, requests, answers), and {problem}; wait "
-            f"for jobs and answers, unload modules, or raise {self._setting} in its configuration",
+            f"{self._whose} (queued launches, programs, requests, answers, a little for each "
+            f"array), and {problem}; wait for jobs and answers, unload modules, free arrays, or "
+            f"raise {self._setting} in its configuration",
             limit=self._setting,
             value=self.limit_bytes,
         )

@@ -14,7 +14,7 @@ from gpud.errors.base import shorten
 from gpud.server.access import Peer
 from gpud.server.jobs import Chain, Job
 from gpud.server.modules import Kernel, Module
-from gpud.server.quota import FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
+from gpud.server.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
 from gpud.server.stream import Stream
 from gpud.units import SessionId, job_name
 from gpud.wire.messages import CLIENT_PROTOCOL, Answer, Failed, Finished
@@ -178,6 +178,12 @@ class Session:
         else:
             action()
 
+    def settle_arrays(self, oldest: int | None) -> None:
+        """Give back arrays that were freed and that no job from ``oldest`` on can use."""
+        count = self.front.arenas.settle(SessionId(self.number), oldest)
+        if count:
+            self.kept.give(count * ARRAY_BYTES)
+
     def job_finished(self, job: Job, state: str, error: GpudError | None) -> None:
         """A job of this session has ended."""
         del self.jobs[job.number]
@@ -203,7 +209,7 @@ class Session:
 
     def _settle(self, oldest: int | None) -> None:
         """Do what has waited for the jobs up to ``oldest``, which have ended now."""
-        self.front.arenas.settle(SessionId(self.number), oldest)
+        self.settle_arrays(oldest)
         deferred = self._deferred
         while deferred and (oldest is None or deferred[0][0] < oldest):
             deferred.popleft()[1]()

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gpud.server import arenas as arenas_module
-from gpud.server.quota import FOLLOWED_BYTES, JOB_BYTES, Quota, User
+from gpud.server.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, Quota, User
 from gpud.server.stream import MESSAGES_PER_TURN
 from gpud.server.turns import Turns
 from gpud.wire import messages as wm
@@ -170,6 +170,29 @@ async def test_jobs_to_follow(world: World) -> None:
     await client.ask(lambda r: wm.Cancel(r, (client.session, 2)), wm.Answer)
     await client.finished(2)
     assert kept.used_bytes == before
+    await nothing_is_counted(world)
+
+
+@pytest.mark.asyncio
+async def test_each_array_is_counted(world: World) -> None:
+    client = await world.client(ALICE)
+    first = await client.allocate(1)
+    kept = user_of(world, client).kept
+    before = kept.used_bytes
+    arrays = [await client.allocate(1) for _ in range(3)]
+    assert kept.used_bytes == before + 3 * ARRAY_BYTES
+    error = await client.refused(lambda r: wm.Allocate(r, 0, 1 << 40))
+    assert error["code"] == "out-of-memory"
+    client.submit(1, await client.kernel("forever"))
+    for array in (first, *arrays):
+        client.send(wm.Free(0, array))
+    await client.query("status")
+    assert kept.used_bytes > before, "a job may use them"
+    await client.ask(lambda r: wm.Cancel(r, (client.session, 1)), wm.Answer)
+    await client.finished(1)
+    (session,) = world.daemon.front.sessions.values()
+    (module,) = session.modules.values()
+    assert kept.used_bytes == module.program.size_bytes
     await nothing_is_counted(world)
 
 

@@ -69,6 +69,8 @@ async def test_an_array_is_told_when_it_has_memory(world: World) -> None:
 async def test_an_array_that_gets_no_memory_has_never_been_there(world: World) -> None:
     client = await world.client()
     kept = await client.allocate(SIZE)
+    (session,) = world.daemon.front.sessions.values()
+    counted = session.kept.used_bytes
     world.host.holds = {m.Commit}
     client.send(wm.Allocate(client.next_request(), 0, SIZE))
     await until(lambda: len(sent(world, m.Commit)) == 2)
@@ -76,6 +78,7 @@ async def test_an_array_that_gets_no_memory_has_never_been_there(world: World) -
     failed = await client.expect(wm.Failed)
     assert failed.error["code"] == "out-of-memory"
     assert used(world) == PAGES
+    assert session.kept.used_bytes == counted
     world.host.holds = set()
     assert await client.allocate(SIZE) == kept + PAGES
 
