@@ -161,8 +161,9 @@ class Session:
                 value=most,
             )
         self.user.check_jobs()
-        self.kept.take(_size_of(job), "this job")
-        job.chain.jobs += 1
+        chain = job.chain
+        self.kept.take(_size_of(job, chain), "this job")
+        chain.jobs += 1
         self.user.jobs += 1
         self.jobs[job.number] = job
 
@@ -188,8 +189,9 @@ class Session:
         """A job of this session has ended."""
         del self.jobs[job.number]
         self.user.jobs -= 1
-        job.chain.jobs -= 1
-        self.kept.give(_size_of(job))
+        chain = job.chain
+        chain.jobs -= 1
+        self.kept.give(_size_of(job, chain))
         now_ns = time.monotonic_ns()
         stats = job.final_stats(now_ns)
         wire = None if error is None else error.to_wire()
@@ -223,8 +225,7 @@ def own_fault(error: Exception) -> InternalError:
     )
 
 
-def _size_of(job: Job) -> int:
+def _size_of(job: Job, chain: Chain) -> int:
     """What is kept for a job, beside other jobs that are counted."""
-    chain = job.chain
     own = JOB_BYTES + FOLLOWED_BYTES * job.follows
     return own if chain.jobs else own + chain.size_bytes + LAUNCH_BYTES * len(chain.shapes)

@@ -246,7 +246,7 @@ class Stream:
         """Tell the owner what is kept for the peer, if it is much more or less than before."""
         kept_bytes = self.unsent_bytes + self._decoder.pending_bytes
         change = kept_bytes - self._noted_bytes
-        if abs(change) >= _NOTED_BYTES or (change and not kept_bytes):
+        if change and (not kept_bytes or abs(change) >= _NOTED_BYTES):
             self._noted_bytes = kept_bytes
             assert self._on_kept is not None
             self._on_kept(change)
