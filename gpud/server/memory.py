@@ -62,10 +62,7 @@ def _allocate(session: Session, message: wm.Allocate) -> None:
 
 def free(session: Session, message: wm.Free) -> None:
     """The array's memory is given back when the jobs that were submitted before have ended."""
-    number = SessionId(session.number)
-    last_job = session.last_number
-    session.front.arenas.free_after(number, message.device, message.array, last_job)
-    session.settle_arrays(session.oldest_job)
+    session.free(message.device, message.array)
 
 
 def upload(session: Session, message: wm.Upload) -> None:

@@ -65,6 +65,7 @@ class Session:
         self.chains: OrderedDict[tuple[int, bytes, bool], Chain] = OrderedDict()
         self._chain_bytes = 0
         self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
+        self._freed = 0  # arrays that wait for jobs
         self.gone = False
 
     def send(self, message: Any) -> None:
@@ -179,11 +180,22 @@ class Session:
         else:
             action()
 
-    def settle_arrays(self, oldest: int | None) -> None:
+    def free(self, device: int, address: int) -> None:
+        """Free an array when the jobs that were submitted until now have ended.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        arenas = self.front.arenas
+        arenas.free_after(SessionId(self.number), device, address, self.last_number)
+        self._freed += 1
+        self._settle_arrays(self.oldest_job)
+
+    def _settle_arrays(self, oldest: int | None) -> None:
         """Give back arrays that were freed and that no job from ``oldest`` on can use."""
         count = self.front.arenas.settle(SessionId(self.number), oldest)
-        if count:
-            self.kept.give(count * ARRAY_BYTES)
+        self._freed -= count
+        self.kept.give(count * ARRAY_BYTES)
 
     def job_finished(self, job: Job, state: str, error: GpudError | None) -> None:
         """A job of this session has ended."""
@@ -211,7 +223,8 @@ class Session:
 
     def _settle(self, oldest: int | None) -> None:
         """Do what has waited for the jobs up to ``oldest``, which have ended now."""
-        self.settle_arrays(oldest)
+        if self._freed:
+            self._settle_arrays(oldest)
         deferred = self._deferred
         while deferred and (oldest is None or deferred[0][0] < oldest):
             deferred.popleft()[1]()
