@@ -43,6 +43,7 @@ from gpud.device.host import messages as m
 from gpud.errors import GpudError
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
+from tests.fake_host.incoming import incoming
 from tests.fake_host.virtual import Behaviour, FakeJob, FakeLaunch, VirtualSMs
 
 __all__ = ["Behaviour", "FakeHost", "FakeJob"]
@@ -149,18 +150,11 @@ class FakeHost(VirtualSMs):
     def _readable(self) -> None:
         if self._socket is None:
             return
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, 16)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data, descriptors = b"", []
-        self._descriptors += descriptors
-        if not data:
+        bodies = incoming(self._socket, self._decoder, self._descriptors)
+        if bodies is None:
             self.die()
             return
-        self._decoder.feed(data)
-        for body in self._decoder.frames():
+        for body in bodies:
             self.handle(m.HOST_PROTOCOL.decode(body, Sender.CLIENT))
             if not self.alive:
                 return

@@ -31,6 +31,7 @@ from gpud.wire import messages as wm
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.messages import CLIENT_PROTOCOL
 from gpud.wire.table import Sender
+from tests.fake_host.incoming import incoming
 from tests.faults.fuzz_account import Account, Unanswered, answers_to
 from tests.faults.fuzz_choices import Choices, Dice
 from tests.faults.fuzz_messages import Fuzzer
@@ -169,18 +170,11 @@ class Talk:
         del self._unsent[:sent]
 
     def _read(self) -> None:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 18, 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, descriptors = b"", []
-        self.descriptors += descriptors
-        if not data:
+        bodies = incoming(self.sock, self._decoder, self.descriptors)
+        if bodies is None:
             self.closed = True
             return
-        self._decoder.feed(data)
-        for body in self._decoder.frames():
+        for body in bodies:
             message = CLIENT_PROTOCOL.decode(body, Sender.DAEMON)
             self.latest[type(message)] = message
             if type(message) is wm.Finished:

@@ -18,6 +18,7 @@ from gpud.wire import messages as wm
 from gpud.wire.codec import FrameDecoder
 from gpud.wire.table import Sender
 from tests.fake_host.host import FakeHost
+from tests.fake_host.incoming import incoming
 
 _T = TypeVar("_T")
 TIMEOUT_S = 20.0
@@ -80,22 +81,14 @@ class Client:
         self._loop.remove_reader(self.sock.fileno())
 
     def _readable(self) -> None:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 18, 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, descriptors = b"", []
-        self.descriptors += descriptors
-        if not data:
+        bodies = incoming(self.sock, self._decoder, self.descriptors)
+        if bodies is None:
             self.closed = True
             self._loop.remove_reader(self.sock.fileno())
-        else:
-            self._decoder.feed(data)
-            for body in self._decoder.frames():
-                message = wm.CLIENT_PROTOCOL.decode(body, Sender.DAEMON)
-                wm.CLIENT_PROTOCOL.check(message)
-                self.received.append(message)
+        for body in bodies or ():
+            message = wm.CLIENT_PROTOCOL.decode(body, Sender.DAEMON)
+            wm.CLIENT_PROTOCOL.check(message)
+            self.received.append(message)
         self._arrived.set()
 
     def raw(self, data: bytes) -> None:
