@@ -37,13 +37,7 @@ from gpud.core import events as ev
 from gpud.core.admission import check_resize, check_submission
 from gpud.core.board import Board
 from gpud.core.job import JobRecord
-from gpud.core.lifecycles import (
-    DeviceInput,
-    DeviceState,
-    JobInput,
-    JobState,
-    SessionState,
-)
+from gpud.core.lifecycles import DeviceInput, DeviceState, JobInput, JobState, SessionState
 from gpud.core.lives import Lives
 from gpud.core.order import preparation_key
 from gpud.core.policies import POLICIES, Policy

@@ -32,37 +32,11 @@ from gpud.wire.kinds import (
 from gpud.wire.table import Sender, Table
 
 __all__ = [
-    "CLIENT_PROTOCOL",
-    "TOPICS",
-    "VERSION",
-    "Allocate",
-    "Allocated",
-    "Answer",
-    "Arena",
-    "Cancel",
-    "Compile",
-    "Compiled",
-    "Describe",
-    "Download",
-    "Failed",
-    "Finished",
-    "Follow",
-    "Free",
-    "Goodbye",
-    "Happened",
-    "Hello",
-    "Launch",
-    "Measure",
-    "Measured",
-    "Query",
-    "ReadSymbol",
-    "Resize",
-    "Submit",
-    "Unload",
-    "Upload",
-    "Welcome",
-    "WriteSymbol",
-]
+    "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena", "Cancel",
+    "Compile", "Compiled", "Describe", "Download", "Failed", "Finished", "Follow", "Free",
+    "Goodbye", "Happened", "Hello", "Launch", "Measure", "Measured", "Query", "ReadSymbol",
+    "Resize", "Submit", "Unload", "Upload", "Welcome", "WriteSymbol",
+]  # fmt: skip
 
 VERSION = 1
 """Of the protocol. It changes when an older peer would misunderstand a newer one."""
