@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpud.cli.checks import Check, can_run, run_checks
 from gpud_client.cli.outcome import FAILED
+
+if TYPE_CHECKING:
+    from gpud.cli.checks import Check
 
 __all__ = ["doctor"]
 
@@ -27,6 +29,9 @@ def doctor(
 
     The exit status is 0 if a daemon can run here, else 1.
     """
+    # Not above: the other commands, which load this file, start faster without.
+    from gpud.cli.checks import can_run, run_checks
+
     checks = run_checks()
     runs = can_run(checks)
     if as_json:
