@@ -67,3 +67,66 @@ def test_each_thread_makes_its_own_number_of_rounds() -> None:
             job.resize(1)
             job.result(TIMEOUT_S)
             assert list(found[:count]) == [own(t, COUNTS[t]) for t in range(count)]
+
+
+HEAD = """
+.version 8.0
+.target sm_75
+.address_size 64
+.visible .entry chain(.param .u64 out, .param .u32 count) {
+    .reg .b32 %r<9>; .reg .b64 %rd<3>; .reg .pred %p<4>; .shared .align 4 .b8 s[4096];
+    ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [count];
+    mov.u32 %r2, %tid.x;
+"""
+STEP = """
+    ld.global.u32 %r4, [%rd1]; add.u32 %r4, %r4, %r3; st.global.u32 [%rd1+12], %r4;
+"""
+AROUND = (
+    """
+    shl.b32 %r5, %r2, 2; mov.u32 %r6, s; add.u32 %r5, %r5, %r6;
+    setp.ne.u32 %p1, %r2, 0; mov.u32 %r3, 0;
+    LOOP: @%p1 bra STEPPED;"""
+    + STEP
+    + """
+    STEPPED: setp.lt.u32 %p2, %r3, 9999; @%p2 bra NEAR;
+    st.global.u32 [%rd1+8000], %r3;
+    NEAR: add.u32 %r3, %r3, 1; setp.ge.u32 %p2, %r3, %r1; @%p2 bra END;
+    add.s64 %rd1, %rd1, 4;
+    ld.shared.u32 %r6, [%r5]; min.u32 %r6, %r6, 3; setp.gt.u32 %p3, %r6, 5;
+    @%p3 st.shared.u32 [%r5], %r3;  // never
+    bra LOOP;
+    END: ret; }"""
+)
+"""A loop around one over threads, which LLVM deletes."""
+INSIDE = (
+    """
+    mul.wide.u32 %rd2, %r2, 4000; add.s64 %rd1, %rd1, %rd2;
+    add.u32 %r5, %r2, 1; st.global.u32 [%rd1], %r5;  // as the loop over threads counts
+    and.b32 %r3, %r2, 7;
+    LOOP:"""
+    + STEP
+    + """
+    add.s64 %rd1, %rd1, 4; add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p1, %r3, %r1; @%p1 bra LOOP;
+    ret; }"""
+)
+"""A loop inside of one over threads, whose end LLVM empties."""
+
+
+@pytest.mark.parametrize(("body", "rows"), [(AROUND, 1), (INSIDE, 8)])
+def test_rounds_that_follow_from_each_other_are_not_taken_for_threads(body: str, rows: int) -> None:
+    count, row = 200, 1000
+    with CPUDevice(1) as device:
+        memory, out = words(device, row * rows)
+        kernel = device.load(HEAD + body).kernel("chain")
+        arguments = [pointer(memory), count.to_bytes(4, "little")]
+        job = Job(device, [LaunchSpec.of(kernel, "unmodified", 1, 8, arguments)])
+        job.resize(1)
+        job.result(TIMEOUT_S)
+        got = out.reshape(rows, row).tolist()
+    for first, chain in enumerate(got):
+        expected = [0] * row
+        expected[0] = first + 1 if rows > 1 else 0
+        for i in range(count - first):
+            expected[i + 3] = expected[i] + first + i
+        assert chain == expected

@@ -32,9 +32,6 @@ from gpud.device.cpu.codegen.thread import zero
 
 __all__ = ["KernelCode", "PieceWriter", "state_word"]
 
-_UNROLLED = 128
-"""So many rounds LLVM never unrolls entirely: with three instructions each they pass its limit."""
-
 
 def state_word(status: int, block: int) -> int:
     """The state word of a thread that will resume at ``block``."""
@@ -90,15 +87,22 @@ class KernelCode:
     def parallel_loop(self) -> str:
         """Metadata for the back edge of a loop whose rounds are different threads.
 
-        One of few threads may not be unrolled before it is vectorised: the loop around it, whose
-        rounds do follow from each other, would be left with this metadata.
+        LLVM keeps it at the branch that goes back, and may lend it to loops of the program, whose
+        rounds follow from each other. One around that ends in the same branch gets it with the loop
+        over threads, and keeps it when that is unrolled or deleted: so an `access_nothing` that is
+        not parallel begins those. One inside gets it when nothing is left between its end and the
+        branch: so a parallel `access_nothing` stands there.
         """
         self._loops += 1
         number = 100 + self._loops
         parallel = '!{!"llvm.loop.parallel_accesses", !4}'
-        kept = ", !9" if self.shape.threads < _UNROLLED else ""
-        self.ir.metadata(f"!{number}", f"!{number} = distinct !{{!{number}, {parallel}{kept}}}")
+        self.ir.metadata(f"!{number}", f"!{number} = distinct !{{!{number}, {parallel}}}")
         return f", !llvm.loop !{number}"
+
+    def access_nothing(self, e: Emitter, tags: str = "") -> None:
+        """What LLVM takes for an access, and leaves where it stands; there is no code for it."""
+        self.ir.declare("declare void @llvm.sideeffect()")
+        e.do(f"call void @llvm.sideeffect(){tags}")
 
     def places(
         self, e: Emitter, thread: str, tid: tuple[str, str, str] | None = None

@@ -16,6 +16,7 @@ Properties:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.cfg import Block
@@ -65,6 +66,11 @@ class Stage:
     def last(self) -> int:
         """The block whose end decides where control goes; of no meaning if there is a join."""
         return self.segments[-1].blocks[0]
+
+    def goes_round(self, back_edges: Iterable[tuple[int, int]]) -> bool:
+        """Whether there are loops in it that threads go round by themselves."""
+        inner = [set(segment.blocks) for segment in self.segments if segment.join is not None]
+        return any(blocks.issuperset(edge) for edge in back_edges for blocks in inner)
 
 
 class StagePlan:

@@ -248,6 +248,8 @@ class StageWriter:
                 )
                 self._segment(segment, uniform, local, following, after)
             e.place(after)
+            if self.stage.goes_round(self.w.back_edges):
+                self.kernel.access_nothing(e, self.code.parallel)
             if agree is not None:
                 self._vote(agree)
             for name in sorted(stored & live_out & self.w.varying):

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+from gpud.compiler.analysis.cycles import retreating_edges
 from gpud.compiler.analysis.effects import BARRIER, flags, read, written
 from gpud.device.cpu.codegen.corners import Corner
 from gpud.device.cpu.codegen.driver import APART, DONE, FAILED, TURN
@@ -52,6 +53,7 @@ class TogetherWriter:
         self.plan = plan
         self.flow = plan.flow
         self.varying = plan.convergence.varying
+        self.back_edges = retreating_edges(plan.flow)
         header = f"define i32 @run_together({BLOCK_ARGUMENT}) nounwind"
         if kernel.ir.flushes:
             name = define_with_flushing(kernel.ir, "i32", "run_together", BLOCK_ARGUMENT)
@@ -107,6 +109,8 @@ class TogetherWriter:
             e.jump(self.labels[number])
         for number, stage in sorted(self.plan.stages.items()):
             e.place(self.labels[number])
+            if any(target == number for _, target in self.back_edges):
+                self.kernel.access_nothing(e)
             around = (one for one in self.corners.values() if stage.first in one.body)
             self.corner = next(around, None)
             StageWriter(self, stage).write()
