@@ -49,12 +49,19 @@ class Device:
         return Memory(self._device, size)
 
 
+class OnCopies(OnDevice):
+    """`OnDevice` without a driver that holds back what kernels print."""
+
+    def synchronize(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("name", ["saxpy", "module_symbol_state", "printf_lines"])
 def test_cases_run_on_copied_memory(name: str) -> None:
     case = _case(name)
     with CPUDevice(2) as cpu:
-        run, found = results(OnDevice(Device(cpu), size=1 << 20), case, "persistent")
-        _, again = results(OnDevice(Device(cpu), size=1 << 20), case, "sliced")
+        run, found = results(OnCopies(Device(cpu), size=1 << 20), case, "persistent")
+        _, again = results(OnCopies(Device(cpu), size=1 << 20), case, "sliced")
     assert mismatches(case, run.arguments, found, run.expected) == []
     assert differences(case, run.expected, found, again) == []
 
