@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,16 @@ from gpud.server.stream import Outbox
 pytestmark = pytest.mark.asyncio
 
 
+def new_child(on_end: Callable[[str], None]) -> Child:
+    """One that has not begun."""
+    outbox = Outbox(asyncio.get_running_loop())
+    return Child("child", HOST_PROTOCOL, outbox, on_message=lambda message: None, on_end=on_end)
+
+
 async def reason_of(code: str) -> str:
     """Start Python with this program; what its end is said to be."""
     over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    one = Child(
-        "child",
-        HOST_PROTOCOL,
-        Outbox(asyncio.get_running_loop()),
-        on_message=lambda message: None,
-        on_end=over.set_result,
-    )
+    one = new_child(over.set_result)
     await one.start(["-c", code])
     try:
         return await asyncio.wait_for(over, 60)
@@ -79,13 +80,7 @@ async def test_everybody_hears_of_the_end(caplog: pytest.LogCaptureFixture) -> N
     """Whatever comes of telling one of them."""
     ends: list[str] = []
     errors: list[GpudError | None] = []
-    one = Child(
-        "child",
-        HOST_PROTOCOL,
-        Outbox(asyncio.get_running_loop()),
-        on_message=lambda message: None,
-        on_end=ends.append,
-    )
+    one = new_child(ends.append)
     ours, theirs = socket.socketpair()
     with theirs:
         one.attach(ours)
