@@ -25,11 +25,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from bench.measure import load
+from bench.harness.machine import describe
+from bench.harness.timing import load
 from gpud.demo.arrivals import poisson
-from gpud.demo.colocation import Compared, Sizes, Window, compare, open_scene, sizes_for
-from gpud.demo.neighbours import Neighbours
+from gpud.demo.background_load import BackgroundLoad
+from gpud.demo.colocation import Comparison, Sizes, Window, compare, open_experiment, sizes_for
 
 RESULT = Path(__file__).parent / "results" / "colocation.json"
 POLICIES = ("reservations", "fifo", "equal")
@@ -46,7 +46,7 @@ class Row:
     policy: str
     load: float
     block_ms: float
-    runs: list[Compared] = field(default_factory=list)
+    runs: list[Comparison] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def median(self, name: str) -> float:
@@ -85,12 +85,12 @@ def main() -> int:
     blocks, loads = ((1.0,), (0.2,)) if options.short else (BLOCKS_MS, LOADS)
     repeat, seconds = (1, 1.0) if options.short else (options.repeat, options.seconds)
     rows: list[Row] = []
-    neighbours = Neighbours()
+    background = BackgroundLoad()
     for block_ms in blocks:
         sizes = sizes_for(options.device, block_s=block_ms / 1e3, job_s=JOB_S, request_s=REQUEST_S)
         rows += measure(options.device, sizes, block_ms, loads, repeat, seconds)
     report(rows)
-    others = neighbours.share()
+    others = background.share()
     if others is not None:
         print(f"other programs had {others:.1%} of the machine meanwhile")
     if not options.short:
@@ -113,14 +113,16 @@ def measure(
         online: dict[float, Window] = {}
         offline: Window | None = None
         for policy in POLICIES:
-            with open_scene(device, policy, sizes) as scene:
+            with open_experiment(device, policy, sizes) as experiment:
                 if offline is None:
-                    offline = scene.watch("alone", seconds / 2, offline=True)
+                    offline = experiment.watch("alone", seconds / 2, offline=True)
                     for share in loads:
-                        online[share] = scene.watch("a", seconds, arrivals[share], offline=False)
+                        online[share] = experiment.watch(
+                            "a", seconds, arrivals[share], offline=False
+                        )
                 for share in loads:
                     row = rows[share, policy]
-                    window = scene.watch(policy, seconds, arrivals[share], offline=True)
+                    window = experiment.watch(policy, seconds, arrivals[share], offline=True)
                     for seen in (window, online[share], offline):
                         row.problems += seen.problems
                     if not row.problems:
@@ -129,7 +131,7 @@ def measure(
     return list(rows.values())
 
 
-def _line(row: Row, run: Compared) -> str:
+def _line(row: Row, run: Comparison) -> str:
     return (
         f"  {row.block_ms:g} ms, load {row.load:g}, {row.policy}: "
         f"r99 {run.r99:.2f}, harvest {run.harvest:.2f}"

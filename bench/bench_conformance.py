@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from gpud.compiler.control_words import Claims
+from bench.harness.machine import describe
+from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import GpudError
 from tests.conformance.runner import LoadedCase, headers_installed, straight

@@ -23,13 +23,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from bench.measure import Spread, batch_for, geometric_mean, interleave, load, ratios, spread
+from bench.harness.machine import describe
+from bench.harness.timing import Spread, batch_for, geometric_mean, interleave, load, ratios, spread
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.job import Job, LaunchSpec
 from gpud.errors import GpudError
-from tests.conformance.fenced import Fenced
+from tests.conformance.fenced_device import Fenced
 from tests.conformance.runner import LoadedCase, Run, headers_installed, source_of
 from tests.conformance.suite import CASES, Case
 from tests.conformance.suite.case import Form

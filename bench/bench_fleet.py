@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import gpud_client as gc
-from bench.fleet_clients import BLOCK, SOURCE
-from bench.machine import describe
-from bench.measure import load
+from bench.harness.machine import describe
+from bench.harness.timing import load
+from bench.load.fleet_clients import BLOCK, SOURCE
 from gpud.demo.metrics import jain, percentile
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,7 +106,7 @@ class _Clients:
     """A process of clients, ended with the stack."""
 
     def __init__(self, stack: ExitStack, role: str, path: str, count: int, seconds: float) -> None:
-        command = [sys.executable, "-m", "bench.fleet_clients", role, path]
+        command = [sys.executable, "-m", "bench.load.fleet_clients", role, path]
         self._process = stack.enter_context(
             subprocess.Popen(
                 [*command, str(count), str(seconds)],

@@ -42,9 +42,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from bench.measure import load
-from tests.compiler import ptx_samples
+from bench.harness.machine import describe
+from bench.harness.timing import load
+from tests.compiler.support import ptx_samples
 from tests.faults import fuzz_inputs as inputs
 from tests.faults.fuzz_choices import Dice
 from tests.faults.fuzz_daemon import Daemon

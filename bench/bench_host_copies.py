@@ -3,11 +3,11 @@
     python bench/bench_host_copies.py [--rounds N]
 
 An array on a GPU is copied twice on its way: by the device host between the file and page-locked
-memory (`gpud.device.cuda.staging`), and by the GPU over the bus; one while the other works on the
-part before. The slower of the two is what a client sees. This measures the first: the staging's own
-calls, 4 MiB at a time. Beside them, in turns: a plain copy in memory, which is the floor; a mapping
-of the file that is kept, and one that is made anew, as an array that is copied for the first time
-would need; larger and smaller parts; and two threads.
+memory (`gpud.device.cuda.memory.staging`), and by the GPU over the bus; one while the other works
+on the part before. The slower of the two is what a client sees. This measures the first: the
+staging's own calls, 4 MiB at a time. Beside them, in turns: a plain copy in memory, which is the
+floor; a mapping of the file that is kept, and one that is made anew, as an array that is copied for
+the first time would need; larger and smaller parts; and two threads.
 
 Times are processor time, for others share the cores; those of wall-clock time are kept, too.
 Page-locked memory is stood in for by memory that is there. Prints a table and writes
@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import numpy.typing as npt
 
-from bench.machine import describe
-from bench.measure import Samples, cores_used, interleave, load, spread
-from gpud.device.cuda import staging
+from bench.harness.machine import describe
+from bench.harness.timing import Samples, cores_used, interleave, load, spread
+from gpud.device.cuda.memory import staging
 
 RESULT = Path(__file__).parent / "results" / "host_copies.json"
 ARRAY_BYTES = 64 << 20

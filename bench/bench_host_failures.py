@@ -30,8 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gpud_client as gc
-from bench.machine import describe
-from bench.measure import load
+from bench.harness.machine import describe
+from bench.harness.timing import load
 from gpud.demo.metrics import percentile
 from tests.faults.device_calls import KINDS
 from tests.faults.host_kills import Kills, Report

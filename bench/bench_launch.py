@@ -27,8 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from bench.measure import load
+from bench.harness.machine import describe
+from bench.harness.timing import load
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.job import Job, LaunchSpec
@@ -96,7 +96,7 @@ class Launching:
     def starts(self, times: Times, count: int) -> None:
         """Empty jobs, one after the other."""
         one = self.device.prepare([self._empty(1)])
-        wake = Woken()
+        wake = EchoThread()
         for _ in range(count):
             times.setdefault("floor: a thread woken and back", []).append(wake.round_trip_us())
             start = self._run(one, 1)
@@ -208,7 +208,7 @@ class Launching:
         return (started - began) / 1e3, job.first_block_ns / 1e3, (ended_ns - began) / 1e3
 
 
-class Woken:
+class EchoThread:
     """A thread that answers each call."""
 
     def __init__(self) -> None:

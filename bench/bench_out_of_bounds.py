@@ -29,8 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from bench.measure import load
+from bench.harness.machine import describe
+from bench.harness.timing import load
 from tests.faults.out_of_bounds.accesses import ACCESSES
 from tests.faults.out_of_bounds.affine import affine
 from tests.faults.out_of_bounds.campaign import Tally, generated

@@ -28,15 +28,24 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.arrays import Arrays
-from bench.cpu_side import Ready
-from bench.machine import describe
-from bench.measure import Samples, Spread, batch_for, cores_used, interleave, load, ratios, spread
-from bench.tables import markdown, quartiles
-from bench.workloads import WORKLOADS, Workload
+from bench.harness.arrays import Arrays
+from bench.harness.machine import describe
+from bench.harness.markdown import markdown, quartiles
+from bench.harness.timing import (
+    Samples,
+    Spread,
+    batch_for,
+    cores_used,
+    interleave,
+    load,
+    ratios,
+    spread,
+)
+from bench.harness.workloads import WORKLOADS, Workload
+from bench.kernel_pairs.cpu_side import Ready
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.module import CPUKernel
+from gpud.device.cpu.program.module import CPUKernel
 
 RESULTS = Path(__file__).parent / "results"
 GRID_S = 0.1

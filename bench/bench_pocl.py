@@ -25,10 +25,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.arrays import Arrays
-from bench.cpu_side import CPUSide
-from bench.machine import describe
-from bench.measure import (
+from bench.harness.arrays import Arrays
+from bench.harness.machine import describe
+from bench.harness.markdown import markdown, quartiles
+from bench.harness.timing import (
     Samples,
     Spread,
     batch_for,
@@ -39,9 +39,9 @@ from bench.measure import (
     ratios,
     spread,
 )
-from bench.opencl_side import OpenCLSide, PoCL, missing_pocl
-from bench.pairs import PAIRS, Pair, wrong
-from bench.tables import markdown, quartiles
+from bench.kernel_pairs import PAIRS, Pair, wrong
+from bench.kernel_pairs.cpu_side import CPUSide
+from bench.kernel_pairs.opencl_side import OpenCLSide, PoCL, missing_pocl
 from gpud.device.cpu.device import CPUDevice
 
 RESULTS = Path(__file__).parent / "results"
@@ -221,7 +221,7 @@ def keep(
     """Writes bench/results/pocl.json and .md."""
     import llvmlite.binding as llvm
 
-    from gpud.compiler.nvrtc import nvrtc_version
+    from gpud.compiler.toolchain.nvrtc import nvrtc_version
 
     versions = {
         "llvm_of_gpud": ".".join(map(str, llvm.llvm_version_info)),

@@ -23,16 +23,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
+from bench.harness.machine import describe
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.program import KernelInfo
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
-from gpud.compiler.ptxas import Usage, assemble, find_ptxas, ptxas_version
+from gpud.compiler.toolchain.ptxas import Usage, assemble, find_ptxas, ptxas_version
 from gpud.device.cpu.occupancy import SM_LIMITS, occupancy
-from gpud.device.cuda.nearby import near
-from gpud.device.cuda.telling import telling
+from gpud.device.cuda.program.hoist_job import hoist_job_address
+from gpud.device.cuda.program.report_starts import report_starts
 from gpud.errors import CompileError, KernelRejected
 from tests.conformance.suite import CASES
 from tests.conformance.suite.case import Case
@@ -136,7 +136,7 @@ def _rows(case: Case, arch: str) -> list[Row]:
 
 def _as_loaded(ptx: str) -> str:
     """A program as the CUDA device hands it to the driver."""
-    return print_module(near(telling(flatten_module(parse(ptx)))))
+    return print_module(hoist_job_address(report_starts(flatten_module(parse(ptx)))))
 
 
 def _blocks(case: Case, number: int, usages: tuple[Usage, ...]) -> tuple[int, int, int]:

@@ -4,14 +4,14 @@
 
 Cold means that the compiler has not seen the program: its tables of operands and opcodes are
 emptied before every run, the disk cache is not asked; code and regular expressions are warm, as in
-a daemon. Programs are rewritten as for a client: with fences, and with twins of kernels that may
+a daemon. Programs are rewritten as for a client: with fences, and with variants of kernels that may
 have to be ended. Lines are those of the PTX that NVRTC wrote. Programs: every kernel of the
 conformance suite that compiles, in one sum, and generated kernels of 1,000 to 20,000 lines, each
 on its own.
 
 Beside it, from the same run: NVRTC, the peer (what rewriting adds to compiling), and the floor, one
 regular-expression match and one split for each line, which no parser in Python can do without; and
-the same without fences and twins, which the aim was set for.
+the same without fences and variants, which the aim was set for.
 On a shared machine only the ratios to these two mean something. Prints a table and writes
 bench/results/rewrite_speed.json.
 """
@@ -31,14 +31,14 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
+from bench.harness.machine import describe
 from gpud.compiler.analysis.effects import FLAGS
 from gpud.compiler.cache import Cache
-from gpud.compiler.nvrtc import DEFAULT_ARCH, compile_cuda, nvrtc_version
-from gpud.compiler.pipeline import Run, collector_paused, compile_program
+from gpud.compiler.pipeline import Compilation, compile_program, gc_paused
 from gpud.compiler.ptx.model import opcode
 from gpud.compiler.ptx.operands import shared_table
 from gpud.compiler.reproducer import Request
+from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda, nvrtc_version
 from gpud.errors import CompileError, KernelRejected
 from tests.conformance.suite import CASES
 
@@ -130,9 +130,7 @@ def main() -> int:
     rows = [suite(repeat)]
     rows += [generated(rounds, repeat) for rounds in (1, 5, 20)]
     head = f"{'program':<22}{'lines':>7}" + "".join(f"{stage:>9}" for stage in STAGES)
-    print(
-        "ms for 1,000 lines of PTX, cold; bare: without fences and twins; cached: ms for a program"
-    )
+    print("ms for 1,000 lines of PTX, cold; bare: no fences or variants; cached: ms for a program")
     print(f"{head}{'total':>9}{'bare':>9}{'floor':>9}{'NVRTC':>9}{'cached':>9}")
     for row in rows:
         stages = "".join(f"{row.per_thousand(row.stages[stage]):9.2f}" for stage in STAGES)
@@ -206,16 +204,16 @@ def measure(name: str, source: str, options: tuple[str, ...], arch: str, repeat:
 
 
 def _stages(text: str, *, safe: bool = True) -> dict[str, float]:
-    """One cold run of all stages; ``safe``: with fences, and twins with kill polls."""
+    """One cold run of all stages; ``safe``: with fences, and variants with kill polls."""
     _forget()
     run = _Clocked(Request(text, (), DEFAULT_ARCH, (), None, None, fence=safe, kill=safe))
-    with collector_paused():
+    with gc_paused():
         run.program()
     run.stage = "over"
     return run.seconds
 
 
-class _Clocked(Run):
+class _Clocked(Compilation):
     """A compilation that notes how long it is in each stage."""
 
     def __init__(self, request: Request) -> None:

@@ -3,9 +3,9 @@
     python bench/bench_scheduler.py [--events N] [--short]
 
 Decisions: `Scheduler.handle` for each kind of event, with 10 to 4,000 jobs alive on a device with
-16 SMs (`bench.scheduler_load`): percentiles of the time that passed, and of the processor time,
-which does not grow while others have the core. Beside it, in the same run, the floor: a handler
-that only looks up what to do and builds a command, as any scheduler in Python must.
+16 SMs (`bench.load.scheduler_events`): percentiles of the time that passed, and of the processor
+time, which does not grow while others have the core. Beside it, in the same run, the floor: a
+handler that only looks up what to do and builds a command, as any scheduler in Python must.
 
 Replay: a log of 100,000 events, in a process of its own: seconds, and memory above what the
 interpreter and the modules take.
@@ -27,9 +27,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from bench.measure import load
-from bench.scheduler_load import Load
+from bench.harness.machine import describe
+from bench.harness.timing import load
+from bench.load.scheduler_events import LoadGenerator
 from gpud.core import commands as out
 from gpud.core import events as ev
 from gpud.core.replay import steps, write_header, write_line
@@ -102,7 +102,7 @@ def decisions(jobs: int, count: int) -> dict[str, Any]:
             floors.setdefault(name, []).append(floored - ended)
         return commands
 
-    driver = Load(handle, jobs)
+    driver = LoadGenerator(handle, jobs)
     driver.fill()
     for times in (passed, used, floors):
         times.clear()
@@ -152,7 +152,7 @@ def measure_replay(events: int) -> dict[str, Any]:
                 print(write_line(event, commands), file=file)
                 return commands
 
-            driver = Load(handle, AIM_AT)
+            driver = LoadGenerator(handle, AIM_AT)
             driver.fill()
             while written < events:
                 driver.step()

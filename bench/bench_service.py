@@ -3,8 +3,8 @@
     python bench/bench_service.py [--rounds N] [--device cpu:N] [--short]
 
 Beside each figure stands a floor measured in the same run, in turns: a bare msgpack echo over a
-Unix socket (`bench.echo`), which is what any request to another process costs at least. Three
-things are measured on a private daemon with an empty kernel of one block:
+Unix socket (`bench.load.echo_server`), which is what any request to another process costs at least.
+Three things are measured on a private daemon with an empty kernel of one block:
 
 * round trip: ``submit()`` to ``result()``, one at a time, p50 and p99; also beside a relay through
   as many processes and threads, in which nothing is done;
@@ -31,9 +31,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gpud_client as gc
-from bench.echo import Echo
-from bench.machine import describe
-from bench.measure import load, ratios, spread
+from bench.harness.machine import describe
+from bench.harness.timing import load, ratios, spread
+from bench.load.echo_server import Echo
 from gpud.demo.metrics import percentile
 
 RESULT = Path(__file__).parent / "results" / "service.json"

@@ -3,10 +3,10 @@
     python bench/bench_soak.py [--minutes M] [--seed S] [--out-of-bounds auto|on|off]
                                [--endless auto|on|off]
 
-One daemon, two processes of clients. The good ones (`bench.soak_clients`) check every result and
-record latencies; the hostile ones (`bench.soak_acts`) are killed in the middle of a frame, send
-garbage, never read, trap, fail asserts, write out of bounds, never end, take all memory, stall the
-compiler, come and go by the thousand, cancel and resize by the hundred.
+One daemon, two processes of clients. The good ones (`bench.load.soak_clients`) check every result
+and record latencies; the hostile ones (`bench.load.hostile_clients`) are killed in the middle of a
+frame, send garbage, never read, trap, fail asserts, write out of bounds, never end, take all
+memory, stall the compiler, come and go by the thousand, cancel and resize by the hundred.
 
 Memory that is a process's own, its descriptors and threads are looked at every two seconds, for the
 front, the device host, the process that makes its machine code, and the compile worker. A warm-up,
@@ -40,9 +40,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from bench.measure import load
-from bench.soak_acts import ACTS, run_kernel
+from bench.harness.machine import describe
+from bench.harness.timing import load
+from bench.load.hostile_clients import ACTS, run_kernel
 from gpud.wire import messages as wm
 from tests.faults.fuzz_daemon import Daemon, Sample
 from tests.faults.fuzz_live import Talk, Unanswered
@@ -112,8 +112,10 @@ def soak(seconds: float, seed: str, device: str, acts: Sequence[str]) -> dict[st
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(device, **SETTINGS))
         started = _settled(daemon)
-        good = _client(stack, ["bench.soak_clients", str(daemon.path), str(seconds)])
-        bad = _client(stack, ["bench.soak_acts", str(daemon.path), seed, str(seconds), *acts])
+        good = _client(stack, ["bench.load.soak_clients", str(daemon.path), str(seconds)])
+        bad = _client(
+            stack, ["bench.load.hostile_clients", str(daemon.path), seed, str(seconds), *acts]
+        )
         rows = _watch(daemon, seconds, [good, bad])
         reports = [_report_of(one) for one in (good, bad)]
         left = _left(daemon)

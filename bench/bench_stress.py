@@ -21,8 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.machine import describe
-from gpud.compiler.control_words import Claims
+from bench.harness.machine import describe
+from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.runner import LoadedCase, headers_installed
 from tests.conformance.stress import stress

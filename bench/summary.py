@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.gpu import rows
+from bench.gpu import summary_rows
 
 __all__ = ["table", "updated"]
 
@@ -71,7 +71,7 @@ def table(results: Path = RESULTS) -> str:
         where = "; ".join(machines)
         text = f"\nMeasured on {where}, which other programs use too: trust ratios, not times.\n"
         text += _of(lines)
-    for where, own in rows.rows(results).items():
+    for where, own in summary_rows.rows(results).items():
         text += f"\nOn a GPU: {where}.\n"
         text += _of([f"| {what} | {figure} | `{command}` |" for what, figure, command in own])
     return f"{text}\n" if text else ""
@@ -257,7 +257,7 @@ def _launch(found: Result) -> Iterator[Row]:
         )
 
 
-def _giving_way(found: Result) -> Iterator[Row]:
+def _wakeup_latency(found: Result) -> Iterator[Row]:
     rows = found["rows"]
     chosen, equal, none = (rows[name]["p99_us"] for name in ("nice 10", "normal", "no kernel runs"))
     yield (
@@ -302,7 +302,7 @@ def _fences(found: Result) -> Iterator[Row]:
         )
 
 
-def _clients(found: Result) -> Iterator[Row]:
+def _client_kills(found: Result) -> Iterator[Row]:
     back, many, aim = found["back_ms"], found["connections"], found["aims"]["back_ms_p99"]
     yield (
         f"{found['kills']:,} clients killed at random moments: resources back",
@@ -363,12 +363,12 @@ _ROWS: dict[str, tuple[str, Callable[[Result], Iterator[Row]]]] = {
     "ptxas_table": ("python bench/bench_ptxas_table.py", _ptxas),
     "fences": ("python bench/bench_fences.py", _fences),
     "out_of_bounds": ("python bench/bench_out_of_bounds.py", _out_of_bounds),
-    "clients": ("python bench/bench_clients.py", _clients),
+    "client_kills": ("python bench/bench_client_kills.py", _client_kills),
     "host_failures": ("python bench/bench_host_failures.py", _host_failures),
     "fuzz": ("python bench/bench_fuzz.py", _fuzz),
     "soak": ("python bench/bench_soak.py", _soak),
     "launch": ("python bench/bench_launch.py", _launch),
-    "giving_way": ("python bench/bench_giving_way.py", _giving_way),
+    "wakeup_latency": ("python bench/bench_wakeup_latency.py", _wakeup_latency),
     "scheduler": ("python bench/bench_scheduler.py", _scheduler),
     "rewrite_speed": ("python bench/bench_rewrite_speed.py", _rewrite_speed),
 }

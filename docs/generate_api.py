@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpud.compiler.cache import Cache
-from gpud.compiler.nvrtc import compile_cuda
-from gpud.compiler.passes import table
+from gpud.compiler.forms.form import Reason
+from gpud.compiler.passes import pass_manager
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.program import KernelInfo, ParameterInfo, Program, SymbolInfo
-from gpud.compiler.verdict import Reason
+from gpud.compiler.toolchain.nvrtc import compile_cuda
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.launch import Launch
-from gpud.device.cpu.module import CPUKernel, CPUModule
 from gpud.device.cpu.occupancy import SM_LIMITS
+from gpud.device.cpu.program.module import CPUKernel, CPUModule
+from gpud.device.cpu.scheduling.launch import Launch
 from gpud.device.interface import Parameter, pack_parameters
 from gpud.device.job import Job, LaunchSpec
 
@@ -38,7 +38,7 @@ the [client library](client.md). How to read what it decides is in [Forms](../ex
 _PASSES_HEAD = """\
 ## Passes
 
-Those of `gpud.compiler.passes.table.PASSES`, in the order in which they run.
+Those of `gpud.compiler.passes.pass_manager.PASSES`, in the order in which they run.
 
 | pass | given kernels in form | problem it solves |
 | --- | --- | --- |
@@ -73,7 +73,7 @@ def compiler_page() -> str:
         Cache,
     )
     rows = []
-    for one in table.PASSES:
+    for one in pass_manager.PASSES:
         forms = ", ".join(sorted(one.forms))
         rows.append(f"| `{one.name}` | {forms} | {_problem(inspect.getmodule(one.run))} |\n")
     return _COMPILER_HEAD + _entries(things) + _PASSES_HEAD + "".join(rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import gpud_client as gc
 from docs.generate_api import _prose, _signature
-from gpud_client import packing
+from gpud_client.launch import argument_packer
 
 __all__ = ["client_page"]
 
@@ -80,7 +80,7 @@ def client_page() -> str:
 def _arguments() -> str:
     """The part of the packer's description that is the user's business."""
     return (
-        inspect.cleandoc(packing.__doc__ or "")
+        inspect.cleandoc(argument_packer.__doc__ or "")
         .partition("What is accepted:\n\n")[2]
         .replace("``", "`")
         + "\n\n"

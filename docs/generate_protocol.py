@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpud.device.host.messages import HOST_PROTOCOL
-from gpud.wire.codec import HEADER_BYTES, MAX_FRAME_BYTES
-from gpud.wire.kinds import Kind
+from gpud.wire.field_types import FieldType
+from gpud.wire.framing import HEADER_BYTES, MAX_FRAME_BYTES
+from gpud.wire.message_table import MessageTable, Sender
 from gpud.wire.messages import CLIENT_PROTOCOL, Hello
-from gpud.wire.table import Sender, Table
 
 __all__ = ["host_protocol_page", "protocol_page"]
 
@@ -84,7 +84,7 @@ Integers are msgpack integers of any width, and never floats or booleans; text i
 """
 
 _HOST_HEAD = """\
-# The link to a device host
+# The device host protocol
 
 <!-- Written by docs/generate.py from gpud/device/host/messages.py: change that. -->
 
@@ -135,15 +135,15 @@ def _framing(limit: str) -> str:
     return _FRAMING.format(header=HEADER_BYTES, limit=limit)
 
 
-def _example(table: Table, message: Any) -> str:
+def _example(table: MessageTable, message: Any) -> str:
     data = table.encode(message)
     fields = ", ".join(f"{name}={value!r}" for name, value in message._asdict().items())
     parts = data[:HEADER_BYTES].hex(" "), data[HEADER_BYTES:].hex(" ")
     return _EXAMPLE.format(message=f"{type(message).__name__}({fields})", data="  ".join(parts))
 
 
-def _messages(table: Table, sender: Sender, title: str) -> Iterator[str]:
-    found = [cls for cls in table.codes if table.shape(cls).sender is sender]
+def _messages(table: MessageTable, sender: Sender, title: str) -> Iterator[str]:
+    found = [cls for cls in table.codes if table.schema(cls).sender is sender]
     yield f"## {title}\n\n| code | message | |\n| ---: | --- | --- |\n"
     for cls in found:
         first = _markdown(cls).partition("\n\n")[0].replace("\n", " ")
@@ -153,30 +153,30 @@ def _messages(table: Table, sender: Sender, title: str) -> Iterator[str]:
         yield from _entry(table, cls)
 
 
-def _records(table: Table) -> Iterator[str]:
+def _records(table: MessageTable) -> Iterator[str]:
     if table.records:
         yield "## Parts of messages\n\n"
     for cls in table.records:
         yield from _entry(table, cls)
 
 
-def _entry(table: Table, cls: type[Any]) -> Iterable[str]:
-    shape = table.shape(cls)
+def _entry(table: MessageTable, cls: type[Any]) -> Iterable[str]:
+    schema = table.schema(cls)
     yield f"### `{cls.__name__}`\n\n"
-    if shape.code is not None:
-        yield f"Code {shape.code}. "
+    if schema.code is not None:
+        yield f"Code {schema.code}. "
     yield f"{_markdown(cls)}\n\n"
-    if not shape.fields:
+    if not schema.fields:
         return
     yield "| field | holds | meaning | default |\n| --- | --- | --- | --- |\n"
-    for field in shape.fields:
+    for field in schema.fields:
         default = _value(field.default) if field.has_default else ""
         meaning = field.meaning.replace("|", "\\|")
         yield f"| `{field.name}` | {_kind(field.kind)} | {meaning} | {default} |\n"
     yield "\n"
 
 
-def _kind(kind: Kind) -> str:
+def _kind(kind: FieldType) -> str:
     return kind.describe().replace("|", "\\|")
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from gpud.compiler import control_words as words
-from gpud.compiler import fault_record, form_rules, forms
-from gpud.compiler.form_rules import RULES
-from gpud.device.cpu.lower import LOWERINGS, refusals
+from gpud.compiler.abi import control_words as words
+from gpud.compiler.abi import fault_record
+from gpud.compiler.forms import classifier, rules
+from gpud.compiler.forms.rules import RULES
+from gpud.device.cpu.lower import LOWERINGS, unsupported
 from gpud.errors import REJECTIONS
 
 __all__ = ["CODE_GENERATOR", "control_words_page", "forms_page", "ptx_page"]
@@ -107,7 +108,7 @@ def _layouts(text: str) -> Iterator[list[list[str]]]:
 _FORMS_HEAD = """\
 # Reason codes of forms
 
-<!-- Written by docs/generate.py from gpud/compiler/form_rules.py and forms.py: change those. -->
+<!-- Written by docs/generate.py from gpud/compiler/forms: change those. -->
 
 Each kernel has a form and at least one reason for it (`KernelInfo.why`). A reason has a stable
 code, a text, and, where one instruction decides, that instruction and its line in the PTX as it was
@@ -137,10 +138,10 @@ def forms_page() -> str:
         for code, text in _reasons(rule)
     ]
     for function in (
-        forms._why_persistent,
-        forms._decide,
-        form_rules.tensor_core_uses,
-        forms._forced,
+        classifier._why_persistent,
+        classifier._decide,
+        rules.tensor_core_uses,
+        classifier._forced,
     ):
         rows += [f"| any | `{code}` | {text} | |" for code, text in _reasons(function)]
     rejections = [f"| `{code}` | {meaning} |" for code, meaning in REJECTIONS.items()]
@@ -255,8 +256,8 @@ def ptx_page() -> str:
             types = f"see {_first_line(functions[0].__module__)}"
         rows.append(f"| `{base}` | {types} | {', '.join(f'`{name}.py`' for name in modules)} |")
     control = [f"| `{base}` | {text} |" for base, text in sorted(CODE_GENERATOR.items())]
-    refused = [(base, *found) for base, found in refusals._BY_BASE.items()]
-    refused += [(".".join(key), *found) for key, found in refusals._BY_MODIFIER.items()]
+    refused = [(base, *found) for base, found in unsupported._BY_BASE.items()]
+    refused += [(".".join(key), *found) for key, found in unsupported._BY_MODIFIER.items()]
     lines = [f"| `{name}` | `{code}` | {why} |" for name, code, why in sorted(refused)]
     parts = (_PTX_HEAD, rows, _CONTROL_HEAD, control, _REFUSED_HEAD, lines)
     return "".join(p if isinstance(p, str) else "\n".join(p) + "\n" for p in parts)

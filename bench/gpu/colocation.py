@@ -45,7 +45,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gpud_client as gc
 from bench.gpu.colocation_window import Seen, System, window
-from bench.gpu.colocation_work import (
+from bench.gpu.instrumentation.driver import Gpu
+from bench.gpu.record import Rows, need_gpu
+from bench.gpu.workloads.colocation_work import (
     ENTRY,
     OFFLINE,
     ONLINE,
@@ -57,9 +59,7 @@ from bench.gpu.colocation_work import (
     sized_offline,
     sized_online,
 )
-from bench.gpu.driver import Gpu
-from bench.gpu.record import Rows, need_gpu
-from bench.measure import geometric_mean
+from bench.harness.timing import geometric_mean
 from gpud.compiler.pipeline import compile_program
 from gpud.demo.arrivals import poisson
 from gpud.demo.metrics import harvest, percentile

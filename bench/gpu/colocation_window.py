@@ -1,7 +1,7 @@
 """A window of a co-location measurement: the sides run in child processes, for a while together.
 
-What a child does is `bench.gpu.peer`'s. Here they are started and told when the window begins, and
-what they saw is put together.
+What a child does is `bench.gpu.colocation_process`'s. Here they are started and told when the
+window begins, and what they saw is put together.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.colocation_work import Sized
-from bench.gpu.peer import batch_of
+from bench.gpu.colocation_process import batch_of
+from bench.gpu.workloads.colocation_work import Sized
 
 LEAD_IN_S = 0.5
 READY_S, WINDOW_MARGIN_S = 120.0, 90.0
-PEER = Path(__file__).with_name("peer.py")
+PEER = Path(__file__).with_name("colocation_process.py")
 
 
 @dataclass(frozen=True)

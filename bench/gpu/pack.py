@@ -10,7 +10,7 @@ unpacks it and runs a command with it.
 
 The CUDA headers are among it: PyTorch brings those of the runtime only, which include others
 (``cooperative_groups.h``, ``mma.h``), and the first folder with ``cuda_fp16.h`` is the one that is
-searched (`gpud.compiler.cuda_headers`).
+searched (`gpud.compiler.toolchain.cuda_headers`).
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.driver import Gpu
+from bench.gpu.instrumentation.driver import Gpu
 from bench.gpu.record import cuda_device, keep, need_gpu
 from tests.conformance.runner import LoadedCase, headers_installed
 from tests.conformance.stress import stress
 from tests.conformance.suite import CASES, Case
 from tests.conformance.suite.case import Form
-from tests.gpu.world import OnDevice
+from tests.gpu.device_arrays import OnDevice
 
 ROUND = 5_000
 FORMS: tuple[Form, ...] = ("persistent", "sliced")

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.driver import Gpu, missing
-from bench.machine import describe
+from bench.gpu.instrumentation.driver import Gpu, missing
+from bench.harness.machine import describe
 from gpud.config import load
 from gpud.device.cuda.device import CUDADevice
 

@@ -4,17 +4,18 @@
 
 An offline kernel has the whole GPU; at a moment half of it is taken away and given to an online
 kernel, as the daemon does it: `Job.resize` of the one, then of the other. The kernels note when and
-where their task blocks ran (`bench.gpu.stamps`). For task blocks of 2 to 1000 us and for each
+where their task blocks ran (`bench.gpu.instrumentation.timestamps`). For task blocks of 2 to 1000
+us and for each
 release path of the CUDA device: decision to last released block gone, and to first online block
 begun, beside the task blocks' own times. ``plain`` is the same with unmodified kernels on two
 streams, the online one's of the highest priority: its offline blocks cannot be released. Blocks
 leave that empty whole SMs; how many SMs come free is reported. With ``by index`` those with the
 larger half of the indices leave. ``small`` is the same with offline blocks of `SMALL_THREADS`, of
 which many fit on an SM beside two of the online kernel's, by SM and by index: an online block may
-then find room nowhere until others have moved together (`gpud.device.cuda.compaction`). The device
-chooses how blocks claim, so short ones hold some when they are released; ``1 at a time`` is the
-same with claims of one task block, for the lengths for which that differs. Where nothing is said of
-the release path it is the one that is configured (``GPUD_RELEASE_PATH``).
+then find room nowhere until others have moved together (`gpud.device.cuda.placement.compaction`).
+The device chooses how blocks claim, so short ones hold some when they are released; ``1 at a time``
+is the same with claims of one task block, for the lengths for which that differs. Where nothing is
+said of the release path it is the one that is configured (``GPUD_RELEASE_PATH``).
 
 Prints a table and writes bench/results/gpu_release_latency.json row by row; one that was cut off
 goes on. ``--scale``: of the work of an event, less than 1 for a trial. Has not run on a GPU yet; a
@@ -33,18 +34,25 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.clock import Clock, GpuClock, between
-from bench.gpu.driver import Gpu
+from bench.gpu.instrumentation.clock_sync import Clock, GpuClock, between
+from bench.gpu.instrumentation.driver import Gpu
+from bench.gpu.instrumentation.timestamps import (
+    NotedKernel,
+    Notes,
+    freed_sms,
+    gone_ns,
+    quantiles_us,
+    tick_ns,
+)
 from bench.gpu.record import Rows, cuda_device, need_gpu, release_path
-from bench.gpu.stamps import NotedKernel, Notes, freed_sms, gone_ns, quantiles_us, tick_ns
-from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
-from gpud.device.claims import choose
-from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
+from gpud.device.claim_size import choose_claims
+from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.interface import Form
 from gpud.device.job import Job
 
 BLOCKS_US = (2.0, 10.0, 50.0, 200.0, 1000.0)
-SHORT_US = tuple(us for us in BLOCKS_US if choose(1e3 * us, 1 << 30, 1) != ONE_AT_A_TIME)
+SHORT_US = tuple(us for us in BLOCKS_US if choose_claims(1e3 * us, 1 << 30, 1) != ONE_AT_A_TIME)
 SMALL_US = (50.0,)
 THREADS = 1024
 SMALL_THREADS = 128

@@ -3,7 +3,8 @@
     python bench/gpu/resize.py [--seconds S]
 
 One kernel of about a second; its job is told 100, 50, 10 and again 100 % of the GPU, a step every
-5 ms. Its task blocks note when and where they ran (`bench.gpu.stamps`), so what it had at each
+5 ms. Its task blocks note when and where they ran (`bench.gpu.instrumentation.timestamps`), so what
+it had at each
 moment is known from the blocks: how many ran, as SMs, and on how many SMs at least one ran.
 
 Terms: a step is *settled* at the first moment from which on, until the next step, no more than one
@@ -27,10 +28,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.clock import Clock, GpuClock, between
-from bench.gpu.driver import Gpu
+from bench.gpu.instrumentation.clock_sync import Clock, GpuClock, between
+from bench.gpu.instrumentation.driver import Gpu
+from bench.gpu.instrumentation.timestamps import NotedKernel, Notes, quantiles_us
 from bench.gpu.record import cuda_device, keep, need_gpu
-from bench.gpu.stamps import NotedKernel, Notes, quantiles_us
 from gpud.device.job import Job
 
 SHARES = (1.0, 0.5, 0.1, 1.0)

@@ -4,15 +4,15 @@
         [--tiny]
 
 Each side launches a batch of the same grid in a row on one stream, between two events of the
-device; the sides take turns, and ratios are taken within rounds (`bench.measure`). All sides must
-leave identical bytes. Programs are loaded by gpud's CUDA device; the persistent kernel has as many
-blocks as the GPU holds, and its control words are where the device has them. They are put back
+device; the sides take turns, and ratios are taken within rounds (`bench.harness.timing`). All sides
+must leave identical bytes. Programs are loaded by gpud's CUDA device; the persistent kernel has as
+many blocks as the GPU holds, and its control words are where the device has them. They are put back
 before the batch, outside what is timed. The sides:
 
 ``native``       the kernel as it is
 ``rewritten``    persistent, as gpud runs it over release path ``mapped``: words in host memory,
                  SMs divided as all are, claims as gpud chooses them from how long task blocks take
-                 (`gpud.device.claims`)
+                 (`gpud.device.claim_size`)
 ``fenced``       the same with fences
 ``own words``    ``rewritten`` with launch records in device memory, as other release paths have
                  them
@@ -36,14 +36,14 @@ from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.bare import Arrays, Native, Persistent, loaded
-from bench.gpu.driver import Function, Gpu
-from bench.gpu.programs import PROGRAMS, OneProgram
+from bench.gpu.instrumentation.bare_launch import Arrays, Native, Persistent, loaded
+from bench.gpu.instrumentation.driver import Function, Gpu
 from bench.gpu.record import Rows, cuda_device, need_gpu
-from bench.measure import Spread, geometric_mean, ratios, spread
-from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
+from bench.gpu.workloads.programs import PROGRAMS, OneProgram
+from bench.harness.timing import Spread, geometric_mean, ratios, spread
+from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
-from gpud.device.claims import choose
+from gpud.device.claim_size import choose_claims
 
 SIDES = ("rewritten", "fenced", "own words", "own cache", "singly")
 AIM_MEAN, AIM_P95, AIM_FROM_US = 1.01, 1.03, 20.0
@@ -186,7 +186,7 @@ def measure(
     once = min(timed(gpu, native, LEAST_BATCH, stream) for _ in range(3))
     batch = min(max(math.ceil(BATCH_US / once), LEAST_BATCH), MOST_BATCH)
     blocks = forms["rewritten"].blocks
-    chosen = claims or choose(1e3 * once * blocks / total, total, blocks)
+    chosen = claims or choose_claims(1e3 * once * blocks / total, total, blocks)
     for one in forms.values():
         one.words.claim(chosen)
     if chosen != ONE_AT_A_TIME:

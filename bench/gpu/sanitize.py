@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.driver import Gpu
+from bench.gpu.instrumentation.driver import Gpu
 from bench.gpu.record import keep, need_gpu
 from bench.gpu.steps import NO_AUTOLOAD, OPTIONS
 

@@ -3,9 +3,10 @@
     python bench/gpu/shares.py [--seconds S]
 
 Through a daemon, as a user has it: three online jobs reserve 20 % of the GPU each, five offline
-jobs have quotas of 8 %. All run the noting kernel (`bench.gpu.stamps`); what each had is read from
-its blocks in windows of 10 ms of the device's time: blocks that ran on average, as SMs, beside what
-the daemon says that it was allotted. A window's error is observed / allotted - 1.
+jobs have quotas of 8 %. All run the noting kernel (`bench.gpu.instrumentation.timestamps`); what
+each had is read from its blocks in windows of 10 ms of the device's time: blocks that ran on
+average, as SMs, beside what the daemon says that it was allotted. A window's error is observed /
+allotted - 1.
 
 Prints a table and writes bench/results/gpu_shares.json. Has not run on a GPU yet; a short run on
 the CPU device is part of the tests.
@@ -27,9 +28,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gpud_client as gc
-from bench.gpu.driver import Gpu
+from bench.gpu.instrumentation.driver import Gpu
+from bench.gpu.instrumentation.timestamps import ENTRY, NOTE_BYTES, OUT_BLOCKS, SOURCE, Notes
 from bench.gpu.record import keep, need_gpu
-from bench.gpu.stamps import ENTRY, NOTE_BYTES, OUT_BLOCKS, SOURCE, Notes
 from gpud.demo.metrics import percentile
 
 RESERVED = ("20%",) * 3

@@ -35,10 +35,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.gpu.driver import DriverError, Gpu, check
-from bench.gpu.holder import Act, Holder
+from bench.gpu.instrumentation.busy_kernel import Act, BusyKernel
+from bench.gpu.instrumentation.driver import DriverError, Gpu, check
 from bench.gpu.record import keep, need_gpu
-from gpud.device.cuda.semaphore import Semaphore
+from gpud.device.cuda.driver.semaphore import Semaphore
 from gpud.device.interface import pack_parameters
 
 SIZE = 2 << 20
@@ -58,7 +58,7 @@ def main() -> int:
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
-    holder = Holder(gpu, options.ms / 1e3)
+    holder = BusyKernel(gpu, options.ms / 1e3)
     found: dict[str, Any] = {"calls": calls(holder)}
     found["launches"] = {name: holder.tried(**case) for name, case in launches(holder).items()}
     found["launches"][f"{WIDE}, all SMs divided for that"] = divided_alike(holder)
@@ -76,7 +76,7 @@ def main() -> int:
     return 0
 
 
-def calls(holder: Holder) -> dict[str, Any]:
+def calls(holder: BusyKernel) -> dict[str, Any]:
     """Every call that gpud makes while kernels run, or would have to."""
     cu, gpu = holder.gpu.cu, holder.gpu
     tried: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def calls(holder: Holder) -> dict[str, Any]:
     return tried
 
 
-def _linked(holder: Holder) -> dict[str, Any]:
+def _linked(holder: BusyKernel) -> dict[str, Any]:
     """A program made into machine code, and that loaded, as gpud does it."""
     cu = holder.gpu.cu
     kind = cu.CUjitInputType.CU_JIT_INPUT_PTX
@@ -159,7 +159,9 @@ def _linked(holder: Holder) -> dict[str, Any]:
     }
 
 
-def _mapping(holder: Holder, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
+def _mapping(
+    holder: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]
+) -> None:
     """Memory put behind a reserved address, and taken away."""
     cu = holder.gpu.cu
     wanted = cu.CUmemAllocationProp()
@@ -186,7 +188,7 @@ def _mapping(holder: Holder, pair: Callable[[str, Act, str, Callable[[Any], Any]
     check(cu.cuMemAddressFree(address, SIZE))
 
 
-def _green(holder: Holder, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
+def _green(holder: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
     """A green context of half of the SMs, and a stream in one."""
     cu, gpu = holder.gpu.cu, holder.gpu
     whole = check(
@@ -214,8 +216,8 @@ def _green(holder: Holder, pair: Callable[[str, Act, str, Callable[[Any], Any]],
     check(cu.cuGreenCtxDestroy(green))
 
 
-def launches(holder: Holder) -> dict[str, dict[str, Any]]:
-    """Launches on another stream, waited for: arguments of `Holder.tried` by name.
+def launches(holder: BusyKernel) -> dict[str, dict[str, Any]]:
+    """Launches on another stream, waited for: arguments of `BusyKernel.tried` by name.
 
     "Behind": behind the kernel that holds, on its stream or waiting for it. Shared memory is asked
     for beside a block on each SM that has none, so that the SMs have to be divided anew.
@@ -260,7 +262,7 @@ def launches(holder: Holder) -> dict[str, dict[str, Any]]:
     }
 
 
-def divided_alike(holder: Holder) -> dict[str, Any]:
+def divided_alike(holder: BusyKernel) -> dict[str, Any]:
     """The launch with much shared memory once more, the kernel that holds prefers as much."""
     cu = holder.gpu.cu
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -277,7 +279,7 @@ def _wide_bytes(gpu: Gpu) -> int:
     return min(WIDE_BYTES, gpu.most_shared)
 
 
-def streams_at_once(holder: Holder, count: int = STREAMS) -> int:
+def streams_at_once(holder: BusyKernel, count: int = STREAMS) -> int:
     """How many of so many kernels on streams of their own run at once, others behind each."""
     holder.reset()
     streams = [holder.gpu.stream() for _ in range(count)]
@@ -294,7 +296,7 @@ def streams_at_once(holder: Holder, count: int = STREAMS) -> int:
     return begun
 
 
-def looks(holder: Holder, count: int = LOOKS) -> dict[str, float]:
+def looks(holder: BusyKernel, count: int = LOOKS) -> dict[str, float]:
     """Microseconds from one look of a block at a word to its next."""
     found: dict[str, float] = {}
     for where, address in _words(holder):
@@ -304,7 +306,7 @@ def looks(holder: Holder, count: int = LOOKS) -> dict[str, float]:
     return found
 
 
-def leaves(holder: Holder) -> dict[str, float]:
+def leaves(holder: BusyKernel) -> dict[str, float]:
     """Microseconds of a launch each of whose blocks counts itself out of one word, and is over."""
     blocks = _most(holder, "leaves")
     return {
@@ -313,19 +315,19 @@ def leaves(holder: Holder) -> dict[str, float]:
     }
 
 
-def _words(holder: Holder) -> Iterator[tuple[str, bytes]]:
+def _words(holder: BusyKernel) -> Iterator[tuple[str, bytes]]:
     """Where a word is, and its address as a parameter."""
     mapped, own = holder.gpu.host_words(8), holder.gpu.buffer(np.zeros(8, np.uint32))
     for where, address in (("host", mapped.address), ("device", own.address)):
         yield where, address.to_bytes(8, "little")
 
 
-def _most(holder: Holder, name: str) -> int:
+def _most(holder: BusyKernel, name: str) -> int:
     """As many blocks of `SOME` threads as fit."""
     return holder.gpu.sms * holder.function(name).occupancy(SOME)
 
 
-def _timed(holder: Holder, name: str, blocks: int, values: list[bytes]) -> float:
+def _timed(holder: BusyKernel, name: str, blocks: int, values: list[bytes]) -> float:
     """Microseconds of a launch, by the device; the first warms up."""
     function = holder.function(name)
     buffer = pack_parameters(function.parameters, values)

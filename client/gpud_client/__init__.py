@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         UnknownName,
     )
     from gpud.units import Share
-    from gpud_client.aio import (
+    from gpud_client.aio.session import (
         AsyncArray,
         AsyncJob,
         AsyncKernel,
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
         aconnect,
     )
     from gpud_client.arrays import Array
-    from gpud_client.calls import Call
     from gpud_client.devices import Device
-    from gpud_client.jobs import Job
-    from gpud_client.kernels import Kernel, Parameter
-    from gpud_client.modules import Module, Symbol
-    from gpud_client.private import alocal, local
+    from gpud_client.launch.calls import Call
+    from gpud_client.launch.jobs import Job
+    from gpud_client.launch.kernels import Kernel, Parameter
+    from gpud_client.launch.modules import Module, Symbol
+    from gpud_client.launch.streams import Stream
+    from gpud_client.local_daemon import alocal, local
     from gpud_client.session import Session, connect
-    from gpud_client.streams import Stream
 
 _HOMES = {
     "gpud.errors": (
@@ -68,19 +68,19 @@ _HOMES = {
         "MissingDependency", "OutOfMemory", "UnknownName",
     ),
     "gpud.units": ("Share",),
-    "gpud_client.aio": (
+    "gpud_client.aio.session": (
         "AsyncArray", "AsyncJob", "AsyncKernel", "AsyncModule", "AsyncSession", "AsyncSymbol",
         "aconnect",
     ),
     "gpud_client.arrays": ("Array",),
-    "gpud_client.calls": ("Call",),
+    "gpud_client.launch.calls": ("Call",),
     "gpud_client.devices": ("Device",),
-    "gpud_client.jobs": ("Job",),
-    "gpud_client.kernels": ("Kernel", "Parameter"),
-    "gpud_client.modules": ("Module", "Symbol"),
-    "gpud_client.private": ("alocal", "local"),
+    "gpud_client.launch.jobs": ("Job",),
+    "gpud_client.launch.kernels": ("Kernel", "Parameter"),
+    "gpud_client.launch.modules": ("Module", "Symbol"),
+    "gpud_client.local_daemon": ("alocal", "local"),
     "gpud_client.session": ("Session", "connect"),
-    "gpud_client.streams": ("Stream",),
+    "gpud_client.launch.streams": ("Stream",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

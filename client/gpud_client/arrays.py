@@ -17,16 +17,22 @@ import numpy.typing as npt
 
 from gpud.errors import ConnectionLost, GpudError, OutOfMemory
 from gpud.wire.messages import Allocate, Download, Upload
-from gpud_client.core import Core, Notice, Operation, Request, Users
+from gpud_client.connection.protocol_state import (
+    Notification,
+    Operation,
+    PendingJobs,
+    ProtocolState,
+    Request,
+)
 
 if TYPE_CHECKING:
     from gpud_client.devices import Device
+    from gpud_client.launch.streams import Stream
     from gpud_client.session import Session
-    from gpud_client.streams import Stream
 
 __all__ = [
     "Array",
-    "ArrayRecord",
+    "ArrayBase",
     "Shape",
     "Values",
     "allocate",
@@ -52,7 +58,9 @@ class _Allocation:
 
     __slots__ = ("__weakref__", "address", "core", "device", "kick", "size")
 
-    def __init__(self, core: Core, device: int, address: int, size: int, kick: Any) -> None:
+    def __init__(
+        self, core: ProtocolState, device: int, address: int, size: int, kick: Any
+    ) -> None:
         self.core = core
         self.device = device
         self.address = address
@@ -64,7 +72,7 @@ class _Allocation:
         self.kick()
 
 
-class ArrayRecord:
+class ArrayBase:
     """What both kinds of array know, and the operations on them."""
 
     def __init__(
@@ -78,7 +86,7 @@ class ArrayRecord:
         self._shape = shape
         self._dtype = dtype
         self._exposed = False
-        self._users = Users()
+        self._users = PendingJobs()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -146,7 +154,7 @@ class ArrayRecord:
 
     def _followed(self, stream: Stream | None) -> list[Any]:
         """The jobs that whoever touches the values now must follow."""
-        core: Core = self._session._core
+        core: ProtocolState = self._session._core
         if stream is None and not self._exposed:
             return self._users.unended(core)
         jobs = list(core.jobs.values())
@@ -167,7 +175,7 @@ class ArrayRecord:
         allocation = self._allocation
         if allocation is None:
             raise ValueError("the array was freed")
-        core: Core = self._session._core
+        core: ProtocolState = self._session._core
         jobs = self._followed(stream)
         if jobs:
             yield jobs
@@ -196,7 +204,7 @@ class ArrayRecord:
         """What was written to the view is to be on the device before what is submitted next."""
         allocation = self._allocation
         if self._copied and allocation is not None:
-            yield Notice(Upload(allocation.device, allocation.address, 0, allocation.size))
+            yield Notification(Upload(allocation.device, allocation.address, 0, allocation.size))
 
     def _get(self, out: Values | None, stream: Stream | None) -> Operation[Values]:
         if out is not None:
@@ -234,7 +242,7 @@ class ArrayRecord:
         yield from self._sent()
 
 
-class Array(ArrayRecord):
+class Array(ArrayBase):
     """An array in a device's memory; made by `Session.array`, `Session.empty`, `Session.zeros`.
 
     Freed when it is garbage collected; jobs that were submitted with it keep it until they end.
@@ -305,7 +313,7 @@ def allocate(
     session: Any, cls: type[Any], device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Operation[Any]:
     """A new array of zeroes; waits for jobs where what they keep of dropped arrays is needed."""
-    core: Core = session._core
+    core: ProtocolState = session._core
     size = max(1, math.prod(shape) * dtype.itemsize)
     if size > _LARGEST_BYTES:
         raise OutOfMemory(size, device.memory, limit="device")

@@ -11,24 +11,24 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from gpud.units import Share
-from gpud.wire.address import socket_path
-from gpud_client.address import connected
+from gpud.wire.socket_path import socket_path
 from gpud_client.arrays import Array, Shape
-from gpud_client.calls import Call
-from gpud_client.channel import Channel
-from gpud_client.core import Core
+from gpud_client.connection.channel import Channel
+from gpud_client.connection.daemon_socket import connect_socket
+from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
-from gpud_client.jobs import Job
-from gpud_client.kernels import Kernel
-from gpud_client.modules import Module
-from gpud_client.operations import SessionRecord
-from gpud_client.streams import Stream
-from gpud_client.unheard import say_cancelled
+from gpud_client.launch.calls import Call
+from gpud_client.launch.jobs import Job
+from gpud_client.launch.kernels import Kernel
+from gpud_client.launch.modules import Module
+from gpud_client.launch.streams import Stream
+from gpud_client.launch.unretrieved import log_cancelled
+from gpud_client.session_base import SessionBase
 
 __all__ = ["Session", "connect"]
 
 
-class Session(SessionRecord):
+class Session(SessionBase):
     """A connection to the daemon; made by `connect` or `local`. Thread-safe.
 
     Use it in a ``with`` block, or close it. What was made with it (arrays, kernels, jobs) is of no
@@ -44,8 +44,8 @@ class Session(SessionRecord):
     _module_class = Module
 
     def __init__(self, path: str, program: str | None = None) -> None:
-        super().__init__(Core(), path)
-        self._channel = Channel(connected(path), self._core, path)
+        super().__init__(ProtocolState(), path)
+        self._channel = Channel(connect_socket(path), self._core, path)
         self._finalizer = weakref.finalize(self, self._channel.abandon)
         try:
             self._channel.run(self._open(program))
@@ -63,7 +63,7 @@ class Session(SessionRecord):
         trace: TracebackType | None,
     ) -> None:
         if error is None:
-            say_cancelled(self._core.jobs)
+            log_cancelled(self._core.jobs)
         self.close()
 
     def close(self) -> None:

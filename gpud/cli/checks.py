@@ -174,8 +174,8 @@ def _llvm() -> Check:
 
 
 def _nvrtc() -> Check:
-    from gpud.compiler.cuda_headers import cuda_include_paths
-    from gpud.compiler.nvrtc import nvrtc_version
+    from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+    from gpud.compiler.toolchain.nvrtc import nvrtc_version
 
     try:
         major, minor = nvrtc_version()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpud_client.cli.outcome import FAILED
+from gpud_client.cli.exit_status import FAILED
 
 if TYPE_CHECKING:
     from gpud.cli.checks import Check

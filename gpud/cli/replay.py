@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpud.errors import InvalidArgument
-from gpud_client.cli.outcome import FAILED
+from gpud_client.cli.exit_status import FAILED
 
 if TYPE_CHECKING:
     from gpud.core.replay import Step

@@ -89,7 +89,7 @@ class Cache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._give_up(f"cannot read {name}: {error}")
+            self._disable(f"cannot read {name}: {error}")
             return None
         payload = _checked(data, key)
         with suppress(OSError):  # another process may have removed it: no matter
@@ -136,7 +136,7 @@ class Cache:
                 raise
             self._evict()
         except OSError as error:
-            self._give_up(f"cannot write to {self.folder}: {error}")
+            self._disable(f"cannot write to {self.folder}: {error}")
 
     def remove(self, key: bytes) -> None:
         """Drops the entry of ``key``, if there is one."""
@@ -166,15 +166,15 @@ class Cache:
                 self._at = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 found = os.fstat(self._at)
             except OSError as error:
-                self._give_up(f"cannot use {self.folder}: {error}")
+                self._disable(f"cannot use {self.folder}: {error}")
             else:
                 if found.st_uid != os.geteuid():
-                    self._give_up(f"{self.folder} belongs to another user")
+                    self._disable(f"{self.folder} belongs to another user")
                 elif stat.S_IMODE(found.st_mode) & 0o022:
-                    self._give_up(f"others may write to {self.folder}; chmod it to 0700")
+                    self._disable(f"others may write to {self.folder}; chmod it to 0700")
         return self._usable
 
-    def _give_up(self, why: str) -> None:
+    def _disable(self, why: str) -> None:
         if self._usable:
             _LOG.warning("compiling without the cache: %s", why)
         self._usable = False

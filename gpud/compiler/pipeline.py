@@ -5,8 +5,9 @@
 Problem: CUDA C++ and PTX must become programs whose kernels can be resized, quickly, with every
 step open to inspection and every failure reproducible.
 
-Approach: one function a stage, run in a row by `Run`, which knows where it is. The passes come
-from `gpud.compiler.passes.table.PASSES`; adding one touches neither this file nor another pass.
+Approach: one function a stage, run in a row by `Compilation`, which knows where it is. The passes
+come from `gpud.compiler.passes.pass_manager.PASSES`; adding one touches neither this file nor
+another pass.
 
 Terms: a *stage* is a step with a name; a *dump* is a folder with the result of each stage, in
 files that sort in the order of the stages; a *reproducer* is described in
@@ -32,20 +33,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from gpud.compiler.analysis.shape import Shape
-from gpud.compiler.analysis.survey import survey
+from gpud.compiler.abi.fault_sites import SiteTable
+from gpud.compiler.abi.reserved_names import check_variant_names, killable_variant, sliced_variant
+from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.cache import Cache
-from gpud.compiler.forms import Decision, Form, Reason, check_target, classify
-from gpud.compiler.names import check_twins, killable_of, twin_of
-from gpud.compiler.nvrtc import DEFAULT_ARCH, compile_cuda
-from gpud.compiler.passes.fence import unfenceable
+from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
 from gpud.compiler.passes.flatten import flatten_module
-from gpud.compiler.passes.kill import may_run_long
-from gpud.compiler.passes.table import rewrite
+from gpud.compiler.passes.pass_manager import rewrite
+from gpud.compiler.passes.safety.fence import unfenceable
+from gpud.compiler.passes.safety.kill import may_run_long
 from gpud.compiler.program import (
     KernelInfo,
     Program,
-    has_twin,
+    has_sliced_variant,
     kernel_info,
     rejection,
     symbols_of,
@@ -57,10 +58,17 @@ from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptx.verify import verify
 from gpud.compiler.reproducer import Request, write_reproducer
 from gpud.compiler.request_key import request_key, versions
-from gpud.compiler.sites import SiteTable
+from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
 from gpud.errors import EmptySource, GpudError, InternalError, KernelRejected
 
-__all__ = ["KernelInfo", "Program", "Run", "collector_paused", "compile_program", "compile_request"]
+__all__ = [
+    "Compilation",
+    "KernelInfo",
+    "Program",
+    "compile_program",
+    "compile_request",
+    "gc_paused",
+]
 
 
 def compile_program(
@@ -80,14 +88,14 @@ def compile_program(
 
     Args:
         source: CUDA C++, or PTX: text whose first word starts with a dot.
-        options: Further NVRTC options, see `gpud.compiler.nvrtc.compile_cuda`.
+        options: Further NVRTC options, see `gpud.compiler.toolchain.nvrtc.compile_cuda`.
         arch: The virtual architecture to compile CUDA C++ for.
         name_expressions: Kernels to instantiate and to look up, ``"axpy<float>"``.
         form: Bring every kernel into this form: ``"persistent"``, ``"sliced"``, ``"whole"``. A
             kernel for which it is not legal counts as rejected.
         sm: The device's compute capability, 75 for 7.5: refuse PTX for a newer one.
         fence: Check every access to memory, so that none leaves the session's arena.
-        kill: Give kernels with loops twins that can be ended while they run.
+        kill: Give kernels with loops variants that can be ended while they run.
         cache: Where results are kept; None compiles anew.
         dump: A folder for the result of each stage; the cache is then not asked.
 
@@ -128,15 +136,15 @@ def compile_request(
             except ValueError:  # whole, but not what this version writes
                 cache.remove(key)
     failures = None if cache is None or key is None else cache.folder / "failures" / key.hex()[:16]
-    with collector_paused():
-        program = Run(request, dump, failures).program()
+    with gc_paused():
+        program = Compilation(request, dump, failures).program()
     if cache is not None and key is not None:
         cache.put(key, program.encode())
     return program
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Without looks for cycles: trees have none, and in large ones it is a third of the work."""
     was_on = gc.isenabled()
     gc.disable()
@@ -150,7 +158,7 @@ def collector_paused() -> Iterator[None]:
 _FORCIBLE = (Form.PERSISTENT.value, Form.SLICED.value, Form.WHOLE.value)
 
 
-class Run:
+class Compilation:
     """One compilation: where it is, and what it has written down.
 
     Attributes:
@@ -176,7 +184,7 @@ class Run:
             flat = self._flatten(module)
             decisions = self._analyse(flat)
             self.stage = "rewrite"
-            check_twins(flat)
+            check_variant_names(flat)
             killable = self._killable(flat, decisions)
             sites = SiteTable(flat)
             rewritten = self._rewrite(flat, decisions, killable, sites)
@@ -256,11 +264,11 @@ class Run:
             return replace(natural, form=Form.REJECTED, why=(why, *natural.why), legal=())
 
     def _killable(self, flat: Module, decisions: dict[str, Decision]) -> frozenset[str]:
-        """The kernels that get twins with kill polls."""
+        """The kernels that get variants with kill polls."""
         if not self.request.kill:
             return frozenset()
         accepted = [name for name, one in decisions.items() if one.form is not Form.REJECTED]
-        return may_run_long(survey(flat), accepted)
+        return may_run_long(call_graph(flat), accepted)
 
     def _rewrite(
         self,
@@ -274,7 +282,7 @@ class Run:
             flat = _without_rejected(flat, list(accepted))
         return rewrite(
             flat,
-            _with_twins(accepted, killable),
+            _with_variants(accepted, killable),
             sites=sites,
             fence=self.request.fence,
             kill=self.request.kill,
@@ -335,7 +343,7 @@ class Run:
 
 def _without_rejected(flat: Module, accepted: list[str]) -> Module:
     """Leaves out the kernels that cannot be run, and functions that only they could reach."""
-    found = survey(flat)
+    found = call_graph(flat)
     kept = {uses.function.name for uses in found.closure(*accepted, *found.addressed)}
     items = [
         item
@@ -345,8 +353,8 @@ def _without_rejected(flat: Module, accepted: list[str]) -> Module:
     return replace(flat, items=items)
 
 
-def _with_twins(decisions: dict[str, Decision], killable: frozenset[str]) -> dict[str, Decision]:
-    """``decisions`` and those of the twins that kernels need.
+def _with_variants(decisions: dict[str, Decision], killable: frozenset[str]) -> dict[str, Decision]:
+    """``decisions`` and those of the variants that kernels need.
 
     Kernels whose persistent form some block shapes rule out get one in sliced form, and kernels
     that are ``killable`` get one for kill polls of each of both. All are entries of one module, so
@@ -355,11 +363,11 @@ def _with_twins(decisions: dict[str, Decision], killable: frozenset[str]) -> dic
     plan: dict[str, Decision] = {}
     for name, decision in decisions.items():
         forms = [decision]
-        if has_twin(decision):
+        if has_sliced_variant(decision):
             forms.append(
                 replace(
                     decision,
-                    entry=twin_of(name),
+                    entry=sliced_variant(name),
                     form=Form.SLICED,
                     exit_aware=False,
                     shape=Shape.ANY,
@@ -367,6 +375,6 @@ def _with_twins(decisions: dict[str, Decision], killable: frozenset[str]) -> dic
                 )
             )
         if name in killable:
-            forms += [replace(one, entry=killable_of(one.entry)) for one in forms]
+            forms += [replace(one, entry=killable_variant(one.entry)) for one in forms]
         plan.update((one.entry, one) for one in forms)
     return plan

@@ -13,16 +13,22 @@ from dataclasses import asdict, astuple, dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from gpud.compiler.analysis.shape import Shape, holds
-from gpud.compiler.analysis.sizes import layout_bytes, size_and_align
-from gpud.compiler.names import ARENA, HEAP, kernel_of, killable_of, twin_of
+from gpud.compiler.abi.fault_sites import Site
+from gpud.compiler.abi.reserved_names import (
+    ARENA,
+    HEAP,
+    kernel_of,
+    killable_variant,
+    sliced_variant,
+)
+from gpud.compiler.analysis.block_shape import Shape, holds
+from gpud.compiler.analysis.data_layout import layout_bytes, size_and_align
+from gpud.compiler.forms.form import Form, Reason
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
-from gpud.compiler.sites import Site
-from gpud.compiler.verdict import Form, Reason
 from gpud.errors import KernelNotFound, KernelRejected, LaunchConfigError
 
 if TYPE_CHECKING:  # whoever reads a program loads no analysis
-    from gpud.compiler.forms import Decision
+    from gpud.compiler.forms.classifier import Decision
 
 __all__ = [
     "KernelInfo",
@@ -30,13 +36,13 @@ __all__ = [
     "Program",
     "Site",
     "SymbolInfo",
-    "has_twin",
+    "has_sliced_variant",
     "kernel_info",
     "kernel_of",
-    "killable_of",
+    "killable_variant",
     "rejection",
+    "sliced_variant",
     "symbols_of",
-    "twin_of",
 ]
 
 _LENGTHS = struct.Struct("<3I")
@@ -79,10 +85,10 @@ class KernelInfo:
     Attributes:
         name: As the source calls it: the name expression it was asked for with, else `entry`.
         entry: Its name in the PTX.
-        sliced_entry: The name of its twin in sliced form, for the block shapes for which the
+        sliced_entry: The name of its variant in sliced form, for the block shapes for which the
             persistent form is not legal; None if it is legal for all, or the form is another.
-        killable: Whether `entry` and `sliced_entry` have twins with kill polls
-            (`gpud.compiler.passes.kill`): they have if there is a loop to poll in.
+        killable: Whether `entry` and `sliced_entry` have variants with kill polls
+            (`gpud.compiler.passes.safety.kill`): they have if there is a loop to poll in.
         form: Its form, for blocks of the right shape (`form_for`).
         exit_aware: Persistent form with exit-aware barriers.
         why: The reasons for the form, the decisive ones first.
@@ -152,13 +158,13 @@ class KernelInfo:
 
         Args:
             block: Threads of a block in x, y, z.
-            killable: The twin with kill polls, for launches that may have to be ended. A kernel
+            killable: The variant with kill polls, for launches that may have to be ended. A kernel
                 without loops has none: then it is the entry without.
         """
         entry = self.entry
         if self.sliced_entry is not None and not holds(self.shape, block):
             entry = self.sliced_entry
-        return killable_of(entry) if killable and self.killable else entry
+        return killable_variant(entry) if killable and self.killable else entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +267,12 @@ def kernel_info(
 ) -> KernelInfo:
     """Describes a kernel of a flat module that is not rewritten yet.
 
-    ``names`` gives the name expression by PTX name; ``killable``: it gets twins with kill polls.
+    ``names`` gives the name expression by PTX name; ``killable``: it gets variants with kill polls.
     """
     return KernelInfo(
         name=names.get(entry.name, entry.name),
         entry=entry.name,
-        sliced_entry=twin_of(entry.name) if has_twin(decision) else None,
+        sliced_entry=sliced_variant(entry.name) if has_sliced_variant(decision) else None,
         killable=killable,
         form=decision.form,
         exit_aware=decision.exit_aware,
@@ -283,7 +289,7 @@ def kernel_info(
     )
 
 
-def has_twin(decision: Decision) -> bool:
+def has_sliced_variant(decision: Decision) -> bool:
     """Whether the kernel is there in sliced form too, for some block shapes."""
     return decision.form is Form.PERSISTENT and decision.shape is not Shape.ANY
 

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 
 from gpud.compiler.cache import cache_key
-from gpud.compiler.cuda_headers import cuda_include_paths
-from gpud.compiler.nvrtc import nvrtc_version
 from gpud.compiler.reproducer import Request
+from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+from gpud.compiler.toolchain.nvrtc import nvrtc_version
 from gpud.errors import MissingDependency
 
 __all__ = ["request_key", "rewriter_version", "versions"]

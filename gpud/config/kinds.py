@@ -15,7 +15,7 @@ from typing import Any
 
 from gpud.errors import InvalidArgument
 from gpud.units import share
-from gpud.wire.address import checked_socket_path
+from gpud.wire.socket_path import checked_socket_path
 
 __all__ = [
     "Kind",

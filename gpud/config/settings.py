@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from gpud.config import kinds
 from gpud.config.kinds import Kind
 from gpud.units import share
-from gpud.wire.address import default_socket_path
+from gpud.wire.socket_path import default_socket_path
 
 __all__ = ["SETTINGS", "Config", "Setting"]
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from gpud.config.settings import SETTINGS, Config
 from gpud.errors import InvalidArgument
 from gpud.errors.base import shorten
-from gpud.wire.address import default_socket_path
+from gpud.wire.socket_path import default_socket_path
 
 __all__ = ["config_file", "load"]
 

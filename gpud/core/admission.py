@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from gpud.core.board import Board
 from gpud.core.capacity import slices_above, slices_below
+from gpud.core.device import DeviceRecord
 from gpud.core.events import ResizeRequested
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobState
@@ -66,7 +66,7 @@ def check_amounts(
 def check_submission(
     job: JobRecord,
     session: SessionRecord,
-    devices: Mapping[int, Board],
+    devices: Mapping[int, DeviceRecord],
     policy: Policy,
     settings: Settings,
 ) -> GpudError | None:
@@ -79,20 +79,20 @@ def check_submission(
             limit="max_jobs_per_session",
             value=most,
         )
-    board = devices.get(job.device)
-    if board is None:
+    device = devices.get(job.device)
+    if device is None:
         known = ", ".join(map(str, devices)) or "none"
         return UnknownName(f"there is no device {job.device}; there are: {known}")
-    if board.state is DeviceState.GONE:
-        return board.loss("failed for good and is not started again; use another device")
+    if device.state is DeviceState.GONE:
+        return device.lost_error("failed for good and is not started again; use another device")
     refusal = check_amounts(job.reservation, job.quota, job.weight, exclusive=job.exclusive)
     if refusal is None and job.exclusive and not policy.keeps_reservations:
         refusal = InvalidArgument(
             f"the daemon's policy {policy.name!r} keeps no reservations, so no job has SMs of its "
             "own"
         )
-    if refusal is None and board.sms is not None:
-        refusal = policy.size(job, board)
+    if refusal is None and device.sms is not None:
+        refusal = policy.size(job, device)
     return refusal
 
 

@@ -50,8 +50,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
             quota, device and grids allow.
         quota_slices: what an offline job's quota allows.
         started_ns: when; None: it was not, or its host was lost before it was told.
-        host: how many hosts its device had lost before the one that has what the job needs; None:
-            none has.
+        prepared_generation: how many hosts its device had lost before the one that has what the job
+            needs; None: none has.
         preparations: how many hosts in a row were told to be prepared for it, and were not yet.
         killed: its task blocks were told to end where they are.
         cause: why it was told to end.
@@ -64,7 +64,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "cause",
         "chain",
         "charge",
-        "coming",
         "counted_to_ns",
         "deadline_ns",
         "device",
@@ -76,7 +75,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "grants",
         "growths",
         "held",
-        "host",
         "id",
         "killed",
         "least",
@@ -84,11 +82,14 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "occupancy",
         "online",
         "order",
+        "pending_release",
         "preparations",
+        "prepared_generation",
         "quota",
         "quota_slices",
         "reported",
         "reservation",
+        "sent_slices",
         "session",
         "slice",
         "slices",
@@ -97,7 +98,6 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         "stream_next",
         "stream_prev",
         "submission",
-        "told",
         "use",
         "weight",
         "whole",
@@ -123,21 +123,21 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.least = self.most = self.quota_slices = 0
         # What it was given, and what its device told.
         self.slices = 0
-        self.told = 0  # slices that the device was last told of
+        self.sent_slices = 0  # slices that the device was last told of
         self.reported = 0  # slices that the device last said are held
         self.held = 0
         self.exhausted = False
         self.epoch = 0
         self.growths: list[tuple[int, int]] = []  # (epoch, slices) that `reported` lacks
         self.grants: list[tuple[int, int]] = []  # (epoch, slices) since what the device has done
-        # Amounts, kept by the board.
+        # Amounts, kept by the device record.
         self.alloc = 0
         self.charge = 0
-        self.coming = 0
+        self.pending_release = 0
         self.works = False  # counted among the offline jobs that wait or run
-        self.entries: list[Any] = []  # where the board has filed it
+        self.entries: list[Any] = []  # where the device record has filed it
         # What it needs on its device.
-        self.host: int | None = None
+        self.prepared_generation: int | None = None
         self.preparations = 0
         # Order.
         self.order = 0  # of becoming ready
@@ -201,13 +201,13 @@ class JobRecord(Lifecycle[JobState, JobInput]):
 
     def begin(self, slices: int) -> None:
         """Gives a job that starts its first slices."""
-        self.slices = self.told = self.reported = self.held = slices
+        self.slices = self.sent_slices = self.reported = self.held = slices
         self.grants.append((0, slices))
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Takes in that its device was lost before it was told of the job."""
-        self.host = None
-        self.slices = self.told = self.reported = self.held = self.epoch = 0
+        self.prepared_generation = None
+        self.slices = self.sent_slices = self.reported = self.held = self.epoch = 0
         self.exhausted = False
         self.growths.clear()
         self.grants.clear()
@@ -224,11 +224,11 @@ class JobRecord(Lifecycle[JobState, JobInput]):
             if list_ and list_[-1][0] == epoch:
                 list_.pop()
         self.grants.append((epoch, slices))
-        if slices > self.told:
-            self.growths.append((epoch, slices - self.told))
+        if slices > self.sent_slices:
+            self.growths.append((epoch, slices - self.sent_slices))
         self._count_held()
 
-    def told_to_end(self) -> None:
+    def mark_ending(self) -> None:
         """Takes in that the job is to end."""
         self._count_held()
 

@@ -6,12 +6,12 @@ must be one that can be repeated from a log.
 
 Approach: one function, `Scheduler.handle`: an event in, commands out, no clock and no I/O. It
 keeps timeouts and the fate of devices. In which order jobs begin, and what follows from their ends,
-is `gpud.core.lives`. Who gets what of a device is decided by a policy (`gpud.core.policies`) on the
-device's `gpud.core.board.Board`, whenever something on it has changed.
+is `gpud.core.job_table`. Who gets what of a device is decided by a policy (`gpud.core.policies`) on
+the device's `gpud.core.device.DeviceRecord`, whenever something on it has changed.
 
-Terms: those of `gpud.core.board` and `gpud.core.capacity`.
+Terms: those of `gpud.core.device` and `gpud.core.capacity`.
 
-Properties (each holds after every event; `tests.property.scheduler_world` checks them by these
+Properties (each holds after every event; `tests.property.scheduler_simulation` checks them by these
 names, gives_up is shown in `tests.unit.core.test_preparing`):
     capacity: the sum of allocations is at most S on every device;
     quota: no offline job has, or holds, more than its quota;
@@ -35,13 +35,13 @@ from collections.abc import Callable, Mapping
 from gpud.core import commands as out
 from gpud.core import events as ev
 from gpud.core.admission import check_resize, check_submission
-from gpud.core.board import Board
+from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
+from gpud.core.job_table import JobTable
 from gpud.core.lifecycles import DeviceInput, DeviceState, JobInput, JobState, SessionState
-from gpud.core.lives import Lives
-from gpud.core.order import preparation_key
 from gpud.core.policies import POLICIES, Policy
 from gpud.core.settings import Settings
+from gpud.core.sort_keys import preparation_key
 from gpud.core.timers import Due, Timer, Timers
 from gpud.errors import (
     Draining,
@@ -65,9 +65,9 @@ class Scheduler:
 
     Attributes:
         jobs: those that have not ended, by id. For reading.
-        devices: boards by device index. For reading.
+        devices: device records by device index. For reading.
         sessions: those that are not closed. For reading.
-        lives: how jobs and sessions begin and end.
+        job_table: how jobs and sessions begin and end.
         draining: whether submissions are refused.
 
     Raises:
@@ -82,12 +82,12 @@ class Scheduler:
                 f"{', '.join(sorted(POLICIES))}"
             )
         self.policy: Policy = POLICIES[self.settings.policy]()
-        self.devices: dict[int, Board] = {}
+        self.devices: dict[int, DeviceRecord] = {}
         self._timers = Timers()
-        self.lives = Lives(self.devices, self._timers, self.settings.grace_ns)
-        self.jobs = self.lives.jobs
-        self.sessions = self.lives.sessions
-        self._out = self.lives.out
+        self.job_table = JobTable(self.devices, self._timers, self.settings.grace_ns)
+        self.jobs = self.job_table.jobs
+        self.sessions = self.job_table.sessions
+        self._out = self.job_table.out
         self.draining = False
         self.now_ns = 0
         self._drained = False
@@ -95,8 +95,8 @@ class Scheduler:
         self._handlers: Mapping[type, Callable[..., None]] = {
             ev.DeviceReady: self._device_ready,
             ev.DeviceFailed: self._device_failed,
-            ev.SessionOpened: lambda event: self.lives.open(event.session),
-            ev.SessionClosed: lambda event: self.lives.close(event.session),
+            ev.SessionOpened: lambda event: self.job_table.open_session(event.session),
+            ev.SessionClosed: lambda event: self.job_table.close_session(event.session),
             ev.JobSubmitted: self._job_submitted,
             ev.JobPrepared: self._job_prepared,
             ev.ResizeRequested: self._resize_requested,
@@ -118,13 +118,13 @@ class Scheduler:
         """
         # Time does not go back, whatever the server's clock does.
         self.now_ns = max(self.now_ns, event.now_ns)
-        self._out = self.lives.next_event(self.now_ns)
+        self._out = self.job_table.next_event(self.now_ns)
         self._handlers[type(event)](event)
         if self._timers.due:
             self._run_timers()
-        for board in self.devices.values():
-            if board.dirty:
-                self._settle(board)
+        for device in self.devices.values():
+            if device.dirty:
+                self._rebalance(device)
         if self.draining and not self._drained and not self.jobs:
             self._drained = True
             self._out.append(out.Drained())
@@ -137,7 +137,7 @@ class Scheduler:
     @property
     def finished(self) -> dict[JobId, JobRecord]:
         """Returns the jobs that the last event finished. For reading, until the next event."""
-        return self.lives.finished
+        return self.job_table.finished
 
     def validate(self) -> None:
         """Checks every invariant; see `gpud.core.validate`.
@@ -157,7 +157,7 @@ class Scheduler:
         job = JobRecord(event)
         session = self.sessions.get(event.session)
         if session is None or session.state is not _OPEN:
-            self.lives.refuse(job, JobCancelled("the job's session has ended"))
+            self.job_table.refuse(job, JobCancelled("the job's session has ended"))
             return
         refusal: GpudError | None
         if self.draining:
@@ -167,24 +167,24 @@ class Scheduler:
         else:
             refusal = check_submission(job, session, self.devices, self.policy, self.settings)
         if refusal is not None:
-            self.lives.refuse(job, refusal)
+            self.job_table.refuse(job, refusal)
             return
-        board = self.devices[event.device]
-        if event.prepared and board.state is not DeviceState.STARTING:
-            job.host = board.losses
-        self.lives.begin(job, session, event.after)
+        device = self.devices[event.device]
+        if event.prepared and device.state is not DeviceState.STARTING:
+            job.prepared_generation = device.host_generation
+        self.job_table.add(job, session, event.after)
 
     def _job_prepared(self, event: ev.JobPrepared) -> None:
         job = self.jobs.get(event.job)
         if job is None or job.state is not JobState.PREPARING:
             return
         if event.failed:
-            self.lives.ended(job, JobInput.FAIL)
+            self.job_table.ended(job, JobInput.FAIL)
             return
-        board = self.devices[job.device]
-        assert board.state is not DeviceState.STARTING, "a host that is gone prepares nothing"
-        job.host, job.preparations = board.losses, 0
-        self.lives.ready(job, board)
+        device = self.devices[job.device]
+        assert device.state is not DeviceState.STARTING, "a host that is gone prepares nothing"
+        job.prepared_generation, job.preparations = device.host_generation, 0
+        self.job_table.ready(job, device)
 
     # -- requests of owners
 
@@ -199,23 +199,23 @@ class Scheduler:
         error = check_resize(job, event)
         if error is not None:
             return error
-        board = self.devices[job.device]
-        board.now_ns = self.now_ns
+        device = self.devices[job.device]
+        device.now_ns = self.now_ns
         before = job.reservation, job.quota, job.least, job.most, job.quota_slices
         job.reservation, job.quota = event.reservation, event.quota
-        if board.sms is not None:
-            error = self.policy.size(job, board)
+        if device.sms is not None:
+            error = self.policy.size(job, device)
             if error is None and job.started:
-                error = self.policy.resized(board, job)
+                error = self.policy.resize(device, job)
         if error is not None:
             job.reservation, job.quota, job.least, job.most, job.quota_slices = before
-        board.dirty = True
+        device.dirty = True
         return error
 
     def _cancel_requested(self, event: ev.CancelRequested) -> None:
         job = self.jobs.get(event.job)
         if job is not None:
-            self.lives.end(job, JobCancelled(f"job {job.name} was cancelled"))
+            self.job_table.end(job, JobCancelled(f"job {job.name} was cancelled"))
 
     # -- what devices say
 
@@ -224,57 +224,59 @@ class Scheduler:
         if job is None or not job.started:
             return
         if job.blocks_left(event.epoch, event.held, exhausted=event.exhausted):
-            board = self.devices[job.device]
-            board.now_ns = self.now_ns
-            board.update(job)
+            device = self.devices[job.device]
+            device.now_ns = self.now_ns
+            device.update(job)
 
     def _job_ended(self, event: ev.JobEnded) -> None:
         job = self.jobs.get(event.job)
         if job is None or not job.started:
             return
         if job.cause is not None:
-            self.lives.finish(job, job.cause)
+            self.job_table.finish(job, job.cause)
         elif event.failed:
-            self.lives.ended(job, JobInput.FAIL)
+            self.job_table.ended(job, JobInput.FAIL)
         elif not event.complete:
             error = InternalError(
                 f"the device ended job {job.name} before all its task blocks had run",
                 stage="device",
             )
-            self.lives.finish(job, error)
+            self.job_table.finish(job, error)
         else:
-            self.lives.ended(job, JobInput.COMPLETE)
+            self.job_table.ended(job, JobInput.COMPLETE)
 
     # -- devices
 
     def _device_ready(self, event: ev.DeviceReady) -> None:
-        board = self.devices.get(event.device)
-        if board is None:
-            board = Board(event.device, self.settings, self.policy.online_apart, self.now_ns)
-            self.devices[event.device] = board
-        board.step(DeviceInput.UP, self.now_ns)
-        board.now_ns = self.now_ns
-        board.name = event.name or board.name
-        board.came_up(event.sms, self.settings.floor(event.sms), event.partitions)
+        device = self.devices.get(event.device)
+        if device is None:
+            device = DeviceRecord(
+                event.device, self.settings, self.policy.separates_online, self.now_ns
+            )
+            self.devices[event.device] = device
+        device.step(DeviceInput.UP, self.now_ns)
+        device.now_ns = self.now_ns
+        device.name = event.name or device.name
+        device.mark_ready(event.sms, self.settings.floor(event.sms), event.partitions)
         jobs = [job for job in self.jobs.values() if job.device == event.device]
         lacking = [job for job in jobs if job.state is JobState.PREPARING]
         # Sizes depend on S, and what fitted before may not fit now.
         for job in jobs:
-            error = self.policy.size(job, board)
+            error = self.policy.size(job, device)
             if error is not None:
-                self.lives.finish(job, error)
+                self.job_table.finish(job, error)
         for job in sorted(lacking, key=preparation_key):
             if job.state is JobState.PREPARING:
-                self.lives.prepare(job)
+                self.job_table.prepare(job)
 
     def _device_failed(self, event: ev.DeviceFailed) -> None:
-        board = self.devices.get(event.device)
-        if board is None:
+        device = self.devices.get(event.device)
+        if device is None:
             return
-        culprit, board.culprit = board.culprit, None
-        board.now_ns = self.now_ns
-        board.losses += 1
-        board.step(DeviceInput.GIVE_UP if event.final else DeviceInput.FAIL, self.now_ns)
+        culprit, device.culprit = device.culprit, None
+        device.now_ns = self.now_ns
+        device.host_generation += 1
+        device.step(DeviceInput.GIVE_UP if event.final else DeviceInput.FAIL, self.now_ns)
         preparing = [
             job
             for job in self.jobs.values()
@@ -286,52 +288,54 @@ class Scheduler:
         elif event.culprit is not None:
             culprit = event.culprit
             reason = f"{reason}; job {job_name(culprit)} was the only one that ran on it"
-        for job in list(board.jobs.values()):
+        for job in list(device.jobs.values()):
             if not job.started or (job.id in event.unstarted and job.cause is None):
-                board.requeue(job)
+                device.requeue(job)
             else:
-                lost = board.loss(f"{reason}; submit the job again", culprit)
-                self.lives.finish(job, job.cause or lost)
-        board.lost()
+                lost = device.lost_error(f"{reason}; submit the job again", culprit)
+                self.job_table.finish(job, job.cause or lost)
+        device.mark_lost()
         if event.final:
             for job in list(self.jobs.values()):
                 if job.device == event.device and job.id in self.jobs:
-                    self.lives.finish(job, board.loss(f"{reason}, and is not started again"))
+                    self.job_table.finish(
+                        job, device.lost_error(f"{reason}, and is not started again")
+                    )
             return
         for job in preparing:
             # Something in that may be what ends the host, so not for ever.
             if job.preparations >= self.settings.max_preparations:
                 times = f"{job.preparations} times while job {job.name} was being made ready on it"
                 what = f"was lost {times}, the last time because it {reason}"
-                self.lives.finish(job, board.loss(what))
+                self.job_table.finish(job, device.lost_error(what))
 
-    def _replace(self, board: Board, culprit: JobRecord) -> None:
-        board.step(DeviceInput.REPLACE, self.now_ns)
-        board.culprit = culprit.id
+    def _replace(self, device: DeviceRecord, culprit: JobRecord) -> None:
+        device.step(DeviceInput.REPLACE, self.now_ns)
+        device.culprit = culprit.id
         grace_s = self.settings.grace_ns / 1e9
         reason = f"job {culprit.name} did not end within {grace_s:g} s of being told to"
-        self._out.append(out.ReplaceDevice(board.device, culprit.id, reason))
+        self._out.append(out.ReplaceDevice(device.index, culprit.id, reason))
 
     # -- decisions
 
-    def _settle(self, board: Board) -> None:
+    def _rebalance(self, device: DeviceRecord) -> None:
         """Lets the policy decide on a device, and tells the device what has changed."""
-        board.now_ns = self.now_ns
-        board.dirty = False
-        if board.state is not _READY:
-            board.resized.clear()
+        device.now_ns = self.now_ns
+        device.dirty = False
+        if device.state is not _READY:
+            device.resized.clear()
             return
-        self.policy.settle(board)
-        board.dirty = False  # its own changes are settled
-        if board.keeps and board.keeps[0][0] != board.keep_timer_ns:
-            board.keep_timer_ns = board.keeps[0][0]
-            self._timers.add(board.keep_timer_ns, Timer.KEEP, board.device)
-        for job in board.starting:
+        self.policy.rebalance(device)
+        device.dirty = False  # its own changes are settled
+        if device.holds and device.holds[0][0] != device.hold_timer_ns:
+            device.hold_timer_ns = device.holds[0][0]
+            self._timers.add(device.hold_timer_ns, Timer.HOLD, device.index)
+        for job in device.starting:
             timeout_ns = job.submission.timeout_ns
             if timeout_ns is not None:
                 self._timers.add(self.now_ns + timeout_ns, Timer.TIMEOUT, job.id)
-        if board.resized or board.starting:
-            self._out += board.tell()
+        if device.resized or device.starting:
+            self._out += device.take_commands()
 
     # -- time
 
@@ -345,17 +349,17 @@ class Scheduler:
 
     def _run(self, due: Due) -> None:
         _, what, subject = due
-        if what is Timer.KEEP:
-            self.devices[subject].expire_keeps(self.now_ns)
+        if what is Timer.HOLD:
+            self.devices[subject].expire_holds(self.now_ns)
         elif what is Timer.DRAIN:
             error = JobCancelled("the daemon shut down before the job had ended")
             for job in reversed(list(self.jobs.values())):
                 if job.id in self.jobs:
-                    self.lives.end(job, error)
+                    self.job_table.end(job, error)
         elif what is Timer.TIMEOUT:
             job = self.jobs[JobId(subject)]
             assert job.submission.timeout_ns is not None
-            self.lives.end(job, JobTimeout(job.submission.timeout_ns))
+            self.job_table.end(job, JobTimeout(job.submission.timeout_ns))
         else:
             job = self.jobs[JobId(subject)]
             if job.submission.killable and not job.killed:
@@ -370,8 +374,8 @@ class Scheduler:
         at_ns, what, subject = due
         if what is Timer.DRAIN:
             return bool(self.jobs)
-        if what is Timer.KEEP:
-            return bool(self.devices[subject].keeps)
+        if what is Timer.HOLD:
+            return bool(self.devices[subject].holds)
         job = self.jobs.get(JobId(subject))
         if job is None:
             return False
@@ -392,4 +396,4 @@ class Scheduler:
         if first_ns is not None and (self._armed_ns is None or first_ns < self._armed_ns):
             self._armed_ns = first_ns
             self._out.append(out.SetTimer(first_ns))
-        self._timers.tidy(2 * len(self.jobs) + len(self.devices), self._matters)
+        self._timers.prune(2 * len(self.jobs) + len(self.devices), self._matters)

@@ -16,7 +16,7 @@ class Timer(IntEnum):
 
     TIMEOUT = 1  # a job
     GRACE = 2  # a job
-    KEEP = 3  # a device
+    HOLD = 3  # a device
     DRAIN = 4  # nothing
 
 
@@ -50,7 +50,7 @@ class Timers:
             heappop(self.due)
         return self.due[0][0] if self.due else None
 
-    def tidy(self, wanted: int, matters: Callable[[Due], bool]) -> None:
+    def prune(self, wanted: int, matters: Callable[[Due], bool]) -> None:
         """Drops what does not matter if that may be most; ``wanted`` is about what does."""
         if len(self.due) > _FEW + 4 * wanted:
             self.due = [due for due in self.due if matters(due)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpud.core.board import Board
 from gpud.core.capacity import to_fraction
+from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobState
 from gpud.errors import InternalError
@@ -35,8 +35,8 @@ def validate(scheduler: Scheduler) -> None:
 
 def problems(scheduler: Scheduler) -> Iterator[str]:
     """Yields what is wrong, each with the property's name first."""
-    for board in scheduler.devices.values():
-        yield from _board(board, keeps_reservations=scheduler.policy.keeps_reservations)
+    for device in scheduler.devices.values():
+        yield from _device(device, keeps_reservations=scheduler.policy.keeps_reservations)
     for session in scheduler.sessions.values():
         for job in session.jobs.values():
             if scheduler.jobs.get(job.id) is not job:
@@ -44,42 +44,44 @@ def problems(scheduler: Scheduler) -> Iterator[str]:
     if sum(len(session.jobs) for session in scheduler.sessions.values()) != len(scheduler.jobs):
         yield "sessions: there are jobs without a session"
     for job in scheduler.jobs.values():
-        on_board = scheduler.devices[job.device].jobs.get(job.id) is job
-        if on_board is (job.state in (JobState.BLOCKED, JobState.PREPARING)):
-            yield f"filed: {_story(job)} is {'' if on_board else 'not '}on its device's board"
+        on_record = scheduler.devices[job.device].jobs.get(job.id) is job
+        if on_record is (job.state in (JobState.BLOCKED, JobState.PREPARING)):
+            yield f"filed: {_story(job)} is {'' if on_record else 'not '}on its device's record"
 
 
-def _board(board: Board, *, keeps_reservations: bool) -> Iterator[str]:
-    jobs = list(board.jobs.values())
-    if board.allocated > board.capacity:
+def _device(device: DeviceRecord, *, keeps_reservations: bool) -> Iterator[str]:
+    jobs = list(device.jobs.values())
+    if device.allocated > device.capacity:
         yield (
-            f"capacity: {board.what} has {board.sms} SMs, {to_fraction(board.allocated)} of them "
-            "are allocated"
+            f"capacity: {device.what} has {device.sms} SMs, {to_fraction(device.allocated)} of "
+            "them are allocated"
         )
     for job in jobs:
         yield from _job(job, keeps_reservations=keeps_reservations)
-        if board.state is DeviceState.STARTING:
-            yield f"filed: {_story(job)} is ready on {board.what}, which is not up"
-        if job.host != board.losses:
+        if device.state is DeviceState.STARTING:
+            yield f"filed: {_story(job)} is ready on {device.what}, which is not up"
+        if job.prepared_generation != device.host_generation:
             yield f"prepared: {_story(job)} is ready on a host that lacks something it needs"
     sums = {
         "allocated": sum(job.alloc for job in jobs),
         "charged": sum(job.charge for job in jobs),
-        "coming": sum(job.coming for job in jobs),
+        "pending_release": sum(job.pending_release for job in jobs),
         "online_allocated": sum(job.alloc for job in jobs if job.online),
-        "releasable": sum(entry[2].alloc for entry in board.shrinkable),
-        "kept": sum(amount for _, amount in board.keeps),
+        "releasable": sum(entry[2].alloc for entry in device.shrinkable),
+        "held_back": sum(amount for _, amount in device.holds),
         "working": sum(
             not job.online and (job.live or job.state is JobState.WAITING) for job in jobs
         ),
     }
     for name, total in sums.items():
-        if getattr(board, name) != total:
-            yield f"sums: {board.what} counts {name} as {getattr(board, name)}, it is {total}"
+        if getattr(device, name) != total:
+            yield f"sums: {device.what} counts {name} as {getattr(device, name)}, it is {total}"
     own = [job.partition for job in jobs if job.started and job.exclusive]
-    if sum(own) > board.partitions.most or any(sms % max(1, board.partitions.step) for sms in own):
-        yield f"partitions: {board.what} sets {own} SMs apart, and can {board.partitions}"
-    yield from _filed(board, jobs)
+    if sum(own) > device.partitions.most or any(
+        sms % max(1, device.partitions.step) for sms in own
+    ):
+        yield f"partitions: {device.what} sets {own} SMs apart, and can {device.partitions}"
+    yield from _filed(device, jobs)
 
 
 def _job(job: JobRecord, *, keeps_reservations: bool) -> Iterator[str]:
@@ -100,16 +102,16 @@ def _job(job: JobRecord, *, keeps_reservations: bool) -> Iterator[str]:
         yield f"reservation: {_story(job)} has {job.allocation} of {job.reservation} SMs"
 
 
-def _filed(board: Board, jobs: list[JobRecord]) -> Iterator[str]:
+def _filed(device: DeviceRecord, jobs: list[JobRecord]) -> Iterator[str]:
     for job in jobs:
-        if job.entries != board.places(job):
+        if job.entries != device.queue_entries(job):
             yield f"filed: {_story(job)} is not where it belongs"
-    queues = [board.waiting_online, board.waiting, board.shrinkable, *board.growable.values()]
+    queues = [device.waiting_online, device.waiting, device.shrinkable, *device.growable.values()]
     for queue in queues:
         if queue != sorted(queue):
-            yield f"filed: {board.what} has a queue out of order"
+            yield f"filed: {device.what} has a queue out of order"
     if sum(map(len, queues)) != sum(len(job.entries) for job in jobs):
-        yield f"filed: {board.what} has jobs in its queues that are gone"
+        yield f"filed: {device.what} has jobs in its queues that are gone"
 
 
 def _story(job: JobRecord) -> str:

@@ -20,6 +20,6 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit status: 0 if every result was right, 1 otherwise, 2 for a wrong argument.
     """
-    from gpud.demo.program import run
+    from gpud.demo.cli import run
 
     return run(arguments)

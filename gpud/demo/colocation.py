@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gpud_client as gc
-from gpud.demo.kernels import OFFLINE
 from gpud.demo.metrics import (
     Interval,
     harvest,
@@ -24,10 +23,11 @@ from gpud.demo.metrics import (
     percentile,
     r99,
 )
-from gpud.demo.offline import OfflineClient, Sized, size_kind
-from gpud.demo.service import Answers, OnlineClient, layers_for
+from gpud.demo.offline_client import OfflineClient, Sized, size_kernel
+from gpud.demo.offline_kernels import OFFLINE
+from gpud.demo.online_client import Answers, OnlineClient, layers_for
 
-__all__ = ["Compared", "Scene", "Sizes", "Window", "compare", "open_scene", "sizes_for"]
+__all__ = ["Comparison", "Experiment", "Sizes", "Window", "compare", "open_experiment", "sizes_for"]
 
 _LEAD_IN_S = 0.3
 
@@ -66,7 +66,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """A window together, compared with the windows alone; see `gpud.demo.metrics`."""
 
     policy: str
@@ -87,7 +87,7 @@ class Compared:
         return values
 
 
-class Scene:
+class Experiment:
     """A private daemon with its online and offline clients connected, ready to run.
 
     Attributes:
@@ -156,8 +156,8 @@ def _counts(clients: Sequence[OfflineClient]) -> list[tuple[float, int]]:
 
 
 @contextmanager
-def open_scene(device: str, policy: str, sizes: Sizes) -> Iterator[Scene]:
-    """A `Scene` on a private daemon with this device and policy; ended with the context."""
+def open_experiment(device: str, policy: str, sizes: Sizes) -> Iterator[Experiment]:
+    """A `Experiment` on a private daemon with this device and policy; ended with the context."""
     with ExitStack() as stack:
         gpu = stack.enter_context(gc.local(device, policy=policy))
 
@@ -165,9 +165,9 @@ def open_scene(device: str, policy: str, sizes: Sizes) -> Iterator[Scene]:
             return stack.enter_context(gc.connect(gpu.path))
 
         offline = [OfflineClient(connect(), sized) for sized in sizes.offline]
-        scene = Scene(gpu, OnlineClient(connect(), sizes.layers), offline)
-        scene.warm_up()
-        yield scene
+        experiment = Experiment(gpu, OnlineClient(connect(), sizes.layers), offline)
+        experiment.warm_up()
+        yield experiment
 
 
 def sizes_for(device: str, *, block_s: float, job_s: float, request_s: float) -> Sizes:
@@ -180,13 +180,13 @@ def sizes_for(device: str, *, block_s: float, job_s: float, request_s: float) ->
         request_s: how long an online request is to run with the whole device.
     """
     with gc.local(device) as gpu:
-        offline = tuple(size_kind(gpu, kind, block_s, job_s) for kind in OFFLINE)
+        offline = tuple(size_kernel(gpu, kind, block_s, job_s) for kind in OFFLINE)
         return Sizes(offline, layers_for(gpu, request_s))
 
 
 def compare(
     together: Window, online_alone: Window, offline_alone: Window, sizes: Sizes
-) -> Compared:
+) -> Comparison:
     """The figures of a window together.
 
     Raises:
@@ -195,7 +195,7 @@ def compare(
     latencies, alone = together.answers.latencies_s, online_alone.answers.latencies_s
     work = {sized.kind.name: sized.work_s for sized in sizes.offline}
     rate = offline_rate(together.rates, offline_alone.rates, work)
-    return Compared(
+    return Comparison(
         together.name,
         percentile(latencies, 50),
         percentile(latencies, 99),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpud.demo.colocation import Compared
+from gpud.demo.colocation import Comparison
 
 __all__ = ["conclusion", "note", "table"]
 
@@ -13,7 +13,7 @@ _TAKEN = 1.05
 
 
 def table(
-    alone_s: tuple[float, float], compared: Sequence[Compared], names: Mapping[str, str]
+    alone_s: tuple[float, float], compared: Sequence[Comparison], names: Mapping[str, str]
 ) -> str:
     """The table.
 
@@ -53,7 +53,7 @@ def table(
     return "\n".join(lines)
 
 
-def conclusion(compared: Sequence[Compared], names: Mapping[str, str]) -> str:
+def conclusion(compared: Sequence[Comparison], names: Mapping[str, str]) -> str:
     """One line: what reservations cost and give, beside the others; a miss is said as plainly."""
     first, *others = compared
     met = first.r99 <= AIM_R99 and first.harvest >= AIM_HARVEST
@@ -67,7 +67,7 @@ def conclusion(compared: Sequence[Compared], names: Mapping[str, str]) -> str:
     return text + aim
 
 
-def note(one: Compared) -> str:
+def note(one: Comparison) -> str:
     """The figures of one run, in the words of the picture."""
     return f"online p99: {_short(one.r99)} x alone,   offline work: {one.offline_rate:.0%} of alone"
 

@@ -3,12 +3,13 @@
 Problem: a block that is ended leaves numbers: a kind, a site, an address, pointers to strings. They
 come from a kernel, so none of them can be trusted, and they are the same on every device.
 
-Approach: `error_of` makes the error of a `gpud.compiler.fault_record.FaultRecord`. What only the
-front knows (which instruction the site is, which array is nearest) is added there:
-`gpud.server.faults`.
+Approach: `error_of` makes the error of a `gpud.compiler.abi.fault_record.FaultRecord`. What only
+the front knows (which instruction the site is, which array is nearest) is added there:
+`gpud.server.scheduling.symbolizer`.
 
 Properties:
-* strings of assertions are read through a `gpud.device.reach.Reach` only, and are made printable;
+* strings of assertions are read through a `gpud.device.readable.ReadableRanges` only, and are made
+  printable;
 * an error is made of any numbers whatever.
 """
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpud.compiler.dividers import coordinates
-from gpud.compiler.fault_record import FaultKind, FaultRecord
-from gpud.device.reach import UNREADABLE, Reach
+from gpud.compiler.abi.fast_division import coordinates
+from gpud.compiler.abi.fault_record import FaultKind, FaultRecord
+from gpud.device.readable import UNREADABLE, ReadableRanges
 from gpud.errors import IllegalAddress, KernelTrap
 
 __all__ = ["error_of", "printable"]
@@ -33,7 +34,7 @@ Dim3 = tuple[int, int, int]
 
 def error_of(
     record: FaultRecord,
-    reach: Reach,
+    reach: ReadableRanges,
     *,
     kernel: str,
     grid: Dim3,

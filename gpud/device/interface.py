@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, SupportsIndex
 
-from gpud.compiler.analysis.sizes import offsets, size_and_align
-from gpud.compiler.control_words import Claims
+from gpud.compiler.abi.control_words import Claims
+from gpud.compiler.analysis.data_layout import offsets, size_and_align
 from gpud.compiler.ptx import model as ptx
 from gpud.errors import LaunchConfigError
 from gpud.units import Partitions
@@ -235,7 +235,7 @@ class Arena(Protocol):
     """A session's memory, mapped on a device.
 
     Where arrays are ``copied`` it has ``commit``, ``release``, ``upload`` and ``download``, as
-    `gpud.device.cuda.arena.Arena`.
+    `gpud.device.cuda.memory.arena.Arena`.
 
     Attributes:
         address: of its first byte on the device.

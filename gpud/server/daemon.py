@@ -22,17 +22,18 @@ from gpud.config import Config
 from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
 from gpud.errors import DeviceLost, Draining, GpudError, InternalError
-from gpud.server import descriptors, logs, settings, systemd
-from gpud.server.access import Peer, peer_of
-from gpud.server.arenas import Arenas
-from gpud.server.compiling import Compiler
-from gpud.server.devices import Device
-from gpud.server.eventlog import EventLog
+from gpud.server import logs, settings
+from gpud.server.arrays.arenas import Arenas
+from gpud.server.clients.access import Peer, peer_of
+from gpud.server.compilation.compile_pool import CompilePool
 from gpud.server.front import Front
-from gpud.server.listener import Listener, adopt, listen
-from gpud.server.owner import HOST_COMMAND, Connect
-from gpud.server.runner import Runner
-from gpud.server.stream import Outbox
+from gpud.server.hosts.device import Device
+from gpud.server.hosts.interface import HOST_COMMAND, Connect
+from gpud.server.ipc import file_descriptors, systemd
+from gpud.server.ipc.listener import Listener, adopt, listen
+from gpud.server.ipc.stream import Outbox
+from gpud.server.scheduling.event_log import EventLog
+from gpud.server.scheduling.runner import Runner
 from gpud.telemetry.records import Records
 
 __all__ = ["Daemon", "run"]
@@ -42,7 +43,7 @@ _ACCEPTS_PER_TURN = 16
 _ACCEPT_PAUSE_S = 0.5  # when descriptors have run out
 _GOODBYE_S = 3.0
 _FETCH_S = 1.0  # for copying what jobs that ended while we drained have made
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _BROKEN = 3
 
 
@@ -76,7 +77,7 @@ class Daemon:
         self._ending: asyncio.Task[None] | None = None
         self._forced = False
         self._failed = False
-        self._looking: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
         self._listeners: list[Listener] = []
         self._event_log: EventLog | None = None
         self.front: Front
@@ -140,7 +141,7 @@ class Daemon:
         for listener in self._listeners:
             loop.add_reader(listener.socket.fileno(), self._accept, listener)
         self.front.compiler.prestart()
-        self._look()
+        self._poll()
         names = ", ".join(d.info.name for d in self.devices if d.info is not None)
         _LOG.info("serving %s on %s", names, self.address)
         systemd.notify(f"READY=1\nSTATUS=serving {names}\nMAINPID={os.getpid()}")
@@ -176,7 +177,7 @@ class Daemon:
             for index, spec in enumerate(specs)
         )
         cache_dir = None if config.cache_dir is None else str(config.cache_dir)
-        compiler = Compiler(
+        compiler = CompilePool(
             outbox,
             timeout_s=config.compile_timeout_ns / 1e9,
             cache_dir=cache_dir,
@@ -203,10 +204,10 @@ class Daemon:
                 return
             self.front.connected(sock, self._credentials(sock))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """From time to time: what is nobody's event."""
-        self.front.look()
-        self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        self.front.poll()
+        self._poll_timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
     def _accept_again(self, listener: Listener) -> None:
         if listener.socket.fileno() >= 0:
@@ -279,7 +280,7 @@ class Daemon:
         if jobs and not self._forced and time.monotonic_ns() < now_ns + timeout_ns:
             # Whoever has waited for the last job now wants to copy its arrays.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.front.nobody.wait(), _FETCH_S)
+                await asyncio.wait_for(self.front.all_disconnected.wait(), _FETCH_S)
         await self._close()
         _LOG.info("drained" if not self._forced else "ended by force")
 
@@ -293,20 +294,20 @@ class Daemon:
     async def _close(self, error: GpudError | None = None) -> None:
         """Everything that is left, whatever state it is in; clients are told ``error``."""
         self._stop_listening()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
         if hasattr(self, "front"):
             for connection in list(self.front.connections):
                 connection.goodbye(error or Draining("the daemon has ended"))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.front.nobody.wait(), _GOODBYE_S)
+                await asyncio.wait_for(self.front.all_disconnected.wait(), _GOODBYE_S)
             for connection in list(self.front.connections):
                 connection.abort()
             closing = [self.front.compiler.close(), *(device.close() for device in self.devices)]
             await asyncio.gather(*closing)
             self.runner.close()
-            for gauges in self.front.gauges.values():
-                gauges.close()
+            for monitor in self.front.gpu_monitors.values():
+                monitor.close()
             self.front.arenas.close()
         if self._event_log is not None:
             self._event_log.close()
@@ -321,7 +322,7 @@ def run(config: Config) -> int:
     0: drained; 1: it could not start, or was forced; 3: a bug in the scheduler. Blocks.
     """
     logs.set_up(config.log_level, config.log_format)
-    descriptors.raise_limit()
+    file_descriptors.raise_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(config))
 

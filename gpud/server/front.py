@@ -16,31 +16,31 @@ from typing import Any
 import gpud
 from gpud.config import Config
 from gpud.core import events as ev
-from gpud.core.reasons import waiting_reason
+from gpud.core.wait_reasons import waiting_reason
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, UnknownName
-from gpud.server import descriptors
-from gpud.server.access import Peer, may_manage, user_name
-from gpud.server.answers import Answers
-from gpud.server.arenas import Arenas
-from gpud.server.compiling import Compiler, Wish
-from gpud.server.connection import Connection
-from gpud.server.devices import Device
-from gpud.server.gauges import Gauges
-from gpud.server.jobs import Job, brief
-from gpud.server.modules import Module
-from gpud.server.quota import Users
-from gpud.server.runner import Runner
-from gpud.server.session import Session
-from gpud.server.stream import Outbox, Stream
-from gpud.server.turns import Turns
-from gpud.telemetry.records import Happening, Records
+from gpud.server.arrays.arenas import Arenas
+from gpud.server.clients.access import Peer, may_manage, user_name
+from gpud.server.clients.answers import Answers
+from gpud.server.clients.connection import Connection
+from gpud.server.clients.quota import Users
+from gpud.server.clients.session import Session
+from gpud.server.compilation.compile_pool import CompilePool, CompileWaiter
+from gpud.server.compilation.fair_queue import FairQueue
+from gpud.server.compilation.modules import Module
+from gpud.server.gpu_monitor import GpuMonitor
+from gpud.server.hosts.device import Device
+from gpud.server.ipc import file_descriptors
+from gpud.server.ipc.stream import Outbox, Stream
+from gpud.server.scheduling.jobs import Job, shortened
+from gpud.server.scheduling.runner import Runner
+from gpud.telemetry.records import EventRecord, Records
 from gpud.units import JobId, SessionId
 from gpud.wire import messages as wm
 
 __all__ = ["Front"]
 
 _LOG = logging.getLogger(__name__)
-_A_TURN = 48  # jobs of a session that has gone that are ended at once; some 4 ms
+_JOBS_PER_TURN = 48  # jobs of a session that has gone that are ended at once; some 4 ms
 _LAST_NUMBER = (1 << 32) - 1  # of sessions and modules, on the wire
 
 
@@ -54,7 +54,7 @@ class Front:
         answers: those that take long to make.
         measuring: whose kernels are made ready, by device and user.
         users: what each of them has.
-        gauges: what GPUs say of themselves, by the device's index.
+        gpu_monitors: what GPUs say of themselves, by the device's index.
         sessions: by number; those whose client has gone stay until their jobs have ended.
     """
 
@@ -64,7 +64,7 @@ class Front:
         outbox: Outbox,
         runner: Runner,
         records: Records,
-        compiler: Compiler,
+        compiler: CompilePool,
         arenas: Arenas,
         offline_floor: Callable[[int], Fraction],
     ) -> None:
@@ -80,13 +80,13 @@ class Front:
         self.started_ns = time.monotonic_ns()
         self.sessions: dict[int, Session] = {}
         self.connections: dict[Connection, None] = {}
-        self.nobody = asyncio.Event()
-        self.nobody.set()
+        self.all_disconnected = asyncio.Event()
+        self.all_disconnected.set()
         self.modules: dict[int, Module] = {}
-        self.measuring = Turns()
+        self.measuring = FairQueue()
         self.answers = Answers(outbox.loop)
         self.users = Users(config)
-        self.gauges: dict[int, Gauges] = {}
+        self.gpu_monitors: dict[int, GpuMonitor] = {}
         self._next_session = 1
         self._next_module = 1
         self._ended: dict[JobId, Job] = {}
@@ -105,7 +105,7 @@ class Front:
         connection = Connection(self, sock, peer)
         self.connections[connection] = None
         connection.user.connections += 1
-        self.nobody.clear()
+        self.all_disconnected.clear()
         try:
             self._check_connections()
             connection.user.check_connections()
@@ -135,7 +135,7 @@ class Front:
             )
 
     def _descriptors_left(self) -> int:
-        return descriptors.left(len(self.connections), self.arenas.files)
+        return file_descriptors.remaining(len(self.connections), self.arenas.files)
 
     def open_session(self, peer: Peer, program: str, stream: Stream) -> Session:
         """A client has said hello."""
@@ -146,7 +146,7 @@ class Front:
         user.sessions += 1
         self.sessions[number] = session
         self.runner.feed(ev.SessionOpened(session.opened_ns, SessionId(number)))
-        self.records.happened(
+        self.records.add_event(
             session.opened_ns,
             "session-opened",
             peer.uid,
@@ -164,43 +164,43 @@ class Front:
         """A client has gone or was dropped."""
         self.connections.pop(connection, None)
         if not self.connections:
-            self.nobody.set()
+            self.all_disconnected.set()
         connection.user.connections -= 1
         session = connection.session
         if session is None:
             self.users.forget_unused(connection.user)
             return
         session.gone = True
-        self._cancel_wishes(iter(list(session.wishes)))
+        self._cancel_waiters(iter(list(session.waiters)))
         self.follow(session, False)
         now_ns = time.monotonic_ns()
         _LOG.info(
             "session %d ended: %s; %d jobs had failed, %d had not ended",
             session.number, reason, session.failed, len(session.jobs),
         )  # fmt: skip
-        self.records.happened(
+        self.records.add_event(
             now_ns,
             "session-closed",
             session.peer.uid,
             ("session", session.number),
             ("reason", reason),
         )
-        jobs = session.jobs.values() if len(session.jobs) > _A_TURN else ()
+        jobs = session.jobs.values() if len(session.jobs) > _JOBS_PER_TURN else ()
         # The latest first, and what runs at the end, so that none becomes ready meanwhile.
         waiting = [job for job in jobs if job.started_ns is None]
         self._end_jobs(session, iter(waiting[::-1]))
 
-    def _cancel_wishes(self, wishes: Iterator[Wish]) -> None:
+    def _cancel_waiters(self, waiters: Iterator[CompileWaiter]) -> None:
         """Have nothing more compiled for somebody, in portions as `_end_jobs`."""
-        portion = list(islice(wishes, _A_TURN))
-        for wish in portion:
-            wish.cancel()
+        portion = list(islice(waiters, _JOBS_PER_TURN))
+        for waiter in portion:
+            waiter.cancel()
         if portion:
-            self.outbox.loop.call_soon(self._cancel_wishes, wishes)
+            self.outbox.loop.call_soon(self._cancel_waiters, waiters)
 
     def _end_jobs(self, session: Session, jobs: Iterator[Job]) -> None:
         """End a session, its jobs in portions: nobody else is to wait for thousands of them."""
-        portion = list(islice(jobs, _A_TURN))
+        portion = list(islice(jobs, _JOBS_PER_TURN))
         if not portion:
             now_ns = time.monotonic_ns()
             self.runner.feed(ev.SessionClosed(now_ns, SessionId(session.number)))
@@ -225,7 +225,7 @@ class Front:
             device.close_session(number)
         self.arenas.close_session(number)
         if session is not None:
-            session.kept.close()
+            session.host_memory.close()
             session.user.sessions -= 1
             self.users.forget_unused(session.user)
 
@@ -249,35 +249,35 @@ class Front:
         for device in self.devices:
             if device.info is not None and device.info.uuid:
                 on_xid = partial(self._xid, device.index)
-                gauges = Gauges(self.outbox.loop, device.info.uuid, on_xid)
-                self.gauges[device.index] = gauges
+                monitor = GpuMonitor(self.outbox.loop, device.info.uuid, on_xid)
+                self.gpu_monitors[device.index] = monitor
 
     def _xid(self, index: int, number: int) -> None:
         _LOG.warning("device %d: the driver reports Xid %d; see NVIDIA's Xid Errors", index, number)
-        self.records.happened(
+        self.records.add_event(
             time.monotonic_ns(), "gpu-error", None, ("device", index), ("xid", number)
         )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Once in a second: read GPUs, end sessions that keep memory outside of their arrays."""
-        for gauges in self.gauges.values():
-            gauges.look()
-        hoards = {hoard.session: hoard for hoard in self.arenas.look()}
-        if not hoards:
+        for monitor in self.gpu_monitors.values():
+            monitor.poll()
+        excesses = {excess.session: excess for excess in self.arenas.find_excess()}
+        if not excesses:
             return
         for connection in list(self.connections):
             session = connection.session
-            hoard = None if session is None else hoards.get(SessionId(session.number))
-            if hoard is None:
+            excess = None if session is None else excesses.get(SessionId(session.number))
+            if excess is None:
                 continue
             error = LimitExceeded(
-                f"the session keeps {hoard.held_bytes} bytes of memory on device {hoard.device}, "
-                f"where its arrays have {hoard.arrays_bytes}; write to what you have allocated "
+                f"the session keeps {excess.held_bytes} bytes of memory on device {excess.device}, "
+                f"where its arrays have {excess.arrays_bytes}; write to what you have allocated "
                 "only, or allocate more",
                 limit="session_memory",
-                value=hoard.arrays_bytes,
+                value=excess.arrays_bytes,
             )
-            _LOG.warning("session %d is ended: %s", hoard.session, error)
+            _LOG.warning("session %d is ended: %s", excess.session, error)
             connection.goodbye(error)
 
     # -- devices
@@ -340,7 +340,7 @@ class Front:
 
     def job_ended(self, job: Job, state: str, error: GpudError | None, now_ns: int) -> None:
         """A job has ended; its owner was told."""
-        error = None if error is None else brief(error)
+        error = None if error is None else shortened(error)
         self.counts[state] += 1
         job.end(state, error, now_ns)
         ended = self.records.ended
@@ -349,16 +349,16 @@ class Front:
         ended.append(job)
         if ended:  # it may be configured to keep none
             self._ended[job.id] = job
-        self.records.happened(now_ns, f"job-{state}", job.uid, ("job", job.id), ("error", error))
+        self.records.add_event(now_ns, f"job-{state}", job.uid, ("job", job.id), ("error", error))
 
-    def row(self, job: Job, now_ns: int) -> dict[str, Any]:
+    def job_row(self, job: Job, now_ns: int) -> dict[str, Any]:
         """The job as people see it."""
         row = job.row(now_ns, user_name(job.uid), self.records.epoch_ns)
         record = job.record
         if record is None:
             return {**row, "waits_for": None}
-        board = self.runner.scheduler.devices[record.device]
-        return {**row, "waits_for": waiting_reason(record, board)}
+        device = self.runner.scheduler.devices[record.device]
+        return {**row, "waits_for": waiting_reason(record, device)}
 
     # -- followers
 
@@ -368,12 +368,12 @@ class Front:
             self._followers[session.number] = session
         else:
             self._followers.pop(session.number, None)
-        self.records.on_event = self._tell_followers if self._followers else None
+        self.records.on_event = self._notify_followers if self._followers else None
 
-    def _tell_followers(self, happening: Happening) -> None:
-        told = wm.Happened(self.records.describe(happening))
+    def _notify_followers(self, record: EventRecord) -> None:
+        told = wm.Happened(self.records.describe(record))
         for session in self._followers.values():
-            if may_manage(session.peer, happening.uid):
+            if may_manage(session.peer, record.uid):
                 session.send(told)
 
 

@@ -12,7 +12,7 @@ __all__ = ["JsonFormatter", "TextFormatter", "set_up"]
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-01-31 12:00:00.000 warning server.devices: device host 0 is gone``."""
+    """``2026-01-31 12:00:00.000 warning server.hosts.device: device host 0 is gone``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record on one line; a traceback follows on its own.

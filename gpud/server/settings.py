@@ -11,9 +11,9 @@ from gpud.core.settings import Settings
 from gpud.device.host.native_messages import MOST_TRIES
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument, MissingDependency
-from gpud.server.devices import Device
-from gpud.server.gpus import check_gpu, has_gpu
-from gpud.server.owner import HostLimits
+from gpud.server.gpu_detection import check_gpu, has_gpu
+from gpud.server.hosts.device import Device
+from gpud.server.hosts.interface import HostLimits
 
 __all__ = [
     "MemoryLimits",

@@ -8,7 +8,7 @@ own numbers for what went wrong on a device) come as events, which are kept unti
 
 Properties:
     * a figure is what NVML said just now, or None;
-    * an Xid event is returned once; nothing here waits or raises after `Telemetry` was made.
+    * an Xid event is returned once; nothing here waits or raises after `NvmlReader` was made.
 
 A part of a GPU that was divided (MIG) has its own memory to tell; of the other figures NVML keeps
 silent, or has them of the whole GPU only.
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from gpud.errors import InvalidArgument, MissingDependency
 
-__all__ = ["GPUState", "Telemetry"]
+__all__ = ["GPUState", "NvmlReader"]
 
 _EXTRA = "daemon"
 _MOST_EVENTS = 64
@@ -58,7 +58,7 @@ class GPUState(NamedTuple):
     ecc_uncorrected: int | None
 
 
-class Telemetry:
+class NvmlReader:
     """Questions about one GPU.
 
     Args:

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 from gpud.errors import GpudError
 from gpud.units import JobId, job_name
 
-__all__ = ["Change", "Happening", "Records", "trace_events", "trace_header"]
+__all__ = ["AllocationChange", "EventRecord", "Records", "trace_events", "trace_header"]
 
 _CHANGES_KEPT = 50_000
 _EVENTS_KEPT = 10_000
 
 
-class Happening(NamedTuple):
+class EventRecord(NamedTuple):
     """One event.
 
     Attributes:
@@ -41,7 +41,7 @@ class Happening(NamedTuple):
     fields: tuple[tuple[str, Any], ...]
 
 
-class Change(NamedTuple):
+class AllocationChange(NamedTuple):
     """From this time on a job has so much CapSM; None: it has ended."""
 
     at_ns: int
@@ -61,8 +61,8 @@ class Records:
         history: how many ended jobs are kept.
 
     Attributes:
-        events: `Happening`, the latest last.
-        changes: the fields of each `Change`, the latest last. As plain tuples: the collector sees
+        events: `EventRecord`, the latest last.
+        changes: fields of each `AllocationChange`, latest last. Plain tuples: the collector sees
             at once that it need not look at such again, and fifty thousand others would keep it
             busy for 4 ms at a time.
         ended: jobs that have ended, the latest last.
@@ -71,25 +71,25 @@ class Records:
 
     def __init__(self, *, epoch_ns: int, history: int) -> None:
         self.epoch_ns = epoch_ns
-        self.events: deque[Happening] = deque(maxlen=_EVENTS_KEPT)
+        self.events: deque[EventRecord] = deque(maxlen=_EVENTS_KEPT)
         self.changes: deque[tuple[int, int, JobId, int, float | None, str, bool]] = deque(
             maxlen=_CHANGES_KEPT
         )
         self.ended: deque[Any] = deque(maxlen=history)
-        self.on_event: Callable[[Happening], None] | None = None
+        self.on_event: Callable[[EventRecord], None] | None = None
 
-    def happened(self, at_ns: int, event: str, uid: int | None, *fields: tuple[str, Any]) -> None:
+    def add_event(self, at_ns: int, event: str, uid: int | None, *fields: tuple[str, Any]) -> None:
         """Record an event, and tell those who follow."""
-        happening = Happening(at_ns, event, uid, fields)
-        self.events.append(happening)
+        record = EventRecord(at_ns, event, uid, fields)
+        self.events.append(record)
         if self.on_event is not None:
-            self.on_event(happening)
+            self.on_event(record)
 
-    def describe(self, happening: Happening) -> dict[str, Any]:
+    def describe(self, record: EventRecord) -> dict[str, Any]:
         """An event as `gpud.wire.messages.Happened` has it."""
-        at_s = (happening.at_ns + self.epoch_ns) / 1e9
-        fields = {name: _plain(name, value) for name, value in happening.fields}
-        return {"at_s": at_s, "event": happening.event, **fields}
+        at_s = (record.at_ns + self.epoch_ns) / 1e9
+        fields = {name: _plain(name, value) for name, value in record.fields}
+        return {"at_s": at_s, "event": record.event, **fields}
 
 
 def trace_header(start_ns: int) -> dict[str, Any]:
@@ -99,7 +99,10 @@ def trace_header(start_ns: int) -> dict[str, Any]:
 
 
 def trace_events(
-    changes: Iterable[Change], start_ns: int, now_ns: int, devices: Iterable[tuple[int, str]]
+    changes: Iterable[AllocationChange],
+    start_ns: int,
+    now_ns: int,
+    devices: Iterable[tuple[int, str]],
 ) -> Iterator[dict[str, Any]]:
     """Yields allocations over time in the trace event format that Perfetto and Chrome read.
 
@@ -112,9 +115,9 @@ def trace_events(
 
 
 def _trace_events(
-    changes: Iterable[Change], start_ns: int, now_ns: int
+    changes: Iterable[AllocationChange], start_ns: int, now_ns: int
 ) -> Iterator[dict[str, Any]]:
-    begun: dict[JobId, Change] = {}
+    begun: dict[JobId, AllocationChange] = {}
     threads: dict[JobId, int] = {}
     for change in changes:
         at_us = (change.at_ns - start_ns) / 1e3
@@ -143,7 +146,7 @@ def _trace_events(
         yield _run(first, now_ns, start_ns, threads[first.job])
 
 
-def _run(first: Change, end_ns: int, start_ns: int, thread: int) -> dict[str, Any]:
+def _run(first: AllocationChange, end_ns: int, start_ns: int, thread: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "pid": first.device,

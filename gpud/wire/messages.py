@@ -1,11 +1,11 @@
 """The client protocol: every message between a client and the daemon, declared once.
 
-Each message is a named tuple whose annotations say what a field may hold (`gpud.wire.kinds`) and
-what it means. Codec, validation and docs/reference/protocol.md derive from these declarations.
+Each message is a named tuple whose annotations say what a field may hold (`gpud.wire.field_types`)
+and what it means. Codec, validation and docs/reference/protocol.md derive from these declarations.
 
-On the wire a message is one frame (`gpud.wire.codec`) holding a msgpack array: the message's code,
-then its fields in order. Trailing fields that have a default may be left out, so a field can be
-added at the end without breaking older peers.
+On the wire a message is one frame (`gpud.wire.framing`) holding a msgpack array: the message's
+code, then its fields in order. Trailing fields that have a default may be left out, so a field can
+be added at the end without breaking older peers.
 
 A ``request`` is a number that the client chooses; the answer carries it. Jobs are numbered by the
 client, 1, 2, 3 ... in each session, so that a submission needs no answer: `Submit` is answered by
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from gpud.wire.kinds import (
+from gpud.wire.field_types import (
     amount,
     blob,
     choice,
@@ -29,7 +29,7 @@ from gpud.wire.kinds import (
     text,
     uint,
 )
-from gpud.wire.table import Sender, Table
+from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
     "CLIENT_PROTOCOL", "TOPICS", "VERSION", "Allocate", "Allocated", "Answer", "Arena", "Cancel",
@@ -41,7 +41,7 @@ __all__ = [
 VERSION = 1
 """Of the protocol. It changes when an older peer would misunderstand a newer one."""
 
-CLIENT_PROTOCOL = Table("client", VERSION)
+CLIENT_PROTOCOL = MessageTable("client", VERSION)
 """Every message of the protocol by code and by class."""
 
 _client = CLIENT_PROTOCOL.message(Sender.CLIENT)

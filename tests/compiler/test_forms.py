@@ -1,13 +1,13 @@
-"""Which form a kernel gets, and why (gpud.compiler.forms, .form_rules, analysis.departures)."""
+"""Which form a kernel gets, and why (gpud.compiler.forms)."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpud.compiler.analysis.shape import Shape, holds
-from gpud.compiler.forms import Decision, Form, check_target, classify
+from gpud.compiler.analysis.block_shape import Shape, holds
+from gpud.compiler.forms.classifier import Decision, Form, check_target, classify
 from gpud.errors import REJECTIONS, KernelNotFound, KernelRejected
-from tests.compiler.flat import REGISTERS, compiled, entry, program
+from tests.compiler.support.flat_programs import REGISTERS, compiled, entry, program
 
 INDEX = "int i = blockIdx.x * blockDim.x + threadIdx.x;"
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpud.compiler import pipeline
+from gpud.compiler.abi.reserved_names import kernel_of
 from gpud.compiler.cache import Cache
-from gpud.compiler.names import kernel_of
+from gpud.compiler.forms.form import Form
 from gpud.compiler.pipeline import compile_program, compile_request
 from gpud.compiler.program import ParameterInfo, Program, SymbolInfo
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.verify import verify
-from gpud.compiler.ptxas import assemble, find_ptxas
 from gpud.compiler.reproducer import Request, load_request, main
 from gpud.compiler.request_key import request_key
-from gpud.compiler.verdict import Form
+from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.errors import (
     CompileError,
     EmptySource,
@@ -28,7 +28,7 @@ from gpud.errors import (
     PTXSyntaxError,
     PTXVersionError,
 )
-from tests.compiler.cuda_samples import KERNELS, compiled
+from tests.compiler.support.cuda_samples import KERNELS, compiled
 
 HEADER = "// made by hand\n.version 8.0\n.target sm_75\n.address_size 64\n"
 PLAIN = HEADER + ".visible .entry k(.param .u64 p) { ret; }\n"
@@ -67,12 +67,12 @@ def test_a_block_shape_that_cannot_loop_has_a_sliced_twin_in_the_same_module() -
     assert kernel.form is Form.PERSISTENT
     assert kernel.entry_for((64, 2, 1)) == "k"
     assert kernel.form_for((48, 2, 1)) is Form.SLICED
-    twin = kernel.entry_for((48, 2, 1))
-    assert twin == kernel.sliced_entry != "k"
+    variant = kernel.entry_for((48, 2, 1))
+    assert variant == kernel.sliced_entry != "k"
     assert "k" in program.kernels
-    assert twin not in program.kernels
+    assert variant not in program.kernels
     verify(parse(program.ptx))
-    body = program.ptx.partition(f".entry {twin}(")[2].partition("\n}")[0]
+    body = program.ptx.partition(f".entry {variant}(")[2].partition("\n}")[0]
     assert "shfl" in body
     assert "atom" not in body  # it claims nothing
 

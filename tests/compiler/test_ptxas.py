@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpud.compiler.ptxas import Usage, assemble, find_ptxas, parse_report, ptxas_version
+from gpud.compiler.toolchain.ptxas import Usage, assemble, find_ptxas, parse_report, ptxas_version
 from gpud.errors import CompileError
-from tests.compiler.ptx_samples import EVERYTHING
+from tests.compiler.support.ptx_samples import EVERYTHING
 
 REPORT = """\
 ptxas info    : 89 bytes gmem, 16 bytes cmem[3]

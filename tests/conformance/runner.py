@@ -1,6 +1,6 @@
 """Run conformance cases on a device: compile, copy in, launch in one form, copy out.
 
-The comparison is `tests.conformance.suite.checking`; nothing here knows a case by name.
+The comparison is `tests.conformance.suite.comparison`; nothing here knows a case by name.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
-from gpud.compiler.cuda_headers import cuda_include_paths
-from gpud.compiler.nvrtc import compile_cuda, nvrtc_version
+from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.compiler.pipeline import Program, compile_program
+from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+from gpud.compiler.toolchain.nvrtc import compile_cuda, nvrtc_version
 from gpud.device.interface import Device
 from gpud.device.job import Job, LaunchSpec
 from tests.conformance.suite import find
@@ -27,7 +27,7 @@ from tests.conformance.suite.case import (
     Hidden,
     Struct,
 )
-from tests.conformance.suite.checking import Results, mismatches
+from tests.conformance.suite.comparison import Results, mismatches
 
 __all__ = [
     "Conduct",

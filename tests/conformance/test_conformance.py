@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpud.compiler.control_words import Claims
-from gpud.compiler.forms import Form
+from gpud.compiler.abi.control_words import Claims
+from gpud.compiler.forms.classifier import Form
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import KernelRejected
-from tests.conformance.fenced import Fenced
+from tests.conformance.fenced_device import Fenced
 from tests.conformance.runner import headers_installed, rewritten, run_case, source_of, straight
 from tests.conformance.suite import (
     CASES,

@@ -1,4 +1,4 @@
-"""Twins with kill polls compute what the kernels without compute."""
+"""Variants with kill polls compute what the kernels without compute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpud.compiler.names import killable_of
+from gpud.compiler.abi.reserved_names import killable_variant
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.runner import LoadedCase, problems_of, rewritten, source_of, straight
 from tests.conformance.suite import CASES, Case
@@ -21,14 +21,14 @@ def device() -> Iterator[CPUDevice]:
 
 
 def check(device: CPUDevice, case: Case) -> int:
-    """Runs the twins of a case; returns how many there are."""
+    """Runs the variants of a case; returns how many there are."""
     entry = source_of(case.name).entry
     count = 0
     for form in FORMS:
         if form not in case.forms or not rewritten(case.name, form).kernels[entry].killable:
             continue
         loaded = LoadedCase(device, case, form)
-        loaded.kernel = loaded.module.kernel(killable_of(entry))
+        loaded.kernel = loaded.module.kernel(killable_variant(entry))
         run = loaded.start()
         while run.launches_left:
             job = run.launch()

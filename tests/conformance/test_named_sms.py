@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpud.compiler import control_words as cw
+from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import pack_parameters
-from tests.unit.cpu.running import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
 
 SOURCE = r"""
 extern "C" __global__ void work(unsigned* gate, unsigned* where, unsigned* out) {

@@ -8,9 +8,9 @@ from itertools import cycle
 
 import pytest
 
-from gpud.compiler.control_words import Claims
+from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
-from tests.conformance.opcodes import words
+from tests.conformance.common_opcodes import words
 from tests.conformance.runner import LoadedCase, rewritten
 from tests.conformance.stress import stress
 from tests.conformance.suite import find

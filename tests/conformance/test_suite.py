@@ -13,8 +13,8 @@ import pytest
 
 from gpud.compiler.ptx.model import Function, Instruction, Module, Scope, SpecialRegister, Statement
 from gpud.compiler.ptx.parser import parse
-from gpud.compiler.ptxas import assemble, find_ptxas
-from tests.conformance.opcodes import FULL, SPECIAL_REGISTERS, WITHOUT_TYPES, words
+from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
+from tests.conformance.common_opcodes import FULL, SPECIAL_REGISTERS, WITHOUT_TYPES, words
 from tests.conformance.runner import headers_installed, source_of
 from tests.conformance.suite import CASES, Case, Results, covering, find, mismatches
 from tests.conformance.suite.case import Hidden, Satisfies, Within

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from gpud.compiler import control_words as cw
-from gpud.compiler import fault_record as fault
-from gpud.device.cuda import gate, green
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.abi import fault_record as fault
+from gpud.device.cuda.launch import gate
+from gpud.device.cuda.placement import partitioner
 from tests.driver_model.modules import Launch
 
 if TYPE_CHECKING:
-    from tests.driver_model.stepped import SteppedDriver
+    from tests.driver_model.stepped_driver import SteppedDriver
 
 __all__ = ["Block", "blocks_of"]
 
@@ -36,7 +37,7 @@ def blocks_of(device: SteppedDriver, launch: Launch) -> list[Block]:
     if name == gate.GATE:
         assert count == 1
         return [Block(lambda _: kernel.gate(*values))]
-    if name == green.PROBE:
+    if name == partitioner.PROBE:
         return [Block(lambda block: kernel.probe(values[0], block)) for _ in range(count)]
     if name.startswith("persistent"):
         assert (gy, gz) == (1, 1)
@@ -104,7 +105,7 @@ class _Kernel:
         self._ran(0, index, block)
 
     def gate(self, job: int, previous: int, run: int, stage: int) -> Iterator[None]:
-        """Opens a stage, as `gpud.device.cuda.gate` has it."""
+        """Opens a stage, as `gpud.device.cuda.launch.gate` has it."""
         device = self._device
         yield
         if device.u32(run + 4 * gate.STOP):

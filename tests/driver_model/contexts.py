@@ -12,7 +12,7 @@ from cuda.bindings import driver as real
 from tests.driver_model.handles import Misuse
 
 if TYPE_CHECKING:
-    from tests.driver_model.door import ModelDriver
+    from tests.driver_model.model_driver import ModelDriver
 
 __all__ = ["Contexts"]
 

@@ -16,7 +16,7 @@ from tests.driver_model.handles import Misuse
 from tests.driver_model.memory import Span
 
 if TYPE_CHECKING:
-    from tests.driver_model.door import ModelDriver
+    from tests.driver_model.model_driver import ModelDriver
     from tests.driver_model.streams import Stream
 
 __all__ = ["Entry", "Function", "Launch", "Loaded", "Modules", "Programs", "RefusedError"]

@@ -38,13 +38,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
-from gpud.compiler.names import is_killable, killable_of
+from gpud.compiler.abi.reserved_names import is_killable, killable_variant
 from gpud.device.host import messages as m
 from gpud.errors import GpudError
-from gpud.wire.codec import FrameDecoder
-from gpud.wire.table import Sender
-from tests.fake_host.incoming import incoming
-from tests.fake_host.virtual import Behaviour, FakeJob, FakeLaunch, VirtualSMs
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
+from tests.fake_host.receive import incoming
+from tests.fake_host.virtual_sms import Behaviour, FakeJob, FakeLaunch, VirtualSMs
 
 __all__ = ["Behaviour", "FakeHost", "FakeJob"]
 
@@ -240,8 +240,8 @@ class FakeHost(VirtualSMs):
             self._send(m.Replied(command.ticket, behaviour.occupancy))
 
     def _behaviour(self, entry: str) -> Behaviour:
-        """What a kernel does; its twin with kill polls does the same."""
-        return self.kernels.get(entry.removesuffix(killable_of("")), self.behaviour)
+        """What a kernel does; its variant with kill polls does the same."""
+        return self.kernels.get(entry.removesuffix(killable_variant("")), self.behaviour)
 
     def _start_job(self, command: m.StartJob) -> None:
         assert command.job not in self.jobs, f"job {command.job} is there already"

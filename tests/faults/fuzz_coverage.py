@@ -49,7 +49,7 @@ def main() -> int:
     fuzzers: list[Fuzzer] = list(dict.fromkeys(fuzz_parser.all_fuzzers()))
     for fuzzer in fuzzers:
         for cls in (*fuzzer.classes, *fuzzer.table.records):
-            atheris.instrument_func(fuzzer.table.shape(cls)._quickly)
+            atheris.instrument_func(fuzzer.table.schema(cls)._quickly)
     run = _Run(Path(result), int(messages), float(seconds))
 
     def one_input(data: bytes) -> None:
@@ -141,7 +141,7 @@ class _Run:
 
 def _seed_corpus(folder: Path, fuzzers: list[Any]) -> None:
     """A valid message of each kind, as a body and in a stream."""
-    from gpud.wire.codec import frame
+    from gpud.wire.framing import frame
     from tests.faults.fuzz_choices import Dice
 
     dice = Dice("corpus")

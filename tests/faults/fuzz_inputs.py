@@ -15,7 +15,7 @@ import typer
 from gpud.compiler.pipeline import compile_program
 from gpud.config import SETTINGS, load
 from gpud.errors import CallerError, CompileError, InternalError, InvalidArgument, KernelRejected
-from gpud_client.cli.arguments import parse_argument, parse_dim, parse_output
+from gpud_client.cli.kernel_arguments import parse_argument, parse_dim, parse_output
 from tests.faults.fuzz_choices import Choices
 
 __all__ = [

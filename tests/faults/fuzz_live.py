@@ -28,13 +28,13 @@ from typing import Any
 
 from gpud.errors import FrameError, ProtocolError
 from gpud.wire import messages as wm
-from gpud.wire.codec import FrameDecoder
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
-from gpud.wire.table import Sender
-from tests.fake_host.incoming import incoming
-from tests.faults.fuzz_account import Account, Unanswered, answers_to
+from tests.fake_host.receive import incoming
 from tests.faults.fuzz_choices import Choices, Dice
 from tests.faults.fuzz_messages import Fuzzer
+from tests.faults.fuzz_oracle import Account, Unanswered, answers_to
 from tests.faults.fuzz_parser import Outcomes
 
 __all__ = ["KERNEL", "Account", "Talk", "Unanswered", "fuzz_connection"]

@@ -3,11 +3,11 @@
 Problem: bytes at random are refused at the first byte, and never see the code behind the checks; a
 list of nasty messages written by hand is out of date with the next message.
 
-Approach: what a field may hold is declared once, as its `gpud.wire.kinds.Kind`. From the kind comes
-a generator of valid values that loves boundaries; from the table come the messages. A valid message
-is then spoilt where one likes to be wrong: a field missing, doubled, swapped with another, of
-another type, one over its bound; the code of another message; bytes flipped, cut out, put in,
-repeated; frames with wrong lengths, merged, cut in two, cut short.
+Approach: what a field may hold is declared once, as its `gpud.wire.field_types.FieldType`. From the
+kind comes a generator of valid values that loves boundaries; from the table come the messages. A
+valid message is then spoilt where one likes to be wrong: a field missing, doubled, swapped with
+another, of another type, one over its bound; the code of another message; bytes flipped, cut out,
+put in, repeated; frames with wrong lengths, merged, cut in two, cut short.
 
 What a name means in a session (which module is there, which job runs) the caller says in a `World`:
 plausible values by the name of the field. A new message is fuzzed by itself, well if its fields are
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from gpud.wire import kinds
-from gpud.wire.codec import frame
-from gpud.wire.table import Sender, Table
+from gpud.wire import field_types as ft
+from gpud.wire.framing import frame
+from gpud.wire.message_table import MessageTable, Sender
 from tests.faults.fuzz_choices import Choices
 
 __all__ = ["Fuzzer", "Piece", "World"]
@@ -100,7 +100,7 @@ class Fuzzer:
 
     def __init__(
         self,
-        table: Table,
+        table: MessageTable,
         sender: Sender,
         world: World | None = None,
         rare: Sequence[type[Any]] = (),
@@ -108,7 +108,7 @@ class Fuzzer:
         self.table = table
         self.sender = sender
         self.world: World = {} if world is None else world
-        self.classes = [cls for cls in table.codes if table.shape(cls).sender is sender]
+        self.classes = [cls for cls in table.codes if table.schema(cls).sender is sender]
         self._often = [cls for cls in self.classes if cls not in rare for _ in range(10)]
         self._often += rare
         self._makers = {cls: self._fields_of(cls) for cls in (*self.classes, *table.records)}
@@ -202,11 +202,11 @@ class Fuzzer:
 
     def _fields_of(self, cls: type[Any]) -> list[Make]:
         makers = []
-        for field in self.table.shape(cls).fields:
+        for field in self.table.schema(cls).fields:
             make = self._make(field.kind, field.name)
             for record in self.table.records:
                 # The one thing that the kind does not say: what is packed in a binary field.
-                if isinstance(field.kind, kinds._Blob) and f"`{record.__name__}`" in field.meaning:
+                if isinstance(field.kind, ft._Blob) and f"`{record.__name__}`" in field.meaning:
                     make = self._packed_records(record, make)
             makers.append(make)
         return makers
@@ -226,7 +226,7 @@ class Fuzzer:
 
         return make
 
-    def _make(self, kind: kinds.Kind, name: str = "") -> Make:
+    def _make(self, kind: ft.FieldType, name: str = "") -> Make:
         """A generator of values of a kind, which come from the world more often than not."""
         make = self._of_kind(kind, name)
         if not name:
@@ -240,27 +240,27 @@ class Fuzzer:
 
         return with_world
 
-    def _of_kind(self, kind: kinds.Kind, name: str) -> Make:
+    def _of_kind(self, kind: ft.FieldType, name: str) -> Make:
         match kind:
-            case kinds._Uint(least, most):
+            case ft._Uint(least, most):
                 return _uint(least, most)
-            case kinds._Text(most):
+            case ft._Text(most):
                 return _text(most)
-            case kinds._Blob(most):
+            case ft._Blob(most):
                 return _blob(most)
-            case kinds._Flag():
+            case ft._Flag():
                 return lambda choices: bool(choices.below(2))
-            case kinds._Choice(names):
+            case ft._Choice(names):
                 return lambda choices: choices.pick(names)
-            case kinds._Optional(inner):
+            case ft._Optional(inner):
                 some = self._of_kind(inner, name)
                 return lambda choices: some(choices) if choices.below(2) else None
-            case kinds._Listed(inner, least, most):
+            case ft._Listed(inner, least, most):
                 return _listed(self._make(inner), least, most)
-            case kinds._Pair(first, second):
+            case ft._Pair(first, second):
                 one, two = self._make(first), self._make(second)
                 return lambda choices: [one(choices), two(choices)]
-            case kinds._Plain():
+            case ft._Plain():
                 return lambda choices: choices.pick(_PLAIN)
         raise AssertionError(f"a kind that the fuzzer does not know: {kind}")
 

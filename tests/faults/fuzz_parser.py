@@ -3,7 +3,7 @@
 One *batch* is a stream of messages, made from the seed and the batch's number and from nothing
 else, so a failure is run again by itself: ``check_batch(fuzzer, "SEED:BATCH", Counter())``.
 
-Properties that are checked (`gpud.wire.codec`, `gpud.wire.table`):
+Properties that are checked (`gpud.wire.framing`, `gpud.wire.message_table`):
     total: each body gives a message of the table, or a `ProtocolError` that is short and travels;
     round_trip: what is accepted is the same after one more trip;
     any_pieces: a stream that comes in pieces gives the same bodies;
@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from gpud.compiler.worker_messages import COMPILE_PROTOCOL
+from gpud.compiler.worker.messages import COMPILE_PROTOCOL
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import FrameError, ProtocolError, from_wire
-from gpud.wire.codec import FrameDecoder
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import MessageTable, Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
-from gpud.wire.table import Sender, Table
 from tests.faults.fuzz_choices import Choices, Dice
 from tests.faults.fuzz_messages import Fuzzer, Piece
 
@@ -86,7 +86,7 @@ def check_batch(fuzzer: Fuzzer, seed: str, outcomes: Outcomes) -> None:
     check_stream(fuzzer, pieces, dice, outcomes)
 
 
-def check_body(table: Table, sender: Sender, body: bytes, *, thorough: bool = True) -> str:
+def check_body(table: MessageTable, sender: Sender, body: bytes, *, thorough: bool = True) -> str:
     """What becomes of a frame's body: accepted, refused or broken."""
     try:
         message = table.decode(body, sender)
@@ -96,7 +96,7 @@ def check_body(table: Table, sender: Sender, body: bytes, *, thorough: bool = Tr
         if thorough:
             _check_error(error)
         return "refused"
-    assert table.shape(type(message)).sender is sender
+    assert table.schema(type(message)).sender is sender
     if thorough:
         again = table.decode(table.encode(message)[4:], sender)
         assert repr(again) == repr(message), "it is another after one more trip"  # NaN is not NaN
@@ -152,7 +152,7 @@ def _check_error(error: ProtocolError) -> None:
     assert type(from_wire(plain)) is type(error)
 
 
-def _check_records(table: Table, data: bytes) -> None:
+def _check_records(table: MessageTable, data: bytes) -> None:
     for record in table.records:
         try:
             found = table.decode_records(record, data, least=1, most=4096)

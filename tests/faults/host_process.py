@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpud.device.host import __main__ as host
-from gpud.device.host import native_maker
+from gpud.device.host import native_compiler
 from gpud.device.spec import DeviceSpec
 from gpud.errors import DeviceLost
 
@@ -62,5 +62,5 @@ def opened(spec: DeviceSpec, settings: host.DeviceSettings) -> Any:
 if __name__ == "__main__":
     real = host.open_device
     host.open_device = opened
-    native_maker.COMMAND = ("-m", "tests.faults.native_process")
+    native_compiler.COMMAND = ("-m", "tests.faults.native_process")
     sys.exit(host.main())

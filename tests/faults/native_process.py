@@ -15,15 +15,15 @@ import sys
 import time
 from pathlib import Path
 
-from gpud.device.cpu.making import make_native
-from gpud.device.cpu.native import Native, Wanted
+from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
+from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host import native_worker
 from tests.faults.host_process import FOLDER
 
 __all__ = ["terrible"]
 
 
-def terrible(wanted: Wanted) -> Native:
+def terrible(wanted: CompileRequest) -> CompileResult:
     """Make it, or not."""
     match wanted.entry:
         case "llvm_segfaults":
@@ -37,9 +37,9 @@ def terrible(wanted: Wanted) -> Native:
             if not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-    return make_native(wanted)
+    return compile_kernel(wanted)
 
 
 if __name__ == "__main__":
-    vars(native_worker)["make_native"] = terrible
+    vars(native_worker)["compile_kernel"] = terrible
     sys.exit(native_worker.main())

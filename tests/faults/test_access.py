@@ -19,18 +19,18 @@ import pytest
 import pytest_asyncio
 
 import gpud_client as gc
-from bench.dying_clients import Raw
+from bench.load.killed_clients import Raw
 from gpud.compiler.cache import Cache, cache_key
-from gpud.compiler.confine import confine
-from gpud.compiler.untrusted import check_includes, check_options
-from gpud.compiler.worker_messages import CompileJob
+from gpud.compiler.worker.allowlist import check_includes, check_options
+from gpud.compiler.worker.landlock import confine
+from gpud.compiler.worker.messages import CompileJob
 from gpud.errors import InvalidArgument
-from gpud.server.listener import listen
+from gpud.server.ipc.listener import listen
 from gpud.units import SessionId
 from gpud.wire import messages as wm
-from gpud.wire.address import check_fallback_folder
-from gpud.wire.codec import frame
-from gpud.wire.table import Sender
+from gpud.wire.framing import frame
+from gpud.wire.message_table import Sender
+from gpud.wire.socket_path import check_fallback_folder
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 
@@ -75,7 +75,7 @@ class Scene:
             front.arenas._ledger.nearest(session.number, 0, self.array),  # type: ignore[arg-type]
             record.state,
             record.quota,
-            session.kept.used_bytes,
+            session.host_memory.used_bytes,
         )
 
 
@@ -470,7 +470,7 @@ def test_headers_that_it_may_and_names_made_by_macros() -> None:
 
 CONFINED = """
 import sys, os
-from gpud.compiler.confine import confine
+from gpud.compiler.worker.landlock import confine
 here, other = sys.argv[1:]
 if not confine(["/usr/lib", "/lib"], [here]):
     print("no Landlock")

@@ -119,7 +119,7 @@ def _printing() -> Iterator[Attack]:
 
 def _names() -> Iterator[Attack]:
     hit = "st.global.u32 [%rd2], 1;"
-    for name in ("system", "memcpy", "abort", "gpud_print", "gpud_heap_take", "printf"):
+    for name in ("system", "memcpy", "abort", "gpud_print", "gpud_heap_malloc", "printf"):
         top = f".extern .func {name} (.param .b64 a);\n"
         source = program(call(name, "%rd1"), top)
         yield Attack(f"extern {name}", source, 0, REFUSED, "not defined")
@@ -129,7 +129,7 @@ def _names() -> Iterator[Attack]:
         yield Attack(f"function {name}", source, "neighbour", REFUSED, "a name that gpud uses")
         source = program(call(name, "%rd1"))
         yield Attack(f"call of {name}", source, 0, REFUSED, "not declared")
-    for name in ("memcpy", "system", "step", "gpud_heap_take"):
+    for name in ("memcpy", "system", "step", "gpud_heap_malloc"):
         top = f".func {name} (.param .b64 a) {{ ret; }}\n"
         yield Attack(f"function {name}", program(call(name, "%rd1"), top), 0, RUNS)
     for space in ("const", "global"):

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from bench import bench_fuzz
 from gpud.errors import FrameError, ProtocolError
 from gpud.wire import messages as wm
+from gpud.wire.message_table import Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
-from gpud.wire.table import Sender
 from tests.faults import fuzz_coverage, fuzz_live
 from tests.faults.fuzz_choices import Dice, Drawn, Steered
 from tests.faults.fuzz_daemon import Daemon
@@ -91,7 +91,7 @@ def test_the_parser_stands_what_hypothesis_finds(data: st.DataObject) -> None:
 
 
 def test_a_planted_bug_of_the_parser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = CLIENT_PROTOCOL.shape(wm.Resize)
+    shape = CLIENT_PROTOCOL.schema(wm.Resize)
     quickly = shape._quickly
 
     def planted(values: Any) -> Any:

@@ -13,7 +13,7 @@ from gpud.config import load
 from gpud.errors import CompileError, InvalidArgument, PTXSyntaxError
 from gpud.wire import messages as wm
 from gpud_client.cli import main
-from tests.compiler.ptx_samples import SAMPLES
+from tests.compiler.support.ptx_samples import SAMPLES
 from tests.faults import fuzz_inputs
 from tests.faults.fuzz_choices import Dice
 from tests.faults.fuzz_daemon import Daemon
@@ -87,7 +87,7 @@ def test_compiler_options_at_a_live_daemon(tmp_path: Path) -> None:
     ["--time=", "-time=", " --time=", "\t-fdevice-time-trace=", "--create-pch=", "--use-pch="],
 )
 def test_no_option_has_the_compiler_write_a_file(option: str, tmp_path: Path) -> None:
-    from gpud.compiler.nvrtc import compile_cuda
+    from gpud.compiler.toolchain.nvrtc import compile_cuda
 
     with pytest.raises(CompileError, match="leave it out"):
         compile_cuda(CUDA, options=[f"{option}{tmp_path / 'x'}"])

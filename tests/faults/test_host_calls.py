@@ -101,8 +101,8 @@ class Injection:
         assert not scheduler.sessions
         assert not daemon.runner.jobs
         assert not daemon.runner.broken
-        board = scheduler.devices[0]
-        assert (board.allocated, board.charged) == (0, 0)
+        device = scheduler.devices[0]
+        assert (device.allocated, device.charged) == (0, 0)
         loader = daemon.devices[0]._loader
         for known in (loader._texts, loader._written, loader._gone):
             assert not known

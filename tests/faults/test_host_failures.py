@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from gpud.server.daemon import Daemon
-from gpud.server.devices import Device
+from gpud.server.hosts.device import Device
 from gpud.wire import messages as wm
 from tests.faults.host_load import Load
 from tests.faults.host_process import COMMAND, FOLDER
@@ -42,7 +42,7 @@ def device_of(world: World) -> Device:
 
 
 def kill(device: Device, number: signal.Signals = signal.SIGKILL) -> int:
-    """Send a signal to the present host; its process."""
+    """Send a signal to the current host; its process."""
     assert device.pid is not None
     os.kill(device.pid, number)
     return device.pid
@@ -63,7 +63,7 @@ async def hold(client: Client, *numbers: int, sms: int = 1) -> None:
 
 
 async def running(device: Device, count: int) -> None:
-    await until(lambda: len(device.jobs._told) == count)
+    await until(lambda: len(device.jobs._sent) == count)
 
 
 def preparing(world: World) -> bool:
@@ -85,7 +85,7 @@ async def test_a_host_that_is_killed_at_any_moment(world: World) -> None:
             "starting": lambda: device.state == "starting" and device.pid is not None,
             "loading": lambda: bool(device._loader.compiling),
             "preparing": lambda: preparing(world),
-            "running": lambda: bool(device.jobs._told),
+            "running": lambda: bool(device.jobs._sent),
         }
         for moment, condition in moments.items():
             jobs = asyncio.ensure_future(load.round())
@@ -103,7 +103,7 @@ async def test_a_host_that_is_killed_at_any_moment(world: World) -> None:
         good = load.outcomes - before
         assert set(good) <= {"done", "job-cancelled"}, "whatever it was, it is over"
         assert set(load.outcomes) <= {"done", "job-cancelled", "device-lost"}
-        assert not device._suspects._guilty, "nobody is to blame for signals from outside"
+        assert not device._quarantine._banned, "nobody is to blame for signals from outside"
     finally:
         load.close()
 
@@ -243,10 +243,10 @@ async def test_a_kernel_that_was_being_compiled_when_its_host_was_killed_is_clea
     asked = asyncio.ensure_future(measure(client, module))
     await until(lambda: [case for case in device._loader.compiling.values() if case.entry])
     kill(device)
-    await until(lambda: device._suspects._hosts)
+    await until(lambda: device._quarantine._hosts)
     (terrible.folder / "waits").touch()
     assert type(await asked) is wm.Measured
-    assert not device._suspects._suspected
+    assert not device._quarantine._suspected
     assert device.restarts == 1
 
 

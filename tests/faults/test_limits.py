@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gpud.server import arenas as arenas_module
-from gpud.server.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, Quota, User
-from gpud.server.stream import MESSAGES_PER_TURN
-from gpud.server.turns import Turns
+from gpud.server.arrays import arenas as arenas_module
+from gpud.server.clients.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, Quota, User
+from gpud.server.compilation.fair_queue import FairQueue
+from gpud.server.ipc.stream import MESSAGES_PER_TURN
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
@@ -141,7 +141,7 @@ async def test_queued_launches(world: World) -> None:
     error = (await client.finished(6)).error
     in_words(error, "session_host_memory", 4 * MIB)
     front = world.daemon.front
-    kept = user_of(world, client).kept
+    kept = user_of(world, client).host_memory
     count = len(front.runner.jobs)
     assert 4 <= count <= 5
     used = kept.used_bytes
@@ -162,7 +162,7 @@ async def test_jobs_to_follow(world: World) -> None:
     module = await client.kernel("forever")
     client.submit(1, module)
     await client.query("status")
-    kept = user_of(world, client).kept
+    kept = user_of(world, client).host_memory
     before = kept.used_bytes
     client.submit(2, module, after=((client.session, 1),) * 4096)
     await client.query("status")
@@ -177,7 +177,7 @@ async def test_jobs_to_follow(world: World) -> None:
 async def test_each_array_is_counted(world: World) -> None:
     client = await world.client(ALICE)
     first = await client.allocate(1)
-    kept = user_of(world, client).kept
+    kept = user_of(world, client).host_memory
     before = kept.used_bytes
     arrays = [await client.allocate(1) for _ in range(3)]
     assert kept.used_bytes == before + 3 * ARRAY_BYTES
@@ -278,7 +278,7 @@ async def test_a_reader_that_never_reads(world: World) -> None:
     front = world.daemon.front
     records = front.records
     while hog.session in front.sessions:
-        records.happened(0, "noise", ALICE, ("text", "x" * 100_000))
+        records.add_event(0, "noise", ALICE, ("text", "x" * 100_000))
         await asyncio.sleep(0)
     assert (await bob.query("status"))["sessions"] == 1
     assert len(front.users) == 1
@@ -290,7 +290,7 @@ async def test_costly_questions_do_not_hold_up_the_others(world: World) -> None:
     fast, other = await world.client(ALICE), await world.client(BOB)
     front = world.daemon.front
     for _ in range(900):
-        front.records.happened(0, "noise", ALICE, ("text", "x" * 2000))
+        front.records.add_event(0, "noise", ALICE, ("text", "x" * 2000))
     question = wm.CLIENT_PROTOCOL.encode(wm.Query(7, "events"))
     fast.raw(question * MESSAGES_PER_TURN)
     await other.query("status")
@@ -302,24 +302,24 @@ async def test_costly_questions_do_not_hold_up_the_others(world: World) -> None:
 def test_quotas_add_up() -> None:
     user = Quota(100, "user_host_memory", "user")
     one, two = (Quota(80, "session_host_memory", "session", user) for _ in range(2))
-    one.take(60, "it")
+    one.charge(60, "it")
     with pytest.raises(Exception, match="session_host_memory"):
-        one.take(21, "it")
+        one.charge(21, "it")
     with pytest.raises(Exception, match="user_host_memory"):
-        two.take(41, "it")
+        two.charge(41, "it")
     assert (one.used_bytes, two.used_bytes, user.used_bytes) == (60, 0, 60)
-    two.take(40, "it")
-    assert two.note(10) is not None
-    two.note(-10)
+    two.charge(40, "it")
+    assert two.force_charge(10) is not None
+    two.force_charge(-10)
     two.close()
-    two.give(40)
+    two.uncharge(40)
     assert user.used_bytes == 60
-    one.give(60)
+    one.uncharge(60)
     assert user.used_bytes == 0
 
 
 def test_turns() -> None:
-    turns = Turns()
+    queue = FairQueue()
     order: list[str] = []
     open_: dict[str, Callable[[], None]] = {}
 
@@ -331,7 +331,7 @@ def test_turns() -> None:
             else:
                 open_[name] = done
 
-        turns.ask(party, on_turn)
+        queue.submit(party, on_turn)
 
     for name in ("a1", "a2"):
         ask("a", name)
@@ -346,9 +346,9 @@ def test_turns() -> None:
     open_["a2"]()
     assert order[-1] == "a3"
     assert len(order) == 5004
-    assert len(turns) == 1
+    assert len(queue) == 1
     open_["a3"]()
-    assert not len(turns)
+    assert not len(queue)
 
 
 # -- device memory ---------------------------------------------------------------------------------
@@ -395,14 +395,14 @@ async def test_memory_outside_of_the_arrays_is_given_back_then_its_writer_ended(
         maps.append(memory)
         at = address - arena.base
         memory[at : at + 2 * MIB] = b"x" * (2 * MIB)
-        front.look()
+        front.poll()
     at = 8 * MIB  # not in an array
     for look in range(arenas_module.MOST_STRIKES):
         await until(lambda: not front.arenas._punching)
         assert maps[0][at] == 0, "it was given back"
         maps[0][at : at + 4 * MIB] = b"y" * (4 * MIB)
         assert not hoarder.closed
-        front.look()
+        front.poll()
         if not look:
             # What is in arrays stays, and new arrays wait until the rest reads as zero.
             address = await hoarder.allocate(12 * MIB)
@@ -432,9 +432,9 @@ async def test_who_stops_to_hoard_is_forgiven(
     with mmap.mmap(client.descriptors[0], arena.size) as memory:
         for _ in range(2 * arenas_module.MOST_STRIKES):
             memory[8 * MIB : 12 * MIB] = b"y" * (4 * MIB)
-            front.look()
+            front.poll()
             await until(lambda: not front.arenas._punching)
-            front.look()
+            front.poll()
     assert (await client.query("status"))["sessions"] == 1
 
 

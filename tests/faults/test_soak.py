@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench import bench_soak
-from bench.soak_acts import ACTS
+from bench.load.hostile_clients import ACTS
 from tests.faults.fuzz_daemon import Sample
 
 # Those that stall the compiler or the device for seconds have tests of their own.

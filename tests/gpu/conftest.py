@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.driver import Gpu, missing
+from bench.gpu.instrumentation.driver import Gpu, missing
 from bench.gpu.record import cuda_device, keep
 from gpud.errors import DeviceLost
-from tests.gpu.world import OnDevice
+from tests.gpu.device_arrays import OnDevice
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
 

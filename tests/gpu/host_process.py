@@ -10,7 +10,7 @@ from typing import Any
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver
+from gpud.device.cuda.driver.calls import Driver
 from gpud.device.host import __main__ as host
 from gpud.device.spec import DeviceSpec
 from tests.driver_model import CPUDriver

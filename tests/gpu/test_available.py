@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import available, sanitize
-from bench.gpu.driver import check, missing
+from bench.gpu.instrumentation.driver import check, missing
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver
+from gpud.device.cuda.driver.calls import Driver
 from tests.driver_model import SteppedDriver
 from tests.gpu.conftest import OUTCOMES, leave_if_lost, outcomes
 

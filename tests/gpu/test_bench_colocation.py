@@ -6,8 +6,9 @@ import pytest
 
 import gpud_client as gc
 from bench.gpu.colocation import compared, line, mps, summary
+from bench.gpu.colocation_process import batch_of
 from bench.gpu.colocation_window import Seen, System, rate_of, window
-from bench.gpu.colocation_work import (
+from bench.gpu.workloads.colocation_work import (
     ENTRY,
     OFFLINE,
     ONLINE,
@@ -16,9 +17,8 @@ from bench.gpu.colocation_work import (
     sized_offline,
     sized_online,
 )
-from bench.gpu.peer import batch_of
 from gpud.compiler.pipeline import compile_program
-from gpud.compiler.ptxas import assemble, find_ptxas
+from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 
 
 def timer(blocks: int, loops: int) -> float:

@@ -12,21 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.gpu import driver, peer, rewrite_cost
-from bench.gpu.bare import Arrays, Persistent, loaded
-from bench.gpu.clock import GpuClock
+from bench.gpu import colocation_process, rewrite_cost
 from bench.gpu.colocation import measured_sizes
-from bench.gpu.colocation_work import Offline, Online, Sized
-from bench.gpu.driver import DriverError, Gpu
-from bench.gpu.programs import PROGRAMS, OneProgram
+from bench.gpu.instrumentation import driver
+from bench.gpu.instrumentation.bare_launch import Arrays, Persistent, loaded
+from bench.gpu.instrumentation.clock_sync import GpuClock
+from bench.gpu.instrumentation.driver import DriverError, Gpu
 from bench.gpu.record import keep
-from gpud.compiler.control_words import ONE_AT_A_TIME, Claims
+from bench.gpu.workloads.colocation_work import Offline, Online, Sized
+from bench.gpu.workloads.programs import PROGRAMS, OneProgram
+from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver
+from gpud.device.cuda.driver.calls import Driver
 from tests.conformance.suite import find, mismatches
 from tests.driver_model import CPUDriver
-from tests.gpu.native import run_native
+from tests.gpu.native_device import run_native
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +154,7 @@ def test_both_native_sides_serve(gpu: Gpu) -> None:
     task: dict[str, Any] = {
         "online": [Sized(4, 50).plain()] * 2, "offline": Sized(8, 200).plain(), "batch": 2,
     }  # fmt: skip
-    online, offline = peer.sides(task)
+    online, offline = colocation_process.sides(task)
     assert online is not None
     assert offline is not None
     offline.warm_up()

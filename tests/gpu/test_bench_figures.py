@@ -12,11 +12,11 @@ from bench import summary
 from bench.gpu import colocation, figures, release_latency, resize, rewrite_cost
 from bench.gpu.colocation import compared
 from bench.gpu.colocation_window import Seen
-from bench.gpu.colocation_work import OFFLINE, ONLINE
 from bench.gpu.record import keep, rounded
 from bench.gpu.shares import Held
-from bench.measure import Spread
-from tests.gpu.test_bench_stamps import made
+from bench.gpu.workloads.colocation_work import OFFLINE, ONLINE
+from bench.harness.timing import Spread
+from tests.gpu.test_bench_timestamps import made
 
 WHERE = {
     "gpu": "A GPU", "driver": "1.2", "release_path": "mapped",

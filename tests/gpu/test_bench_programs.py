@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bench.gpu.kernels import KERNELS
-from bench.gpu.programs import PROGRAMS, Launch, OneProgram
+from bench.gpu.workloads.kernels import KERNELS
+from bench.gpu.workloads.programs import PROGRAMS, Launch, OneProgram
 from gpud.compiler.pipeline import compile_program
-from gpud.compiler.ptxas import assemble, find_ptxas
+from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Form
 from gpud.device.job import Job, LaunchSpec

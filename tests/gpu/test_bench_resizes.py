@@ -8,7 +8,7 @@ import pytest
 from bench.gpu import random_resizes, resize
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite import find
-from tests.gpu.test_bench_stamps import cpu_clock, made
+from tests.gpu.test_bench_timestamps import cpu_clock, made
 
 
 def test_steps_settle_when_the_blocks_say_so() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.gpu.shares import Held, common_windows, measure, observed
-from tests.gpu.test_bench_stamps import made
+from tests.gpu.test_bench_timestamps import made
 
 
 def test_windows_lie_where_all_jobs_run() -> None:

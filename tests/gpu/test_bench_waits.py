@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.gpu import driver, waits
-from bench.gpu.driver import DriverError, Gpu, check
-from bench.gpu.holder import Holder
+from bench.gpu import waits
+from bench.gpu.instrumentation import driver
+from bench.gpu.instrumentation.busy_kernel import BusyKernel
+from bench.gpu.instrumentation.driver import DriverError, Gpu, check
 from gpud.device.cpu.device import CPUDevice
 from tests.driver_model import CPUDriver
 
@@ -27,7 +28,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 def test_a_call_that_returns_while_the_kernel_runs_does_not_wait(gpu: Gpu) -> None:
-    holder = Holder(gpu, PATIENT_S)
+    holder = BusyKernel(gpu, PATIENT_S)
     found = holder.tried(lambda: check(gpu.cu.cuMemAlloc(64)))
     assert not found["waits"]
     assert found["us"] > 0
@@ -38,7 +39,7 @@ def test_a_call_that_returns_while_the_kernel_runs_does_not_wait(gpu: Gpu) -> No
 
 
 def test_a_call_that_returns_when_the_kernel_is_over_waits(gpu: Gpu) -> None:
-    found = waits.calls(Holder(gpu, 0.05))
+    found = waits.calls(BusyKernel(gpu, 0.05))
     assert found["cuMemFree"]["waits"]
     assert found["cuMemFreeHost"]["waits"]
     assert {"cuMemHostAlloc", "cuModuleUnload", "cuStreamDestroy", "cuGreenCtxDestroy"} <= {*found}
@@ -49,11 +50,11 @@ def test_a_call_that_fails_says_so(gpu: Gpu) -> None:
     def fail() -> None:
         raise DriverError("no")
 
-    assert Holder(gpu, PATIENT_S).tried(fail)["error"] == "no"
+    assert BusyKernel(gpu, PATIENT_S).tried(fail)["error"] == "no"
 
 
 def test_a_look_at_a_word_takes_time(gpu: Gpu) -> None:
-    found = waits.looks(Holder(gpu, PATIENT_S), 20)
+    found = waits.looks(BusyKernel(gpu, PATIENT_S), 20)
     assert len(found) == 4
-    found |= waits.leaves(Holder(gpu, PATIENT_S))
+    found |= waits.leaves(BusyKernel(gpu, PATIENT_S))
     assert all(took > 0 for took in found.values())

@@ -1,6 +1,6 @@
 """Every driver function and constant that benchmarks and GPU tests name, in the real bindings.
 
-`tests/unit/cuda/test_driver.py` does the same for gpud's own device.
+`tests/unit/cuda/test_driver_calls.py` does the same for gpud's own device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cuda.bindings import driver as real
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
-    path for folder in ("bench/gpu", "tests/gpu") for path in (ROOT / folder).glob("*.py")
+    path for folder in ("bench/gpu", "tests/gpu") for path in (ROOT / folder).rglob("*.py")
 )
 FUNCTION = re.compile(r"cu[A-Z]\w+")
 TYPE = re.compile(r"CU[a-z]\w+")

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.driver import Gpu
+from bench.gpu.instrumentation.driver import Gpu
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import KernelRejected
-from tests.conformance.fenced import Fenced
+from tests.conformance.fenced_device import Fenced
 from tests.conformance.runner import LoadedCase, Run, headers_installed, straight
 from tests.conformance.suite import CASES, Case, Results, differences_between, mismatches
 from tests.conformance.suite.case import Form
-from tests.gpu.comparing import differences
-from tests.gpu.native import run_native
-from tests.gpu.world import captured
+from tests.gpu.comparison import differences
+from tests.gpu.device_arrays import captured
+from tests.gpu.native_device import run_native
 
 REWRITTEN: tuple[Form, ...] = ("persistent", "sliced", "whole")
 

@@ -8,8 +8,8 @@ import pytest
 
 from gpud.device.cpu.device import CPUDevice
 from tests.faults.out_of_bounds.accesses import ACCESSES
-from tests.gpu.arena_world import ArenaWorld
-from tests.gpu.test_comparing import Device
+from tests.gpu.bounds_checker import BoundsChecker
+from tests.gpu.test_comparison import Device
 
 PARTS = 12
 FEW = [one for one in ACCESSES if one.name in ("st.global.u32", "ld.u64", "atom.global.add.u32")]
@@ -19,14 +19,14 @@ FEW = [one for one in ACCESSES if one.name in ("st.global.u32", "ld.u64", "atom.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_accesses_out_of_the_arena_are_refused_and_reported(cuda: Any, part: int) -> None:
-    cases, problems = ArenaWorld(cuda).campaign(ACCESSES[part::PARTS], 20 + part)
+    cases, problems = BoundsChecker(cuda).campaign(ACCESSES[part::PARTS], 20 + part)
     assert problems == []
     assert cases >= len(ACCESSES[part::PARTS])
 
 
 def test_the_same_on_the_cpu_device() -> None:
     with CPUDevice(1) as cpu:
-        cases, problems = ArenaWorld(Device(cpu)).campaign(
+        cases, problems = BoundsChecker(Device(cpu)).campaign(
             FEW, 8
         )  # one of its arguments is negative
     assert problems == []
@@ -36,14 +36,14 @@ def test_the_same_on_the_cpu_device() -> None:
 def test_a_missing_fence_is_seen() -> None:
     stores = [one for one in ACCESSES if one.name == "st.global.u32"]
     with CPUDevice(1) as cpu:
-        world = ArenaWorld(Device(cpu), fenced=False)
+        world = BoundsChecker(Device(cpu), fenced=False)
         seed = next(s for s in range(99) if _hits_a_neighbour(world, stores, s))
         _, problems = world.campaign(stores, seed)
     assert any("instead of IllegalAddress" in problem for problem in problems)
     assert any("neighbour" in problem for problem in problems)
 
 
-def _hits_a_neighbour(world: ArenaWorld, accesses: list[Any], seed: int) -> bool:
+def _hits_a_neighbour(world: BoundsChecker, accesses: list[Any], seed: int) -> bool:
     """Whether the only case of a seed stays in the three arenas: nothing else may be written."""
     import random
 

@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import driver, release_latency, resize
-from bench.gpu.driver import Gpu
-from gpud.compiler.control_words import Claims
+from bench.gpu import release_latency, resize
+from bench.gpu.instrumentation import driver
+from bench.gpu.instrumentation.driver import Gpu
+from gpud.compiler.abi.control_words import Claims
 from gpud.device.cpu.device import CPUDevice
 from gpud.units import Partitions
 from tests.conformance.runner import LoadedCase
 from tests.conformance.stress import stress
 from tests.conformance.suite import differences_between, find
 from tests.driver_model import CPUDriver
-from tests.gpu.native import run_native
-from tests.gpu.test_bench_stamps import cpu_clock
+from tests.gpu.device_arrays import OnDevice
+from tests.gpu.native_device import run_native
+from tests.gpu.test_bench_timestamps import cpu_clock
 from tests.gpu.test_conformance import check, results
 from tests.gpu.test_partitions import alone_on_its_sms
-from tests.gpu.world import OnDevice
 
 OTHERS = ("write_value", "copy", "memset")
 CASES = ("saxpy", "lookback_scan", "generations")
@@ -49,7 +50,7 @@ PATHS = ["mapped", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS
 @pytest.fixture(params=PATHS)
 def cuda(request: pytest.FixtureRequest, fake: CPUDriver) -> Iterator[Any]:
     device = pytest.importorskip("gpud.device.cuda.device", reason="there is no CUDA device yet")
-    calls = pytest.importorskip("gpud.device.cuda.driver")
+    calls = pytest.importorskip("gpud.device.cuda.driver.calls")
     with device.CUDADevice(0, release=request.param, driver=calls.Driver(fake)) as one:
         yield one
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpud.device.job import Job, LaunchSpec
 from tests.conformance.test_named_sms import SOURCE
-from tests.unit.cpu.running import OPEN, TIMEOUT_S, pointer, rewritten, until, words
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, until, words
 
 THREADS = 1024
 

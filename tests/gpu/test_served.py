@@ -21,8 +21,8 @@ import pytest
 import gpud_client as gc
 from gpud.wire import messages as wm
 from tests.gpu.host_process import MEMORY_BYTES
-from tests.gpu.served import TIMEOUT_S, Served
-from tests.unit.cpu.running import until
+from tests.gpu.served_daemon import TIMEOUT_S, Served
+from tests.unit.cpu.device_helpers import until
 
 SOURCE = r"""
 extern "C" __global__ void add(int* x, int value) {

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpud.config import Config, load
-from gpud.server.access import Peer, peer_of
+from gpud.server.clients.access import Peer, peer_of
 from gpud.server.daemon import Daemon
 from gpud.wire import messages as wm
-from gpud.wire.codec import FrameDecoder
-from gpud.wire.table import Sender
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
 from tests.fake_host.host import FakeHost
-from tests.fake_host.incoming import incoming
+from tests.fake_host.receive import incoming
 
 _T = TypeVar("_T")
 TIMEOUT_S = 20.0

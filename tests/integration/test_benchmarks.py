@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from bench import bench_fences, bench_persistent_cost, bench_pocl
-from bench.arrays import Arrays
-from bench.cpu_side import CPUSide
-from bench.measure import interleave, ratios, spread
-from bench.opencl_side import OpenCLSide, PoCL, missing_pocl
-from bench.pairs import PAIRS, Pair, Problem, wrong
-from bench.workloads import WORKLOADS, Workload
+from bench.harness.arrays import Arrays
+from bench.harness.timing import interleave, ratios, spread
+from bench.harness.workloads import WORKLOADS, Workload
+from bench.kernel_pairs import PAIRS, Pair, Problem, wrong
+from bench.kernel_pairs.cpu_side import CPUSide
+from bench.kernel_pairs.opencl_side import OpenCLSide, PoCL, missing_pocl
 from gpud.device.cpu.device import CPUDevice
 from tests.conformance.suite import find
 

@@ -14,7 +14,7 @@ import pytest
 
 import gpud_client as gc
 from tests.conformance.suite import find
-from tests.unit.cpu.running import until
+from tests.unit.cpu.device_helpers import until
 
 TIMEOUT_S = 60.0
 
@@ -237,7 +237,7 @@ def test_a_block_shape_that_cannot_loop_runs_sliced(gpu: gc.Session) -> None:
     assert kernel.module.symbol("calls", np.uint32, ()).get() == 2 * blocks
     with pytest.raises(gc.KernelTrap) as caught:
         kernel.submit(blocks, (48, 2), (sums, 1)).result(30)
-    assert caught.value.kernel == "rows"  # and not its twin's name
+    assert caught.value.kernel == "rows"  # and not its variant's name
     assert caught.value.task_block is not None  # as sliced form has it
 
 

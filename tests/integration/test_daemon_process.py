@@ -22,9 +22,9 @@ import pytest
 
 from gpud.errors import ConnectionLost
 from gpud.wire import messages as wm
-from gpud.wire.codec import FrameDecoder
-from gpud.wire.table import Sender
-from gpud_client.address import connected
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
+from gpud_client.connection.daemon_socket import connect_socket
 from tests.integration.daemon_world import PTX, launch
 
 TIMEOUT_S = 60.0
@@ -249,7 +249,7 @@ def test_a_signal_drains(daemon: Process, number: signal.Signals) -> None:
         client.submit(2, spin, address)
         assert client.expect(wm.Finished).error["code"] == "draining"
         with pytest.raises(ConnectionLost, match=rf"\(pid {process.pid}\) is ending"):
-            connected(daemon.path)
+            connect_socket(daemon.path)
         hosts = children(process.pid)
         assert hosts
         memory[:4] = b"\1\0\0\0"

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from gpud.errors import LaunchConfigError
 from gpud.wire import messages as wm
-from gpud.wire.codec import frame
+from gpud.wire.framing import frame
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until
 
@@ -560,7 +560,7 @@ async def test_a_kernel_whose_name_no_host_would_read_is_refused(world: World) -
 async def test_launches_that_no_host_would_read_are_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpud.server.submission._MOST_CHAIN_BYTES", 1000)
+    monkeypatch.setattr("gpud.server.clients.submission._MOST_CHAIN_BYTES", 1000)
     client = await world.client()
     module = await client.kernel()
     client.submit(1, module, launches=[launch(module)] * 50)

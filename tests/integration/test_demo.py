@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpud.demo.allocations import changes_in, trace_problems
-from gpud.demo.colocation import Scene, Sizes, open_scene
-from gpud.demo.kernels import OFFLINE
-from gpud.demo.offline import Sized
-from gpud.demo.program import LANES, POLICIES
+from gpud.demo.allocation_trace import changes_in, trace_problems
+from gpud.demo.cli import LANES, POLICIES
+from gpud.demo.colocation import Experiment, Sizes, open_experiment
+from gpud.demo.offline_client import Sized
+from gpud.demo.offline_kernels import OFFLINE
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,15 +58,15 @@ def test_a_wrong_argument_is_a_usage_error(wrong: tuple[str, ...]) -> None:
 
 
 @pytest.fixture(scope="module")
-def scene() -> Iterator[Scene]:
+def experiment() -> Iterator[Experiment]:
     sizes = Sizes(tuple(Sized(kind, 8, 64, 1e-4, 1e-4) for kind in OFFLINE), layers=2)
-    with open_scene("cpu:2", "reservations", sizes) as one:
+    with open_experiment("cpu:2", "reservations", sizes) as one:
         yield one
 
 
-def test_a_window_counts_what_was_done_in_it(scene: Scene) -> None:
+def test_a_window_counts_what_was_done_in_it(experiment: Experiment) -> None:
     arrivals = [0.0, 0.05, 0.051, 0.2]
-    window = scene.watch("together", 0.3, arrivals, offline=True)
+    window = experiment.watch("together", 0.3, arrivals, offline=True)
     assert window.problems == []
     assert len(window.answers.latencies_s) == len(window.answers.run_s) == len(arrivals)
     assert min(window.answers.latencies_s) > 0
@@ -76,19 +76,19 @@ def test_a_window_counts_what_was_done_in_it(scene: Scene) -> None:
     assert min(window.jobs.values()) > 1
 
 
-def test_a_window_without_offline_work_has_no_rates(scene: Scene) -> None:
-    window = scene.watch("alone", 0.1, [0.0], offline=False)
+def test_a_window_without_offline_work_has_no_rates(experiment: Experiment) -> None:
+    window = experiment.watch("alone", 0.1, [0.0], offline=False)
     assert (window.rates, window.problems, len(window.answers.run_s)) == ({}, [], 1)
 
 
-def test_lost_doubled_and_wrong_work_is_noticed(scene: Scene) -> None:
+def test_lost_doubled_and_wrong_work_is_noticed(experiment: Experiment) -> None:
     """Counts and results are spoilt between two windows, as a fault of the daemon's would."""
-    for client in scene._offline:
+    for client in experiment._offline:
         client._arguments[-1].numpy()[3] += 1
         assert client._first is not None
         client._first.view("u1").flat[5] ^= 1
-    scene._online._slots[0].served[7] += 1
-    window = scene.watch("spoilt", 0.1, [0.0], offline=True)
+    experiment._online._slots[0].served[7] += 1
+    window = experiment.watch("spoilt", 0.1, [0.0], offline=True)
     for kind in OFFLINE:
         said = [text for text in window.problems if text.startswith(kind.name)]
         assert any("0 task blocks ran too seldom, 1 too often" in text for text in said)

@@ -21,7 +21,7 @@ from gpud.errors import (
     UnknownName,
     from_wire,
 )
-from tests.unit.host.peer import GATE, RUNS, Peer, Session, row
+from tests.unit.host.front_peer import GATE, RUNS, Peer, Session, row
 
 TOTAL = 12  # task blocks of `Session.gated`
 

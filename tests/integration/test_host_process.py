@@ -13,9 +13,9 @@ import pytest
 from gpud.compiler.pipeline import compile_program
 from gpud.device.host import messages as m
 from gpud.errors import IllegalAddress, from_wire
-from gpud.wire.codec import frame
-from tests.unit.cpu.running import rewritten
-from tests.unit.host.peer import SOURCE, TIMEOUT_S, Peer, Session, row
+from gpud.wire.framing import frame
+from tests.unit.cpu.device_helpers import rewritten
+from tests.unit.host.front_peer import SOURCE, TIMEOUT_S, Peer, Session, row
 
 
 def test_a_message_that_is_none_is_answered_and_the_host_goes_on() -> None:

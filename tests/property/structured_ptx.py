@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.property.structured import (
+from tests.property.structured_kernels import (
     DEPTH,
     GROUPS,
     KEPT,

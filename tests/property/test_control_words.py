@@ -1,4 +1,4 @@
-"""Properties of the control words' layout and dividers (gpud.compiler.control_words)."""
+"""Properties of the control words' layout and dividers (gpud.compiler.abi.control_words)."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpud.compiler import control_words as words
-from gpud.compiler.dividers import coordinates, divide, divider
+from gpud.compiler.abi import control_words as words
+from gpud.compiler.abi.fast_division import coordinates, divide, divider
 
 DIVISORS = st.one_of(
     st.integers(1, 2**31 - 1),

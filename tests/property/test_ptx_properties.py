@@ -14,7 +14,7 @@ from gpud.compiler.ptx.model import Function, Module, Scope
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.errors import CallerError
-from tests.compiler.ptx_samples import EVERYTHING
+from tests.compiler.support.ptx_samples import EVERYTHING
 from tests.property.ptx_trees import modules
 
 SLOW = settings(

@@ -1,8 +1,8 @@
 """The scheduler's properties over random histories, and faults that each of them catches.
 
-Three ways to the same world (`tests.property.scheduler_world`): Hypothesis chooses what happens,
-and shrinks what fails; long histories come from seeds; and histories of schedulers with a planted
-fault, in which the property that the fault breaks must be the one that is reported.
+Three ways to the same world (`tests.property.scheduler_simulation`): Hypothesis chooses what
+happens, and shrinks what fails; long histories come from seeds; and histories of schedulers with a
+planted fault, in which the property that the fault breaks must be the one that is reported.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpud.core import commands as out
 from gpud.core import events as ev
-from gpud.core.board import Board
+from gpud.core.device import DeviceRecord
 from gpud.core.events import LaunchShape
 from gpud.core.job import JobRecord
+from gpud.core.job_table import JobTable
 from gpud.core.lifecycles import JobInput
-from gpud.core.lives import Lives
 from gpud.core.policies.reservations import Reservations
-from gpud.core.reasons import waiting_reason
 from gpud.core.replay import replay, write_header
 from gpud.core.scheduler import Scheduler, Settings
 from gpud.core.timers import Timer
+from gpud.core.wait_reasons import waiting_reason
 from gpud.units import JobId
-from tests.property.scheduler_random import OCCUPANCIES, SHARES, history, random_settings
-from tests.property.scheduler_world import CHECKS, Broken, World
+from tests.property.scheduler_fuzz import OCCUPANCIES, SHARES, history, random_settings
+from tests.property.scheduler_simulation import CHECKS, Broken, World
 
 ROOT = Path(__file__).parents[2]
 MANY = 10**6
@@ -198,8 +198,8 @@ class Histories(RuleBasedStateMachine):
         """What the server reads at any time does not fail."""
         if hasattr(self, "world"):
             for job in self.world.scheduler.jobs.values():
-                board = self.world.scheduler.devices[job.device]
-                assert (waiting_reason(job, board) is None) is (
+                device = self.world.scheduler.devices[job.device]
+                assert (waiting_reason(job, device) is None) is (
                     str(job.state) in ("running", "ending")
                 )
 
@@ -279,15 +279,15 @@ def test_equal_logs_give_equal_commands_in_another_process_with_another_hash_see
 class TakesWhatIsNotThere(Reservations):
     """An online job starts though too little is released for it."""
 
-    def make_room(self, board: Board, amount: int) -> bool:
-        return super().make_room(board, max(1, amount // 2))
+    def make_room(self, device: DeviceRecord, amount: int) -> bool:
+        return super().make_room(device, max(1, amount // 2))
 
 
 class RoundsQuotasUp(Reservations):
     """A quota holds the slice that it does not quite hold."""
 
-    def size(self, job: JobRecord, board: Board) -> Any:
-        error = super().size(job, board)
+    def size(self, job: JobRecord, device: DeviceRecord) -> Any:
+        error = super().size(job, device)
         if job.quota is not None:
             job.quota_slices = job.most = job.quota_slices + 1
         return error
@@ -296,38 +296,38 @@ class RoundsQuotasUp(Reservations):
 class ForgetsWhatIsHeld(Reservations):
     """Offline jobs take what is not allocated, though blocks still hold it."""
 
-    def share_out(self, board: Board) -> bool:
-        while board.waiting and not board.waiting[0][2].whole:
-            job = board.waiting[0][2]
-            slices = min(job.most, board.free // job.slice)
+    def distribute(self, device: DeviceRecord) -> bool:
+        while device.waiting and not device.waiting[0][2].whole:
+            job = device.waiting[0][2]
+            slices = min(job.most, device.free // job.slice)
             if slices < 1:
                 break
-            board.start(job, slices)
-        return super().share_out(board)
+            device.start(job, slices)
+        return super().distribute(device)
 
 
 class GrowsTooEarly(Reservations):
     """A job grows though its blocks that were told to leave have not."""
 
-    def share_out(self, board: Board) -> bool:
-        for entry in list(board.shrinkable):
+    def distribute(self, device: DeviceRecord) -> bool:
+        for entry in list(device.shrinkable):
             job = entry[2]
-            slices = min(job.most - job.slices, board.physically_free // job.slice)
-            if slices > 0 and not job.exhausted and job.id not in board.resized:
-                board.give(job, job.slices + slices)
-        return super().share_out(board)
+            slices = min(job.most - job.slices, device.physically_free // job.slice)
+            if slices > 0 and not job.exhausted and job.id not in device.resized:
+                device.resize(job, job.slices + slices)
+        return super().distribute(device)
 
 
 class TakesFromOnline(Reservations):
     """An online job gives way to another one."""
 
-    def make_room(self, board: Board, amount: int) -> bool:
-        if super().make_room(board, amount):
+    def make_room(self, device: DeviceRecord, amount: int) -> bool:
+        if super().make_room(device, amount):
             return True
-        for job in list(board.jobs.values()):
-            fixed = job.whole or job.exclusive or job in board.starting
+        for job in list(device.jobs.values()):
+            fixed = job.whole or job.exclusive or job in device.starting
             if job.online and job.live and job.slices > 1 and not fixed:
-                board.give(job, job.slices - 1)
+                device.resize(job, job.slices - 1)
                 return False
         return False
 
@@ -335,30 +335,30 @@ class TakesFromOnline(Reservations):
 class Oversleeps(Reservations):
     """Room is shared out only when a job is waiting online."""
 
-    def settle(self, board: Board) -> None:
-        if board.waiting_online or not board.allocated:
-            super().settle(board)
+    def rebalance(self, device: DeviceRecord) -> None:
+        if device.waiting_online or not device.allocated:
+            super().rebalance(device)
 
 
 class NeverGrows(Reservations):
     """Jobs start, and keep what they started with."""
 
-    def share_out(self, board: Board) -> bool:
-        while board.waiting:
-            job = board.waiting[0][2]
-            slices = max(job.least, min(job.most, board.physically_free // job.slice))
-            if slices * job.slice > board.physically_free or (job.whole and board.waiting_online):
+    def distribute(self, device: DeviceRecord) -> bool:
+        while device.waiting:
+            job = device.waiting[0][2]
+            slices = max(job.least, min(job.most, device.physically_free // job.slice))
+            if slices * job.slice > device.physically_free or (job.whole and device.waiting_online):
                 break
-            board.start(job, slices)
+            device.start(job, slices)
         return False
 
 
 class SetsTooManyApart(Reservations):
     """As many SMs as there are can be jobs' own, whatever the device said."""
 
-    def settle(self, board: Board) -> None:
-        board.partitions = board.partitions._replace(most=board.sms or 0)
-        super().settle(board)
+    def rebalance(self, device: DeviceRecord) -> None:
+        device.partitions = device.partitions._replace(most=device.sms or 0)
+        super().rebalance(device)
 
 
 class Moody(Reservations):
@@ -366,8 +366,8 @@ class Moody(Reservations):
 
     moods = count()
 
-    def size(self, job: JobRecord, board: Board) -> Any:
-        error = super().size(job, board)
+    def size(self, job: JobRecord, device: DeviceRecord) -> Any:
+        error = super().size(job, device)
         if not job.online and not job.whole and next(self.moods) % 3 == 0:
             job.most = 1
         return error
@@ -396,15 +396,15 @@ class Faulty(Scheduler):
         return commands
 
 
-class ForgetsStreams(Lives):
+class ForgetsStreams(JobTable):
     """A job does not wait for the one before it in its stream."""
 
-    def _check_turn(self, job: JobRecord) -> None:
+    def _check_dependencies(self, job: JobRecord) -> None:
         job.stream_prev = None
-        super()._check_turn(job)
+        super()._check_dependencies(job)
 
 
-class ForgetsFollowers(Lives):
+class ForgetsFollowers(JobTable):
     """Who follows a job that has ended is not told."""
 
     def ended(self, job: JobRecord, by: JobInput, error: Any = None) -> None:
@@ -416,18 +416,18 @@ class BelievesTheDead(Scheduler):
     """What one host had, the next one is thought to have."""
 
     def _device_ready(self, event: ev.DeviceReady) -> None:
-        board = self.devices.get(event.device)
-        if board is not None:
-            board.losses = 0
+        device = self.devices.get(event.device)
+        if device is not None:
+            device.host_generation = 0
         super()._device_ready(event)
 
 
-class AsksNobody(Lives):
+class AsksNobody(JobTable):
     """What a job needs is asked for only when its device comes up."""
 
-    def _check_turn(self, job: JobRecord) -> None:
+    def _check_dependencies(self, job: JobRecord) -> None:
         asked = len(self.out)
-        super()._check_turn(job)
+        super()._check_dependencies(job)
         self.out[asked:] = [c for c in self.out[asked:] if not isinstance(c, out.PrepareJob)]
 
 
@@ -474,10 +474,10 @@ def under(policy: type[Reservations]) -> Callable[[], Scheduler]:
     return make
 
 
-def living(lives: type[Lives]) -> Callable[[], Scheduler]:
+def with_job_table(job_table: type[JobTable]) -> Callable[[], Scheduler]:
     def make() -> Scheduler:
         scheduler = Scheduler(Settings(grace_ns=200))
-        scheduler.lives.__class__ = lives
+        scheduler.job_table.__class__ = job_table
         return scheduler
 
     return make
@@ -499,9 +499,9 @@ FAULTS: list[tuple[Callable[[], Scheduler], set[str]]] = [
     (lambda: StartsAgain(Settings(grace_ns=200)), {"once"}),
     (lambda: Murders(Settings(grace_ns=200)), {"once"}),
     (lambda: BelievesTheDead(Settings(grace_ns=200)), {"prepared"}),
-    (living(AsksNobody), {"awake"}),
-    (living(ForgetsStreams), {"order", "awake"}),
-    (living(ForgetsFollowers), {"awake"}),
+    (with_job_table(AsksNobody), {"awake"}),
+    (with_job_table(ForgetsStreams), {"order", "awake"}),
+    (with_job_table(ForgetsFollowers), {"awake"}),
     (lambda: TooHopeful(Settings(grace_ns=200)), {"books"}),
 ]
 

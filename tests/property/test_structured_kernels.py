@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.codegen import kernel as codegen
-from gpud.device.cpu.codegen import prepare as preparing
-from gpud.device.cpu.codegen.recompute import Recomputable
+from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
+from gpud.device.cpu.codegen.preparation import pipeline as preparing
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Memory
 from gpud.device.job import Form, Job, LaunchSpec
-from tests.property.structured import KEPT, Generator, Kernel, Statement
-from tests.property.structured_machine import Machine
+from tests.property.structured_interpreter import Machine
+from tests.property.structured_kernels import KEPT, Generator, Kernel, Statement
 from tests.property.structured_ptx import to_ptx
 
 EXAMPLES = int(os.environ.get("GPUD_STRUCTURED_KERNELS", "12"))
@@ -96,7 +96,7 @@ def test_keeping_every_register_changes_nothing(
     kernel = Generator(Random(seed), 12).kernel()
     check(device, kernel, rewrite=False)
     with monkeypatch.context() as without:
-        without.setattr(Recomputable, "_candidates", lambda *_: {})
+        without.setattr(Rematerializable, "_candidates", lambda *_: {})
         check(device, kernel, rewrite=False)
     with monkeypatch.context() as without:
         without.setattr(codegen, "split_inductions", lambda *_: None)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpud.compiler.worker_messages import COMPILE_PROTOCOL
+from gpud.compiler.worker.messages import COMPILE_PROTOCOL
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import FrameError, ProtocolError
-from gpud.wire import kinds
-from gpud.wire.codec import HEADER_BYTES, FrameDecoder
-from gpud.wire.kinds import Kind
+from gpud.wire import field_types as ft
+from gpud.wire.field_types import FieldType
+from gpud.wire.framing import HEADER_BYTES, FrameDecoder
+from gpud.wire.message_table import MessageTable, Sender
 from gpud.wire.messages import CLIENT_PROTOCOL
-from gpud.wire.table import Sender, Table
 
 TABLES = (CLIENT_PROTOCOL, HOST_PROTOCOL, COMPILE_PROTOCOL)
 MESSAGES = [
@@ -36,37 +36,37 @@ PLAIN = st.recursive(
 )
 
 
-def values(kind: Kind) -> st.SearchStrategy[Any]:
+def values(kind: FieldType) -> st.SearchStrategy[Any]:
     """Valid values of a kind, from nothing but its declaration."""
     match kind:
-        case kinds._Uint(least, most):
+        case ft._Uint(least, most):
             edges = st.sampled_from([least, most])
             return edges | st.integers(least, most)
-        case kinds._Text(most):
+        case ft._Text(most):
             return st.text(st.characters(exclude_categories=["Cs"]), max_size=min(most, 40))
-        case kinds._Blob(most):
+        case ft._Blob(most):
             return st.binary(max_size=min(most, 40))
-        case kinds._Flag():
+        case ft._Flag():
             return st.booleans()
-        case kinds._Choice(names):
+        case ft._Choice(names):
             return st.sampled_from(names)
-        case kinds._Optional(inner):
+        case ft._Optional(inner):
             return st.none() | values(inner)
-        case kinds._Listed(inner, least, most):
+        case ft._Listed(inner, least, most):
             size = min(most, least + 3)
             return st.lists(values(inner), min_size=least, max_size=size).map(tuple)
-        case kinds._Pair(first, second):
+        case ft._Pair(first, second):
             return st.tuples(values(first), values(second))
-    assert isinstance(kind, kinds._Plain)
+    assert isinstance(kind, ft._Plain)
     return PLAIN
 
 
-def messages(table: Table, cls: type[Any]) -> st.SearchStrategy[Any]:
-    fields = [values(field.kind) for field in table.shape(cls).fields]
+def messages(table: MessageTable, cls: type[Any]) -> st.SearchStrategy[Any]:
+    fields = [values(field.kind) for field in table.schema(cls).fields]
     return st.tuples(*fields).map(cls._make)
 
 
-def outcome(table: Table, body: bytes, sender: Sender) -> tuple[Any, ProtocolError | None]:
+def outcome(table: MessageTable, body: bytes, sender: Sender) -> tuple[Any, ProtocolError | None]:
     """What `decode` returns, and the one kind of error that it may raise."""
     try:
         return table.decode(body, sender), None
@@ -77,12 +77,12 @@ def outcome(table: Table, body: bytes, sender: Sender) -> tuple[Any, ProtocolErr
 @pytest.mark.parametrize(("table", "cls"), MESSAGES)
 @settings(max_examples=50)
 @given(data=st.data())
-def test_round_trip(table: Table, cls: type[Any], data: st.DataObject) -> None:
+def test_round_trip(table: MessageTable, cls: type[Any], data: st.DataObject) -> None:
     sent = data.draw(messages(table, cls))
-    sender = table.shape(cls).sender
+    sender = table.schema(cls).sender
     assert sender is not None
     frame = table.encode(sent)
-    most = table.shape(cls).most_bytes
+    most = table.schema(cls).most_bytes
     assert most is None or len(frame) <= most
     found = table.decode(frame[HEADER_BYTES:], sender)
     assert found == sent
@@ -93,23 +93,25 @@ def test_round_trip(table: Table, cls: type[Any], data: st.DataObject) -> None:
 @pytest.mark.parametrize(("table", "cls"), MESSAGES)
 @settings(max_examples=50)
 @given(data=st.data())
-def test_one_field_that_is_anything(table: Table, cls: type[Any], data: st.DataObject) -> None:
+def test_one_field_that_is_anything(
+    table: MessageTable, cls: type[Any], data: st.DataObject
+) -> None:
     """A message with any value in any place is read, or refused with the name of that field."""
     sent = data.draw(messages(table, cls))
-    shape = table.shape(cls)
+    schema = table.schema(cls)
     place = data.draw(st.integers(0, len(sent) - 1))
     wrong = list(sent)
     wrong[place] = data.draw(PLAIN)
-    body = msgpack.packb([shape.code, *wrong])
-    assert shape.sender is not None
-    found, error = outcome(table, body, shape.sender)
+    body = msgpack.packb([schema.code, *wrong])
+    assert schema.sender is not None
+    found, error = outcome(table, body, schema.sender)
     if error is None:
         assert type(found) is cls
     else:
-        assert f"field {shape.fields[place].name} of {cls.__name__}" in str(error)
-        if place and shape.numbered == "request":
+        assert f"field {schema.fields[place].name} of {cls.__name__}" in str(error)
+        if place and schema.numbered == "request":
             assert error.request == sent[0]
-        if place and shape.numbered == "job":
+        if place and schema.numbered == "job":
             assert error.job == sent[0]
 
 
@@ -126,7 +128,7 @@ def test_total(body: bytes) -> None:
 def test_changed_bytes(data: st.DataObject) -> None:
     """A message with bytes changed, cut off or put in is a message or a ProtocolError."""
     cls = data.draw(st.sampled_from(list(CLIENT_PROTOCOL.codes)))
-    sender = CLIENT_PROTOCOL.shape(cls).sender
+    sender = CLIENT_PROTOCOL.schema(cls).sender
     assert sender is not None
     body = bytearray(CLIENT_PROTOCOL.encode(data.draw(messages(CLIENT_PROTOCOL, cls)))[4:])
     start = data.draw(st.integers(0, len(body)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpud.device.interface import Device
 from gpud.device.job import Job, LaunchSpec
-from tests.unit.cpu.running import TIMEOUT_S, rewritten
+from tests.unit.cpu.device_helpers import TIMEOUT_S, rewritten
 
 __all__ = ["ALL_LINES", "ARENA", "EACH", "HOSTILE", "SAID", "SOURCE", "load", "run"]
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ABOVE = "gpud"  # anything of gpud's
 BELOW_DEVICES = ("gpud.units", "gpud.errors", "gpud.compiler", "gpud.device.interface")
 SAME = (  # for all devices
-    "gpud.device.claims", "gpud.device.faults", "gpud.device.output", "gpud.device.reach",
+    "gpud.device.claim_size", "gpud.device.faults", "gpud.device.printf", "gpud.device.readable",
 )  # fmt: skip
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.units": (),
@@ -26,11 +26,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.wire": ("gpud.units", "gpud.errors", "msgpack"),
     "gpud.core": ("gpud.units", "gpud.errors"),
     "gpud.compiler": ("gpud.units", "gpud.errors"),
-    "gpud.compiler.nvrtc": ("gpud.compiler", "gpud.errors", "cuda"),
-    "gpud.compiler.cuda_headers": ("cuda",),
+    "gpud.compiler.toolchain.nvrtc": ("gpud.compiler", "gpud.errors", "cuda"),
+    "gpud.compiler.toolchain.cuda_headers": ("cuda",),
     # The process that compiles for the daemon talks to it as the device hosts do.
-    "gpud.compiler.worker": ("gpud.compiler", "gpud.errors", "gpud.wire"),
-    "gpud.compiler.worker_messages": ("gpud.wire",),
+    "gpud.compiler.worker.main": ("gpud.compiler", "gpud.errors", "gpud.wire"),
+    "gpud.compiler.worker.messages": ("gpud.wire",),
     # NumPy's array type in signatures only: test_imports.py holds that nothing heavy is loaded.
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
@@ -118,16 +118,16 @@ def test_dependencies_point_one_way(module: str, path: Path) -> None:
         ("gpud.core.scheduler", "from gpud.compiler import pipeline"),
         ("gpud.core.scheduler", "import asyncio"),
         ("gpud.core.scheduler", "def f():\n    from time import monotonic_ns"),
-        ("gpud.compiler.passes.claim", "from gpud.device.cpu import lower"),
-        ("gpud.compiler.passes.claim", "import numpy as np"),
-        ("gpud.compiler.passes.claim", "from cuda.bindings import nvrtc"),
+        ("gpud.compiler.passes.forms.claim", "from gpud.device.cpu import lower"),
+        ("gpud.compiler.passes.forms.claim", "import numpy as np"),
+        ("gpud.compiler.passes.forms.claim", "from cuda.bindings import nvrtc"),
         ("gpud.compiler.cache", "import time"),
         ("gpud.device.interface", "from .cpu import driver"),
         ("gpud.device.cpu.driver", "import cupy"),
-        ("gpud.device.cuda.driver", "from gpud.device import cpu"),
+        ("gpud.device.cuda.driver.calls", "from gpud.device import cpu"),
         ("gpud_client.session", "from gpud.core import scheduler"),
-        ("gpud.server.listener", "import gpud_client"),
-        ("gpud.server.listener", "import tests.conformance"),
+        ("gpud.server.ipc.listener", "import gpud_client"),
+        ("gpud.server.ipc.listener", "import tests.conformance"),
     ],
 )
 def test_the_checker_sees_a_planted_import(module: str, statement: str) -> None:
@@ -138,10 +138,10 @@ def test_the_checker_sees_a_planted_import(module: str, statement: str) -> None:
     ("module", "statement"),
     [
         ("gpud.core.scheduler", "from gpud.units import CapSM"),
-        ("gpud.compiler.passes.claim", "from ..ptx import model"),
+        ("gpud.compiler.passes.forms.claim", "from ...ptx import model"),
         ("gpud.device.cpu.driver", "from gpud.device import interface"),
-        ("gpud_client.session", "import gpud.wire.codec"),
-        ("gpud.server.listener", "import asyncio, uvloop"),
+        ("gpud_client.session", "import gpud.wire.framing"),
+        ("gpud.server.ipc.listener", "import asyncio, uvloop"),
     ],
 )
 def test_the_checker_allows_what_flows_down(module: str, statement: str) -> None:

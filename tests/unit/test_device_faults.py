@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpud.compiler.fault_record import FaultKind, FaultRecord
+from gpud.compiler.abi.fault_record import FaultKind, FaultRecord
 from gpud.device.faults import error_of, printable
-from gpud.device.reach import TEXT_LIMIT_BYTES, UNREADABLE, Reach
+from gpud.device.readable import TEXT_LIMIT_BYTES, UNREADABLE, ReadableRanges
 from gpud.errors import IllegalAddress, KernelTrap, from_wire
 
 TEXT = b"first\0second\0" + b"x" * 1000 + b"\0tail"
@@ -24,7 +24,7 @@ class Memory:
     def __init__(self, data: bytes = TEXT, base: int = BASE) -> None:
         self.data = data
         self.base = base
-        self.reach = Reach([(base, len(data))], self.read)
+        self.reach = ReadableRanges([(base, len(data))], self.read)
 
     def read(self, address: int, size: int) -> bytes:
         start = address - self.base
@@ -74,13 +74,13 @@ def test_nothing_outside_the_ranges_is_read(address: int, size: int) -> None:
 def test_by_default_it_reads_this_process() -> None:
     buffer = ctypes.create_string_buffer(b"here")
     address = ctypes.addressof(buffer)
-    assert Reach([(address, 5)]).text_at(address) == b"here"
-    assert Reach([(address, 4)]).text_at(address) is None
+    assert ReadableRanges([(address, 5)]).text_at(address) == b"here"
+    assert ReadableRanges([(address, 4)]).text_at(address) is None
 
 
 RECORD = FaultRecord(FaultKind.ADDRESS, 7, 5, (1, 2, 3), 0, 0x1234_0000, 0, 0)
 GRID = (2, 3, 4)
-NOTHING = Reach([])
+NOTHING = ReadableRanges([])
 
 
 def test_an_illegal_address() -> None:

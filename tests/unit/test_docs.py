@@ -16,7 +16,7 @@ from docs.generate import DOCS, PAGES
 from docs.generate_tables import CODE_GENERATOR
 from gpud.device.cpu.lower import LOWERINGS
 from gpud.errors import REJECTIONS, error_classes
-from tests.conformance.opcodes import WITHOUT_TYPES
+from tests.conformance.common_opcodes import WITHOUT_TYPES
 
 ROOT = Path(__file__).parents[2]
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -58,7 +58,8 @@ def test_the_ptx_page_has_every_opcode_of_real_programs() -> None:
 def test_the_reasons_page_has_every_code() -> None:
     page = (DOCS / "reference/reason-codes.md").read_text()
     source = "".join(
-        (ROOT / "gpud/compiler" / name).read_text() for name in ("forms.py", "form_rules.py")
+        (ROOT / "gpud/compiler" / name).read_text()
+        for name in ("forms/classifier.py", "forms/rules.py")
     )
     codes = re.findall(r"\breason\(\s*\"([a-z-]+)\"", source)
     assert len(codes) > 15

@@ -41,7 +41,9 @@ def test_what_the_client_shares_loads_nothing_heavy(module: str, allowed: set[st
 
 
 def test_nvrtc_is_loaded_on_first_use() -> None:
-    assert loaded_by("import gpud.compiler.nvrtc") & {"cuda", "llvmlite", "numpy"} == set()
+    assert (
+        loaded_by("import gpud.compiler.toolchain.nvrtc") & {"cuda", "llvmlite", "numpy"} == set()
+    )
 
 
 def test_the_checker_sees_a_heavy_import() -> None:

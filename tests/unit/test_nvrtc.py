@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpud.compiler.cuda_headers import cuda_include_paths
-from gpud.compiler.nvrtc import compile_cuda, nvrtc_version, supported_archs
+from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+from gpud.compiler.toolchain.nvrtc import compile_cuda, nvrtc_version, supported_archs
 from gpud.errors import CompileError, EmptySource, KernelNotFound, UnsupportedTarget
 
 SCALE = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= FACTOR; }'
@@ -211,7 +211,7 @@ def test_a_missing_library_says_what_to_install(hide: str, dependency: str) -> N
     """In a process of its own, because the bindings load the library once and for all."""
     script = (
         f"{hide}\n"
-        "from gpud.compiler.nvrtc import compile_cuda\n"
+        "from gpud.compiler.toolchain.nvrtc import compile_cuda\n"
         "from gpud.errors import MissingDependency\n"
         "try:\n    compile_cuda('int x;')\n"
         "except MissingDependency as error:\n    print(error.extra, error)\n"

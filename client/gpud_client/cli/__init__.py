@@ -12,12 +12,12 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``gpuctl`` and returns its exit status, see `gpud_client.cli.outcome`.
+    """Runs ``gpuctl`` and returns its exit status, see `gpud_client.cli.exit_status`.
 
     Args:
         arguments: Of the command line, without the program's name; those of this process if None.
     """
     from gpud_client.cli.app import app
-    from gpud_client.cli.outcome import NO_DAEMON, run
+    from gpud_client.cli.exit_status import NO_DAEMON, run
 
     return run(app, arguments, "gpuctl", lost=NO_DAEMON)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gpud_client.cli import events, launch, look, manage, top
-from gpud_client.cli.screen import SocketOption
+from gpud_client.cli import events, job_control, queries, run, top
+from gpud_client.cli.output import SocketOption
 
 __all__ = ["app"]
 
@@ -45,18 +45,18 @@ def _gpuctl(
 COMMANDS = {
     command.__name__: command
     for command in (
-        look.status,
-        look.ps,
+        queries.status,
+        queries.ps,
         top.top,
-        look.kernels,
-        launch.run,
-        manage.resize,
-        manage.cancel,
-        look.memory,
+        queries.kernels,
+        run.run,
+        job_control.resize,
+        job_control.cancel,
+        queries.memory,
         events.events,
         events.trace,
-        look.history,
-        look.doctor,
+        queries.history,
+        queries.doctor,
     )
 }
 """By name, in the order in which help lists them."""

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gpud_client.cli import words
-from gpud_client.cli.link import Link
-from gpud_client.cli.screen import JsonOption, LimitOption, SocketOption, emit, say
+from gpud_client.cli import formatting
+from gpud_client.cli.minimal_client import MinimalClient
+from gpud_client.cli.output import JsonOption, LimitOption, SocketOption, emit, say
 
 __all__ = ["events", "trace"]
 
@@ -29,8 +29,8 @@ def events(
 
     With --json and --follow every event is one document on a line of its own.
     """
-    with Link(socket) as link:
-        found = link.query("events", limit)
+    with MinimalClient(socket) as client:
+        found = client.query("events", limit)
         if as_json and not follow:
             emit(found)
             return
@@ -39,7 +39,7 @@ def events(
         if not follow:
             return
         sys.stdout.flush()
-        for event in link.events():
+        for event in client.events():
             _show(event, as_json)
             sys.stdout.flush()
 
@@ -53,8 +53,8 @@ def trace(
     socket: SocketOption = None,
 ) -> None:
     """Write each job's allocation over time as a Chrome trace: open it in ui.perfetto.dev."""
-    with Link(socket) as link:
-        found = link.query("trace", limit)
+    with MinimalClient(socket) as client:
+        found = client.query("trace", limit)
     text = json.dumps(found)
     if str(output) == "-":
         say(text)
@@ -69,8 +69,9 @@ def _show(event: Mapping[str, Any], as_json: bool) -> None:
         emit(event)
         return
     rest = " ".join(
-        f"{key}={words.error(value) if key == 'error' else words.text(value)}"
+        f"{key}={formatting.error(value) if key == 'error' else formatting.text(value)}"
         for key, value in event.items()
         if key not in ("at_s", "event") and value is not None
     )
-    say(f"{words.clock(event.get('at_s'))}  {words.text(event.get('event')):<12} {rest}".rstrip())
+    at, name = formatting.clock(event.get("at_s")), formatting.text(event.get("event"))
+    say(f"{at}  {name:<12} {rest}".rstrip())

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpud_client.cli import words
-from gpud_client.cli.link import Link
-from gpud_client.cli.look import JOBS, headline
-from gpud_client.cli.screen import JsonOption, SocketOption, console, emit, table
+from gpud_client.cli import formatting
+from gpud_client.cli.minimal_client import MinimalClient
+from gpud_client.cli.output import JsonOption, SocketOption, console, emit, table
+from gpud_client.cli.queries import JOBS, headline
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["top"]
 
 _COLUMNS = tuple(
-    column._replace(write=words.meter) if column.key == "progress" else column
+    column._replace(write=formatting.meter) if column.key == "progress" else column
     for column in JOBS
     if column.key != "queued_s"
 )
@@ -43,8 +43,8 @@ def top(
 
     With --json every look is one document on a line of its own.
     """
-    with Link(socket) as link:
-        looks = _looks(link, interval, count)
+    with MinimalClient(socket) as client:
+        looks = _snapshots(client, interval, count)
         if as_json:
             for look in looks:
                 emit(look)
@@ -86,12 +86,12 @@ def picture(look: Mapping[str, Any], width: int, height: int | None = None) -> G
 # -- helpers -----------------------------------------------------------------------------------
 
 
-def _looks(link: Link, interval: float, count: int) -> Iterator[dict[str, Any]]:
+def _snapshots(client: MinimalClient, interval: float, count: int) -> Iterator[dict[str, Any]]:
     """Asks again and again at a steady beat; a slow answer delays and does not pile up."""
     number = 0
     due = time.monotonic()
     while True:
-        status, jobs = link.query("status"), link.query("jobs")
+        status, jobs = client.query("status"), client.query("jobs")
         yield {"at_s": time.time(), "status": status, "jobs": jobs.get("jobs", [])}
         number += 1
         if number == count:
@@ -110,11 +110,11 @@ def _device(
     online = sum(_amount(job) for job in jobs if job.get("kind") == "online")
     offline = sum(_amount(job) for job in jobs if job.get("kind") != "online")
     name = f"{number}: {device.get('name', '?')}"
-    shares = f" online {words.share(online)}, offline {words.share(offline)} of {sms} SMs"
-    more = words.gauges(device)
+    shares = f" online {formatting.share(online)}, offline {formatting.share(offline)} of {sms} SMs"
+    more = formatting.gauges(device)
     used, whole = device.get("memory_used_bytes"), device.get("memory_bytes")
     if used is not None:
-        more = f", memory {words.size(used)} of {words.size(whole)}" + more
+        more = f", memory {formatting.size(used)} of {formatting.size(whole)}" + more
     if device.get("state") not in (None, "ready"):
         more = f", {device['state']}" + more
     short = len(name) + len(shares) + len(more) + 1 + _BAR <= width

@@ -15,10 +15,10 @@ Source: Aho, Lam, Sethi and Ullman, "Compilers", section 9.6.
 
 from __future__ import annotations
 
+from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import BRANCH, FLAGS
 from gpud.compiler.analysis.graph import strong_components
-from gpud.compiler.analysis.survey import Survey
 from gpud.compiler.ptx.model import Function, Instruction, Label, Symbol
 
 __all__ = ["has_cycle", "recursive", "retreating_edges"]
@@ -35,9 +35,9 @@ def retreating_edges(flow: ControlFlow) -> list[tuple[int, int]]:
     ]
 
 
-def has_cycle(survey: Survey, name: str) -> bool:
+def has_cycle(call_graph: CallGraph, name: str) -> bool:
     """Whether control can go in circles within the function ``name``."""
-    return _may_have_cycle(survey.functions[name]) and bool(survey.flow(name).components)
+    return _may_have_cycle(call_graph.functions[name]) and bool(call_graph.flow(name).components)
 
 
 def _may_have_cycle(function: Function) -> bool:
@@ -54,13 +54,13 @@ def _may_have_cycle(function: Function) -> bool:
     return False
 
 
-def recursive(survey: Survey) -> frozenset[str]:
+def recursive(call_graph: CallGraph) -> frozenset[str]:
     """The functions that can call themselves by direct calls, through others too."""
-    names = list(survey.uses)
+    names = list(call_graph.uses)
     place = {name: number for number, name in enumerate(names)}
     calls = [
         tuple(place[target] for target in uses.calls if target in place)
-        for uses in survey.uses.values()
+        for uses in call_graph.uses.values()
     ]
     root = len(names)
     calls.append(tuple(range(root)))

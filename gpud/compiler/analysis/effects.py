@@ -30,7 +30,6 @@ from dataclasses import dataclass
 
 from gpud.compiler.ptx.model import (
     Address,
-    Conjunction,
     Immediate,
     Instruction,
     Not,
@@ -42,6 +41,7 @@ from gpud.compiler.ptx.model import (
     SpecialRegister,
     Statement,
     Symbol,
+    SymbolOffset,
     Tuple,
     Vector,
     opcode,
@@ -332,7 +332,7 @@ def symbols(ins: Instruction) -> tuple[str, ...]:
             operand = operand.base or operand  # noqa: PLW2901
         if isinstance(operand, Symbol):
             found.append(operand.name)
-        elif isinstance(operand, Conjunction):
+        elif isinstance(operand, SymbolOffset):
             found.append(operand.symbol.name)
         elif isinstance(operand, Tuple | Vector):
             found += [item.name for item in operand.items if isinstance(item, Symbol)]

@@ -16,8 +16,8 @@ Algorithm: optimistic data flow; all registers start uniform. Sources of diverge
 results and parameters of functions. Synchronisation dependence: if a branch is not uniform, the
 registers written in the region it decides about (`ControlFlow.influence`) rise to its level when
 they have several writes, or when the branch leaves a loop around the write (threads then hold
-values of different iterations). The indices of `gpud.compiler.analysis.lanes` give the usual
-``threadIdx.x / 32`` and ``threadIdx.x < 32`` their warp-uniformity.
+values of different iterations). The indices of `gpud.compiler.analysis.thread_indices` give the
+usual ``threadIdx.x / 32`` and ``threadIdx.x < 32`` their warp-uniformity.
 
 Properties:
 * a value computed only from parameters, ``%ctaid``, ``%ntid`` and constants is uniform;
@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from enum import IntEnum
 
+from gpud.compiler.analysis.block_shape import Shape
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.definitions import Definitions
 from gpud.compiler.analysis.effects import (
@@ -50,8 +51,7 @@ from gpud.compiler.analysis.effects import (
     state_space,
     written,
 )
-from gpud.compiler.analysis.lanes import REFINED, Lanes
-from gpud.compiler.analysis.shape import Shape
+from gpud.compiler.analysis.thread_indices import REFINED, ThreadIndices
 from gpud.compiler.ptx.model import Address, Instruction, Symbol, Variable
 
 __all__ = ["Level", "Shape", "Uniformity"]
@@ -112,14 +112,14 @@ class Uniformity:
         self._marks: dict[tuple[int, int], int] = {}
         self.definitions = Definitions(())
         self._collect()
-        self._lanes = Lanes(self.definitions)
+        self._thread_indices = ThreadIndices(self.definitions)
         self._run()
 
     # -- answers -------------------------------------------------------------------------------
 
     def of(self, name: str) -> Known:
         """The level of the register called ``name`` and the shapes for which it holds."""
-        return _answer(self._known.get(name, _UNIFORM))
+        return _decode(self._known.get(name, _UNIFORM))
 
     def is_uniform(self, name: str) -> bool:
         """Whether all threads of a block see the same value in the register ``name``."""
@@ -127,11 +127,11 @@ class Uniformity:
 
     def guard(self, ins: Instruction) -> Known:
         """The level of ``ins``'s guard; an instruction without one runs for all alike."""
-        return _answer(self._guard(ins))
+        return _decode(self._guard(ins))
 
     def branch(self, block: int) -> Known:
         """The level of the branch that ends ``block``; uniform where there is no choice."""
-        return _answer(self._branch(block))
+        return _decode(self._branch(block))
 
     def _guard(self, ins: Instruction) -> int:
         if ins.guard is None:
@@ -202,9 +202,9 @@ class Uniformity:
             if found:
                 for name in results:
                     if known.get(name, _UNIFORM) | found != known.get(name, _UNIFORM):
-                        self._raise(name, found)
+                        self._propagate(name, found)
 
-    def _raise(self, name: str, found: int) -> None:
+    def _propagate(self, name: str, found: int) -> None:
         pending = [(name, found)]
         known, writes, follows, users = self._known, self._writes, self._follows, self._users
         while pending:
@@ -224,9 +224,11 @@ class Uniformity:
             for block in self._guards.get(name, ()):
                 level = self._branch(block)
                 if level:
-                    pending.extend((other, level) for other in self._decided(block, level))
+                    pending.extend(
+                        (other, level) for other in self._control_dependents(block, level)
+                    )
 
-    def _decided(self, branch: int, level: int) -> list[str]:
+    def _control_dependents(self, branch: int, level: int) -> list[str]:
         """The registers whose value depends on which way ``branch``, of ``level``, goes.
 
         Blocks that a branch of that level has been found to decide before are left out.
@@ -253,7 +255,7 @@ class Uniformity:
         if bits & (CALL | BARRIER):
             full = bits & BARRIER and barrier(ins).count is None
             return _UNIFORM if full else _DIVERGENT
-        shape = self._lanes.warp_uniform(ins)
+        shape = self._thread_indices.warp_uniform(ins)
         if shape is not None:
             return _WARP | shape << 1 | self._guard(ins)
         known = self._operands(ins, sources)
@@ -307,7 +309,7 @@ class Uniformity:
         return _WARP if broadcast or base != "shfl" else _DIVERGENT
 
 
-def _answer(known: int) -> Known:
+def _decode(known: int) -> Known:
     if known == _DIVERGENT:
         return Level.DIVERGENT, Shape.ANY
     return Level(known & _WARP), Shape(known >> 1)

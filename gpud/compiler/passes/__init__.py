@@ -1,1 +1,1 @@
-"""Rewrites of PTX programs, one file a pass; `gpud.compiler.passes.table` has them all."""
+"""Rewrites of PTX programs, one file a pass; `gpud.compiler.passes.pass_manager` has them all."""

@@ -23,7 +23,6 @@ __all__ = [
     "BranchTargets",
     "CallPrototype",
     "CallTargets",
-    "Conjunction",
     "Directive",
     "Function",
     "Guard",
@@ -47,6 +46,7 @@ __all__ = [
     "SpecialRegister",
     "Statement",
     "Symbol",
+    "SymbolOffset",
     "Tuple",
     "Variable",
     "Vector",
@@ -130,7 +130,7 @@ class Tuple:
 
 
 @dataclass(frozen=True, slots=True)
-class Conjunction:
+class SymbolOffset:
     """``a+4``: a symbol plus a byte offset outside brackets, ``mov.u64 %rd1, table+8``."""
 
     symbol: Symbol
@@ -154,7 +154,7 @@ Operand = (
     | Pair
     | Not
     | Tuple
-    | Conjunction
+    | SymbolOffset
     | RawOperand
 )
 

@@ -23,7 +23,6 @@ from gpud.compiler.ptx.lexicon import (
 )
 from gpud.compiler.ptx.model import (
     Address,
-    Conjunction,
     Immediate,
     Not,
     Operand,
@@ -32,6 +31,7 @@ from gpud.compiler.ptx.model import (
     Register,
     SpecialRegister,
     Symbol,
+    SymbolOffset,
     Tuple,
     Vector,
 )
@@ -164,7 +164,7 @@ def parse_operand(text: str, names: Mapping[str, Operand]) -> Operand:
         if match is not None:
             base = _name(match[1], names)
             if isinstance(base, Symbol):
-                return Conjunction(base, _offset(match))
+                return SymbolOffset(base, _offset(match))
         value = evaluate(text)
         if value is not None:
             return Immediate(str(value), value)

@@ -12,7 +12,6 @@ from gpud.compiler.ptx.model import (
     BranchTargets,
     CallPrototype,
     CallTargets,
-    Conjunction,
     Directive,
     Function,
     Immediate,
@@ -34,6 +33,7 @@ from gpud.compiler.ptx.model import (
     SpecialRegister,
     Statement,
     Symbol,
+    SymbolOffset,
     Tuple,
     Variable,
     Vector,
@@ -100,7 +100,7 @@ def print_operand(operand: Operand) -> str:
             return f"{print_operand(first)}|{print_operand(second)}"
         case Not(register):
             return f"!{register.name}"
-        case Conjunction(symbol, offset):
+        case SymbolOffset(symbol, offset):
             return f"{symbol.name}+{offset}"
 
 

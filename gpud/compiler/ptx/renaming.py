@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from gpud.compiler.ptx.model import (
     Address,
-    Conjunction,
     Not,
     Operand,
     Pair,
     RawOperand,
     Register,
     Symbol,
+    SymbolOffset,
     Tuple,
     Vector,
 )
@@ -39,11 +39,11 @@ def replace_names(operand: Operand, new: Callable[[Register | Symbol], Operand])
             if found is base or not isinstance(found, (Register, Symbol)):
                 return operand
             return Address(found, offset)
-        case Conjunction(symbol, offset):
+        case SymbolOffset(symbol, offset):
             found = new(symbol)
             if found is symbol or not isinstance(found, Symbol):
                 return operand
-            return Conjunction(found, offset)
+            return SymbolOffset(found, offset)
         case Not(register):
             found = new(register)
             if found is register or not isinstance(found, Register):

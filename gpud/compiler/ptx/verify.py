@@ -26,7 +26,6 @@ from gpud.compiler.ptx.model import (
     BranchTargets,
     CallPrototype,
     CallTargets,
-    Conjunction,
     Function,
     Initializer,
     InitialValue,
@@ -41,6 +40,7 @@ from gpud.compiler.ptx.model import (
     Scope,
     Statement,
     Symbol,
+    SymbolOffset,
     Tuple,
     Variable,
     Vector,
@@ -227,7 +227,7 @@ def _operand(operand: Operand, names: _Names, where: Instruction) -> None:
                 _fail(f"{name!r} is not declared", where.line, where)
         case Address(Register() | Symbol() as base, _):
             _operand(base, names, where)
-        case Conjunction(symbol, _):
+        case SymbolOffset(symbol, _):
             _operand(symbol, names, where)
         case Not(register):
             _operand(register, names, where)

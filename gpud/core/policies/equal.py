@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpud.core import admission
-from gpud.core.board import Board
+from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
-from gpud.core.policies.growth import Taker, fill
+from gpud.core.policies.fair_share import Candidate, fill
 from gpud.errors import GpudError, InvalidArgument
 
 __all__ = ["Equal"]
@@ -22,46 +22,46 @@ class Equal:
     """See the module."""
 
     name: ClassVar[str] = "equal"
-    online_apart: ClassVar[bool] = False
+    separates_online: ClassVar[bool] = False
     keeps_reservations: ClassVar[bool] = False
 
-    def size(self, job: JobRecord, board: Board) -> GpudError | None:
+    def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
-        assert board.sms is not None, "sizes are worked out for a device that was up"
-        error = admission.size(job, board.sms, board.floor_sms, board.partitions)
+        assert device.sms is not None, "sizes are worked out for a device that was up"
+        error = admission.size(job, device.sms, device.floor_sms, device.partitions)
         if job.online:
-            job.quota_slices = board.sms * job.occupancy
+            job.quota_slices = device.sms * job.occupancy
             if not job.whole:
                 job.least, job.most = 1, min(job.quota_slices, job.use)
         return error
 
-    def resized(self, board: Board, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.resized`."""
+    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
+        """As `gpud.core.policies.interface.Policy.resize`."""
         if job.whole:
             return InvalidArgument(
                 f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
             )
         if job.slices > job.most:
-            board.give(job, job.most)
+            device.resize(job, job.most)
         else:
-            board.update(job)
+            device.update(job)
         return None
 
-    def settle(self, board: Board) -> None:
-        """As `gpud.core.policies.interface.Policy.settle`."""
+    def rebalance(self, device: DeviceRecord) -> None:
+        """As `gpud.core.policies.interface.Policy.rebalance`."""
         sharing = []
-        left = board.capacity
-        for job in board.jobs.values():
+        left = device.capacity
+        for job in device.jobs.values():
             if job.live and not job.whole and not job.exhausted:
                 sharing.append(job)
             elif job.started:
                 left -= job.alloc
         room = left - sum(job.slice for job in sharing)
-        for job in board.waiting.jobs():
+        for job in device.waiting.jobs():
             if job.whole:
-                if job.least * job.slice > board.free:
+                if job.least * job.slice > device.free:
                     break
-                board.start(job, job.least)
+                device.start(job, job.least)
                 left -= job.alloc
                 room -= job.alloc
             else:
@@ -69,15 +69,15 @@ class Equal:
                 if room < 0:
                     break
                 sharing.append(job)
-        shares = fill(left, [Taker(0, job.slice, job.most, 1) for job in sharing])
+        shares = fill(left, [Candidate(0, job.slice, job.most, 1) for job in sharing])
         plan = list(zip(sharing, shares, strict=True))
         for job, slices in plan:
             if job.started and slices < job.slices:
-                board.give(job, slices)
+                device.resize(job, slices)
         for job, slices in plan:
             if not job.started and slices:
-                board.start(job, slices)
+                device.start(job, slices)
             elif slices > job.slices:
                 grown = job.slices + min(slices - job.slices, job.growth_room)
                 if grown > job.slices:
-                    board.give(job, grown)
+                    device.resize(job, grown)

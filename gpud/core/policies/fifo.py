@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpud.core import admission
-from gpud.core.board import Board
+from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.errors import GpudError, InvalidArgument
 
@@ -21,27 +21,27 @@ class Fifo:
     """See the module."""
 
     name: ClassVar[str] = "fifo"
-    online_apart: ClassVar[bool] = False
+    separates_online: ClassVar[bool] = False
     keeps_reservations: ClassVar[bool] = True
 
-    def size(self, job: JobRecord, board: Board) -> GpudError | None:
+    def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
-        assert board.sms is not None, "sizes are worked out for a device that was up"
-        error = admission.size(job, board.sms, board.floor_sms, board.partitions)
+        assert device.sms is not None, "sizes are worked out for a device that was up"
+        error = admission.size(job, device.sms, device.floor_sms, device.partitions)
         job.least = job.most
         return error
 
-    def resized(self, board: Board, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.resized`: refused."""
+    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
+        """As `gpud.core.policies.interface.Policy.resize`: refused."""
         return InvalidArgument(
             f"job {job.name} runs under the policy {self.name}, which resizes nobody"
         )
 
-    def settle(self, board: Board) -> None:
-        """As `gpud.core.policies.interface.Policy.settle`."""
-        waiting = board.waiting
+    def rebalance(self, device: DeviceRecord) -> None:
+        """As `gpud.core.policies.interface.Policy.rebalance`."""
+        waiting = device.waiting
         while waiting:
             job = waiting[0][2]
-            if job.least * job.slice > board.physically_free or not board.can_part(job):
+            if job.least * job.slice > device.physically_free or not device.can_partition(job):
                 return
-            board.start(job, job.least)
+            device.start(job, job.least)

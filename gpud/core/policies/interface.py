@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from gpud.core.board import Board
+from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.errors import GpudError
 
@@ -12,27 +12,27 @@ __all__ = ["Policy"]
 
 
 class Policy(Protocol):
-    """Decides what each job of a device has. Holds no state: everything is on the board.
+    """Decides what each job of a device has. Holds no state: all state is in the device record.
 
     Attributes:
         name: as in the configuration.
-        online_apart: online jobs wait apart and give nothing up.
+        separates_online: online jobs wait apart and give nothing up.
         keeps_reservations: an online job that was started never has less than its reservation.
     """
 
     name: ClassVar[str]
-    online_apart: ClassVar[bool]
+    separates_online: ClassVar[bool]
     keeps_reservations: ClassVar[bool]
 
-    def size(self, job: JobRecord, board: Board) -> GpudError | None:
+    def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """Works out the job's sizes, or returns why the device can never grant what it asks."""
         ...
 
-    def resized(self, board: Board, job: JobRecord) -> GpudError | None:
+    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
         """Carries out new sizes of a job that was started, or returns why that cannot be."""
         ...
 
-    def settle(self, board: Board) -> None:
+    def rebalance(self, device: DeviceRecord) -> None:
         """Starts, grows and shrinks jobs after something has changed.
 
         Called again after every change, so it may leave for later what it cannot do now. What it

@@ -33,12 +33,12 @@ from itertools import islice
 from typing import ClassVar
 
 from gpud.core import admission
-from gpud.core.board import Board
 from gpud.core.capacity import to_fraction
+from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
-from gpud.core.order import level_key
 from gpud.core.policies import victims
-from gpud.core.policies.growth import Taker, fill
+from gpud.core.policies.fair_share import Candidate, fill
+from gpud.core.sort_keys import level_key
 from gpud.errors import AdmissionError, GpudError, InvalidArgument
 
 __all__ = ["Reservations"]
@@ -48,104 +48,105 @@ class Reservations:
     """See the module."""
 
     name: ClassVar[str] = "reservations"
-    online_apart: ClassVar[bool] = True
+    separates_online: ClassVar[bool] = True
     keeps_reservations: ClassVar[bool] = True
 
-    def size(self, job: JobRecord, board: Board) -> GpudError | None:
+    def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
-        assert board.sms is not None, "sizes are worked out for a device that was up"
-        return admission.size(job, board.sms, board.floor_sms, board.partitions)
+        assert device.sms is not None, "sizes are worked out for a device that was up"
+        return admission.size(job, device.sms, device.floor_sms, device.partitions)
 
-    def resized(self, board: Board, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.resized`."""
+    def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
+        """As `gpud.core.policies.interface.Policy.resize`."""
         if job.whole:
             return InvalidArgument(
                 f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
             )
         more = job.most - job.slices
         if more < 0:
-            board.give(job, job.most)
+            device.resize(job, job.most)
         elif not job.online or job.exhausted:
-            board.update(job)  # an offline job grows when room is shared out
-        elif more == 0 or self.make_room(board, more * job.slice):
-            board.give(job, job.most)
+            device.update(job)  # an offline job grows when room is shared out
+        elif more == 0 or self.make_room(device, more * job.slice):
+            device.resize(job, job.most)
         else:
-            return _too_little(board, job)
+            return _too_little(device, job)
         return None
 
-    def settle(self, board: Board) -> None:
-        """As `gpud.core.policies.interface.Policy.settle`."""
-        waiting = board.waiting_online
+    def rebalance(self, device: DeviceRecord) -> None:
+        """As `gpud.core.policies.interface.Policy.rebalance`."""
+        waiting = device.waiting_online
         while waiting:
             job = waiting[0][2]
-            if not board.can_part(job) or not self.make_room(board, job.least * job.slice):
+            if not device.can_partition(job) or not self.make_room(device, job.least * job.slice):
                 break
-            board.start(job, job.least)
-        while self.share_out(board):
+            device.start(job, job.least)
+        while self.distribute(device):
             pass
 
     # -- online
 
-    def make_room(self, board: Board, amount: int) -> bool:
+    def make_room(self, device: DeviceRecord, amount: int) -> bool:
         """Sees to it that ``amount`` is not allocated, for an online job; whether that is so.
 
         Changes nothing if it cannot be.
         """
-        if amount > _online_room(board):
+        if amount > _online_room(device):
             return False
-        shortfall = amount - board.free
+        shortfall = amount - device.free
         if shortfall <= 0:
             return True
-        chosen = victims.choose(board.shrinkable, shortfall, _releasable(board))
+        chosen = victims.choose_victims(device.shrinkable, shortfall, _releasable(device))
         if chosen is None:
             return False
         for job, slices in chosen:
-            board.give(job, slices)
+            device.resize(job, slices)
         return True
 
     # -- offline
 
-    def share_out(self, board: Board) -> bool:
+    def distribute(self, device: DeviceRecord) -> bool:
         """Gives free room to offline jobs; whether another round could give more."""
-        waiting = board.waiting
+        waiting = device.waiting
         if waiting and waiting[0][2].whole:
-            self._start_whole(board)
-        free = board.physically_free
+            self._start_whole(device)
+        free = device.physically_free
         if free <= 0:
             return False
-        growable = [queue for queue in board.growable.values() if queue]
-        if not (waiting or growable) or self._keep(board, free):
+        growable = [queue for queue in device.growable.values() if queue]
+        if not (waiting or growable) or self._keep(device, free):
             return False
-        takers = _waiting(board, free)
-        behind = len(takers) < len(waiting)
+        candidates = _waiting(device, free)
+        behind = len(candidates) < len(waiting)
         for queue in growable:
-            takers += [entry[2] for entry in islice(queue, free // queue[0][2].slice)]
-        if len(takers) == 1:
-            only = takers[0]
-            _give(board, only, min(_room(only), free // only.slice))
-        elif takers:
-            takers.sort(key=level_key)
+            candidates += [entry[2] for entry in islice(queue, free // queue[0][2].slice)]
+        if len(candidates) == 1:
+            only = candidates[0]
+            _give(device, only, min(_room(only), free // only.slice))
+        elif candidates:
+            candidates.sort(key=level_key)
             rows = [
-                Taker(job.slices * job.slice, job.slice, _room(job), job.weight) for job in takers
+                Candidate(job.slices * job.slice, job.slice, _room(job), job.weight)
+                for job in candidates
             ]
-            for job, slices in zip(takers, fill(free, rows), strict=True):
-                _give(board, job, slices)
-        return behind and bool(takers) and board.physically_free > 0
+            for job, slices in zip(candidates, fill(free, rows), strict=True):
+                _give(device, job, slices)
+        return behind and bool(candidates) and device.physically_free > 0
 
-    def _start_whole(self, board: Board) -> None:
-        waiting = board.waiting
-        while waiting and waiting[0][2].whole and not board.waiting_online:
+    def _start_whole(self, device: DeviceRecord) -> None:
+        waiting = device.waiting
+        while waiting and waiting[0][2].whole and not device.waiting_online:
             job = waiting[0][2]
-            if job.least * job.slice > board.physically_free:
+            if job.least * job.slice > device.physically_free:
                 return
-            board.start(job, job.least)
+            device.start(job, job.least)
 
-    def _keep(self, board: Board, free: int) -> bool:
+    def _keep(self, device: DeviceRecord, free: int) -> bool:
         """Whether what is free is kept for the job that has waited longest with nothing."""
         first: JobRecord | None = None
-        if board.waiting and not (board.waiting[0][2].whole and board.waiting_online):
-            first = board.waiting[0][2]
-        for queue in board.growable.values():
+        if device.waiting and not (device.waiting[0][2].whole and device.waiting_online):
+            first = device.waiting[0][2]
+        for queue in device.growable.values():
             if queue and not queue[0][2].slices:
                 paused = queue[0][2]
                 if first is None or paused.order < first.order:
@@ -153,24 +154,24 @@ class Reservations:
         if first is None:
             return False
         needed = (1 if first.started else first.least) * first.slice
-        return free < needed <= free + board.coming
+        return free < needed <= free + device.pending_release
 
 
 def _room(job: JobRecord) -> int:
     return job.growth_room if job.started else job.most
 
 
-def _give(board: Board, job: JobRecord, slices: int) -> None:
+def _give(device: DeviceRecord, job: JobRecord, slices: int) -> None:
     if slices and job.started:
-        board.give(job, job.slices + slices)
+        device.resize(job, job.slices + slices)
     elif slices:
-        board.start(job, slices)
+        device.start(job, slices)
 
 
-def _waiting(board: Board, free: int) -> list[JobRecord]:
+def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
     """The jobs that wait first, as far as a slice of each fits and none is in form whole."""
     found = []
-    for _, _, job in board.waiting:
+    for _, _, job in device.waiting:
         free -= job.slice
         if free < 0 or job.whole:
             break
@@ -178,23 +179,23 @@ def _waiting(board: Board, free: int) -> list[JobRecord]:
     return found
 
 
-def _releasable(board: Board) -> int:
+def _releasable(device: DeviceRecord) -> int:
     """The amount that offline jobs can be told to release."""
-    if not board.floor:
-        return board.releasable
-    offline = board.allocated - board.online_allocated
-    return max(0, min(board.releasable, offline - board.floor))
+    if not device.floor:
+        return device.releasable
+    offline = device.allocated - device.online_allocated
+    return max(0, min(device.releasable, offline - device.floor))
 
 
-def _online_room(board: Board) -> int:
+def _online_room(device: DeviceRecord) -> int:
     """The amount that online jobs can have more."""
-    floor = board.floor if board.working else 0
-    reservable = board.capacity - floor - board.online_allocated
-    return min(reservable, board.free + _releasable(board))
+    floor = device.floor if device.working else 0
+    reservable = device.capacity - floor - device.online_allocated
+    return min(reservable, device.free + _releasable(device))
 
 
-def _too_little(board: Board, job: JobRecord) -> AdmissionError:
-    most = to_fraction((job.alloc + max(0, _online_room(board))) // job.slice * job.slice)
+def _too_little(device: DeviceRecord, job: JobRecord) -> AdmissionError:
+    most = to_fraction((job.alloc + max(0, _online_room(device))) // job.slice * job.slice)
     return AdmissionError(
         f"job {job.name} has {job.allocation} SMs, and a reservation of {job.reservation} is more "
         f"than other jobs leave to it now; ask for at most {most}, or wait until one has ended",

@@ -23,18 +23,18 @@ from collections.abc import Sequence
 
 from gpud.core.job import JobRecord
 
-__all__ = ["choose"]
+__all__ = ["choose_victims"]
 
 Entry = tuple[int, int, JobRecord]
 
 
-def choose(
+def choose_victims(
     entries: Sequence[Entry], shortfall: int, most: int
 ) -> list[tuple[JobRecord, int]] | None:
     """Returns jobs and the slices that each has afterwards, or None if they cannot free enough.
 
     Args:
-        entries: the jobs that can give way, sorted by `gpud.core.order.size_key`.
+        entries: the jobs that can give way, sorted by `gpud.core.sort_keys.size_key`.
         shortfall: the amount that must come free, more than 0.
         most: the amount that may be released, ``shortfall`` or more.
     """

@@ -57,7 +57,7 @@ class Arena:
             # Touching what lies beyond the file's end would kill the process.
             raise InvalidArgument(f"the arena's file has {there} bytes, its mapping {size}")
         flags = _SHARED | _NO_RESERVE | (_FIXED_NO_REPLACE if base else 0)
-        address = _c().mmap(base or None, size, _READ_WRITE, flags, descriptor, 0)
+        address = _libc().mmap(base or None, size, _READ_WRITE, flags, descriptor, 0)
         if address == _FAILED:
             raise _refused(ctypes.get_errno(), size, base)
         self.address: int = address
@@ -70,7 +70,7 @@ class Arena:
     def close(self) -> None:
         """Take the mapping away. A kernel that still uses it would end the process."""
         address, self.address = self.address, 0
-        if address and _c().munmap(address, self.size):
+        if address and _libc().munmap(address, self.size):
             number = ctypes.get_errno()
             raise OSError(number, f"munmap: {os.strerror(number)}")
 
@@ -83,7 +83,7 @@ def _refused(number: int, size: int, base: int) -> GpudError:
 
 
 @cache
-def _c() -> Any:
+def _libc() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     mmap, munmap = library.mmap, library.munmap
     mmap.argtypes = (

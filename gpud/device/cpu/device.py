@@ -3,9 +3,9 @@
 Problem: run raw grids as a GPU does: several blocks resident on each SM, several launches at once,
 blocks of the more urgent launch first, and nothing evicted.
 
-Approach: whatever runs is a gang (`gpud.device.cpu.gang`), which has seats on the SMs; who gets
-room is decided in `gpud.device.cpu.room`. A seat runs block after block and launch after launch
-without coming back to Python (`gpud.device.cpu.loop`).
+Approach: whatever runs is a gang (`gpud.device.cpu.scheduling.gang`), which has workers on the SMs;
+who gets room is decided in `gpud.device.cpu.scheduling.block_scheduler`. A worker runs block after
+block and launch after launch without coming back to Python (`gpud.device.cpu.sm.loop`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpud.compiler.control_words import MAX_TASK_BLOCKS
+from gpud.compiler.abi.control_words import MAX_TASK_BLOCKS
 from gpud.device.cpu.arena import Arena
-from gpud.device.cpu.chain import Chain
-from gpud.device.cpu.gang import Gang
-from gpud.device.cpu.launch import Launch
-from gpud.device.cpu.machine_memory import memory_limit_bytes
-from gpud.device.cpu.module import CPUKernel, CPUModule
-from gpud.device.cpu.native import MakeNative
+from gpud.device.cpu.memory_limit import memory_limit_bytes
 from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
-from gpud.device.cpu.room import Room
+from gpud.device.cpu.program.compile_request import KernelCompiler
+from gpud.device.cpu.program.module import CPUKernel, CPUModule
+from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
+from gpud.device.cpu.scheduling.chain import Chain
+from gpud.device.cpu.scheduling.gang import Gang
+from gpud.device.cpu.scheduling.launch import Launch
 from gpud.device.interface import Arrays, LaunchSpec, as_dim3
 from gpud.errors import LaunchConfigError
 from gpud.units import Partitions
@@ -63,10 +63,10 @@ class CPUDevice:
     Args:
         sms: how many; default one for each core that this process may use.
         capability: the compute capability, times ten, whose limits an SM has.
-        make_native: makes kernels' machine code; by default it is made in this process.
+        compiler: makes kernels' machine code; by default it is made in this process.
 
     Attributes:
-        room: its SMs and who has seats there.
+        scheduler: its SMs and who has workers there.
     """
 
     kind = "cpu"
@@ -78,7 +78,7 @@ class CPUDevice:
         sms: int | None = None,
         *,
         capability: int = 90,
-        make_native: MakeNative | None = None,
+        compiler: KernelCompiler | None = None,
     ) -> None:
         if sms is None:
             sms = len(os.sched_getaffinity(0))
@@ -97,8 +97,8 @@ class CPUDevice:
         self.memory_bytes = memory_limit_bytes() // 2
         self.partitions = Partitions(1, sms)
         self._grids = 0
-        self._make_native = make_native
-        self.room = Room(sms)
+        self._compiler = compiler
+        self.scheduler = BlockScheduler(sms)
         # Native code must not outlive the memory that it works on.
         _open.add(self)
 
@@ -114,7 +114,7 @@ class CPUDevice:
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> CPUModule:
         """Load a PTX program; see `CPUModule`."""
-        return CPUModule(text, arena, self._make_native)
+        return CPUModule(text, arena, self._compiler)
 
     def occupancy(self, kernel: CPUKernel, block: Sequence[int], shared: int = 0) -> int:
         """M for a block shape and ``shared`` bytes of dynamic shared memory.
@@ -174,17 +174,17 @@ class CPUDevice:
         exclusive: int = 0,
     ) -> Gang:
         """A run of a chain, which begins with its first `Gang.resize`. See `Gang`."""
-        with self.room.lock:
+        with self.scheduler.lock:
             number = self._grids + 1
             self._grids += len(chain.totals)
-            gang = Gang(self.room, chain, priority, number, on_left, on_over, exclusive)
+            gang = Gang(self.scheduler, chain, priority, number, on_left, on_over, exclusive)
             if exclusive:
-                self.room.part(gang)
+                self.scheduler.assign_partition(gang)
         return gang
 
     def close(self) -> None:
         """End the SM threads. Launches that still run are dropped."""
-        self.room.close()
+        self.scheduler.close()
 
     def __enter__(self) -> CPUDevice:
         return self

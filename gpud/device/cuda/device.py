@@ -3,8 +3,9 @@
 Problem: run chains of launches whose number of blocks changes while they run, without ever waiting
 for the device to come to rest: a persistent kernel may run for hours.
 
-Approach: `gpud.device.cuda.gang` runs chains, one lock guards all of them, and a watcher sees what
-ends. Everything that the driver does only when the device is idle (giving memory back, unloading)
+Approach: `gpud.device.cuda.execution.gang` runs chains, one lock guards all of them, and a watcher
+sees what ends. Everything that the driver does only when the device is idle (giving memory back,
+unloading)
 is put off: blocks are kept in pools, and programs that nobody has any more are unloaded when
 nothing is on the device.
 
@@ -26,23 +27,23 @@ from typing import Any
 
 import numpy as np
 
-from gpud.device.cuda.arena import Arena
-from gpud.device.cuda.arenas import Arenas
-from gpud.device.cuda.aside import Aside
-from gpud.device.cuda.chain import Chain
-from gpud.device.cuda.context import Context
-from gpud.device.cuda.driver import Driver, DriverError, open_driver
-from gpud.device.cuda.flights import Flights
-from gpud.device.cuda.gang import Gang
-from gpud.device.cuda.gate import GATE, PTX
-from gpud.device.cuda.green import Green, Place
-from gpud.device.cuda.memory import DeviceBlock, DeviceMemory, MappedBlock, Pool
-from gpud.device.cuda.module import CUDAKernel, CUDAModule
-from gpud.device.cuda.occupancy import check_shape, checked_block, measured
-from gpud.device.cuda.output import OutputBuffers
-from gpud.device.cuda.release import RELEASE_PATHS
-from gpud.device.cuda.standstill import Standstill
-from gpud.device.cuda.watcher import Watcher
+from gpud.device.cuda.driver.calls import Driver, DriverError, open_driver
+from gpud.device.cuda.driver.context import Context
+from gpud.device.cuda.driver.serial_executor import SerialExecutor
+from gpud.device.cuda.execution.gang import Gang
+from gpud.device.cuda.execution.watcher import Watcher
+from gpud.device.cuda.launch.active_launches import ActiveLaunches
+from gpud.device.cuda.launch.chain import Chain
+from gpud.device.cuda.launch.gate import GATE, PTX
+from gpud.device.cuda.launch.output import OutputBuffers
+from gpud.device.cuda.launch.release_path import RELEASE_PATHS
+from gpud.device.cuda.memory.arena import Arena
+from gpud.device.cuda.memory.arenas import Arenas
+from gpud.device.cuda.memory.pool import DeviceBlock, DeviceMemory, MappedBlock, Pool
+from gpud.device.cuda.memory.quiescer import Quiescer
+from gpud.device.cuda.placement.partitioner import GreenContext, Partitioner
+from gpud.device.cuda.program.module import CUDAKernel, CUDAModule
+from gpud.device.cuda.program.occupancy import check_shape, checked_block, measured
 from gpud.device.interface import Arrays, LaunchSpec
 from gpud.errors import DeviceLost, InvalidArgument
 
@@ -56,15 +57,15 @@ class CUDADevice:
 
     Args:
         index: which, as the driver counts.
-        release: how running blocks are told to leave, see `gpud.device.cuda.release`.
-        by_sm: whether those leave that empty whole SMs (`gpud.device.cuda.leaving`), rather than
-            those with the highest indices; for comparison.
+        release: how running blocks are told to leave, see `gpud.device.cuda.launch.release_path`.
+        by_sm: whether those leave that empty whole SMs, rather than those with the highest indices,
+            for comparison; see `gpud.device.cuda.placement.release_order`.
         driver: stands in for the machine's, in tests.
         watch: whether a thread watches launches, and others stand by calls that may wait; tests may
             do both themselves.
 
     Attributes:
-        context, flights, watcher, standstill, green, arenas, host_blocks, device_blocks,
+        context, launches, watcher, quiescer, partitioner, arenas, host_blocks, device_blocks,
             output_buffers, control_stream, control_event: what runs share; the event is over when
             all is that was put on the stream.
         partitions: which numbers of SMs can be one job's alone.
@@ -109,9 +110,9 @@ class CUDADevice:
             self.output_buffers = OutputBuffers(context)
             undo.callback(self.output_buffers.close)
             undo.callback(self._free_memory)
-            self.green = Green(context, self.device_blocks, self.lock)
-            undo.callback(self.green.close)
-            self.partitions = self.green.partitions
+            self.partitioner = Partitioner(context, self.device_blocks, self.lock)
+            undo.callback(self.partitioner.close)
+            self.partitions = self.partitioner.partitions
             flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
             self.control_stream = self.driver.call(
                 "cuStreamCreateWithPriority", flags, context.greatest_priority
@@ -124,24 +125,24 @@ class CUDADevice:
             undo.callback(gate.close)
             paths = RELEASE_PATHS[release](context, self.host_blocks)
             undo.callback(paths.close)
-            self.watcher = watcher = Watcher(self.lock, self.tell)
-            self.standstill = Standstill(self.lock, watcher, self.hurry)
-            self.arenas = Arenas(context, self.standstill, lambda: not watcher.busy, threaded=watch)
+            self.watcher = watcher = Watcher(self.lock, self.run_deferred)
+            self.quiescer = Quiescer(self.lock, watcher, self.wake)
+            self.arenas = Arenas(context, self.quiescer, lambda: not watcher.busy, threaded=watch)
             undo.callback(self.arenas.close)
             together = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
             opens = gate.kernel(GATE)
             opens.share_sms()
-            self.flights = Flights(
+            self.launches = ActiveLaunches(
                 context, paths, self.watcher.semaphore, opens.handle, together, by_sm=by_sm
             )
-            undo.callback(self.flights.close)
-            self.flights.prepare()
+            undo.callback(self.launches.close)
+            self.launches.prepare()
             undo.callback(self._unload_all)
-            self._making = Aside("make contexts", threaded=watch)
+            self._making = SerialExecutor("make contexts", threaded=watch)
             undo.callback(self._making.close)
             self._close = undo.pop_all()
         if watch:
-            context.patience.serve(self.flights.halt, self.watcher.hurry)
+            context.watchdog.arm(self.launches.halt, self.watcher.wake)
             self.watcher.start()
 
     def _describe(self) -> None:
@@ -191,20 +192,20 @@ class CUDADevice:
         return self.arenas.open(descriptor, size, base)
 
     def load(
-        self, text: str, arena: tuple[int, int] | None = None, *, far: bool | None = None
+        self, text: str, arena: tuple[int, int] | None = None, *, host_poll: bool | None = None
     ) -> CUDAModule:
-        """Load a PTX program; see `CUDAModule`. ``far`` None: as the release path has it."""
+        """Load a PTX program; see `CUDAModule`. ``host_poll`` None: as the release path has it."""
         with self.lock:  # so that nothing begins meanwhile
             if not self.watcher.busy:
                 self._unload_retired()
-        if far is None:
-            far = self.flights.release.far
-        module = CUDAModule(self.context, text, arena, self.device_blocks, far=far)
+        if host_poll is None:
+            host_poll = self.launches.release.host_poll
+        module = CUDAModule(self.context, text, arena, self.device_blocks, host_poll=host_poll)
         handle = module.release()
         self._programs[int(handle)] = handle
         # What forgets it may be on any thread, with any lock: it is unloaded at another time.
         weakref.finalize(module, self._retired.append, int(handle)).atexit = False
-        self.arenas.tell(module)
+        self.arenas.attach(module)
         return module
 
     def occupancy(self, kernel: CUDAKernel, block: Sequence[int], shared: int = 0) -> int:
@@ -243,10 +244,10 @@ class CUDADevice:
             return Gang(self, chain, priority, on_left, on_over)
         with self.lock:
             self.check_open()
-            partition = self.green.take(exclusive)
+            partition = self.partitioner.take(exclusive)
             gang = Gang(self, chain, priority, on_left, on_over, partition)
-            self.watcher.make_way()
-        self.hurry()
+            self.watcher.update_placement()
+        self.wake()
         self._making.put(lambda: self._make(gang, partition))
         return gang
 
@@ -276,18 +277,18 @@ class CUDADevice:
         if self._closed:
             raise RuntimeError("the device is closed")
 
-    def give_partition(self, partition: Place) -> None:
+    def give_partition(self, partition: GreenContext) -> None:
         """A run is over whose SMs were its own. With the lock."""
-        self.green.give(partition)
-        self.watcher.make_way()
-        if self.green.lacks_rest:
-            self.later(lambda: self._making.put(self._make))
+        self.partitioner.give(partition)
+        self.watcher.update_placement()
+        if self.partitioner.lacks_rest:
+            self.defer(lambda: self._making.put(self._make))
 
-    def later(self, call: Callable[[], None]) -> None:
+    def defer(self, call: Callable[[], None]) -> None:
         """Have ``call`` called without the lock, by whoever gives it back next. With the lock."""
         self._told.append(call)
 
-    def tell(self) -> None:
+    def run_deferred(self) -> None:
         """Call what was put off. Without the lock."""
         while self._told:
             try:
@@ -296,10 +297,10 @@ class CUDADevice:
                 return
             call()
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """Something was changed: tell, and have the watcher look soon. Without the lock."""
-        self.tell()
-        self.watcher.hurry()
+        self.run_deferred()
+        self.watcher.wake()
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of device memory; none if they cannot be read."""
@@ -312,10 +313,10 @@ class CUDADevice:
 
     # -- helpers
 
-    def _make(self, gang: Gang | None = None, partition: Place | None = None) -> None:
+    def _make(self, gang: Gang | None = None, partition: GreenContext | None = None) -> None:
         """Make the place of a run, and what is left for others, and let them begin there."""
         try:
-            self.green.make(partition)
+            self.partitioner.make(partition)
         except DriverError as error:
             if gang is not None:  # else others keep the place that they have
                 why = f"the driver makes no green context of them: {error}"
@@ -324,13 +325,13 @@ class CUDADevice:
             with self.lock:
                 if gang is not None:
                     gang.lose(error)
-            self.tell()
+            self.run_deferred()
             raise
         with self.lock:
             if gang is not None:
                 gang.follow()
-            self.watcher.make_way()
-        self.hurry()
+            self.watcher.update_placement()
+        self.wake()
 
     def _make_room(self, kernel: CUDAKernel) -> None:
         """Have room for its local memory, if nothing would have to wait for it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-from gpud.device.cuda.driver import open_driver
+from gpud.device.cuda.driver.calls import open_driver
 from gpud.errors import GpudError, InvalidArgument
 
 __all__ = ["main"]

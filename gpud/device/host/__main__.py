@@ -74,7 +74,7 @@ class DeviceSettings(NamedTuple):
     Attributes:
         compile_seconds, compile_memory_bytes: limits for making machine code of one kernel, where
             that is a process of its own; 0 bytes: none.
-        release_path: see `gpud.device.cuda.release`.
+        release_path: see `gpud.device.cuda.launch.release_path`.
     """
 
     compile_seconds: float = 60.0
@@ -92,7 +92,7 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
     """
     if spec.kind == "cuda":
         from gpud.device.cuda.device import CUDADevice
-        from gpud.device.cuda.driver import DriverError
+        from gpud.device.cuda.driver.calls import DriverError
 
         try:
             return CUDADevice(spec.number, release=settings.release_path)
@@ -101,15 +101,15 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
                 f"{spec} cannot be opened: {error}. Another process may have it to itself or have "
                 "its memory: see nvidia-smi, and its compute mode with nvidia-smi -q -d COMPUTE"
             ) from error
-    from gpud.device.host.native_maker import NativeMaker
+    from gpud.device.host.native_compiler import NativeCompiler
 
-    maker = NativeMaker(settings.compile_seconds, settings.compile_memory_bytes)
-    maker.expect()  # it starts while this process loads what follows
+    maker = NativeCompiler(settings.compile_seconds, settings.compile_memory_bytes)
+    maker.warm_up()  # it starts while this process loads what follows
     from gpud.device.cpu.device import CPUDevice
 
     if spec.capability is None:
-        return CPUDevice(spec.number, make_native=maker)
-    return CPUDevice(spec.number, capability=spec.capability, make_native=maker)
+        return CPUDevice(spec.number, compiler=maker)
+    return CPUDevice(spec.number, capability=spec.capability, compiler=maker)
 
 
 def _prepare_process() -> None:

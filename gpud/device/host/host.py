@@ -5,8 +5,8 @@ its command is there, whatever is being compiled, mapped or printed at the time.
 
 Approach: one thread reads commands and carries out the quick ones itself, so that they take effect
 in their order. Compiling goes to a thread of its own, mapping and copying memory to another
-(`gpud.device.host.memory`). What happens on the device is told from the thread on which it happens
-(`gpud.device.host.running`).
+(`gpud.device.host.session_memory`). What happens on the device is told from the thread on which it
+happens (`gpud.device.host.running_job`).
 
 Properties:
 * a command that fails changes nothing, is answered by its error, and never ends the host;
@@ -30,12 +30,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpud.compiler.names import RESERVED
+from gpud.compiler.abi.reserved_names import RESERVED
 from gpud.device.host import messages as m
-from gpud.device.host.chains import Chains
+from gpud.device.host.chain_cache import ChainCache
 from gpud.device.host.link import Link, Unreadable
-from gpud.device.host.memory import Memory
-from gpud.device.host.running import RunningJob, ended_at_once
+from gpud.device.host.running_job import RunningJob, ended_at_once
+from gpud.device.host.session_memory import SessionMemory
 from gpud.device.interface import Device, ProgramModule
 from gpud.device.job import Job
 from gpud.errors import (
@@ -80,9 +80,9 @@ class Host:
         self._send = link.send
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
-        self._chains = Chains(device, self._kernel)
+        self._chains = ChainCache(device, self._kernel)
         compiling = _Worker("compile", self._guarded).put
-        self._memory = Memory(device, link, self._guarded, self._has_jobs)
+        self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)
         self._handlers: dict[type, Handler] = {
             m.StartJob: self._start_job,
             m.ResizeJob: self._resize_job,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import FrameError, ProtocolError
-from gpud.wire.codec import FrameDecoder
-from gpud.wire.table import Sender
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
 
 __all__ = ["Link", "Unreadable"]
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from gpud.wire.kinds import blob, choice, flag, listed, plain, text, uint
-from gpud.wire.table import Sender, Table
+from gpud.wire.field_types import blob, choice, flag, listed, plain, text, uint
+from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = [
     "HOST_PROTOCOL",
@@ -43,7 +43,7 @@ __all__ = [
     "WriteSymbol",
 ]
 
-HOST_PROTOCOL = Table("host", 1)
+HOST_PROTOCOL = MessageTable("host", 1)
 _front = HOST_PROTOCOL.message(Sender.CLIENT)
 _host = HOST_PROTOCOL.message(Sender.DAEMON)
 
@@ -132,7 +132,7 @@ class StartJob(NamedTuple):
     launches: Annotated[
         bytes,
         blob(1 << 25),
-        "one or more `Launch`, as `Table.encode_records` writes them; what the host has made ready "
+        "one or more `Launch`, as `MessageTable.encode_records` has them; what the host has ready "
         "for some bytes it keeps for the same bytes",
     ]
     occupancy: Annotated[int, uint(16), "M of the job"]

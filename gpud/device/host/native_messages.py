@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from gpud.wire.kinds import blob, listed, optional, plain, text, uint
-from gpud.wire.table import Sender, Table
+from gpud.wire.field_types import blob, listed, optional, plain, text, uint
+from gpud.wire.message_table import MessageTable, Sender
 
 __all__ = ["MAX_FRAME_BYTES", "MOST_TRIES", "NATIVE_PROTOCOL", "Failed", "Made", "Make", "Ready"]
 
-NATIVE_PROTOCOL = Table("native", 1)
+NATIVE_PROTOCOL = MessageTable("native", 1)
 """Every message of the link by code and by class."""
 
 MAX_FRAME_BYTES = 1 << 28
@@ -29,7 +29,7 @@ _Range = optional(listed(uint(64), 2, 2))
 
 @_host(1)
 class Make(NamedTuple):
-    """Make machine code: the attributes of `gpud.device.cpu.native.Wanted`."""
+    """Make machine code: a `gpud.device.cpu.program.compile_request.CompileRequest`."""
 
     text: Annotated[str, text(1 << 27), "the program, PTX"]
     entry: Annotated[str, text(1 << 16), "the kernel's name"]
@@ -45,7 +45,7 @@ class Made(NamedTuple):
     generated: Annotated[
         dict[str, Any],
         plain(),
-        "`gpud.device.cpu.codegen.generated.GeneratedKernel`, without ``ir``",
+        "`gpud.device.cpu.codegen.artifact.GeneratedKernel`, without ``ir``",
     ]
     code: Annotated[bytes, blob(1 << 27), "an object file"]
 

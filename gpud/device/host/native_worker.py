@@ -1,7 +1,7 @@
 """The process that makes machine code for a CPU device: LLVM, away from everybody's jobs.
 
 ``python -m gpud.device.host.native_worker --fd N`` with N a connected stream socket, whose other
-end is `gpud.device.host.native_maker`.
+end is `gpud.device.host.native_compiler`.
 
 Properties:
     answers_once: what did not end the process is answered once, with an error of gpud's tree;
@@ -17,9 +17,14 @@ import os
 import sys
 from contextlib import suppress
 
-from gpud.compiler.own_process import end_with, error_of_the_tree, limit_memory, write_all
-from gpud.device.cpu.making import make_native
-from gpud.device.cpu.native import Wanted
+from gpud.compiler.worker.child_process import (
+    as_gpud_error,
+    exit_on_disconnect,
+    limit_memory,
+    write_all,
+)
+from gpud.device.cpu.program.compile_request import CompileRequest
+from gpud.device.cpu.program.kernel_compiler import compile_kernel
 from gpud.device.host.native_messages import (
     MAX_FRAME_BYTES,
     NATIVE_PROTOCOL,
@@ -28,8 +33,8 @@ from gpud.device.host.native_messages import (
     Make,
     Ready,
 )
-from gpud.wire.codec import FrameDecoder
-from gpud.wire.table import Sender
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
 
 __all__ = ["answer", "main"]
 
@@ -44,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     limit_memory(options.memory_bytes)
     os.set_blocking(options.fd, True)
-    end_with(options.fd)
+    exit_on_disconnect(options.fd)
     decoder = FrameDecoder(MAX_FRAME_BYTES)
     with suppress(ConnectionError):  # the host has gone in the middle of an answer: the end
         write_all(options.fd, NATIVE_PROTOCOL.encode(Ready()))
@@ -61,12 +66,12 @@ def answer(asked: Make) -> Made | Failed:
     arena, heap = (None if one is None else (one[0], one[1]) for one in (asked.arena, asked.heap))
     x, y, z = asked.block
     try:
-        native = make_native(Wanted(asked.text, asked.entry, (x, y, z), arena, heap))
+        native = compile_kernel(CompileRequest(asked.text, asked.entry, (x, y, z), arena, heap))
         generated = dataclasses.asdict(native.generated)
         del generated["ir"]
         return Made(generated, native.code)
     except Exception as error:  # noqa: BLE001  (whatever it is, the host is told)
-        return Failed(error_of_the_tree(error).to_wire())
+        return Failed(as_gpud_error(error).to_wire())
 
 
 if __name__ == "__main__":

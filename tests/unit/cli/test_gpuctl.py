@@ -23,11 +23,11 @@ import pytest
 
 from gpud.errors import Draining, LimitExceeded
 from gpud.wire.messages import Cancel, Compile, Follow, Query, Resize
-from gpud_client.cli import look as looking
 from gpud_client.cli import main
-from gpud_client.cli.outcome import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
-from tests.unit.cli.peer import ANSWERS, ENDED, RUNNING, Peer, scripted
-from tests.unit.client.scripted import Daemon
+from gpud_client.cli import queries as looking
+from gpud_client.cli.exit_status import BROKEN_PIPE, DONE, FAILED, INTERRUPTED, NO_DAEMON, USAGE
+from tests.unit.cli.scripted_daemon import ANSWERS, ENDED, RUNNING, Peer, scripted
+from tests.unit.client.fake_daemon import FakeDaemon
 
 GPUCTL = [sys.executable, "-c", "import sys; from gpud_client.cli import main; sys.exit(main())"]
 LOOKS = ["status", "ps", "kernels", "memory", "history", "events", "doctor"]
@@ -283,7 +283,7 @@ def test_cancel_goes_on_after_a_job_that_it_cannot_end(
 
 
 def test_run_compiles_for_its_device_alone(folder: Path) -> None:
-    daemon = Daemon(devices=2)
+    daemon = FakeDaemon(devices=2)
     daemon.finish_at_once = True
     source = folder / "k.cu"
     source.write_text("what it says does not matter")

@@ -17,8 +17,8 @@ from gpud.cli import checks, main
 from gpud.cli.checks import CHECKS, Check, can_run, run_checks
 from gpud.config import SETTINGS
 from gpud.errors import pip_command
-from gpud_client.cli.outcome import DONE, FAILED, USAGE
-from tests.unit.cli.peer import scripted
+from gpud_client.cli.exit_status import DONE, FAILED, USAGE
+from tests.unit.cli.scripted_daemon import scripted
 
 
 @pytest.fixture

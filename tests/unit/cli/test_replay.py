@@ -23,7 +23,7 @@ from gpud.core.replay import write_header, write_line
 from gpud.core.scheduler import Scheduler
 from gpud.core.settings import Settings
 from gpud.units import SessionId, job_id
-from gpud_client.cli.outcome import DONE, FAILED, USAGE
+from gpud_client.cli.exit_status import DONE, FAILED, USAGE
 
 SESSION = SessionId(1)
 OFFLINE, ONLINE = job_id(1, 1), job_id(1, 2)

@@ -11,7 +11,7 @@ import pytest
 
 from gpud.cli import main
 from gpud.config import Config
-from gpud.wire.address import default_socket_path
+from gpud.wire.socket_path import default_socket_path
 
 ROOT = Path(__file__).parents[3] / "contrib" / "systemd"
 UNITS = sorted(ROOT.glob("*/gpud.*"))

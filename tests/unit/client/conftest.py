@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 import gpud_client as gc
-from tests.unit.client.scripted import Daemon
+from tests.unit.client.fake_daemon import FakeDaemon
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    found = Daemon()
+def daemon() -> Iterator[FakeDaemon]:
+    found = FakeDaemon()
     yield found
     found.close()
 
 
 @pytest.fixture
-def gpu(daemon: Daemon) -> Iterator[gc.Session]:
+def gpu(daemon: FakeDaemon) -> Iterator[gc.Session]:
     with gc.connect(daemon.path) as session:
         yield session
 

@@ -11,11 +11,11 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
-from tests.unit.client.scripted import BASE, TIMEOUT_S, Daemon
+from tests.unit.client.fake_daemon import BASE, TIMEOUT_S, FakeDaemon
 from tests.unit.client.test_jobs import wait_until
 
 
-def test_what_an_array_is(gpu: gc.Session, daemon: Daemon) -> None:
+def test_what_an_array_is(gpu: gc.Session, daemon: FakeDaemon) -> None:
     x = gpu.zeros((3, 4), np.float32)
     assert (x.shape, x.ndim, x.size, x.nbytes) == ((3, 4), 2, 12, 48)
     assert x.dtype == np.float32
@@ -85,14 +85,14 @@ def test_a_type_can_be_asked_for(gpu: gc.Session) -> None:
     ],
 )
 def test_arrays_that_cannot_be(
-    gpu: gc.Session, daemon: Daemon, make: Any, error: type[Exception]
+    gpu: gc.Session, daemon: FakeDaemon, make: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         make(gpu)
     assert daemon.of(wm.Allocate) == []
 
 
-def test_out_of_memory(gpu: gc.Session, daemon: Daemon) -> None:
+def test_out_of_memory(gpu: gc.Session, daemon: FakeDaemon) -> None:
     daemon.answer[wm.Allocate] = lambda message: daemon.fail(
         message, gc.OutOfMemory(message.size, 10)
     )
@@ -102,7 +102,7 @@ def test_out_of_memory(gpu: gc.Session, daemon: Daemon) -> None:
 
 
 def test_memory_that_jobs_keep_is_waited_for(
-    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel, caplog: pytest.LogCaptureFixture
+    gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
     saxpy.submit(1, 32, (2.0, gpu.zeros(8), None, 7))
     saxpy.submit(1, 32, (2.0, None, None, 7))
@@ -198,7 +198,7 @@ def waiter() -> Any:
 
 
 def test_get_and_set_wait_for_the_jobs_that_use_the_array(
-    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel, waiter: Any
+    gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel, waiter: Any
 ) -> None:
     x, y, z = (gpu.zeros(4, np.float32) for _ in range(3))
     saxpy.submit(1, 32, (1.0, x, y, 4))
@@ -219,7 +219,7 @@ def test_get_and_set_wait_for_the_jobs_that_use_the_array(
 
 
 def test_get_waits_for_a_stream(
-    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel, waiter: Any
+    gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel, waiter: Any
 ) -> None:
     x, line = gpu.zeros(4, np.float32), gpu.stream()
     saxpy.submit(1, 32, (1.0, None, None, 4), stream=line)
@@ -233,7 +233,7 @@ def test_get_waits_for_a_stream(
 
 
 def test_an_array_whose_address_is_known_waits_for_every_job(
-    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel, waiter: Any
+    gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel, waiter: Any
 ) -> None:
     x = gpu.zeros(4, np.float32)
     saxpy.submit(1, 32, (1.0, None, None, 4))
@@ -248,7 +248,7 @@ def test_an_array_whose_address_is_known_waits_for_every_job(
 
 
 def test_a_failed_job_does_not_make_get_raise(
-    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel
+    gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel
 ) -> None:
     x = gpu.zeros(4, np.float32)
     job = saxpy.submit(1, 32, (1.0, x, None, 4))
@@ -260,7 +260,7 @@ def test_a_failed_job_does_not_make_get_raise(
 
 
 def test_many_jobs_are_not_remembered_but_the_latest(
-    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel
+    gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel
 ) -> None:
     x = gpu.zeros(4, np.float32)
     for number in range(1, 301):
@@ -272,7 +272,7 @@ def test_many_jobs_are_not_remembered_but_the_latest(
     assert len(x._users._numbers) < 100
 
 
-def test_lost(gpu: gc.Session, daemon: Daemon) -> None:
+def test_lost(gpu: gc.Session, daemon: FakeDaemon) -> None:
     x = gpu.array([1, 2, 3])
     view = x.numpy()
     daemon.drop()
@@ -293,7 +293,7 @@ def _works(gpu: gc.Session) -> bool:
 # -- when memory is given back -------------------------------------------------------------------
 
 
-def test_free(gpu: gc.Session, daemon: Daemon) -> None:
+def test_free(gpu: gc.Session, daemon: FakeDaemon) -> None:
     x = gpu.zeros(4)
     address = x.ptr
     x.free()
@@ -306,7 +306,7 @@ def test_free(gpu: gc.Session, daemon: Daemon) -> None:
     assert daemon.of(wm.Free) == [wm.Free(0, address)]
 
 
-def test_dropping_an_array_frees_it(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_dropping_an_array_frees_it(gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     daemon.finish_at_once = True
     saxpy.submit(1, 32, (1.0, None, None, 4)).result(TIMEOUT_S)  # there is a background thread
     x = gpu.zeros(4)
@@ -314,7 +314,7 @@ def test_dropping_an_array_frees_it(gpu: gc.Session, daemon: Daemon, saxpy: gc.K
     assert daemon.wait_for(wm.Free).array == BASE
 
 
-def test_a_view_keeps_the_memory(gpu: gc.Session, daemon: Daemon) -> None:
+def test_a_view_keeps_the_memory(gpu: gc.Session, daemon: FakeDaemon) -> None:
     x = gpu.array([1, 2, 3, 4])
     part = x.numpy().reshape(2, 2)[1].view(np.uint64)
     x.free()
@@ -328,7 +328,7 @@ def test_a_view_keeps_the_memory(gpu: gc.Session, daemon: Daemon) -> None:
     assert len(daemon.of(wm.Free)) == 1
 
 
-def test_a_call_keeps_its_arrays(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_a_call_keeps_its_arrays(gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     call = saxpy.call(1, 32, (1.0, gpu.zeros(4), None, 4))
     gpu.sequence([call])
     gpu.query("status")
@@ -340,7 +340,9 @@ def test_a_call_keeps_its_arrays(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kern
     assert kinds.index(wm.Submit) < kinds.index(wm.Free)
 
 
-def test_a_kept_sequence_does_not_leak(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_a_kept_sequence_does_not_leak(
+    gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel
+) -> None:
     garbage.disable()
     try:
         calls = [saxpy.call(1, 32, (1.0, gpu.zeros(4), None, 4)) for _ in range(3)]
@@ -353,7 +355,7 @@ def test_a_kept_sequence_does_not_leak(gpu: gc.Session, daemon: Daemon, saxpy: g
         garbage.enable()
 
 
-def test_values_outlive_the_session(daemon: Daemon) -> None:
+def test_values_outlive_the_session(daemon: FakeDaemon) -> None:
     with gc.connect(daemon.path) as gpu:
         x = gpu.array([1, 2, 3])
         view = x.numpy()
@@ -364,7 +366,9 @@ def test_values_outlive_the_session(daemon: Daemon) -> None:
     garbage.collect()
 
 
-def test_an_array_that_nobody_waits_for_any_more_is_freed(gpu: gc.Session, daemon: Daemon) -> None:
+def test_an_array_that_nobody_waits_for_any_more_is_freed(
+    gpu: gc.Session, daemon: FakeDaemon
+) -> None:
     gpu.zeros(4)  # the arena is there
     held: list[wm.Allocate] = []
     daemon.answer[wm.Allocate] = held.append

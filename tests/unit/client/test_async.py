@@ -15,14 +15,14 @@ import pytest_asyncio
 
 import gpud_client as gc
 from gpud.wire import messages as wm
-from tests.unit.client.scripted import TIMEOUT_S, Daemon
+from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
 
 pytestmark = pytest.mark.asyncio
 ARGS = (2.0, None, None, 7)
 
 
 @pytest_asyncio.fixture
-async def agpu(daemon: Daemon) -> AsyncIterator[gc.AsyncSession]:
+async def agpu(daemon: FakeDaemon) -> AsyncIterator[gc.AsyncSession]:
     async with gc.aconnect(daemon.path) as session:
         yield session
 
@@ -32,11 +32,11 @@ async def saxpy(agpu: gc.AsyncSession) -> gc.AsyncKernel:
     return await agpu.kernel("source", "saxpy")
 
 
-async def came(daemon: Daemon, kind: type, count: int = 1) -> Any:
+async def came(daemon: FakeDaemon, kind: type, count: int = 1) -> Any:
     return await asyncio.to_thread(daemon.wait_for, kind, count)
 
 
-async def test_the_whole_way(daemon: Daemon, agpu: gc.AsyncSession) -> None:
+async def test_the_whole_way(daemon: FakeDaemon, agpu: gc.AsyncSession) -> None:
     daemon.finish_at_once = True
     k = await agpu.kernel("source", "saxpy")
     x = await agpu.array(np.arange(4, dtype=np.float32))
@@ -61,7 +61,7 @@ async def test_the_whole_way(daemon: Daemon, agpu: gc.AsyncSession) -> None:
     await chain
 
 
-async def test_connecting_without_a_block(daemon: Daemon) -> None:
+async def test_connecting_without_a_block(daemon: FakeDaemon) -> None:
     gpu = await gc.aconnect(daemon.path)
     assert gpu.number == 1
     await gpu.close()
@@ -70,7 +70,7 @@ async def test_connecting_without_a_block(daemon: Daemon) -> None:
         await gpu.query("status")
 
 
-async def test_no_daemon(daemon: Daemon) -> None:
+async def test_no_daemon(daemon: FakeDaemon) -> None:
     with pytest.raises(gc.ConnectionLost, match="gpud serve"):
         await gc.aconnect(daemon.path + "x")
     daemon.answer[wm.Hello] = lambda message: daemon.drop()
@@ -79,7 +79,7 @@ async def test_no_daemon(daemon: Daemon) -> None:
             pass
 
 
-async def test_while_it_runs(daemon: Daemon, saxpy: gc.AsyncKernel) -> None:
+async def test_while_it_runs(daemon: FakeDaemon, saxpy: gc.AsyncKernel) -> None:
     job = await saxpy.submit(1, 32, ARGS)
     await came(daemon, wm.Submit)
     assert await job.running()
@@ -102,7 +102,7 @@ async def test_while_it_runs(daemon: Daemon, saxpy: gc.AsyncKernel) -> None:
     assert calls == [job, job]
 
 
-async def test_cancelling_a_wait_leaves_the_job(daemon: Daemon, saxpy: gc.AsyncKernel) -> None:
+async def test_cancelling_a_wait_leaves_the_job(daemon: FakeDaemon, saxpy: gc.AsyncKernel) -> None:
     job = await saxpy.submit(1, 32, ARGS)
     waits = [asyncio.ensure_future(job.result()) for _ in range(3)]
     await came(daemon, wm.Submit)
@@ -114,7 +114,7 @@ async def test_cancelling_a_wait_leaves_the_job(daemon: Daemon, saxpy: gc.AsyncK
     assert job.done()
 
 
-async def test_waits_that_are_over_are_forgotten(daemon: Daemon, saxpy: gc.AsyncKernel) -> None:
+async def test_waits_that_are_over_are_forgotten(daemon: FakeDaemon, saxpy: gc.AsyncKernel) -> None:
     """More of them than Python nests calls."""
     job = await saxpy.submit(1, 32, ARGS)
     for _ in range(2 * sys.getrecursionlimit()):
@@ -126,7 +126,7 @@ async def test_waits_that_are_over_are_forgotten(daemon: Daemon, saxpy: gc.Async
     await asyncio.wait_for(job.result(), TIMEOUT_S)
 
 
-async def test_errors(daemon: Daemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSession) -> None:
+async def test_errors(daemon: FakeDaemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSession) -> None:
     with pytest.raises(TypeError, match="argument 0"):
         await saxpy.submit(1, 32, ("x", None, None, 1))
     with pytest.raises(gc.AdmissionError):
@@ -141,7 +141,7 @@ async def test_errors(daemon: Daemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSessi
         await agpu.kernel("source", 5)  # type: ignore[arg-type]
 
 
-async def test_get_waits(daemon: Daemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSession) -> None:
+async def test_get_waits(daemon: FakeDaemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSession) -> None:
     x = await agpu.zeros(4, np.float32)
     await saxpy.submit(1, 32, (1.0, x, None, 4))
     getting = asyncio.ensure_future(x.get())
@@ -152,7 +152,7 @@ async def test_get_waits(daemon: Daemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSe
     await asyncio.wait_for(getting, TIMEOUT_S)
 
 
-async def test_lost(daemon: Daemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSession) -> None:
+async def test_lost(daemon: FakeDaemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSession) -> None:
     job = await saxpy.submit(1, 32, ARGS)
     await came(daemon, wm.Submit)
     daemon.answer[wm.Query] = lambda message: daemon.drop()
@@ -164,7 +164,7 @@ async def test_lost(daemon: Daemon, saxpy: gc.AsyncKernel, agpu: gc.AsyncSession
         await saxpy.submit(1, 32, ARGS)
 
 
-async def test_a_daemon_that_does_not_read(daemon: Daemon, agpu: gc.AsyncSession) -> None:
+async def test_a_daemon_that_does_not_read(daemon: FakeDaemon, agpu: gc.AsyncSession) -> None:
     k = await agpu.kernel("source", "saxpy")
     await k.occupancy(32)
     daemon.finish_at_once = True
@@ -187,7 +187,7 @@ async def test_a_daemon_that_does_not_read(daemon: Daemon, agpu: gc.AsyncSession
         await job.result(TIMEOUT_S)
 
 
-async def test_closing_cancels(daemon: Daemon, saxpy: gc.AsyncKernel) -> None:
+async def test_closing_cancels(daemon: FakeDaemon, saxpy: gc.AsyncKernel) -> None:
     job = await saxpy.submit(1, 32, ARGS)
     waiting = asyncio.ensure_future(job.result())
     await asyncio.sleep(0)
@@ -196,13 +196,13 @@ async def test_closing_cancels(daemon: Daemon, saxpy: gc.AsyncKernel) -> None:
         await asyncio.wait_for(waiting, TIMEOUT_S)
 
 
-async def test_dropped(daemon: Daemon, agpu: gc.AsyncSession) -> None:
+async def test_dropped(daemon: FakeDaemon, agpu: gc.AsyncSession) -> None:
     x = await agpu.zeros(4)
     del x
     await came(daemon, wm.Free)
 
 
-async def test_a_session_that_nobody_holds_is_closed(daemon: Daemon) -> None:
+async def test_a_session_that_nobody_holds_is_closed(daemon: FakeDaemon) -> None:
     gpu = await gc.aconnect(daemon.path)
     del gpu
     garbage.collect()
@@ -210,7 +210,7 @@ async def test_a_session_that_nobody_holds_is_closed(daemon: Daemon) -> None:
 
 
 async def test_a_wait_that_is_cancelled_frees_what_comes(
-    daemon: Daemon, agpu: gc.AsyncSession
+    daemon: FakeDaemon, agpu: gc.AsyncSession
 ) -> None:
     await agpu.zeros(4)
     held: list[wm.Allocate] = []

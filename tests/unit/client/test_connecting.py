@@ -12,12 +12,12 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
-from gpud.wire.codec import frame
-from gpud_client import address
-from tests.unit.client.scripted import Daemon
+from gpud.wire.framing import frame
+from gpud_client.connection import daemon_socket
+from tests.unit.client.fake_daemon import FakeDaemon
 
 
-def test_what_a_session_is(gpu: gc.Session, daemon: Daemon) -> None:
+def test_what_a_session_is(gpu: gc.Session, daemon: FakeDaemon) -> None:
     assert gpu.path == daemon.path
     assert gpu.number == 1
     assert gpu.device == gpu.devices[0]
@@ -33,7 +33,7 @@ def test_what_a_session_is(gpu: gc.Session, daemon: Daemon) -> None:
     assert "closed" in repr(gpu)
 
 
-def test_the_path_and_the_name(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_and_the_name(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUD_SOCKET", daemon.path)
     with gc.connect(name="a service") as gpu:
         assert gpu.path == daemon.path
@@ -44,7 +44,7 @@ def test_the_path_and_the_name(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) 
     assert programs[1]
 
 
-def test_no_daemon(daemon: Daemon, tmp_path: Path) -> None:
+def test_no_daemon(daemon: FakeDaemon, tmp_path: Path) -> None:
     for path in (daemon.path + "x", "/dev/null", "/"):
         with pytest.raises(gc.ConnectionLost, match=path) as caught:
             gc.connect(path)
@@ -59,7 +59,7 @@ def test_a_path_that_is_too_long() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may connect to everything")
-def test_a_socket_that_may_not_be_used(daemon: Daemon) -> None:
+def test_a_socket_that_may_not_be_used(daemon: FakeDaemon) -> None:
     Path(daemon.path).chmod(0)
     with pytest.raises(gc.ConnectionLost, match="another user"):
         gc.connect(daemon.path)
@@ -75,7 +75,7 @@ def test_a_socket_that_may_not_be_used(daemon: Daemon) -> None:
         b"",
     ],
 )
-def test_somebody_else_listens_there(daemon: Daemon, said: bytes) -> None:
+def test_somebody_else_listens_there(daemon: FakeDaemon, said: bytes) -> None:
     def answer(message: wm.Hello) -> None:
         daemon.send_raw(said)
         daemon.drop()
@@ -86,7 +86,7 @@ def test_somebody_else_listens_there(daemon: Daemon, said: bytes) -> None:
     daemon.wait_for(type(None))
 
 
-def test_a_daemon_that_is_full(daemon: Daemon) -> None:
+def test_a_daemon_that_is_full(daemon: FakeDaemon) -> None:
     error = gc.LimitExceeded("the daemon serves 1 connections and has no room for another")
 
     def refuse(message: wm.Hello) -> None:
@@ -99,7 +99,7 @@ def test_a_daemon_that_is_full(daemon: Daemon) -> None:
 
 
 def test_what_the_daemon_said_before_it_closed_is_heard_when_sending_fails(
-    daemon: Daemon, gpu: gc.Session
+    daemon: FakeDaemon, gpu: gc.Session
 ) -> None:
     daemon.send(wm.Goodbye(gc.Draining("it is late").to_wire()))
     daemon.drop()
@@ -109,14 +109,14 @@ def test_what_the_daemon_said_before_it_closed_is_heard_when_sending_fails(
 
 
 def test_a_refusal_without_a_request_is_logged(
-    daemon: Daemon, gpu: gc.Session, caplog: pytest.LogCaptureFixture
+    daemon: FakeDaemon, gpu: gc.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     daemon.send(wm.Failed(0, gc.UnknownName("no such array").to_wire()))
     gpu.query("status")
     assert "no such array" in caplog.text
 
 
-def test_answers_in_small_pieces(daemon: Daemon, gpu: gc.Session) -> None:
+def test_answers_in_small_pieces(daemon: FakeDaemon, gpu: gc.Session) -> None:
     def answer(message: wm.Query) -> None:
         for byte in wm.CLIENT_PROTOCOL.encode(wm.Answer(message.request, {"a": 1})):
             daemon.send_raw(bytes([byte]))
@@ -125,8 +125,8 @@ def test_answers_in_small_pieces(daemon: Daemon, gpu: gc.Session) -> None:
     assert gpu.query("status") == {"a": 1}
 
 
-def test_a_daemon_that_does_not_accept(monkeypatch: pytest.MonkeyPatch, daemon: Daemon) -> None:
-    monkeypatch.setattr(address, "_CONNECT_S", 0.05)
+def test_a_daemon_that_does_not_accept(monkeypatch: pytest.MonkeyPatch, daemon: FakeDaemon) -> None:
+    monkeypatch.setattr(daemon_socket, "_CONNECT_S", 0.05)
     path = daemon.path + "2"
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -134,13 +134,13 @@ def test_a_daemon_that_does_not_accept(monkeypatch: pytest.MonkeyPatch, daemon: 
         listener.listen(0)
         while True:
             try:
-                stack.enter_context(address.connected(path))
+                stack.enter_context(daemon_socket.connect_socket(path))
             except gc.ConnectionLost as error:
                 assert "does not accept" in str(error)  # noqa: PT017  (after some that it took)
                 break
         # One that accepts late is waited for.
-        monkeypatch.setattr(address, "_CONNECT_S", 10.0)
+        monkeypatch.setattr(daemon_socket, "_CONNECT_S", 10.0)
         thread = threading.Thread(target=lambda: stack.enter_context(listener.accept()[0]))
         thread.start()
-        stack.enter_context(address.connected(path))
+        stack.enter_context(daemon_socket.connect_socket(path))
         thread.join()

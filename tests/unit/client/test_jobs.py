@@ -17,20 +17,20 @@ import pytest
 import gpud_client as gc
 from gpud.errors import IllegalAddress, JobCancelled
 from gpud.wire import messages as wm
-from gpud_client import unheard
-from tests.unit.client.scripted import TIMEOUT_S, Daemon
+from gpud_client.launch import unretrieved
+from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
 
 ARGS = (2.0, None, None, 7)
 
 
 @pytest.fixture
-def job(daemon: Daemon, saxpy: gc.Kernel) -> gc.Job:
+def job(daemon: FakeDaemon, saxpy: gc.Kernel) -> gc.Job:
     found = saxpy.submit(1, 32, ARGS)
     daemon.wait_for(wm.Submit)
     return found
 
 
-def test_done(daemon: Daemon, job: gc.Job) -> None:
+def test_done(daemon: FakeDaemon, job: gc.Job) -> None:
     assert not job.done()
     assert not job.cancelled()
     daemon.finish(1, output=b"hello \xff\n")
@@ -52,7 +52,7 @@ def test_done(daemon: Daemon, job: gc.Job) -> None:
     assert daemon.of(wm.Describe) == []
 
 
-def test_while_it_runs(daemon: Daemon, job: gc.Job) -> None:
+def test_while_it_runs(daemon: FakeDaemon, job: gc.Job) -> None:
     assert job.running()
     assert job.state == "running"
     assert job.progress == (3, 64)
@@ -64,7 +64,7 @@ def test_while_it_runs(daemon: Daemon, job: gc.Job) -> None:
     assert not job.running()
 
 
-def test_failed(daemon: Daemon, job: gc.Job) -> None:
+def test_failed(daemon: FakeDaemon, job: gc.Job) -> None:
     daemon.finish(1, "failed", IllegalAddress(64, kernel="saxpy", line=12), progress=(5, 64))
     for _ in range(2):
         with pytest.raises(gc.IllegalAddress, match="0x40") as caught:
@@ -76,7 +76,7 @@ def test_failed(daemon: Daemon, job: gc.Job) -> None:
     assert not job.cancel()
 
 
-def test_cancelled(daemon: Daemon, job: gc.Job) -> None:
+def test_cancelled(daemon: FakeDaemon, job: gc.Job) -> None:
     assert job.cancel()
     with pytest.raises(gc.JobCancelled):
         job.result(TIMEOUT_S)
@@ -88,13 +88,13 @@ def test_cancelled(daemon: Daemon, job: gc.Job) -> None:
     assert job.state == "cancelled"
 
 
-def test_cancelled_by_somebody_else(daemon: Daemon, job: gc.Job) -> None:
+def test_cancelled_by_somebody_else(daemon: FakeDaemon, job: gc.Job) -> None:
     daemon.finish(1, "cancelled", JobCancelled("gpuctl did it"))
     with pytest.raises(gc.JobCancelled, match="gpuctl"):
         job.result(TIMEOUT_S)
 
 
-def test_resize(daemon: Daemon, job: gc.Job) -> None:
+def test_resize(daemon: FakeDaemon, job: gc.Job) -> None:
     job.resize(quota="50%")
     job.resize(reservation=1)
     assert [message[1:] for message in daemon.of(wm.Resize)] == [
@@ -115,7 +115,7 @@ def test_resize(daemon: Daemon, job: gc.Job) -> None:
 
 @pytest.mark.parametrize("timeout", [0, 0.05, -1])
 def test_a_timeout_says_how_far_it_is_and_leaves_it(
-    daemon: Daemon, job: gc.Job, timeout: float
+    daemon: FakeDaemon, job: gc.Job, timeout: float
 ) -> None:
     for call in (job.result, job.exception):
         with pytest.raises(TimeoutError, match=r"1\.1 \(saxpy\).*running, 3 of 64.*7/2.*goes on"):
@@ -126,7 +126,7 @@ def test_a_timeout_says_how_far_it_is_and_leaves_it(
     job.result(TIMEOUT_S)
 
 
-def test_it_passes_for_a_future(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_it_passes_for_a_future(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     jobs = [saxpy.submit(1, 32, ARGS) for _ in range(6)]
     daemon.wait_for(wm.Submit, 6)
     for number, state in ((3, "done"), (1, "cancelled"), (5, "done")):
@@ -144,7 +144,7 @@ def test_it_passes_for_a_future(daemon: Daemon, saxpy: gc.Kernel) -> None:
     assert isinstance(jobs[1].exception(), gc.IllegalAddress)
 
 
-def test_whoever_is_told_of_its_end_finds_it_done(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_whoever_is_told_of_its_end_finds_it_done(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     class Waiter(list[tuple[bool, bool]]):
         """As `concurrent.futures.wait` has one."""
 
@@ -164,7 +164,7 @@ def test_whoever_is_told_of_its_end_finds_it_done(daemon: Daemon, saxpy: gc.Kern
     assert waiter == [(True, False), (True, False), (True, True)]
 
 
-def test_it_is_awaited_as_an_asyncio_future(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_it_is_awaited_as_an_asyncio_future(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     async def main() -> None:
         jobs = [saxpy.submit(1, 32, ARGS) for _ in range(3)]
         futures = [asyncio.wrap_future(job) for job in jobs]
@@ -185,7 +185,7 @@ def test_it_is_awaited_as_an_asyncio_future(daemon: Daemon, saxpy: gc.Kernel) ->
 
 
 def test_callbacks(
-    daemon: Daemon, job: gc.Job, saxpy: gc.Kernel, caplog: pytest.LogCaptureFixture
+    daemon: FakeDaemon, job: gc.Job, saxpy: gc.Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[Any] = []
     ran = threading.Event()
@@ -217,7 +217,7 @@ def test_callbacks(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_callback_runs_before_the_waiter_goes_on(daemon: Daemon, job: gc.Job) -> None:
+def test_a_callback_runs_before_the_waiter_goes_on(daemon: FakeDaemon, job: gc.Job) -> None:
     calls: list[Any] = []
     job.add_done_callback(calls.append)
     daemon.finish(1)
@@ -235,7 +235,7 @@ def wait_until(condition: Any) -> None:
 
 
 def test_a_failure_that_nobody_asked_for_is_logged(
-    daemon: Daemon, saxpy: gc.Kernel, caplog: pytest.LogCaptureFixture
+    daemon: FakeDaemon, saxpy: gc.Kernel, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked, forgotten = saxpy.submit(1, 32, ARGS), saxpy.submit(1, 32, ARGS)
     daemon.wait_for(wm.Submit, 2)
@@ -254,20 +254,22 @@ def test_many_failures_that_nobody_asked_for_are_summarised(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 1e6
-    monkeypatch.setattr("gpud_client.unheard.time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr("gpud_client.unheard._Failures.began_s", 0.0)
-    monkeypatch.setattr("gpud_client.unheard._Failures.numbers", None)
+    monkeypatch.setattr(
+        "gpud_client.launch.unretrieved.time", SimpleNamespace(monotonic=lambda: now_s)
+    )
+    monkeypatch.setattr("gpud_client.launch.unretrieved._Failures.began_s", 0.0)
+    monkeypatch.setattr("gpud_client.launch.unretrieved._Failures.numbers", None)
     for number in range(1, 20_001):
-        unheard.say_failed(f"1.{number}", "saxpy", IllegalAddress(0xAA))
+        unretrieved.log_failed(f"1.{number}", "saxpy", IllegalAddress(0xAA))
     first = [record.getMessage().split()[1] for record in caplog.records]
     assert first == [f"1.{number}" for number in (*range(1, 11), 100, 1000, 10_000)]
     assert "number 1,000; the next to be logged is 10,000" in caplog.text
     now_s += 61.0
-    unheard.say_failed("1.20001", "saxpy", IllegalAddress(0xAA))
+    unretrieved.log_failed("1.20001", "saxpy", IllegalAddress(0xAA))
     assert caplog.records[-1].getMessage().startswith("job 1.20001 (saxpy) failed")
 
 
-def test_the_refusal_of_a_submission_is_the_jobs(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_the_refusal_of_a_submission_is_the_jobs(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     error = gc.Draining("the daemon is ending")
     refused = wm.Finished(1, "failed", error.to_wire(), b"", {}, (0, 0))
     daemon.answer[wm.Submit] = lambda message: daemon.send(refused)
@@ -278,7 +280,7 @@ def test_the_refusal_of_a_submission_is_the_jobs(daemon: Daemon, saxpy: gc.Kerne
     assert job.stats["run_s"] is None
 
 
-def test_a_submission_that_the_daemon_could_not_read(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_a_submission_that_the_daemon_could_not_read(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     from gpud.errors import ProtocolError
 
     error = ProtocolError("field weight is wrong", job=1)
@@ -287,7 +289,7 @@ def test_a_submission_that_the_daemon_could_not_read(daemon: Daemon, saxpy: gc.K
         saxpy.submit(1, 32, ARGS).result(TIMEOUT_S)
 
 
-def test_lost(daemon: Daemon, saxpy: gc.Kernel, gpu: gc.Session) -> None:
+def test_lost(daemon: FakeDaemon, saxpy: gc.Kernel, gpu: gc.Session) -> None:
     jobs = [saxpy.submit(1, 32, ARGS) for _ in range(3)]
     daemon.wait_for(wm.Submit, 3)
     daemon.finish(1)
@@ -311,7 +313,7 @@ def test_lost(daemon: Daemon, saxpy: gc.Kernel, gpu: gc.Session) -> None:
             use()
 
 
-def test_lost_while_waiting_in_many_threads(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_lost_while_waiting_in_many_threads(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     jobs = [saxpy.submit(1, 32, ARGS) for _ in range(8)]
     daemon.wait_for(wm.Submit, 8)
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
@@ -320,14 +322,16 @@ def test_lost_while_waiting_in_many_threads(daemon: Daemon, saxpy: gc.Kernel) ->
         assert all(isinstance(wait.result(TIMEOUT_S), gc.ConnectionLost) for wait in waits)
 
 
-def test_goodbye(daemon: Daemon, job: gc.Job, gpu: gc.Session) -> None:
+def test_goodbye(daemon: FakeDaemon, job: gc.Job, gpu: gc.Session) -> None:
     daemon.send(wm.Goodbye(gc.Draining("it is late").to_wire()))
     with pytest.raises(gc.ConnectionLost, match="it is late") as caught:
         job.result(TIMEOUT_S)
     assert isinstance(caught.value.__cause__, gc.Draining)
 
 
-def test_closing_cancels(daemon: Daemon, job: gc.Job, gpu: gc.Session, saxpy: gc.Kernel) -> None:
+def test_closing_cancels(
+    daemon: FakeDaemon, job: gc.Job, gpu: gc.Session, saxpy: gc.Kernel
+) -> None:
     gpu.close()
     assert job.cancelled()
     with pytest.raises(gc.JobCancelled, match="closed"):
@@ -340,7 +344,7 @@ def test_closing_cancels(daemon: Daemon, job: gc.Job, gpu: gc.Session, saxpy: gc
 
 
 def test_closing_ends_the_waits_of_other_threads(
-    daemon: Daemon, job: gc.Job, gpu: gc.Session
+    daemon: FakeDaemon, job: gc.Job, gpu: gc.Session
 ) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         wait = threads.submit(job.result)
@@ -351,7 +355,7 @@ def test_closing_ends_the_waits_of_other_threads(
 
 
 def test_leaving_a_session_says_which_jobs_nobody_waited_for(
-    daemon: Daemon, caplog: pytest.LogCaptureFixture
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     with gc.connect(daemon.path) as gpu:
         saxpy = gpu.kernel("a source", "saxpy")

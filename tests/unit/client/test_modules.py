@@ -13,10 +13,10 @@ import pytest
 import gpud_client as gc
 from gpud.errors import KernelNotFound, KernelRejected
 from gpud.wire import messages as wm
-from tests.unit.client.scripted import SAXPY, TIMEOUT_S, Daemon, kernel
+from tests.unit.client.fake_daemon import SAXPY, TIMEOUT_S, FakeDaemon, kernel
 
 
-def test_what_a_kernel_is(gpu: gc.Session, daemon: Daemon) -> None:
+def test_what_a_kernel_is(gpu: gc.Session, daemon: FakeDaemon) -> None:
     daemon.kernels = [kernel("axpy<float>", SAXPY, entry="_Z4axpyIfE", form="sliced")]
     options: Any = iter(["-DN=4"])  # more than is promised
     k = gpu.kernel("source", "axpy<float>", options=options, form="sliced")
@@ -32,7 +32,7 @@ def test_what_a_kernel_is(gpu: gc.Session, daemon: Daemon) -> None:
     assert "axpy<float>" in repr(k.module)
 
 
-def test_errors_of_the_compiler(gpu: gc.Session, daemon: Daemon) -> None:
+def test_errors_of_the_compiler(gpu: gc.Session, daemon: FakeDaemon) -> None:
     error = gc.CompileError("line 1: no", log="the whole log")
     daemon.answer[wm.Compile] = lambda message: daemon.fail(message, error)
     with pytest.raises(gc.CompileError, match="line 1") as caught:
@@ -41,7 +41,7 @@ def test_errors_of_the_compiler(gpu: gc.Session, daemon: Daemon) -> None:
     assert len(caught.traceback) < 6  # this test, the session, the channel: no step in between
 
 
-def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: Daemon) -> None:
+def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: FakeDaemon) -> None:
     rejected = KernelRejected("texture", "uses textures", "tex.2d", 7).to_wire()
     daemon.kernels = [kernel("good", []), kernel("bad", [], form="rejected", rejected=rejected)]
     module = gpu.module("source")
@@ -71,13 +71,13 @@ def test_kernels_that_are_not_there_or_cannot_run(gpu: gc.Session, daemon: Daemo
         (lambda gpu: gpu.query("gossip"), ValueError),
     ],
 )
-def test_refused(gpu: gc.Session, daemon: Daemon, make: Any, error: type[Exception]) -> None:
+def test_refused(gpu: gc.Session, daemon: FakeDaemon, make: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         make(gpu)
     assert daemon.of(wm.Compile) == []
 
 
-def test_a_module_is_unloaded_when_nobody_holds_it(gpu: gc.Session, daemon: Daemon) -> None:
+def test_a_module_is_unloaded_when_nobody_holds_it(gpu: gc.Session, daemon: FakeDaemon) -> None:
     k = gpu.kernel("source", "saxpy")
     k.submit(1, 32, (1.0, None, None, 1))
     call = k.call(1, 32, (1.0, None, None, 1))
@@ -91,7 +91,7 @@ def test_a_module_is_unloaded_when_nobody_holds_it(gpu: gc.Session, daemon: Daem
     assert daemon.of(wm.Unload) == [wm.Unload(1)]
 
 
-def test_symbols_are_bytes(gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_symbols_are_bytes(gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     coef = saxpy.module.symbol("coef")
     assert (coef.name, coef.nbytes, coef.dtype, coef.shape) == ("coef", 16, None, None)
     assert saxpy.module.symbols == {"coef": 16}
@@ -134,7 +134,7 @@ def test_symbols_that_cannot_be(saxpy: gc.Kernel) -> None:
             saxpy.module.symbol("coef", **more)
 
 
-def test_large_symbols_travel_in_pieces(gpu: gc.Session, daemon: Daemon) -> None:
+def test_large_symbols_travel_in_pieces(gpu: gc.Session, daemon: FakeDaemon) -> None:
     size = 20 << 20
     daemon.symbols = {"table": size}
     daemon.memory["table"] = bytearray(size)
@@ -146,7 +146,7 @@ def test_large_symbols_travel_in_pieces(gpu: gc.Session, daemon: Daemon) -> None
 
 
 def test_symbols_wait_for_the_jobs_of_their_module(
-    gpu: gc.Session, daemon: Daemon, saxpy: gc.Kernel
+    gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel
 ) -> None:
     other = gpu.kernel("source 2", "saxpy")
     saxpy.submit(1, 32, (1.0, None, None, 1))

@@ -11,18 +11,18 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
-from tests.unit.client.scripted import SAXPY, Daemon, kernel
+from tests.unit.client.fake_daemon import SAXPY, FakeDaemon, kernel
 
 ARGS = (2.0, None, None, 7)
 
 
-def sent(daemon: Daemon, saxpy: gc.Kernel, **more: Any) -> wm.Submit:
+def sent(daemon: FakeDaemon, saxpy: gc.Kernel, **more: Any) -> wm.Submit:
     job = saxpy.submit(64, 256, ARGS, **more)
     found: wm.Submit = daemon.wait_for(wm.Submit, job._ref[1])
     return found
 
 
-def test_the_submission(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_the_submission(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     job = saxpy.submit((4, 5), (16, 2, 2), ARGS, shared=1024)
     message = daemon.wait_for(wm.Submit)
     assert message[:2] == (1, 0)
@@ -34,14 +34,14 @@ def test_the_submission(daemon: Daemon, saxpy: gc.Kernel) -> None:
     assert wm.CLIENT_PROTOCOL.check(message) == message
 
 
-def test_jobs_are_numbered(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_jobs_are_numbered(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     jobs = [saxpy.submit(1, 32, ARGS) for _ in range(5)]
     daemon.wait_for(wm.Submit, 5)
     assert [message.number for message in daemon.of(wm.Submit)] == [1, 2, 3, 4, 5]
     assert [job.id for job in jobs] == ["1.1", "1.2", "1.3", "1.4", "1.5"]
 
 
-def test_shapes_are_measured_once(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_shapes_are_measured_once(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     for _ in range(3):
         saxpy.submit(1, 32, ARGS)
         saxpy.submit(1, 64, ARGS)
@@ -57,13 +57,13 @@ def test_shapes_are_measured_once(daemon: Daemon, saxpy: gc.Kernel) -> None:
     ("share", "pair"),
     [(2, (2, 1)), (0.5, (1, 2)), (Fraction(7, 2), (7, 2)), ("25%", (1, 1)), ("3/4", (3, 4))],
 )
-def test_shares_are_exact(daemon: Daemon, saxpy: gc.Kernel, share: gc.Share, pair: Any) -> None:
+def test_shares_are_exact(daemon: FakeDaemon, saxpy: gc.Kernel, share: gc.Share, pair: Any) -> None:
     assert sent(daemon, saxpy, quota=share).quota == pair
     assert sent(daemon, saxpy, quota=share).reservation is None
     assert sent(daemon, saxpy, reservation=share).reservation == pair
 
 
-def test_a_quota_over_the_device_is_the_device(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_a_quota_over_the_device_is_the_device(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     assert sent(daemon, saxpy, quota=1000).quota == (4, 1)
 
 
@@ -102,7 +102,7 @@ def test_a_quota_over_the_device_is_the_device(daemon: Daemon, saxpy: gc.Kernel)
     ],
 )
 def test_refused_before_anything_is_sent(
-    daemon: Daemon, saxpy: gc.Kernel, more: dict[str, Any], error: type[Exception], words: str
+    daemon: FakeDaemon, saxpy: gc.Kernel, more: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         saxpy.submit(64, 256, ARGS, **more)
@@ -130,7 +130,7 @@ def test_refused_before_anything_is_sent(
     ],
 )
 def test_grids_and_blocks(
-    saxpy: gc.Kernel, daemon: Daemon, grid: Any, block: Any, error: type[Exception]
+    saxpy: gc.Kernel, daemon: FakeDaemon, grid: Any, block: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match=r"^(grid|block)"):
         saxpy.submit(grid, block, ARGS)
@@ -141,7 +141,7 @@ def test_grids_and_blocks(
     assert saxpy.call((2, 65535), 32, ARGS).grid == (2, 65535, 1)
 
 
-def test_a_block_that_does_not_fit(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_a_block_that_does_not_fit(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     error = gc.LaunchConfigError("block", (2048, 1, 1), "too many threads", limit=1024)
     daemon.answer[wm.Measure] = lambda message: daemon.fail(message, error)
     with pytest.raises(gc.LaunchConfigError, match="too many threads") as caught:
@@ -149,7 +149,7 @@ def test_a_block_that_does_not_fit(daemon: Daemon, saxpy: gc.Kernel) -> None:
     assert caught.value.limit == 1024
 
 
-def test_a_kernel_that_runs_whole_needs_its_share(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_a_kernel_that_runs_whole_needs_its_share(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     daemon.form = "whole"
     shares: list[dict[str, Any]] = [{"quota": 1}, {"reservation": "3/2"}]
     for more in shares:
@@ -166,7 +166,7 @@ def test_a_kernel_that_runs_whole_needs_its_share(daemon: Daemon, saxpy: gc.Kern
 
 
 def test_online_jobs_have_less_where_a_floor_is_kept() -> None:
-    daemon = Daemon(online_sms="7/2")
+    daemon = FakeDaemon(online_sms="7/2")
     try:
         with gc.connect(daemon.path) as gpu:
             saxpy = gpu.kernel("", "saxpy")
@@ -180,7 +180,7 @@ def test_online_jobs_have_less_where_a_floor_is_kept() -> None:
         daemon.close()
 
 
-def test_order(daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
+def test_order(daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
     one, two = gpu.stream(), gpu.stream()
     first = saxpy.submit(1, 32, ARGS, stream=one)
     second = saxpy.submit(1, 32, ARGS, stream=two)
@@ -195,9 +195,9 @@ def test_order(daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
 
 
 def test_what_is_of_another_session_is_refused(
-    daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel
+    daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel
 ) -> None:
-    other = Daemon()
+    other = FakeDaemon()
     try:
         with gc.connect(other.path) as elsewhere:
             theirs = elsewhere.zeros(4)
@@ -215,7 +215,7 @@ def test_what_is_of_another_session_is_refused(
     assert daemon.of(wm.Submit) == []
 
 
-def test_sequences(daemon: Daemon, gpu: gc.Session) -> None:
+def test_sequences(daemon: FakeDaemon, gpu: gc.Session) -> None:
     daemon.kernels = [kernel("saxpy", SAXPY), kernel("empty", [])]
     module = gpu.module("", ["saxpy", "empty"])
     x = gpu.zeros(4, np.float32)
@@ -242,7 +242,7 @@ def test_sequences(daemon: Daemon, gpu: gc.Session) -> None:
             gpu.sequence(chain)
 
 
-def test_long_sequences(daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
+def test_long_sequences(daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
     gpu.sequence([saxpy.call(1, 32, ARGS)] * 100)
     message = daemon.wait_for(wm.Submit)
     assert len(wm.CLIENT_PROTOCOL.decode_records(wm.Launch, message.launches)) == 100
@@ -260,7 +260,7 @@ def test_what_is_no_sequence(
 
 
 def test_jobs_run_where_their_arrays_are() -> None:
-    daemon = Daemon(devices=2)
+    daemon = FakeDaemon(devices=2)
     try:
         with gc.connect(daemon.path) as gpu:
             saxpy = gpu.kernel("", "saxpy")
@@ -283,7 +283,7 @@ def test_jobs_run_where_their_arrays_are() -> None:
 
 
 def test_what_can_be_killed_is_made_ready_before_the_first_job_with_a_timeout(
-    daemon: Daemon,
+    daemon: FakeDaemon,
 ) -> None:
     for one in daemon.kernels:
         one["killable"] = one["name"] == "saxpy"

@@ -16,13 +16,13 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
-from tests.unit.client.scripted import TIMEOUT_S, Daemon
+from tests.unit.client.fake_daemon import TIMEOUT_S, FakeDaemon
 from tests.unit.client.test_jobs import wait_until
 
 ARGS = (2.0, None, None, 7)
 
 
-def test_submitting_and_waiting_in_many_threads(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_submitting_and_waiting_in_many_threads(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     daemon.finish_at_once = True
 
     def work(_: int) -> list[str]:
@@ -40,7 +40,7 @@ def test_submitting_and_waiting_in_many_threads(daemon: Daemon, saxpy: gc.Kernel
     assert numbers == list(range(1, 201))
 
 
-def test_answers_come_in_any_order(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_answers_come_in_any_order(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     jobs = [saxpy.submit(1, 32, ARGS) for _ in range(8)]
     daemon.wait_for(wm.Submit, 8)
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
@@ -50,7 +50,7 @@ def test_answers_come_in_any_order(daemon: Daemon, saxpy: gc.Kernel) -> None:
             waits[number - 1].result(TIMEOUT_S)
 
 
-def test_one_wake_up(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_one_wake_up(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     """The thread that waits reads; the background thread has no part in it."""
     reader = saxpy._session._channel._reader
     job = saxpy.submit(1, 32, ARGS)
@@ -69,7 +69,7 @@ def test_one_wake_up(daemon: Daemon, saxpy: gc.Kernel) -> None:
     assert reader._asleep
 
 
-def test_somebody_reads_when_nobody_waits(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_somebody_reads_when_nobody_waits(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     job = saxpy.submit(1, 32, ARGS)
     daemon.wait_for(wm.Submit)
     daemon.finish(1)
@@ -85,14 +85,14 @@ def test_somebody_reads_when_nobody_waits(daemon: Daemon, saxpy: gc.Kernel) -> N
             job.result(TIMEOUT_S)
 
 
-def test_idle(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_idle(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     reader = saxpy._session._channel._reader
     daemon.finish_at_once = True
     saxpy.submit(1, 32, ARGS).result(TIMEOUT_S)
     wait_until(lambda: reader._asleep and reader._reader is None)
 
 
-def test_no_lock_in_callbacks(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_no_lock_in_callbacks(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     """A callback that blocks keeps nobody else from reading."""
     jobs = [saxpy.submit(1, 32, ARGS) for _ in range(2)]
     daemon.wait_for(wm.Submit, 2)
@@ -113,7 +113,7 @@ def test_no_lock_in_callbacks(daemon: Daemon, saxpy: gc.Kernel) -> None:
         wait.result(TIMEOUT_S)
 
 
-def test_no_deadlock_with_a_daemon_that_does_not_read(daemon: Daemon, gpu: gc.Session) -> None:
+def test_no_deadlock_with_a_daemon_that_does_not_read(daemon: FakeDaemon, gpu: gc.Session) -> None:
     """The daemon stops reading until it is read from, as with every peer that reads slowly."""
     saxpy = gpu.kernel("", "saxpy")
     saxpy.occupancy(32)
@@ -140,7 +140,7 @@ def test_no_deadlock_with_a_daemon_that_does_not_read(daemon: Daemon, gpu: gc.Se
     assert [message.number for message in daemon.of(wm.Submit)] == list(range(1, 41))
 
 
-def test_an_interrupt_while_waiting_loses_nothing(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_an_interrupt_while_waiting_loses_nothing(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     job = saxpy.submit(1, 32, ARGS)
     reader = saxpy._session._channel._reader
     me = threading.get_ident()
@@ -184,7 +184,7 @@ class InterruptedSocket:
 
 
 def test_an_interrupt_while_sending_or_reading_loses_nothing(
-    daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel
+    daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel
 ) -> None:
     daemon.finish_at_once = True
     channel: Any = gpu._channel
@@ -215,7 +215,7 @@ class Interrupting:
         self._settled = True
 
 
-def test_an_interrupt_while_settling_loses_nothing(daemon: Daemon, saxpy: gc.Kernel) -> None:
+def test_an_interrupt_while_settling_loses_nothing(daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
     first, second = saxpy.submit(1, 32, ARGS), saxpy.submit(1, 32, ARGS)
     core = saxpy._session._core
     core.jobs[1] = Interrupting(first)  # type: ignore[assignment]
@@ -242,7 +242,7 @@ def test_an_interrupt_while_settling_loses_nothing(daemon: Daemon, saxpy: gc.Ker
 
 # Python 3.12 warns of every fork of a process with threads; that is what is tested.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_so(daemon: Daemon, saxpy: gc.Kernel, gpu: gc.Session) -> None:
+def test_a_forked_child_is_told_so(daemon: FakeDaemon, saxpy: gc.Kernel, gpu: gc.Session) -> None:
     job = saxpy.submit(1, 32, ARGS)
     reading, writing = os.pipe()
     child = os.fork()
@@ -275,7 +275,7 @@ def test_nothing_of_a_session_can_be_pickled_or_copied(gpu: gc.Session, saxpy: g
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_session_that_nobody_holds_is_closed(daemon: Daemon, busy: bool) -> None:
+def test_a_session_that_nobody_holds_is_closed(daemon: FakeDaemon, busy: bool) -> None:
     gpu = gc.connect(daemon.path)
     if busy:
         daemon.finish_at_once = True
@@ -286,7 +286,7 @@ def test_a_session_that_nobody_holds_is_closed(daemon: Daemon, busy: bool) -> No
     daemon.wait_for(type(None))
 
 
-def test_a_job_keeps_its_session(daemon: Daemon) -> None:
+def test_a_job_keeps_its_session(daemon: FakeDaemon) -> None:
     job = gc.connect(daemon.path).kernel("", "saxpy").submit(1, 32, ARGS)
     daemon.wait_for(wm.Submit)
     garbage.collect()
@@ -297,7 +297,7 @@ def test_a_job_keeps_its_session(daemon: Daemon) -> None:
     daemon.wait_for(type(None))
 
 
-def test_nothing_is_left_open(daemon: Daemon) -> None:
+def test_nothing_is_left_open(daemon: FakeDaemon) -> None:
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir()))
     for _ in range(3):
@@ -310,7 +310,7 @@ def test_nothing_is_left_open(daemon: Daemon) -> None:
     assert not [one for one in threading.enumerate() if one.name == "gpud_client"]
 
 
-def test_closing_in_a_callback(daemon: Daemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
+def test_closing_in_a_callback(daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
     job = saxpy.submit(1, 32, ARGS)
     daemon.wait_for(wm.Submit)
     job.add_done_callback(lambda _: gpu.close())

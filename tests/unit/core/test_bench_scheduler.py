@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bench.bench_scheduler import decisions, measure_replay
-from bench.scheduler_load import Load
+from bench.load.scheduler_events import LoadGenerator
 from gpud.core.scheduler import Scheduler, Settings
 
 
 def test_the_load_is_valid_and_keeps_as_many_jobs_alive() -> None:
     scheduler = Scheduler(Settings(debug=True))
-    driver = Load(scheduler.handle, 50)
+    driver = LoadGenerator(scheduler.handle, 50)
     driver.fill()
     for _ in range(500):
         driver.step()

@@ -10,11 +10,11 @@ from gpud.core import commands as out
 from gpud.core import events as ev
 from gpud.errors import AdmissionError, InvalidArgument
 from gpud.units import Partitions
-from tests.unit.core.play import Play, error, finished, names, slices
+from tests.unit.core.driver import Driver, error, finished, names, slices
 
 
-def play(sms: int, step: int, most: int, why: str = "", **settings: Any) -> Play:
-    one = Play(**settings)
+def driver(sms: int, step: int, most: int, why: str = "", **settings: Any) -> Driver:
+    one = Driver(**settings)
     one.send(ev.DeviceReady(0, 0, sms, "cuda:0", Partitions(step, most, why)))
     return one
 
@@ -24,7 +24,7 @@ def starts(commands: list[out.Command]) -> list[tuple[int, int, int]]:
 
 
 def test_a_reservation_is_rounded_up_to_what_can_be_set_apart() -> None:
-    one = play(132, 8, 128)
+    one = driver(132, 8, 128)
     assert starts(one.online(1, "1/3", m=4, exclusive=True)) == [(1, 32, 8)]
     assert one.allocation(1) == "8"
     assert starts(one.online(2, "17", m=2, exclusive=True)) == [(2, 48, 24)]
@@ -32,7 +32,7 @@ def test_a_reservation_is_rounded_up_to_what_can_be_set_apart() -> None:
 
 
 def test_offline_jobs_give_way_by_whole_sms_and_have_them_back_at_its_end() -> None:
-    one = play(8, 2, 8)
+    one = driver(8, 2, 8)
     assert slices(one.offline(1, m=3)) == [(1, 24)]
     assert slices(one.online(2, "5/2", m=2, exclusive=True)) == [(1, 12), (2, 8)]
     one.left(1, 12)
@@ -45,7 +45,7 @@ def test_offline_jobs_give_way_by_whole_sms_and_have_them_back_at_its_end() -> N
 
 
 def test_more_than_can_be_set_apart_waits_or_is_refused() -> None:
-    one = play(10, 4, 8)
+    one = driver(10, 4, 8)
     refused = error(one.online(1, "9", exclusive=True))
     assert isinstance(refused, AdmissionError)
     assert "12 SMs of the job's own" in str(refused)
@@ -59,14 +59,14 @@ def test_more_than_can_be_set_apart_waits_or_is_refused() -> None:
 
 
 def test_what_is_kept_for_offline_jobs_is_not_set_apart() -> None:
-    one = play(8, 2, 8, offline_floor="20%")
+    one = driver(8, 2, 8, offline_floor="20%")
     refused = error(one.online(1, "7", exclusive=True))
     assert "more than the 6 that can be" in str(refused)
     assert starts(one.online(2, "6", exclusive=True)) == [(2, 6, 6)]
 
 
 def test_a_device_that_cannot_says_why() -> None:
-    one = play(8, 0, 0, "its driver is too old")
+    one = driver(8, 0, 0, "its driver is too old")
     refused = error(one.online(1, "1", exclusive=True))
     assert isinstance(refused, AdmissionError)
     assert "its driver is too old" in str(refused)
@@ -74,7 +74,7 @@ def test_a_device_that_cannot_says_why() -> None:
 
 
 def test_it_goes_with_a_reservation_and_is_not_resized() -> None:
-    one = play(8, 1, 8)
+    one = driver(8, 1, 8)
     assert isinstance(error(one.offline(1, "2", exclusive=True)), InvalidArgument)
     one.online(2, "2", exclusive=True)
     commands = one.resize(2, reservation="3")
@@ -84,7 +84,7 @@ def test_it_goes_with_a_reservation_and_is_not_resized() -> None:
 
 @pytest.mark.parametrize(("policy", "works"), [("fifo", True), ("equal", False)])
 def test_other_policies(policy: str, works: bool) -> None:
-    one = play(4, 1, 3, policy=policy)
+    one = driver(4, 1, 3, policy=policy)
     commands = one.online(1, "2", exclusive=True)
     if not works:
         assert "keeps no reservations" in str(error(commands))
@@ -96,7 +96,7 @@ def test_other_policies(policy: str, works: bool) -> None:
 
 
 def test_a_kernel_in_form_whole_needs_room_on_its_own_sms() -> None:
-    one = play(8, 2, 8)
+    one = driver(8, 2, 8)
     refused = error(one.online(1, "2", m=2, blocks=5, whole=True, exclusive=True))
     assert "needs all its 5/2 SMs at once; a reservation of 2" in str(refused)
     assert starts(one.online(2, "2", m=2, blocks=4, whole=True, exclusive=True)) == [(2, 4, 2)]

@@ -12,18 +12,18 @@ from gpud.core.capacity import SCALE, slice_of
 from gpud.core.events import JobSubmitted, LaunchShape
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import JobInput
-from gpud.core.order import level, size_key
 from gpud.core.policies import POLICIES, victims
-from gpud.core.policies.growth import Taker, fill
+from gpud.core.policies.fair_share import Candidate, fill
+from gpud.core.sort_keys import level, size_key
 from gpud.errors import InvalidArgument
 from gpud.units import JobId, SessionId
-from tests.unit.core.play import MANY, Play, error, slices
+from tests.unit.core.driver import MANY, Driver, error, slices
 
 # -- growth ----------------------------------------------------------------------------------------
 
 TAKERS = st.lists(
     st.builds(
-        lambda m, has, room, weight: Taker(has * slice_of(m), slice_of(m), room, weight),
+        lambda m, has, room, weight: Candidate(has * slice_of(m), slice_of(m), room, weight),
         st.integers(1, 32),
         st.integers(0, 40),
         st.integers(1, 40),
@@ -35,48 +35,48 @@ TAKERS = st.lists(
 FREE = st.integers(0, 60).map(lambda thirds: thirds * SCALE // 3)
 
 
-def one_by_one(free: int, takers: list[Taker]) -> list[int]:
+def one_by_one(free: int, candidates: list[Candidate]) -> list[int]:
     """The definition: a slice at a time to who has least, of those that it fits."""
-    grants = [0] * len(takers)
+    grants = [0] * len(candidates)
     while True:
         found = [
             (level(taker.has + grants[index] * taker.piece, taker.weight), index)
-            for index, taker in enumerate(takers)
+            for index, taker in enumerate(candidates)
             if grants[index] < taker.room and taker.piece <= free
         ]
         if not found:
             return grants
         _, index = min(found)
         grants[index] += 1
-        free -= takers[index].piece
+        free -= candidates[index].piece
 
 
 @given(FREE, TAKERS)
-def test_fits(free: int, takers: list[Taker]) -> None:
-    grants = fill(free, takers)
-    assert sum(n * taker.piece for n, taker in zip(grants, takers, strict=True)) <= free
-    assert all(0 <= n <= taker.room for n, taker in zip(grants, takers, strict=True))
+def test_fits(free: int, candidates: list[Candidate]) -> None:
+    grants = fill(free, candidates)
+    assert sum(n * taker.piece for n, taker in zip(grants, candidates, strict=True)) <= free
+    assert all(0 <= n <= taker.room for n, taker in zip(grants, candidates, strict=True))
 
 
 @given(FREE, TAKERS)
-def test_exhaustive(free: int, takers: list[Taker]) -> None:
-    grants = fill(free, takers)
-    left = free - sum(n * taker.piece for n, taker in zip(grants, takers, strict=True))
+def test_exhaustive(free: int, candidates: list[Candidate]) -> None:
+    grants = fill(free, candidates)
+    left = free - sum(n * taker.piece for n, taker in zip(grants, candidates, strict=True))
     assert not [
         taker
-        for n, taker in zip(grants, takers, strict=True)
+        for n, taker in zip(grants, candidates, strict=True)
         if n < taker.room and taker.piece <= left
     ]
 
 
 @given(FREE, TAKERS)
-def test_least_first_and_steady(free: int, takers: list[Taker]) -> None:
-    assert fill(free, takers) == one_by_one(free, takers) == fill(free, list(takers))
+def test_least_first_and_steady(free: int, candidates: list[Candidate]) -> None:
+    assert fill(free, candidates) == one_by_one(free, candidates) == fill(free, list(candidates))
 
 
 def test_a_large_device_is_filled_without_handing_out_each_slice() -> None:
-    takers = [Taker(0, slice_of(32), 132 * 32, weight) for weight in (1, 1, 2)]
-    assert fill(132 * SCALE, takers) == [1056, 1056, 2112]
+    candidates = [Candidate(0, slice_of(32), 132 * 32, weight) for weight in (1, 1, 2)]
+    assert fill(132 * SCALE, candidates) == [1056, 1056, 2112]
     assert fill(SCALE, []) == []
 
 
@@ -115,7 +115,7 @@ def released(chosen: list[tuple[JobRecord, int]]) -> int:
 @given(CANDIDATES, SHORTFALL)
 def test_enough_and_tight(entries: list[victims.Entry], shortfall: int) -> None:
     total = sum(entry[2].alloc for entry in entries)
-    chosen = victims.choose(entries, shortfall, max(total, shortfall))
+    chosen = victims.choose_victims(entries, shortfall, max(total, shortfall))
     if total < shortfall:
         assert chosen is None
         return
@@ -130,7 +130,7 @@ def test_enough_and_tight(entries: list[victims.Entry], shortfall: int) -> None:
 @given(CANDIDATES, SHORTFALL, st.integers(0, 12))
 def test_limited(entries: list[victims.Entry], shortfall: int, more: int) -> None:
     most = shortfall + more * SCALE // 12
-    chosen = victims.choose(entries, shortfall, most)
+    chosen = victims.choose_victims(entries, shortfall, most)
     total = sum(entry[2].alloc for entry in entries)
     if chosen is not None:
         assert shortfall <= released(chosen) <= most
@@ -142,7 +142,7 @@ def test_limited(entries: list[victims.Entry], shortfall: int, more: int) -> Non
 @given(CANDIDATES, SHORTFALL)
 def test_few(entries: list[victims.Entry], shortfall: int) -> None:
     fresh = [entry for entry in entries if not entry[2].exhausted]
-    chosen = victims.choose(fresh, shortfall, MANY * SCALE)
+    chosen = victims.choose_victims(fresh, shortfall, MANY * SCALE)
     if any(entry[2].alloc >= shortfall for entry in fresh):
         assert chosen is not None
         [(job, _)] = chosen
@@ -153,8 +153,12 @@ def test_ties() -> None:
     entries = sorted(
         (*size_key(job), job) for job in (candidate(n, 1, 4, False) for n in (1, 2, 3))
     )
-    assert [job.id for job, _ in victims.choose(entries, 4 * SCALE, MANY * SCALE) or []] == [3]
-    assert [job.id for job, _ in victims.choose(entries, 7 * SCALE, MANY * SCALE) or []] == [3, 2]
+    assert [
+        job.id for job, _ in victims.choose_victims(entries, 4 * SCALE, MANY * SCALE) or []
+    ] == [3]
+    assert [
+        job.id for job, _ in victims.choose_victims(entries, 7 * SCALE, MANY * SCALE) or []
+    ] == [3, 2]
 
 
 # -- the table, and the baselines ------------------------------------------------------------------
@@ -164,40 +168,40 @@ def test_policies_are_found_by_name() -> None:
     assert list(POLICIES) == ["reservations", "fifo", "equal"]
     assert all(policy.name == name for name, policy in POLICIES.items())
     with pytest.raises(InvalidArgument, match="no policy 'fair'; there are equal, fifo, reservat"):
-        Play(1, policy="fair")
+        Driver(1, policy="fair")
 
 
 def test_fifo_runs_each_job_to_completion_in_order_of_arrival() -> None:
-    play = Play(4, policy="fifo")
-    assert slices(play.offline(1, "3")) == [(1, 3)]
-    assert slices(play.online(2, "2")) == [], "nobody gives way"
-    assert slices(play.offline(3, "1")) == [], "nor is anybody passed by"
-    assert isinstance(error(play.resize(1, quota="1")), InvalidArgument)
-    assert slices(play.left(1, 1, exhausted=True)) == [(2, 2), (3, 1)]
-    assert slices(play.done(1)) == [], "and nobody grows"
+    driver = Driver(4, policy="fifo")
+    assert slices(driver.offline(1, "3")) == [(1, 3)]
+    assert slices(driver.online(2, "2")) == [], "nobody gives way"
+    assert slices(driver.offline(3, "1")) == [], "nor is anybody passed by"
+    assert isinstance(error(driver.resize(1, quota="1")), InvalidArgument)
+    assert slices(driver.left(1, 1, exhausted=True)) == [(2, 2), (3, 1)]
+    assert slices(driver.done(1)) == [], "and nobody grows"
 
 
 def test_equal_gives_all_jobs_the_same() -> None:
-    play = Play(8, policy="equal")
-    assert slices(play.offline(1)) == [(1, 8)]
-    assert slices(play.online(2, "7")) == [(1, 4), (2, 4)], "a reservation says nothing here"
-    assert slices(play.offline(3, "2")) == [(1, 3), (2, 3), (3, 2)]
-    play.left(1, 3)
-    assert slices(play.done(2)) == [(1, 6)]
+    driver = Driver(8, policy="equal")
+    assert slices(driver.offline(1)) == [(1, 8)]
+    assert slices(driver.online(2, "7")) == [(1, 4), (2, 4)], "a reservation says nothing here"
+    assert slices(driver.offline(3, "2")) == [(1, 3), (2, 3), (3, 2)]
+    driver.left(1, 3)
+    assert slices(driver.done(2)) == [(1, 6)]
 
 
 def test_equal_gives_the_first_ones_a_slice_each_if_there_are_too_many() -> None:
-    play = Play(2, policy="equal")
+    driver = Driver(2, policy="equal")
     for job in (1, 2, 3):
-        play.offline(job)
-    assert [play.state(job) for job in (1, 2, 3)] == ["running", "running", "waiting"]
-    assert slices(play.done(1)) == [(3, 1)]
+        driver.offline(job)
+    assert [driver.state(job) for job in (1, 2, 3)] == ["running", "running", "waiting"]
+    assert slices(driver.done(1)) == [(3, 1)]
 
 
 def test_equal_does_not_resize_whole_jobs() -> None:
-    play = Play(4, policy="equal")
-    play.offline(1, blocks=3, whole=True)
-    play.offline(2)
-    assert (play.allocation(1), play.allocation(2)) == ("3", "1")
-    play.offline(3)
-    assert play.state(3) == "waiting"
+    driver = Driver(4, policy="equal")
+    driver.offline(1, blocks=3, whole=True)
+    driver.offline(2)
+    assert (driver.allocation(1), driver.allocation(2)) == ("3", "1")
+    driver.offline(3)
+    assert driver.state(3) == "waiting"

@@ -11,83 +11,83 @@ from gpud.core.capacity import SCALE
 from gpud.core.events import LaunchShape
 from gpud.errors import AdmissionError, InvalidArgument
 from gpud.units import JobId
-from tests.unit.core.play import MANY, Play, error, finished, names, slices
+from tests.unit.core.driver import MANY, Driver, error, finished, names, slices
 
 # -- online ----------------------------------------------------------------------------------------
 
 
 def test_an_online_job_takes_what_is_free() -> None:
-    play = Play(8)
-    assert slices(play.offline(1, "3")) == [(1, 3)]
-    assert slices(play.online(2, "2")) == [(2, 2)]
-    assert play.allocation(1) == "3"
+    driver = Driver(8)
+    assert slices(driver.offline(1, "3")) == [(1, 3)]
+    assert slices(driver.online(2, "2")) == [(2, 2)]
+    assert driver.allocation(1) == "3"
 
 
 def test_an_online_job_is_launched_at_once_over_what_is_released() -> None:
-    play = Play(8)
-    play.offline(1, m=2)
-    found = play.online(2, "5/2", m=4)
+    driver = Driver(8)
+    driver.offline(1, m=2)
+    found = driver.online(2, "5/2", m=4)
     assert slices(found) == [(1, 11), (2, 10)], "the release first, no more of it than is needed"
-    assert play.allocation(1) == "11/2"
-    assert play.allocation(2) == "5/2"
+    assert driver.allocation(1) == "11/2"
+    assert driver.allocation(2) == "5/2"
 
 
 def test_a_release_is_rounded_up_to_the_slices_of_who_releases() -> None:
-    play = Play(2)
-    play.offline(1, m=3)
-    assert slices(play.online(2, "1/2", m=2)) == [(1, 4), (2, 1)]
-    assert play.scheduler.devices[0].free > 0
+    driver = Driver(2)
+    driver.offline(1, m=3)
+    assert slices(driver.online(2, "1/2", m=2)) == [(1, 4), (2, 1)]
+    assert driver.scheduler.devices[0].free > 0
 
 
 def test_a_reservation_is_rounded_up_to_slices() -> None:
-    play = Play(4)
-    assert slices(play.online(1, "0.3", m=4)) == [(1, 2)]
+    driver = Driver(4)
+    assert slices(driver.online(1, "0.3", m=4)) == [(1, 2)]
 
 
 def test_an_online_job_has_its_reservation_though_its_grid_is_smaller() -> None:
-    play = Play(8)
-    play.online(1, "4", blocks=1)
-    assert play.allocation(1) == "4"
-    play.left(1, 1)
-    assert play.allocation(1) == "4"
-    play.left(1, 1, exhausted=True)
-    assert play.allocation(1) == "1"
+    driver = Driver(8)
+    driver.online(1, "4", blocks=1)
+    assert driver.allocation(1) == "4"
+    driver.left(1, 1)
+    assert driver.allocation(1) == "4"
+    driver.left(1, 1, exhausted=True)
+    assert driver.allocation(1) == "1"
 
 
 def test_online_jobs_wait_in_the_order_of_deadline_then_arrival() -> None:
-    play = Play(4)
-    play.online(1, "4")
+    driver = Driver(4)
+    driver.online(1, "4")
     for job, deadline_ns in ((2, None), (3, 900), (4, 500), (5, None), (6, 500)):
-        assert slices(play.online(job, "4", deadline_ns=deadline_ns)) == []
-        assert play.state(job) == "waiting"
+        assert slices(driver.online(job, "4", deadline_ns=deadline_ns)) == []
+        assert driver.state(job) == "waiting"
     order = []
     running = 1
-    while play.scheduler.jobs:
-        for job, _ in slices(play.done(running)):
+    while driver.scheduler.jobs:
+        for job, _ in slices(driver.done(running)):
             order.append(job)
             running = job
     assert order == [4, 6, 3, 2, 5]
 
 
 def test_a_small_online_job_does_not_pass_a_large_one_that_waits() -> None:
-    play = Play(4)
-    play.online(1, "3")
-    play.online(2, "4")
-    assert slices(play.online(3, "1")) == []
-    assert slices(play.done(1)) == [(2, 4)]
+    driver = Driver(4)
+    driver.online(1, "3")
+    driver.online(2, "4")
+    assert slices(driver.online(3, "1")) == []
+    assert slices(driver.done(1)) == [(2, 4)]
 
 
 def test_waiting_online_jobs_come_before_offline_ones() -> None:
-    play = Play(4)
-    play.online(1, "4")
-    play.offline(2)
-    play.online(3, "3")
-    assert slices(play.done(1)) == [(3, 3), (2, 1)]
+    driver = Driver(4)
+    driver.online(1, "4")
+    driver.offline(2)
+    driver.online(3, "3")
+    assert slices(driver.done(1)) == [(3, 3), (2, 1)]
 
 
 def test_what_can_never_be_granted_is_refused() -> None:
-    play = Play(4)
-    refused = play.online(1, "4.1")
+    driver = Driver(4)
+    refused = driver.online(1, "4.1")
     assert finished(refused) == [(1, "failed")]
     assert isinstance(error(refused), AdmissionError)
     assert error(refused).requested == "41/10"
@@ -95,11 +95,11 @@ def test_what_can_never_be_granted_is_refused() -> None:
 
 
 def test_rounding_up_to_slices_can_make_a_reservation_too_large() -> None:
-    play = Play(4)
-    third = play.online(1, "4", m=3)
+    driver = Driver(4)
+    third = driver.online(1, "4", m=3)
     assert slices(third) == [(1, 12)]
     # 3.5 SMs are 4 slices of 1 SM, which fit 4 SMs but not what the floor leaves of them.
-    floored = Play(4, offline_floor="1/4")
+    floored = Driver(4, offline_floor="1/4")
     refusal = error(floored.online(1, "3.5"))
     assert "rounded up to slices of 1/1 SM: 4" in str(refusal)
     assert "of which 1/4 are kept for offline jobs; ask for at most 3" in str(refusal)
@@ -109,322 +109,322 @@ def test_rounding_up_to_slices_can_make_a_reservation_too_large() -> None:
 
 
 def test_an_offline_job_has_its_quota_or_what_is_left() -> None:
-    play = Play(8)
-    assert slices(play.offline(1, "6")) == [(1, 6)]
-    assert slices(play.offline(2, "6")) == [(2, 2)]
-    assert slices(play.offline(3, "6")) == []
-    assert play.state(3) == "waiting"
+    driver = Driver(8)
+    assert slices(driver.offline(1, "6")) == [(1, 6)]
+    assert slices(driver.offline(2, "6")) == [(2, 2)]
+    assert slices(driver.offline(3, "6")) == []
+    assert driver.state(3) == "waiting"
 
 
 def test_an_offline_job_has_no_more_than_its_grid_can_use() -> None:
-    play = Play(8)
-    assert slices(play.offline(1, m=4, blocks=5)) == [(1, 5)]
+    driver = Driver(8)
+    assert slices(driver.offline(1, m=4, blocks=5)) == [(1, 5)]
     # The largest launch of a chain decides; 10 blocks of which 8 fit are 3 slices of 1/2.
     chain = (LaunchShape(2, 1), LaunchShape(8, 10))
-    assert slices(play.offline(2, launches=chain)) == [(2, 3)]
+    assert slices(driver.offline(2, launches=chain)) == [(2, 3)]
 
 
 def test_offline_jobs_take_only_room_that_nothing_holds() -> None:
-    play = Play(4)
-    play.offline(1)
-    play.online(2, "2")
-    play.offline(3)
-    play.done(2)
-    assert play.state(3) == "waiting", "job 1 has not released anything yet"
-    assert slices(play.left(1, 3)) == [(3, 1)]
-    assert slices(play.left(1, 2)) == [(3, 2)]
+    driver = Driver(4)
+    driver.offline(1)
+    driver.online(2, "2")
+    driver.offline(3)
+    driver.done(2)
+    assert driver.state(3) == "waiting", "job 1 has not released anything yet"
+    assert slices(driver.left(1, 3)) == [(3, 1)]
+    assert slices(driver.left(1, 2)) == [(3, 2)]
 
 
 def test_a_job_does_not_hold_more_than_its_quota_while_it_releases() -> None:
-    play = Play(4)
-    play.offline(1, "2")
-    play.online(2, "4")
-    play.done(2)
-    assert play.state(1) == "paused"
-    assert slices(play.left(1, 1)) == [(1, 1)], "one left, one new"
+    driver = Driver(4)
+    driver.offline(1, "2")
+    driver.online(2, "4")
+    driver.done(2)
+    assert driver.state(1) == "paused"
+    assert slices(driver.left(1, 1)) == [(1, 1)], "one left, one new"
     # The epoch of the report is the release's: the new one is not in it.
-    assert play.job(1).held == 2
-    assert slices(play.left(1, 1)) == [(1, 2)]
+    assert driver.job(1).held == 2
+    assert slices(driver.left(1, 1)) == [(1, 2)]
 
 
 def test_a_later_launch_may_hold_what_was_added_beside_all_that_it_was_given() -> None:
-    play = Play(4)
-    play.offline(1, "2", launches=(LaunchShape(1, 1), LaunchShape(1, 100)))
-    play.left(1, 1)
+    driver = Driver(4)
+    driver.offline(1, "2", launches=(LaunchShape(1, 1), LaunchShape(1, 100)))
+    driver.left(1, 1)
     for quota in ("3", "2", "4"):
-        play.resize(1, quota=quota)
+        driver.resize(1, quota=quota)
     # The next launch has two; one was added that may have begun and not left yet, and another.
-    assert play.job(1).held == 4
+    assert driver.job(1).held == 4
 
 
 def test_a_paused_job_keeps_its_place_and_is_resumed() -> None:
-    play = Play(2)
-    play.offline(1)
-    play.left(1, 2)
-    play.offline(2)
-    play.online(3, "2")
-    play.left(1, 0)
-    assert (play.state(1), play.state(2)) == ("paused", "waiting")
-    assert slices(play.done(3)) == [(2, 1), (1, 1)], "both have nothing; starts are told first"
-    assert play.state(1) == "running"
-    assert play.job(1).epoch == 2
+    driver = Driver(2)
+    driver.offline(1)
+    driver.left(1, 2)
+    driver.offline(2)
+    driver.online(3, "2")
+    driver.left(1, 0)
+    assert (driver.state(1), driver.state(2)) == ("paused", "waiting")
+    assert slices(driver.done(3)) == [(2, 1), (1, 1)], "both have nothing; starts are told first"
+    assert driver.state(1) == "running"
+    assert driver.job(1).epoch == 2
 
 
 def test_room_is_shared_in_proportion_to_weights() -> None:
-    play = Play(8)
-    play.online(1, "8")
-    play.offline(2, weight=3)
-    play.offline(3)
-    assert sorted(slices(play.done(1))) == [(2, 6), (3, 2)]
+    driver = Driver(8)
+    driver.online(1, "8")
+    driver.offline(2, weight=3)
+    driver.offline(3)
+    assert sorted(slices(driver.done(1))) == [(2, 6), (3, 2)]
 
 
 def test_one_resize_for_each_job_and_event() -> None:
-    play = Play(8)
-    play.online(1, "8", m=8)
-    play.offline(2, m=8)
-    assert slices(play.done(1)) == [(2, 64)]
+    driver = Driver(8)
+    driver.online(1, "8", m=8)
+    driver.offline(2, m=8)
+    assert slices(driver.done(1)) == [(2, 64)]
 
 
 def test_the_tail_of_a_job_frees_capacity_as_its_blocks_leave() -> None:
-    play = Play(4)
-    play.offline(1)
-    play.offline(2)
-    assert slices(play.left(1, 3, exhausted=True)) == [(2, 1)]
-    assert play.allocation(1) == "3"
-    assert slices(play.left(1, 1, exhausted=True)) == [(2, 3)]
-    assert slices(play.done(1)) == [(2, 4)]
+    driver = Driver(4)
+    driver.offline(1)
+    driver.offline(2)
+    assert slices(driver.left(1, 3, exhausted=True)) == [(2, 1)]
+    assert driver.allocation(1) == "3"
+    assert slices(driver.left(1, 1, exhausted=True)) == [(2, 3)]
+    assert slices(driver.done(1)) == [(2, 4)]
 
 
 def test_room_on_its_way_is_kept_for_who_has_waited_longest() -> None:
-    play = Play(2)
-    play.offline(1, m=8, blocks=12)
-    play.offline(2, m=8)
-    play.offline(3, m=1)
-    assert (play.allocation(1), play.allocation(2)) == ("3/2", "1/2")
+    driver = Driver(2)
+    driver.offline(1, m=8, blocks=12)
+    driver.offline(2, m=8)
+    driver.offline(3, m=1)
+    assert (driver.allocation(1), driver.allocation(2)) == ("3/2", "1/2")
     # Job 3 needs a whole SM; job 2 would take every eighth that comes free.
     for held in range(11, 4, -1):
-        assert slices(play.left(1, held, exhausted=True)) == []
-    assert slices(play.left(1, 4, exhausted=True)) == [(3, 1)]
-    assert slices(play.left(1, 3, exhausted=True)) == [(2, 5)]
+        assert slices(driver.left(1, held, exhausted=True)) == []
+    assert slices(driver.left(1, 4, exhausted=True)) == [(3, 1)]
+    assert slices(driver.left(1, 3, exhausted=True)) == [(2, 5)]
 
 
 def test_a_larger_slice_that_cannot_come_free_does_not_stop_growth() -> None:
-    play = Play(1)
-    play.offline(1, m=4, blocks=2)
-    play.offline(2, "1/4", m=4)
-    play.offline(3, m=1)
-    assert play.state(3) == "waiting"
-    assert slices(play.resize(2, quota="1/2")) == [(2, 2)]
+    driver = Driver(1)
+    driver.offline(1, m=4, blocks=2)
+    driver.offline(2, "1/4", m=4)
+    driver.offline(3, m=1)
+    assert driver.state(3) == "waiting"
+    assert slices(driver.resize(2, quota="1/2")) == [(2, 2)]
 
 
 # -- victims ---------------------------------------------------------------------------------------
 
 
 def test_one_job_that_covers_the_shortfall_is_disturbed_alone() -> None:
-    play = Play(9)
+    driver = Driver(9)
     for job, quota in ((1, "2"), (2, "4"), (3, "3")):
-        play.offline(job, quota)
-    assert slices(play.online(4, "3")) == [(3, 0), (4, 3)]
-    assert slices(play.online(5, "3")) == [(2, 1), (5, 3)]
+        driver.offline(job, quota)
+    assert slices(driver.online(4, "3")) == [(3, 0), (4, 3)]
+    assert slices(driver.online(5, "3")) == [(2, 1), (5, 3)]
 
 
 def test_of_equal_jobs_the_one_started_last_gives_way() -> None:
-    play = Play(4)
-    play.offline(1, "2")
-    play.offline(2, "2")
-    assert slices(play.online(3, "1")) == [(2, 1), (3, 1)]
+    driver = Driver(4)
+    driver.offline(1, "2")
+    driver.offline(2, "2")
+    assert slices(driver.online(3, "1")) == [(2, 1), (3, 1)]
 
 
 def test_a_job_about_to_end_gives_way_first() -> None:
-    play = Play(4)
-    play.offline(1, "2")
-    play.offline(2, "2")
-    play.left(1, 2, exhausted=True)
-    assert slices(play.online(3, "1")) == [(1, 1), (3, 1)]
+    driver = Driver(4)
+    driver.offline(1, "2")
+    driver.offline(2, "2")
+    driver.left(1, 2, exhausted=True)
+    assert slices(driver.online(3, "1")) == [(1, 1), (3, 1)]
 
 
 # -- floor and hold --------------------------------------------------------------------------------
 
 
 def test_online_arrivals_leave_the_floor_to_offline_jobs() -> None:
-    play = Play(8, offline_floor="25%")
-    assert slices(play.online(1, "6")) == [(1, 6)]
-    play.offline(2)
-    assert play.allocation(2) == "2"
-    assert slices(play.online(3, "1")) == [], "only the floor is left"
-    assert isinstance(error(play.online(4, "7")), AdmissionError)
-    play.done(2)
-    assert play.state(3) == "running", "without offline work nothing is kept"
+    driver = Driver(8, offline_floor="25%")
+    assert slices(driver.online(1, "6")) == [(1, 6)]
+    driver.offline(2)
+    assert driver.allocation(2) == "2"
+    assert slices(driver.online(3, "1")) == [], "only the floor is left"
+    assert isinstance(error(driver.online(4, "7")), AdmissionError)
+    driver.done(2)
+    assert driver.state(3) == "running", "without offline work nothing is kept"
 
 
 def test_a_release_is_not_rounded_into_the_floor() -> None:
-    play = Play(4, offline_floor="1")
-    play.offline(1, m=1)
-    play.online(2, "2.5", m=2)
-    assert play.allocation(1) == "1"
-    assert slices(play.online(3, "1/2", m=2)) == [(3, 1)], "what the rounding left"
-    assert slices(play.online(4, "1/2", m=2)) == []
+    driver = Driver(4, offline_floor="1")
+    driver.offline(1, m=1)
+    driver.online(2, "2.5", m=2)
+    assert driver.allocation(1) == "1"
+    assert slices(driver.online(3, "1/2", m=2)) == [(3, 1)], "what the rounding left"
+    assert slices(driver.online(4, "1/2", m=2)) == []
 
 
 def test_room_that_an_online_job_leaves_is_held_for_the_next() -> None:
-    play = Play(8, hold_ns=100)
-    play.offline(1)
-    play.online(2, "4")
-    play.left(1, 4)
-    play.now_ns = 10
-    ended = play.done(2)
+    driver = Driver(8, hold_ns=100)
+    driver.offline(1)
+    driver.online(2, "4")
+    driver.left(1, 4)
+    driver.now_ns = 10
+    ended = driver.done(2)
     assert slices(ended) == []
     assert out.SetTimer(110) in ended
-    play.now_ns = 50
-    assert slices(play.online(3, "3")) == [(3, 3)], "nobody is disturbed"
-    assert slices(play.at(110)) == [(1, 5)], "what is left of it, at its time"
-    play.now_ns = 200
-    play.done(3)
-    assert slices(play.at(300)) == [(1, 8)]
+    driver.now_ns = 50
+    assert slices(driver.online(3, "3")) == [(3, 3)], "nobody is disturbed"
+    assert slices(driver.at(110)) == [(1, 5)], "what is left of it, at its time"
+    driver.now_ns = 200
+    driver.done(3)
+    assert slices(driver.at(300)) == [(1, 8)]
 
 
 # -- kernels in form whole -------------------------------------------------------------------------
 
 
 def test_a_whole_job_starts_with_all_it_needs_and_keeps_it() -> None:
-    play = Play(8)
-    assert slices(play.offline(1, blocks=3, whole=True)) == [(1, 3)]
-    play.offline(2)
-    assert play.allocation(2) == "5"
-    assert slices(play.online(3, "5")) == [(2, 0), (3, 5)], "it is no victim"
-    assert slices(play.online(4, "1")) == []
-    assert isinstance(error(play.resize(1, quota="8")), InvalidArgument)
+    driver = Driver(8)
+    assert slices(driver.offline(1, blocks=3, whole=True)) == [(1, 3)]
+    driver.offline(2)
+    assert driver.allocation(2) == "5"
+    assert slices(driver.online(3, "5")) == [(2, 0), (3, 5)], "it is no victim"
+    assert slices(driver.online(4, "1")) == []
+    assert isinstance(error(driver.resize(1, quota="8")), InvalidArgument)
 
 
 def test_a_whole_job_whose_share_is_too_small_is_refused_with_what_it_needs() -> None:
-    play = Play(8)
-    refusal = error(play.offline(1, "2", blocks=7, m=2, whole=True))
+    driver = Driver(8)
+    refusal = error(driver.offline(1, "2", blocks=7, m=2, whole=True))
     assert isinstance(refusal, AdmissionError)
     assert "needs all its 7/2 SMs at once; a quota of 2 SMs is too small" in str(refusal)
-    assert "form whole" in str(error(play.online(2, "3", blocks=4, whole=True)))
+    assert "form whole" in str(error(driver.online(2, "3", blocks=4, whole=True)))
     # More blocks than the device holds at once: the whole device.
-    assert slices(play.offline(3, blocks=MANY, m=2, whole=True)) == [(3, 16)]
+    assert slices(driver.offline(3, blocks=MANY, m=2, whole=True)) == [(3, 16)]
 
 
 def test_a_whole_job_that_waits_is_not_passed_by_later_ones_while_others_grow() -> None:
-    play = Play(4)
-    play.offline(1, "1")
-    play.offline(2, "3")
-    play.offline(3, blocks=4, whole=True)
-    play.offline(4)
-    assert slices(play.done(1)) == [], "job 3 needs more, job 2 has its quota, job 4 is behind"
-    assert slices(play.resize(2, quota="4")) == [(2, 4)]
-    assert slices(play.done(2)) == [(3, 4)]
-    assert slices(play.done(3)) == [(4, 4)]
+    driver = Driver(4)
+    driver.offline(1, "1")
+    driver.offline(2, "3")
+    driver.offline(3, blocks=4, whole=True)
+    driver.offline(4)
+    assert slices(driver.done(1)) == [], "job 3 needs more, job 2 has its quota, job 4 is behind"
+    assert slices(driver.resize(2, quota="4")) == [(2, 4)]
+    assert slices(driver.done(2)) == [(3, 4)]
+    assert slices(driver.done(3)) == [(4, 4)]
 
 
 def test_no_whole_offline_job_starts_in_front_of_an_online_one_that_waits() -> None:
-    play = Play(4)
-    play.online(1, "3")
-    play.online(2, "4")
-    play.offline(3, blocks=1, whole=True)
-    assert play.state(3) == "waiting"
-    assert slices(play.done(1)) == [(2, 4)]
+    driver = Driver(4)
+    driver.online(1, "3")
+    driver.online(2, "4")
+    driver.offline(3, blocks=1, whole=True)
+    assert driver.state(3) == "waiting"
+    assert slices(driver.done(1)) == [(2, 4)]
 
 
 # -- order -----------------------------------------------------------------------------------------
 
 
 def test_jobs_of_a_stream_run_one_after_another_over_devices() -> None:
-    play = Play(2, 2)
-    play.submit(1, stream=0)
-    play.submit(2, stream=0, device=1)
-    play.submit(3, stream=0)
-    assert [play.state(job) for job in (1, 2, 3)] == ["running", "blocked", "blocked"]
-    assert [type(c).__name__ for c in play.done(1)] == ["FinishJob", "StartJob"]
-    assert [play.state(job) for job in (2, 3)] == ["running", "blocked"]
+    driver = Driver(2, 2)
+    driver.submit(1, stream=0)
+    driver.submit(2, stream=0, device=1)
+    driver.submit(3, stream=0)
+    assert [driver.state(job) for job in (1, 2, 3)] == ["running", "blocked", "blocked"]
+    assert [type(c).__name__ for c in driver.done(1)] == ["FinishJob", "StartJob"]
+    assert [driver.state(job) for job in (2, 3)] == ["running", "blocked"]
 
 
 def test_a_cancelled_job_leaves_the_order_of_its_stream() -> None:
-    play = Play(2)
+    driver = Driver(2)
     for job in (1, 2, 3):
-        play.submit(job, stream=0)
-    assert finished(play.cancel(2)) == [(2, "cancelled")]
-    assert play.state(3) == "blocked", "job 1 still runs"
-    assert slices(play.done(1)) == [(3, 2)]
+        driver.submit(job, stream=0)
+    assert finished(driver.cancel(2)) == [(2, "cancelled")]
+    assert driver.state(3) == "blocked", "job 1 still runs"
+    assert slices(driver.done(1)) == [(3, 2)]
 
 
 def test_after_orders_across_streams_and_sessions() -> None:
-    play = Play(4)
-    play.open(2)
-    play.offline(1, "1")
-    play.offline(2, "1")
-    play.submit(3, quota="1", after=(1, 2, 99), session=2)
-    assert play.state(3) == "blocked"
-    play.done(1)
-    assert play.state(3) == "blocked"
-    assert slices(play.ended(2, failed=True)) == [(3, 1)], "a failure does not fail who follows"
+    driver = Driver(4)
+    driver.open(2)
+    driver.offline(1, "1")
+    driver.offline(2, "1")
+    driver.submit(3, quota="1", after=(1, 2, 99), session=2)
+    assert driver.state(3) == "blocked"
+    driver.done(1)
+    assert driver.state(3) == "blocked"
+    assert slices(driver.ended(2, failed=True)) == [(3, 1)], "a failure does not fail who follows"
 
 
 def test_waiting_reasons_are_told() -> None:
-    play = Play(2)
-    play.offline(1, stream=0)
-    play.offline(2, stream=0)
-    play.offline(3, after=(1,))
-    play.offline(4)
-    play.offline(5)
-    assert play.reason(1) is None
-    assert play.reason(2) == "follows job 0.1 in its stream"
-    assert play.reason(3) == "follows 1 other job"
-    assert play.reason(4) == "needs 1 SMs, which are not free"
-    assert play.reason(5) == "needs 1 SMs, and other jobs wait in front of it"
-    play.online(6, "2")
-    assert play.reason(1) == "online jobs have its capacity"
-    play.fail()
-    assert play.reason(4) == "device cpu:2 is being started"
+    driver = Driver(2)
+    driver.offline(1, stream=0)
+    driver.offline(2, stream=0)
+    driver.offline(3, after=(1,))
+    driver.offline(4)
+    driver.offline(5)
+    assert driver.reason(1) is None
+    assert driver.reason(2) == "follows job 0.1 in its stream"
+    assert driver.reason(3) == "follows 1 other job"
+    assert driver.reason(4) == "needs 1 SMs, which are not free"
+    assert driver.reason(5) == "needs 1 SMs, and other jobs wait in front of it"
+    driver.online(6, "2")
+    assert driver.reason(1) == "online jobs have its capacity"
+    driver.fail()
+    assert driver.reason(4) == "device cpu:2 is being started"
 
 
 # -- resizes ---------------------------------------------------------------------------------------
 
 
 def test_a_lower_quota_shrinks_at_once_and_a_higher_one_grows() -> None:
-    play = Play(8)
-    play.offline(1, "6")
-    found = play.resize(1, quota="2")
+    driver = Driver(8)
+    driver.offline(1, "6")
+    found = driver.resize(1, quota="2")
     assert found[0] == out.Confirm(7)
     assert slices(found) == [(1, 2)]
-    assert slices(play.resize(1, quota="6")) == [], "its blocks have not left"
-    assert slices(play.left(1, 2)) == [(1, 6)]
+    assert slices(driver.resize(1, quota="6")) == [], "its blocks have not left"
+    assert slices(driver.left(1, 2)) == [(1, 6)]
 
 
 def test_a_higher_reservation_is_like_a_new_request_for_the_difference() -> None:
-    play = Play(8)
-    play.offline(1)
-    play.online(2, "2")
-    assert slices(play.resize(2, reservation="5")) == [(1, 3), (2, 5)]
-    play.left(1, 3)
-    assert slices(play.resize(2, reservation="1")) == [(2, 1)]
-    assert slices(play.left(2, 1)) == [(1, 7)]
+    driver = Driver(8)
+    driver.offline(1)
+    driver.online(2, "2")
+    assert slices(driver.resize(2, reservation="5")) == [(1, 3), (2, 5)]
+    driver.left(1, 3)
+    assert slices(driver.resize(2, reservation="1")) == [(2, 1)]
+    assert slices(driver.left(2, 1)) == [(1, 7)]
 
 
 def test_a_reservation_that_other_online_jobs_leave_no_room_for_is_refused_unchanged() -> None:
-    play = Play(8)
-    play.online(1, "5")
-    play.online(2, "2")
-    refusal = error(play.resize(2, reservation="4"))
+    driver = Driver(8)
+    driver.online(1, "5")
+    driver.online(2, "2")
+    refusal = error(driver.resize(2, reservation="4"))
     assert isinstance(refusal, AdmissionError)
     assert "ask for at most 3" in str(refusal)
-    assert play.job(2).reservation == Fraction(2)
-    assert play.allocation(2) == "2"
-    assert isinstance(error(play.resize(2, reservation="9")), AdmissionError)
-    assert slices(play.resize(2, reservation="3")) == [(2, 3)]
+    assert driver.job(2).reservation == Fraction(2)
+    assert driver.allocation(2) == "2"
+    assert isinstance(error(driver.resize(2, reservation="9")), AdmissionError)
+    assert slices(driver.resize(2, reservation="3")) == [(2, 3)]
 
 
 def test_a_job_that_waits_can_be_resized() -> None:
-    play = Play(4)
-    play.online(1, "3")
-    play.online(2, "2")
-    assert slices(play.resize(2, reservation="1")) == [(2, 1)]
-    play.submit(3, stream=9)
-    play.submit(4, stream=9)
-    assert play.resize(4, quota="1") == [out.Confirm(7)]
-    assert isinstance(error(play.resize(4, quota="1/2")), AdmissionError)
-    assert play.job(4).quota == 1
+    driver = Driver(4)
+    driver.online(1, "3")
+    driver.online(2, "2")
+    assert slices(driver.resize(2, reservation="1")) == [(2, 1)]
+    driver.submit(3, stream=9)
+    driver.submit(4, stream=9)
+    assert driver.resize(4, quota="1") == [out.Confirm(7)]
+    assert isinstance(error(driver.resize(4, quota="1/2")), AdmissionError)
+    assert driver.job(4).quota == 1
 
 
 @pytest.mark.parametrize(
@@ -443,16 +443,16 @@ def test_a_job_that_waits_can_be_resized() -> None:
 def test_resizes_that_make_no_sense_are_refused(
     number: int, share: dict[str, str], text: str
 ) -> None:
-    play = Play(8)
-    play.offline(1, "2")
-    play.online(2, "2")
-    play.offline(3)
-    play.cancel(3)
-    before = play.allocation(1), play.allocation(2)
-    found = play.resize(number, **share)
+    driver = Driver(8)
+    driver.offline(1, "2")
+    driver.online(2, "2")
+    driver.offline(3)
+    driver.cancel(3)
+    before = driver.allocation(1), driver.allocation(2)
+    found = driver.resize(number, **share)
     assert names(found) == ["Refuse"]
     assert text in str(error(found))
-    assert (play.allocation(1), play.allocation(2)) == before
+    assert (driver.allocation(1), driver.allocation(2)) == before
 
 
 # -- submissions that are refused ------------------------------------------------------------------
@@ -472,42 +472,42 @@ def test_resizes_that_make_no_sense_are_refused(
     ],
 )
 def test_bad_submissions_fail_and_say_why(share: dict[str, object], text: str) -> None:
-    play = Play(8)
-    found = play.submit(1, **share)  # type: ignore[arg-type]
+    driver = Driver(8)
+    found = driver.submit(1, **share)  # type: ignore[arg-type]
     assert finished(found) == [(1, "failed")]
     assert text in str(error(found))
-    assert not play.scheduler.jobs
-    assert slices(play.offline(2)) == [(2, 8)]
+    assert not driver.scheduler.jobs
+    assert slices(driver.offline(2)) == [(2, 8)]
 
 
 def test_a_session_has_a_limited_number_of_jobs() -> None:
-    play = Play(8, max_jobs_per_session=2)
-    play.open(2)
-    play.offline(1)
-    play.offline(2)
-    assert "max_jobs_per_session" in str(error(play.offline(3)))
-    assert play.state(2) == "waiting"
-    play.submit(4, session=2)
-    assert play.state(4) == "waiting"
-    play.done(1)
-    play.offline(5)
-    assert play.state(5) == "waiting"
+    driver = Driver(8, max_jobs_per_session=2)
+    driver.open(2)
+    driver.offline(1)
+    driver.offline(2)
+    assert "max_jobs_per_session" in str(error(driver.offline(3)))
+    assert driver.state(2) == "waiting"
+    driver.submit(4, session=2)
+    assert driver.state(4) == "waiting"
+    driver.done(1)
+    driver.offline(5)
+    assert driver.state(5) == "waiting"
 
 
 # -- what the server reads -------------------------------------------------------------------------
 
 
 def test_a_finished_job_can_be_read_until_the_next_event() -> None:
-    play = Play(4)
-    play.now_ns = 100
-    play.offline(1, "2")
-    play.now_ns = 400
-    play.resize(1, quota="1")
-    play.now_ns = 1000
-    play.done(1)
-    record = play.scheduler.finished[JobId(1)]
+    driver = Driver(4)
+    driver.now_ns = 100
+    driver.offline(1, "2")
+    driver.now_ns = 400
+    driver.resize(1, quota="1")
+    driver.now_ns = 1000
+    driver.done(1)
+    record = driver.scheduler.finished[JobId(1)]
     assert (record.started_ns, record.epoch) == (100, 1)
     assert record.capsm_scaled_ns == (2 * 300 + 1 * 600) * SCALE
     assert str(record.state) == "done"
-    play.open(5)
-    assert not play.scheduler.finished
+    driver.open(5)
+    assert not driver.scheduler.finished

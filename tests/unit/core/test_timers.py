@@ -28,9 +28,9 @@ def test_tidying_keeps_what_matters_and_waits_until_it_is_worth_it() -> None:
     timers = Timers()
     for at_ns in range(1000):
         timers.add(at_ns, Timer.TIMEOUT, at_ns)
-    timers.tidy(1000, lambda due: False)
+    timers.prune(1000, lambda due: False)
     assert timers.first_ns(lambda due: True) == 0
-    timers.tidy(10, lambda due: due[2] % 100 == 99)
+    timers.prune(10, lambda due: due[2] % 100 == 99)
     found = []
     while (due := timers.pop(10**6)) is not None:
         found.append(due[0])

@@ -9,18 +9,18 @@ import pytest
 from gpud.core.scheduler import Scheduler
 from gpud.errors import InternalError
 from gpud.units import JobId
-from tests.unit.core.play import Play
+from tests.unit.core.driver import Driver
 
 
 def scene() -> Scheduler:
     """Job 1 is offline with a quota, job 2 online, job 3 waits, job 4 is blocked."""
-    play = Play(4)
-    play.offline(1, "2")
-    play.online(2, "2")
-    play.offline(3, stream=3)
-    play.offline(4, stream=3)
-    play.scheduler.validate()
-    return play.scheduler
+    driver = Driver(4)
+    driver.offline(1, "2")
+    driver.online(2, "2")
+    driver.offline(3, stream=3)
+    driver.offline(4, stream=3)
+    driver.scheduler.validate()
+    return driver.scheduler
 
 
 def damage_slices(scheduler: Scheduler, job: int, slices: int) -> None:

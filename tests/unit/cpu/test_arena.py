@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpud.device.cpu.arena import Arena
-from gpud.device.cpu.machine_memory import memory_limit_bytes
+from gpud.device.cpu.memory_limit import memory_limit_bytes
 from gpud.errors import InvalidArgument, OutOfMemory
 
 SIZE = 1 << 16

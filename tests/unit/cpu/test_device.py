@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.launch import Launch
+from gpud.device.cpu.scheduling.launch import Launch
 from gpud.errors import LaunchConfigError
-from tests.unit.cpu.running import OPEN, TIMEOUT_S, Array, cuda, pointer, until, words
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, Array, cuda, pointer, until, words
 
 SOURCE = r"""
 extern "C" __global__ void gated(unsigned* started, const volatile unsigned* gate) {

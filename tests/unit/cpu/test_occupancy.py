@@ -11,7 +11,7 @@ import pytest
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.occupancy import SM_LIMITS, occupancy
 from gpud.errors import LaunchConfigError
-from tests.unit.cpu.running import cuda
+from tests.unit.cpu.device_helpers import cuda
 
 KIB = 1024
 

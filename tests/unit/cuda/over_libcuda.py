@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import CompileError

@@ -11,7 +11,7 @@ import pytest
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.job import Job
 from tests.driver_model import SteppedDriver
-from tests.unit.cuda.running import PROGRAM, device_of, drive, launches, ran_once
+from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches, ran_once
 
 ENDLESS = 10**8
 SMS, M = 4, 8
@@ -44,7 +44,7 @@ class World:
         for _ in range(steps):
             self.fake.step()  # one thing of many that a GPU does at once
             self.now += 5e-7
-            self.device.watcher.look()
+            self.device.watcher.poll()
 
     @property
     def barred(self) -> frozenset[int]:
@@ -110,11 +110,11 @@ def test_two_jobs_that_share_each_sm_both_make_room(seed: int) -> None:
 def test_room_is_made_while_others_still_leave(seed: int) -> None:
     with a_world(seed) as world:
         first, second = world.offline(2 * M), world.offline(2 * M)
-        world.device.watcher.look()
+        world.device.watcher.poll()
         world.fake.hostage.add(OFFLINE)  # long task blocks
         first.resize(M)
         online = world.online(1)
-        world.device.watcher.look()
+        world.device.watcher.poll()
         assert world.barred, "it waits for blocks that leave, and then for others"
         told = world.barred
         world.goes_on(200)
@@ -152,7 +152,7 @@ def test_nobody_moves_for_whom_others_leave_by_themselves() -> None:
 def test_nobody_is_disturbed_where_there_is_room() -> None:
     with a_world(3) as world:
         offline = world.offline(SMS * M)
-        world.device.watcher.look()
+        world.device.watcher.poll()
         offline.resize(2 * M)
         before = world.fake.calls.count("cuLaunchKernel")
         online = world.online(2)

@@ -10,12 +10,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from gpud.compiler.control_words import JOB_BYTES, NAMED_BYTES
+from gpud.compiler.abi.control_words import JOB_BYTES, NAMED_BYTES
 from gpud.compiler.pipeline import compile_program
-from gpud.device.cuda.arena import Arena
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver, DriverError
-from gpud.device.cuda.module import CUDAModule
+from gpud.device.cuda.driver.calls import Driver, DriverError
+from gpud.device.cuda.memory.arena import Arena
+from gpud.device.cuda.program.module import CUDAModule
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import (
@@ -27,7 +27,7 @@ from gpud.errors import (
     OutOfMemory,
 )
 from tests.driver_model import SteppedDriver
-from tests.unit.cuda.running import PROGRAM, device_of, drive, launches, ran_once
+from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches, ran_once
 
 GRANULE = 1 << 16
 SIZE = 16 * GRANULE
@@ -98,7 +98,7 @@ def test_runs_take_no_new_memory_once_they_have_run() -> None:
         for job in jobs:
             job.resize(1)
             fake.run()
-            device.watcher.look()
+            device.watcher.poll()
             fake.calls.append("next")
         later = fake.calls[fake.calls.index("next") :]
         assert all(job.complete for job in jobs)
@@ -396,7 +396,7 @@ def test_a_forgotten_program_is_unloaded_when_nothing_runs() -> None:
         device.load(PROGRAM)
         assert fake.alive["module"] == before + 3
         fake.run()
-        device.watcher.look()
+        device.watcher.poll()
         device.load(PROGRAM)
         assert fake.alive["module"] == before + 2
     assert fake.waits == []
@@ -484,7 +484,7 @@ def test_a_watched_device_runs_jobs_by_itself_and_sleeps_at_idle() -> None:
         clock.join()
     assert job.complete
     assert not device.watcher.busy
-    assert device.watcher.look() is None
+    assert device.watcher.poll() is None
     ran_once(fake, [10, 10])
     device.close()
     assert not +fake.alive
@@ -499,7 +499,7 @@ def test_a_lost_device_is_heard_of_on_the_threads_own() -> None:
     with device.lock:
         job.resize(1)
         fake.lose()
-    device.watcher.hurry()
+    device.watcher.wake()
     assert job.wait(WAIT_S)
     assert isinstance(job.error, DeviceLost)
     device.watcher.close()
@@ -530,6 +530,6 @@ def test_what_the_rewriter_makes_runs_with_its_hidden_parameter() -> None:
         job = Job(device, [spec])
         job.resize(2)
         fake.run()
-        device.watcher.look()
+        device.watcher.poll()
         assert job.complete
         ran_once(fake, [6])

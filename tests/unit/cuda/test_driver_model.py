@@ -11,7 +11,7 @@ import pytest
 from cuda.bindings import driver as real
 
 from tests.driver_model import Misuse, SteppedDriver
-from tests.unit.cuda.running import PROGRAM
+from tests.unit.cuda.model_runs import PROGRAM
 
 GRANULE = 1 << 16
 NON_BLOCKING, DEFAULT_STREAM, MAPPED = 1, 1, 2

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from gpud.compiler import control_words as cw
-from gpud.compiler.fault_record import FaultKind
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.abi.fault_record import FaultKind
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver
-from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.device.cuda.driver.calls import Driver
+from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.job import Job
 from gpud.errors import DeviceLost, GpudError, IllegalAddress, InternalError, KernelTrap
 from tests.driver_model import SteppedDriver
-from tests.unit.cuda.running import device_of, drive, launches, ran_once
+from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
 
 @pytest.mark.parametrize("release", RELEASE_PATHS)
@@ -50,7 +50,7 @@ def test_nothing_is_lost_or_repeated_whatever_is_resized_when(seed: int) -> None
             if job.done:
                 break
             fake.run(choose.randrange(8))
-            device.watcher.look()
+            device.watcher.poll()
             if choose.random() < 0.3:
                 job.resize(choose.choice([0, 0, 1, 2, 7, 30]))
             claimed, done, _ = job.progress
@@ -100,7 +100,7 @@ def test_it_grows_while_it_runs_and_tells_what_it_holds() -> None:
         job.resize(1)
         assert job.held == 6
         fake.run(200)
-        device.watcher.look()
+        device.watcher.poll()
         assert (fake.resident, job.held) == (1, 1)
         assert job.release_ns > 0
         assert not job.exhausted
@@ -113,7 +113,7 @@ def test_urgent_runs_have_the_streams_of_the_highest_priority() -> None:
     fake = SteppedDriver(4)
     with device_of(fake) as device:
         chain = device.prepare(launches(device, "p"))
-        device.flights._streams.clear()  # those that there are from the beginning
+        device.launches._streams.clear()  # those that there are from the beginning
         before = len(fake.streams.all)
         assert before > 1
         for priority in (0, 1):
@@ -195,12 +195,12 @@ def test_a_job_that_grows_again_and_again_has_few_streams() -> None:
         for slices in range(1, 26):
             job.resize(slices)
             fake.run(60)
-            device.watcher.look()
+            device.watcher.poll()
         assert fake.resident == job.held == 25
         assert fake.alive["stream"] - before <= 9  # one that leaves, beside those that claim
         job.resize(3)
         fake.run(200)
-        device.watcher.look()
+        device.watcher.poll()
         assert fake.resident == 3
         job.resize(20)
         drive(fake, device, job, rounds=40_000)
@@ -261,7 +261,7 @@ def test_a_lost_context_is_told_by_every_run() -> None:
     for job in jobs:
         job.resize(1)
     fake.lose("ILLEGAL_ADDRESS")
-    device.watcher.look()
+    device.watcher.poll()
     assert all(isinstance(job.error, DeviceLost) for job in jobs)
     assert ended == jobs
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
@@ -286,7 +286,7 @@ def resizing(fake: SteppedDriver, job_device: tuple[Job, object]) -> None:
     for slices in (2, 5, 1, 0, 3):
         job.resize(slices)
         fake.run(25)
-        device.watcher.look()  # type: ignore[attr-defined]
+        device.watcher.poll()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -341,11 +341,11 @@ def test_the_first_task_block_is_seen_when_it_begins(what: str, release: str) ->
     with device_of(fake, release) as device:
         job = Job(device, launches(device, what))
         job.resize(1)
-        device.watcher.look()
+        device.watcher.poll()
         assert job.first_block_ns == 0
         while not job.first_block_ns:
             assert fake.step()
-            device.watcher.look()
+            device.watcher.poll()
         assert job.done == (what == "e")  # a plain launch tells only that it is over
         begun = job.first_block_ns
         drive(fake, device, job)
@@ -372,12 +372,12 @@ def test_what_is_written_late_is_for_no_other_run() -> None:
         fake.run(20)
         control.busy = True
         gang: Any = first._gang
-        at = gang._aloft.on_device.job(0)
+        at = gang._tracker.on_device.job(0)
         first.kill()
         drive(fake, device, first)
         second.resize(2)
         gang = second._gang
-        assert gang._aloft.on_device.job(0) == at
+        assert gang._tracker.on_device.job(0) == at
         fake.run(20)
         control.busy = False
         while not second.progress[1]:
@@ -395,10 +395,10 @@ def test_a_stage_shrinks_before_its_gate_has_opened_it() -> None:
         job.resize(8)
         while "gpud_gate" not in {launch.name for launch in fake.launches}:
             fake.step()
-            device.watcher.look()
+            device.watcher.poll()
         job.resize(2)
-        (flight,) = device.flights._there
-        assert (flight.stage, flight.limit) == (1, 2)
+        (launch,) = device.launches._active
+        assert (launch.stage, launch.limit) == (1, 2)
         drive(fake, device, job)
         ran_once(fake, [8, 8])
 
@@ -429,7 +429,7 @@ def test_the_end_of_a_long_stage_wakes_who_fills_the_window(pace: float) -> None
         short = launches(device, "p" * 40)
         first = short[0]._replace(kernel=short[0].kernel.module.kernel("persistent_b"))
         for spec, its in ((first, pace), (short[0], 1e3)):
-            spec.kernel.paces[spec.block] = its
+            spec.kernel.block_ns[spec.block] = its
         job = Job(device, [first, *short[1:]])
         job.resize(2)
         device.watcher.semaphore.wait(0)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpud.compiler import control_words as cw
-from gpud.compiler.ptxas import assemble, find_ptxas
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cuda.gate import CURRENT, GATE, HELPED, PTX, RUN_BYTES, STOP
-from tests.unit.cpu.running import TIMEOUT_S
+from gpud.device.cuda.launch.gate import CURRENT, GATE, HELPED, PTX, RUN_BYTES, STOP
+from tests.unit.cpu.device_helpers import TIMEOUT_S
 
 STAGE, TOTAL = 3, 5
 

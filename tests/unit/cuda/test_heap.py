@@ -13,13 +13,13 @@ import pytest
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
-from gpud.compiler.ptxas import assemble, find_ptxas
+from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver
-from gpud.device.cuda.heap import HEAP_BYTES, with_own_heap
+from gpud.device.cuda.driver.calls import Driver
+from gpud.device.cuda.program.heap import HEAP_BYTES, with_own_heap
 from tests.driver_model import CPUDriver
-from tests.unit.cpu.running import Array, rewritten
+from tests.unit.cpu.device_helpers import Array, rewritten
 from tests.unit.printing import ARENA, load, run
 
 SOURCE = r"""

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver
+from gpud.device.cuda.driver.calls import Driver
 from gpud.device.host import messages as m
 from gpud.device.host.host import Host
 from tests.driver_model import SteppedDriver
-from tests.unit.cuda.running import PROGRAM
+from tests.unit.cuda.model_runs import PROGRAM
 
 WAIT_S = 60
 
@@ -47,7 +47,7 @@ class Case:
     def heard(self) -> list[Any]:
         """Let everything happen; the events that came."""
         while self.fake.step() or self.device.watcher.busy:
-            self.device.watcher.look()
+            self.device.watcher.poll()
             if not self.lost.empty():
                 break
         found = []

@@ -15,21 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpud.compiler.names import PRINT
+from gpud.compiler.abi.print_buffer import BUFFER_HEAD_BYTES, calls
+from gpud.compiler.abi.reserved_names import PRINT
 from gpud.compiler.pipeline import compile_program
-from gpud.compiler.print_words import BUFFER_HEAD_BYTES, calls
 from gpud.compiler.ptx.model import Function, Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
-from gpud.compiler.ptxas import assemble, find_ptxas
+from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver
-from gpud.device.cuda.output import OUTPUT_BYTES, printed_text
+from gpud.device.cuda.driver.calls import Driver
+from gpud.device.cuda.launch.output import OUTPUT_BYTES, printed_text
 from gpud.device.interface import OUTPUT_LIMIT_BYTES
 from gpud.device.job import Job, LaunchSpec
 from tests.driver_model import CPUDriver
-from tests.unit.cpu.running import TIMEOUT_S, pointer, rewritten, words
+from tests.unit.cpu.device_helpers import TIMEOUT_S, pointer, rewritten, words
 from tests.unit.printing import ALL_LINES, ARENA, EACH, HOSTILE, SAID, SOURCE, load, run
 
 TRUNCATED = b"\n... output truncated\n"

@@ -9,14 +9,14 @@ import pytest
 
 from gpud.config import load
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.cuda.driver import Driver
-from gpud.device.cuda.release import RELEASE_PATHS
+from gpud.device.cuda.driver.calls import Driver
+from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.host.__main__ import DeviceSettings, open_device
 from gpud.device.job import Job
 from gpud.device.spec import parse_device
 from gpud.server.settings import host_arguments
 from tests.driver_model import SteppedDriver
-from tests.unit.cuda.running import device_of, drive, launches, ran_once
+from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
 IN_DEVICE_MEMORY = [name for name in RELEASE_PATHS if name != "mapped"]
 
@@ -31,7 +31,7 @@ def test_a_look_at_a_gang_asks_the_driver_for_no_memory(release: str) -> None:
         job.resize(2)
         fake.run(100)
         before = [name for name in fake.calls if name.startswith("cuMem")]
-        device.watcher.look()
+        device.watcher.poll()
         assert job.held < 4
         assert [name for name in fake.calls if name.startswith("cuMem")] == before
         drive(fake, device, job, rounds=20_000)
@@ -46,7 +46,7 @@ def test_it_is_one_line_of_the_configuration(release: str, monkeypatch: pytest.M
     device = open_device(parse_device("cuda"), DeviceSettings(release_path=release))
     with contextlib.closing(device):
         assert isinstance(device, CUDADevice)
-        assert device.flights.release.name == release
+        assert device.launches.release.name == release
 
 
 @pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
@@ -57,7 +57,7 @@ def test_what_another_launch_has_left_in_its_place_is_not_its_own(release: str) 
         for _ in range(3):  # each in the place of the one before, where no block is left
             job = Job(device, chain)
             job.resize(3)
-            device.watcher.look()  # its record is on the way
+            device.watcher.poll()  # its record is on the way
             assert (job.held, job.exhausted, job.done) == (3, False, False)
             drive(fake, device, job)
             assert job.error is None
@@ -67,7 +67,7 @@ def test_what_another_launch_has_left_in_its_place_is_not_its_own(release: str) 
 def test_what_is_written_late_harms_nobody(release: str) -> None:
     fake = SteppedDriver(5)
     with device_of(fake, release) as device:
-        stream = fake.streams.of(device.flights.release._stream)  # type: ignore[attr-defined]
+        stream = fake.streams.of(device.launches.release._stream)  # type: ignore[attr-defined]
         first, second = (Job(device, launches(device, what)) for what in ("pp", "p"))
         first.resize(4)
         while stream.queue:

@@ -13,18 +13,18 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="the extra `demo` draws the picture")
 
-from gpud.demo import program
-from gpud.demo.allocations import Change
-from gpud.demo.colocation import Compared, Sizes, Window, compare
-from gpud.demo.kernels import OFFLINE
-from gpud.demo.offline import Sized
-from gpud.demo.program import LANES, POLICIES
+from gpud.demo import cli
+from gpud.demo.allocation_trace import Change
+from gpud.demo.cli import LANES, POLICIES
+from gpud.demo.colocation import Comparison, Sizes, Window, compare
+from gpud.demo.offline_client import Sized
+from gpud.demo.offline_kernels import OFFLINE
+from gpud.demo.online_client import Answers
+from gpud.demo.plot import Panel, draw, excerpt
 from gpud.demo.report import conclusion, note, table
-from gpud.demo.service import Answers
-from gpud.demo.timeline import Panel, draw, excerpt
 
-GOOD = Compared("reservations", 0.012, 0.02, 1.1, (1.0, 1.2), 0.7, 0.93)
-SLOW = Compared("fifo", 0.3, 0.9, 45.0, (40.0, 50.0), 0.75, 1.0)
+GOOD = Comparison("reservations", 0.012, 0.02, 1.1, (1.0, 1.2), 0.7, 0.93)
+SLOW = Comparison("fifo", 0.3, 0.9, 45.0, (40.0, 50.0), 0.75, 1.0)
 
 
 def test_the_table_has_a_row_for_each_run() -> None:
@@ -91,7 +91,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from pathlib import Path\n"
-        "from gpud.demo.timeline import MissingMatplotlibError, draw\n"
+        "from gpud.demo.plot import MissingMatplotlibError, draw\n"
         "try: draw([], [], Path('x.png'), sms=1, names={}, seconds=1)\n"
         "except MissingMatplotlibError as error: print(error)\n"
     )
@@ -104,11 +104,11 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
 def test_on_a_machine_that_is_too_busy_it_stops_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scene = SimpleNamespace(watch=lambda *_, **__: Window("alone", 0.0, 5.0, busy=1.5))
+    experiment = SimpleNamespace(watch=lambda *_, **__: Window("alone", 0.0, 5.0, busy=1.5))
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    monkeypatch.setattr(program, "sizes_for", lambda *_, **__: Sizes((), 1))
-    monkeypatch.setattr(program, "open_scene", lambda *_: nullcontext(scene))
-    assert program.run(["--out", str(tmp_path)]) == 1
+    monkeypatch.setattr(cli, "sizes_for", lambda *_, **__: Sizes((), 1))
+    monkeypatch.setattr(cli, "open_experiment", lambda *_: nullcontext(experiment))
+    assert cli.run(["--out", str(tmp_path)]) == 1
     assert "took 150% of the time" in capsys.readouterr().out
 
 

@@ -17,9 +17,9 @@ from gpud.device.host import messages as m
 from gpud.device.host.host import Host
 from gpud.device.host.link import Link
 from gpud.errors import InternalError, InvalidArgument, LaunchConfigError, UnknownName, from_wire
-from gpud.wire.codec import FrameDecoder
-from gpud.wire.table import Sender
-from tests.unit.host.peer import row
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
+from tests.unit.host.front_peer import row
 
 TIMEOUT_S = 10.0
 

@@ -14,11 +14,11 @@ import pytest
 from gpud.device.host import messages as m
 from gpud.device.host.host import Host
 from gpud.device.host.link import Link
-from gpud.device.host.running import RunningJob
+from gpud.device.host.running_job import RunningJob
 from gpud.errors import DeviceLost, GpudError, InvalidArgument
 from gpud.units import Partitions
-from gpud.wire.codec import FrameDecoder, frame
-from gpud.wire.table import Sender
+from gpud.wire.framing import FrameDecoder, frame
+from gpud.wire.message_table import Sender
 
 LOST = DeviceLost("the context is gone", device="cuda:0")
 

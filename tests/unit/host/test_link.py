@@ -13,7 +13,7 @@ import pytest
 from gpud.device.host import messages as m
 from gpud.device.host.link import Link
 from gpud.errors import FrameError, ProtocolError
-from gpud.wire.codec import frame
+from gpud.wire.framing import frame
 
 Ends = tuple[Link, socket.socket]
 

@@ -11,12 +11,12 @@ import pytest
 import pytest_asyncio
 
 from gpud.errors import GpudError, InternalError, from_wire
-from gpud.server import answers
-from gpud.server.answers import Answers, Steps
-from gpud.server.stream import Limits, Outbox, Stream
+from gpud.server.clients import answers
+from gpud.server.clients.answers import Answers, Steps
+from gpud.server.ipc.stream import Limits, Outbox, Stream
 from gpud.wire import messages as wm
-from gpud.wire.codec import FrameDecoder, frame
-from gpud.wire.table import Sender
+from gpud.wire.framing import FrameDecoder, frame
+from gpud.wire.message_table import Sender
 from tests.integration.daemon_world import until
 
 pytestmark = pytest.mark.asyncio

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpud.errors import InvalidArgument
-from gpud.server.listener import adopt, listen
+from gpud.server.ipc.listener import adopt, listen
 
 
 @pytest.fixture

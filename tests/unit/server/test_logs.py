@@ -23,10 +23,10 @@ def logger() -> Iterator[logging.Logger]:
 def test_text_is_one_line_for_people(logger: logging.Logger) -> None:
     out = io.StringIO()
     logs.set_up("info", "text", out)
-    logging.getLogger("gpud.server.devices").warning("device %d\nis %s", 3, "gone\x1b[31m")
+    logging.getLogger("gpud.server.hosts.device").warning("device %d\nis %s", 3, "gone\x1b[31m")
     logging.getLogger("gpud.server").debug("not this")
     (line,) = out.getvalue().splitlines()
-    assert line.endswith("warning server.devices: device 3 is gone?[31m")
+    assert line.endswith("warning server.hosts.device: device 3 is gone?[31m")
 
 
 def test_json_is_one_document_a_line(logger: logging.Logger) -> None:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from gpud.server.stream import MESSAGES_PER_TURN, Limits, Outbox, Stream
-from gpud.wire.codec import FrameDecoder, FrameError, frame
+from gpud.server.ipc.stream import MESSAGES_PER_TURN, Limits, Outbox, Stream
+from gpud.wire.framing import FrameDecoder, FrameError, frame
 from tests.integration.daemon_world import until
 
 pytestmark = pytest.mark.asyncio

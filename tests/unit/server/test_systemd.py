@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpud.server.systemd import activated, notify
+from gpud.server.ipc.systemd import activated, notify
 
 
 @pytest.fixture

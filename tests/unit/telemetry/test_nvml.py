@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from gpud.errors import InvalidArgument, MissingDependency
-from gpud.telemetry.nvml import GPUState, Telemetry
+from gpud.telemetry.nvml import GPUState, NvmlReader
 
 
 class FakeNVML:
@@ -73,7 +73,7 @@ class FakeNVML:
 
 def test_all_that_is_known() -> None:
     nvml = FakeNVML()
-    telemetry = Telemetry("GPU-1234", nvml)
+    telemetry = NvmlReader("GPU-1234", nvml)
     assert telemetry.read() == GPUState(40, 7, 1 << 30, 80 << 30, 1980, 2619, 55, 123.456, 3, 0)
     assert telemetry.xid_events() == [79, 31]
     assert telemetry.xid_events() == []
@@ -89,34 +89,34 @@ def test_a_part_of_a_gpu_is_found_by_the_name_that_nvml_has_for_it() -> None:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
             return "part"
 
-    telemetry = Telemetry("GPU-1234", Divided("nvmlDeviceGetUtilizationRates"))
+    telemetry = NvmlReader("GPU-1234", Divided("nvmlDeviceGetUtilizationRates"))
     assert telemetry.read().memory_used_bytes == 1 << 30
     assert telemetry.read().utilisation_percent is None
     nvml = Divided()
     with pytest.raises(InvalidArgument, match="no GPU 'GPU-4321'"):
-        Telemetry("GPU-4321", nvml)
+        NvmlReader("GPU-4321", nvml)
     assert nvml.opened == 0
 
 
 def test_what_is_not_known_is_none_each_for_itself() -> None:
     everything = FakeNVML(*(name for name in dir(pynvml) if name.startswith("nvmlDeviceGet")
                             and "Handle" not in name), "nvmlDeviceRegisterEvents")  # fmt: skip
-    telemetry = Telemetry("GPU-1234", everything)
+    telemetry = NvmlReader("GPU-1234", everything)
     assert telemetry.read() == GPUState(*[None] * 10)
     assert telemetry.xid_events() == []
     assert everything.sets == 0
     telemetry.close()
-    power = Telemetry("GPU-1234", FakeNVML("nvmlDeviceGetPowerUsage")).read()
+    power = NvmlReader("GPU-1234", FakeNVML("nvmlDeviceGetPowerUsage")).read()
     assert power.power_w is None
     assert power.temperature_c == 55
 
 
 def test_without_nvml_or_without_the_gpu_it_says_so() -> None:
     with pytest.raises(MissingDependency, match="libnvidia-ml"):
-        Telemetry("GPU-1234", FakeNVML("nvmlInit"))
+        NvmlReader("GPU-1234", FakeNVML("nvmlInit"))
     nvml = FakeNVML("nvmlDeviceGetHandleByUUID")
     with pytest.raises(InvalidArgument, match="no GPU 'GPU-1'"):
-        Telemetry("GPU-1", nvml)
+        NvmlReader("GPU-1", nvml)
     assert nvml.opened == 0
 
 
@@ -126,8 +126,8 @@ def test_on_this_machine_it_answers_or_says_what_is_missing() -> None:
         gpu = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0))
     except pynvml.NVMLError:
         with pytest.raises((MissingDependency, InvalidArgument)):
-            Telemetry("GPU-1234")
+            NvmlReader("GPU-1234")
     else:
-        telemetry = Telemetry(gpu)
+        telemetry = NvmlReader(gpu)
         assert telemetry.read().memory_total_bytes != 0
         telemetry.close()

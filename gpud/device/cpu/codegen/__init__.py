@@ -1,5 +1,5 @@
 """From a PTX kernel and a block shape to LLVM IR.
 
-In the order in which a kernel flows: `prepare`, `webs`, `regions`, `convergence`,
-`induction`, `recompute`, `plan`, `stages`, `pieces`; `driver` calls the generated code.
+In the order in which a kernel flows: `preparation` (of the PTX), `analysis`, `hoisting`,
+`emit` (of LLVM IR); `runtime` calls the generated code.
 """

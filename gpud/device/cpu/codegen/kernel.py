@@ -1,46 +1,51 @@
 """One kernel and one block shape in, LLVM IR with its entry points out.
 
-The generated module exports what a resident block's header points to: ``run_together`` (all threads
-as one), ``run_piece`` (a range of threads from one cut), ``exchange`` (a warp collective) and
-``common``, the table of what is uniform where. `gpud.device.cpu.codegen.driver` uses them. All that
-a block needs is reached from ``%b``, so one compiled kernel serves any number of blocks.
+The generated module exports what a resident block's header points to: ``run_lockstep`` (all threads
+as one), ``run_region`` (a range of threads from one cut), ``exchange`` (a warp collective) and
+``common``, the table of what is uniform where. `gpud.device.cpu.codegen.runtime.thread_scheduler`
+uses them. All that a block needs is reached from ``%b``, so one compiled kernel serves any number
+of blocks.
 """
 
 from __future__ import annotations
 
+from gpud.compiler.abi.reserved_names import GRID_SYNC, is_slots
+from gpud.compiler.analysis.data_layout import offsets
 from gpud.compiler.analysis.effects import callee, is_call, special_registers
-from gpud.compiler.analysis.sizes import offsets
-from gpud.compiler.names import GRID_SYNC, is_slots
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.body import Program
-from gpud.device.cpu.codegen.calls import FRAMES_BYTES, define_reports
-from gpud.device.cpu.codegen.checks import define_judge
-from gpud.device.cpu.codegen.checks import metadata as checks_metadata
-from gpud.device.cpu.codegen.convergence import Convergence
-from gpud.device.cpu.codegen.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.flushing import (
+from gpud.device.cpu.codegen.analysis.convergence import Convergence
+from gpud.device.cpu.codegen.analysis.regions import Regions
+from gpud.device.cpu.codegen.analysis.register_types import register_storage
+from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
+from gpud.device.cpu.codegen.analysis.stage_plan import StagePlan
+from gpud.device.cpu.codegen.artifact import GeneratedKernel
+from gpud.device.cpu.codegen.emit.addresses import RESERVED, RESERVED_BYTES, ModuleLayout, Shape
+from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES, define_reports
+from gpud.device.cpu.codegen.emit.device_functions import (
+    define_function,
+    failing_functions,
+    frame_sizes,
+)
+from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.emit.fence_checks import define_exact_check
+from gpud.device.cpu.codegen.emit.fence_checks import metadata as checks_metadata
+from gpud.device.cpu.codegen.emit.flush_to_zero import (
     FLUSHING_ATTRIBUTES,
     define_with_flushing,
     wants_flushing,
 )
-from gpud.device.cpu.codegen.functions import define_function, failing, framed
-from gpud.device.cpu.codegen.generated import GeneratedKernel
-from gpud.device.cpu.codegen.homes import is_dynamic
-from gpud.device.cpu.codegen.induction import split_inductions
-from gpud.device.cpu.codegen.joint import JointFences
+from gpud.device.cpu.codegen.emit.lockstep import define_lockstep
+from gpud.device.cpu.codegen.emit.region_writer import KernelContext, RegionWriter
+from gpud.device.cpu.codegen.emit.thread_code import CallInfo
+from gpud.device.cpu.codegen.hoisting.merged_fences import MergedFences
 from gpud.device.cpu.codegen.layout import (
     BLOCK_ARGUMENT,
     DataLayout,
     align_up,
 )
-from gpud.device.cpu.codegen.pieces import KernelCode, PieceWriter
-from gpud.device.cpu.codegen.places import RESERVED, RESERVED_BYTES, ModuleLayout, Shape
-from gpud.device.cpu.codegen.plan import StagePlan
-from gpud.device.cpu.codegen.prepare import Prepared, prepare
-from gpud.device.cpu.codegen.recompute import Recomputable
-from gpud.device.cpu.codegen.regions import Regions
-from gpud.device.cpu.codegen.storage import register_storage
-from gpud.device.cpu.codegen.together import define_together
+from gpud.device.cpu.codegen.preparation.induction import split_inductions
+from gpud.device.cpu.codegen.preparation.pipeline import Prepared, prepare
+from gpud.device.cpu.codegen.preparation.provenance import is_dynamic
 
 __all__ = ["generate_kernel"]
 
@@ -85,24 +90,24 @@ def generate_kernel(
         body = split.body or []
         regions = Regions(split)
         convergence = Convergence(regions, private)
-    regions.recomputable = Recomputable(regions.flow, convergence.varying, convergence.inner)
+    regions.recomputable = Rematerializable(regions.flow, convergence.varying, convergence.inner)
     starts, parameter_bytes = offsets(prepared.entry.parameters)
     names = [parameter.name for parameter in prepared.entry.parameters]
     called = {function.name: function for function in functions}
-    in_frames = framed(called, prepared.addressed) if arena is not None else {}
+    in_frames = frame_sizes(called, prepared.addressed) if arena is not None else {}
     ir = IRModule()
     ir.flushes = wants_flushing([body, *(f.body or [] for f in functions)])
-    kernel = KernelCode(
+    kernel = KernelContext(
         ir,
         regions,
         register_storage(body),
         shape,
         layout,
-        Program(
+        CallInfo(
             prepared.functions,
             prepared.addressed,
             data.functions,
-            failing(called, prepared.addressed, in_frames),
+            failing_functions(called, prepared.addressed, in_frames),
             in_frames,
         ),
         (dict(zip(names, starts, strict=True)), parameter_bytes),
@@ -114,25 +119,25 @@ def generate_kernel(
         # What gpud adds comes last, and is none of the program's business.
         hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
         kernel.parameter_window = min(hidden, default=parameter_bytes)
-        kernel.meets = any(
+        kernel.syncs_grid = any(
             isinstance(s, ptx.RegisterDeclaration) and GRID_SYNC in s.name
             for statements in (body, *(function.body or () for function in functions))
             for s in statements
         )
     if in_frames:
-        kernel.frames = FRAMES_BYTES
+        kernel.frames = STACK_BYTES
     plan = StagePlan(convergence, shape)
-    kernel.pieces = tuple(sorted({*kernel.regions.cuts, *plan.parting}))
-    define_together(kernel, plan)
-    for cut in kernel.pieces:
-        _define_piece(kernel, cut)
+    kernel.region_cuts = tuple(sorted({*kernel.regions.cuts, *plan.parting}))
+    define_lockstep(kernel, plan)
+    for cut in kernel.region_cuts:
+        _define_region(kernel, cut)
     for function in functions:
         define_function(kernel, function)
     _define_dispatch(kernel)
     _define_exchange(kernel)
     define_reports(ir)
     if arena is not None:
-        define_judge(kernel)
+        define_exact_check(kernel)
     _metadata(ir)
     return GeneratedKernel(
         ir.text(),
@@ -150,47 +155,47 @@ def generate_kernel(
 # -- parts of the module -----------------------------------------------------------------------
 
 
-def _define_piece(kernel: KernelCode, cut: int) -> None:
-    header = f"define internal void @piece.{cut}({BLOCK_ARGUMENT}, i32 %t0, i32 %t1) nounwind"
+def _define_region(kernel: KernelContext, cut: int) -> None:
+    header = f"define internal void @region.{cut}({BLOCK_ARGUMENT}, i32 %t0, i32 %t1) nounwind"
     if kernel.ir.flushes:
         header += f" {FLUSHING_ATTRIBUTES}"
     e = Emitter(kernel.ir, header)
     region = kernel.regions.region(cut)
     any_thread = kernel.code(e, kernel.places(e, "%t0"), lambda: e.end("ret void"))
-    joint = JointFences(kernel, region.blocks, e, any_thread)
+    merged = MergedFences(kernel, region.blocks, e, any_thread)
     # Threads on their own are the exception: not worth a vectorised, unrolled copy.
     with e.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
         places = kernel.places(e, thread)
         code = kernel.code(e, places, lambda: e.end("ret void"))
         after = e.label("next")
-        PieceWriter(kernel, e, code, region, after, joint).write()
+        RegionWriter(kernel, e, code, region, after, merged).write()
         e.place(after)
     e.end("ret void")
     e.finish()
 
 
-def _define_dispatch(kernel: KernelCode) -> None:
-    """``void @run_piece(ptr %b, i32 %cut, i32 %t0, i32 %t1)``."""
+def _define_dispatch(kernel: KernelContext) -> None:
+    """``void @run_region(ptr %b, i32 %cut, i32 %t0, i32 %t1)``."""
     arguments = f"{BLOCK_ARGUMENT}, i32 %cut, i32 %t0, i32 %t1"
-    header = f"define void @run_piece({arguments}) nounwind"
+    header = f"define void @run_region({arguments}) nounwind"
     if kernel.ir.flushes:
-        name = define_with_flushing(kernel.ir, "void", "run_piece", arguments)
+        name = define_with_flushing(kernel.ir, "void", "run_region", arguments)
         header = f"define internal void @{name}({arguments}) nounwind noinline"
     e = Emitter(kernel.ir, header)
-    labels = {c: e.label("piece") for c in kernel.pieces}
+    labels = {c: e.label("region") for c in kernel.region_cuts}
     nowhere = e.label("nowhere")
     arms = " ".join(f"i32 {c}, label %{label}" for c, label in labels.items())
     e.end(f"switch i32 %cut, label %{nowhere} [{arms}]")
     for c, label in labels.items():
         e.place(label)
-        e.do(f"call void @piece.{c}(ptr %b, i32 %t0, i32 %t1)")
+        e.do(f"call void @region.{c}(ptr %b, i32 %t0, i32 %t1)")
         e.end("ret void")
     e.place(nowhere)
     e.end("unreachable")
     e.finish()
 
 
-def _define_exchange(kernel: KernelCode) -> None:
+def _define_exchange(kernel: KernelContext) -> None:
     header = "define void @exchange(ptr %b, i32 %first, i32 %group, i32 %key) nounwind"
     e = Emitter(kernel.ir, header)
     kernel.collectives.define_exchange(e)
@@ -286,6 +291,6 @@ def _symbols(ins: ptx.Instruction) -> list[str]:
             found.append(operand.name)
         elif isinstance(operand, ptx.Address) and isinstance(operand.base, ptx.Symbol):
             found.append(operand.base.name)
-        elif isinstance(operand, ptx.Conjunction):
+        elif isinstance(operand, ptx.SymbolOffset):
             found.append(operand.symbol.name)
     return found

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpud.compiler.analysis.sizes import size_and_align
+from gpud.compiler.analysis.data_layout import size_and_align
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.thread import width
+from gpud.device.cpu.codegen.emit.thread import width
 
 __all__ = [
     "BASE_ARRAYS",
@@ -98,8 +98,8 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("shared", "ptr"),
     ("locals", "ptr"),
     ("data", "ptr"),
-    ("run_together", "ptr"),
-    ("run_piece", "ptr"),
+    ("run_lockstep", "ptr"),
+    ("run_region", "ptr"),
     ("exchange", "ptr"),
     ("common", "ptr"),
     ("shared_size", "i64"),

@@ -12,27 +12,31 @@ ignored (`registry.Modifiers`).
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.thread import Thread
-from gpud.device.cpu.lower import (  # noqa: F401 - importing them fills LOWERINGS
-    approx,
-    atomics,
-    bits,
-    compare,
-    convert,
-    copies,
-    division,
-    dotproduct,
-    floating,
-    half,
-    integer,
-    mbarrier,
-    memory,
-    moves,
-    spaces,
-    video,
+from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.lower import compare  # noqa: F401
+from gpud.device.cpu.lower.data_movement import (
+    async_copy,  # noqa: F401
+    atomics,  # noqa: F401
+    load_store,  # noqa: F401
+    mbarrier,  # noqa: F401
+    moves,  # noqa: F401
+    state_spaces,  # noqa: F401
 )
-from gpud.device.cpu.lower.refusals import refusal, rejection
+from gpud.device.cpu.lower.floats import (
+    approximations,  # noqa: F401
+    convert,  # noqa: F401
+    float_arithmetic,  # noqa: F401
+    half_arithmetic,  # noqa: F401
+)
+from gpud.device.cpu.lower.integers import (
+    bits,  # noqa: F401
+    division,  # noqa: F401
+    dot_product,  # noqa: F401
+    integer_arithmetic,  # noqa: F401
+    video,  # noqa: F401
+)
 from gpud.device.cpu.lower.registry import LOWERINGS, Lowering, reject
+from gpud.device.cpu.lower.unsupported import refusal, rejection
 
 __all__ = ["LOWERINGS", "Lowering", "lower", "refusal", "rejection"]
 

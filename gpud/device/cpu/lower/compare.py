@@ -6,9 +6,9 @@ Source: PTX ISA 9.0, sections 9.7.5 (comparison), 9.7.7 (half precision) and 9.7
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand, Pair
-from gpud.device.cpu.codegen.thread import Thread
-from gpud.device.cpu.lower.formats import flush, widen
-from gpud.device.cpu.lower.integer import join_halves, split_halves
+from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.lower.floats.formats import flush, widen
+from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
 from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
 from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 

@@ -1,0 +1,351 @@
+"""Clients are killed at random moments under load: what does it cost the others, and what is left?
+
+    python bench/bench_client_kills.py [--kills N] [--device cpu:N] [--seed N] [--short]
+
+1,000 clients of one daemon are ended with SIGKILL, four at once, each while it does one of the
+things in `bench.load.killed_clients`: half-way through a frame, compiling, with running, queued and
+blocked jobs, not reading ... Meanwhile two clients submit jobs that add 1 to every number of an
+array, and check after each that every number has grown by exactly that: no task block lost, none
+run twice. After each round the daemon is asked until nothing of the dead is left (sessions,
+connections, memory, jobs); that time, from the last kill on, is printed. It holds the time that the
+kernel takes to end the clients, which is printed too, the rest of a task block that ran, some
+0.1 ms, and the wait for a processor on a busy machine.
+
+Then as many connections are opened as the limit of open files allows, 10,000 at most, and one more,
+which must be refused with a precise error; they say hello, are counted, and closed at once.
+
+At the end of the first part the descriptors, processes and memory of the daemon and its device host
+are compared with those after the first tenth, when caches are warm.
+
+Prints the figures and writes bench/results/client_kills.json; with --short it only prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+import gpud_client as gc
+from bench.harness.machine import describe
+from bench.harness.timing import load
+from bench.load.killed_clients import Raw
+from gpud.demo.metrics import percentile
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "bench" / "results" / "client_kills.json"
+AT_ONCE = 4
+CONNECTIONS = 10_000
+AIM_MS = 50.0
+_LATEST_S = 60.0  # by which everything must be back
+_MAY_GROW_MIB = {"front": 48, "host": 96}  # rings that fill, compiled programs, the allocator's own
+
+TICK = r"""
+extern "C" __global__ void tick(unsigned* ticks) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x, x = i;
+    for (int r = 0; r < 2000; r++) x = x * 1664525u + 1013904223u;
+    ticks[i] += 1 + (x == 0xffffffffu && i == 0xffffffffu);
+}"""
+
+
+def main() -> int:
+    """Measures, prints, keeps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--device", default="cpu:2")
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--short", action="store_true", help="60 kills; keeps nothing")
+    options = parser.parse_args()
+    before = load()
+    found = measure(options.device, 60 if options.short else options.kills, options.seed)
+    found["connections"] = connections(options.device, 500 if options.short else CONNECTIONS)
+    report(found)
+    if not options.short:
+        RESULT.parent.mkdir(exist_ok=True)
+        kept = {"machine": {**describe(), **before}, "aims": {"back_ms_p99": AIM_MS}, **found}
+        RESULT.write_text(json.dumps(kept, indent=1) + "\n")
+        print(f"wrote {RESULT.relative_to(ROOT)}")
+    return 1 if found["wrong"] or found["leaks"] else 0
+
+
+def measure(device: str, kills: int, seed: int) -> dict[str, Any]:
+    """All figures; see `report`."""
+    with ExitStack() as stack:
+        gpu = stack.enter_context(gc.local(device, log_level="warning", grace="30 s"))
+        survivors = [_Survivor(stack, gpu.path) for _ in range(2)]
+        killer = stack.enter_context(Killer(gpu.path))
+        front = int(gpu.query("status")["pid"])
+        back_ms: list[float] = []
+        reaped_ms: list[float] = []
+        deaths: dict[str, int] = {}
+        refused = 0
+        warm: dict[str, Any] = {}
+        for count in range(0, kills, AT_ONCE):
+            if not warm and count >= kills // 10:
+                warm = settled(front)
+            about = killer.kill(seed * 1_000_003 + count, min(AT_ONCE, kills - count))
+            refused += about["others"]
+            for death in about["deaths"]:
+                deaths[death] = deaths.get(death, 0) + 1
+            reaped_ms.append((about["reaped_ns"] - about["killed_ns"]) / 1e6)
+            back_ms.append(until_back(gpu, about["killed_ns"], 1 + len(survivors)))
+        cold = settled(front, warm)
+        jobs = [survivor.end() for survivor in survivors]
+        status = gpu.query("status")
+    wrong = [text for survivor in survivors for text in survivor.wrong]
+    if status["devices"][0]["restarts"]:
+        wrong.append(f"the device host was started again: {status['devices'][0]}")
+    return {
+        "kills": kills,
+        "at_once": AT_ONCE,
+        "seed": seed,
+        "deaths": dict(sorted(deaths.items())),
+        "ended_before_they_were_killed": refused,
+        "survivors_jobs": jobs,
+        "wrong": wrong[:20],
+        "back_ms": _percentiles(back_ms),
+        "reaped_ms": _percentiles(reaped_ms),
+        "within_aim": round(sum(one <= AIM_MS for one in back_ms) / len(back_ms), 4),
+        "before": warm,
+        "after": cold,
+        "leaks": leaks(warm, cold),
+    }
+
+
+def _percentiles(times: list[float]) -> dict[str, float]:
+    return {f"p{percent}": round(percentile(times, percent), 2) for percent in (50, 99, 100)}
+
+
+def connections(device: str, wanted: int) -> dict[str, Any]:
+    """Many connections, and one too many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard - 512)
+    limits = {"max_connections": count, "max_user_connections": count}
+    clients: list[Raw] = []
+    with gc.local(device, log_level="warning", **limits) as gpu:
+        try:
+            front = int(gpu.query("status")["pid"])
+            before = usage(front)
+            began = time.monotonic()
+            while len(clients) < count - 1:  # and the one that asks
+                clients.append(Raw(str(gpu.path)))
+                clients[-1].hello()
+            opened_s = time.monotonic() - began
+            used = usage(front)
+            refusal = ""
+            try:
+                clients.append(Raw(str(gpu.path)))
+                clients[-1].hello()
+            except (RuntimeError, OSError) as error:
+                refusal = str(error)
+        finally:
+            began_ns = time.monotonic_ns()
+            for client in clients:
+                client.close()
+        closed_s = until_back(gpu, began_ns, 1) / 1e3
+        after = usage(front)
+    grown = used["private_mib"]["front"] - before["private_mib"]["front"]
+    return {
+        "connections": count,
+        "seconds_to_open": round(opened_s, 2),
+        "kib_of_a_session": round(1024 * grown / count, 1),
+        "one_more": refusal,
+        "seconds_to_close": round(closed_s, 2),
+        "descriptors": [one["descriptors"]["front"] for one in (before, used, after)],
+    }
+
+
+class _Survivor:
+    """A client that goes on, and checks each of its jobs."""
+
+    def __init__(self, stack: ExitStack, path: str) -> None:
+        self.wrong: list[str] = []
+        self._gpu = stack.enter_context(gc.connect(path))
+        self._jobs = 0
+        self._over = threading.Event()
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._begun.wait(_LATEST_S)
+
+    def _run(self) -> None:
+        try:
+            kernel = self._gpu.kernel(TICK, "tick")
+            ticks = self._gpu.zeros(64 * 64, np.uint32)
+            while not self._over.is_set():
+                kernel.submit(64, 64, (ticks,)).result(_LATEST_S)
+                self._jobs += 1
+                self._begun.set()
+                found = ticks.get()
+                if not (found == self._jobs).all():
+                    self.wrong.append(f"after {self._jobs} jobs: {np.unique(found)}")
+                    return
+        except Exception as error:  # noqa: BLE001  (it is what is reported)
+            self.wrong.append(f"after {self._jobs} jobs: {error!r}")
+
+    def end(self) -> int:
+        """Stop; the jobs that were right."""
+        self._over.set()
+        self._thread.join(_LATEST_S)
+        return self._jobs
+
+
+class Killer:
+    """The process that forks and kills."""
+
+    def __init__(self, path: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.load.killed_clients", path],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Killer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def kill(self, seed: int, count: int, *names: str) -> dict[str, Any]:
+        """A round; see `bench.load.killed_clients`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([seed, count, *names]) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+
+def until_back(gpu: gc.Session, killed_ns: int, sessions: int, pause_s: float = 0.0005) -> float:
+    """Milliseconds from the kill until nothing of the dead is left in the daemon."""
+    while True:
+        status = gpu.query("status")
+        now_ns = time.monotonic_ns()
+        if status["sessions"] == status["clients"] == sessions:
+            return (now_ns - killed_ns) / 1e6
+        if now_ns - killed_ns > _LATEST_S * 1e9:
+            raise TimeoutError(f"not back after {_LATEST_S:g} s: {status}")
+        time.sleep(pause_s)
+
+
+# -- what is left ----------------------------------------------------------------------------------
+
+
+def settled(front: int, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the daemon and its children take, once it does not change any more.
+
+    With ``before`` once nothing has grown: hosts forget a session a moment after the front has.
+    """
+    found = usage(front)
+    for _ in range(300):
+        time.sleep(0.1)
+        last, found = found, usage(front)
+        if not leaks(before or last, found) and last["descriptors"] == found["descriptors"]:
+            break
+    return found
+
+
+def usage(front: int) -> dict[str, Any]:
+    """Descriptors, memory and threads of the daemon and its children, by what they are."""
+    roles: dict[str, list[int]] = {"front": [front], "host": [], "worker": []}
+    for pid in _children(front):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        roles["host" if b"gpud.device.host" in command else "worker"].append(pid)
+    found: dict[str, Any] = {"processes": 1 + len(roles["host"]) + len(roles["worker"])}
+    found |= {"descriptors": {}, "private_mib": {}}
+    for role, pids in roles.items():
+        found["descriptors"][role] = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)  # noqa: PTH208
+        found["private_mib"][role] = round(sum(map(_private_bytes, pids)) / 2**20, 1)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _private_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What has grown that should not.
+
+    A second compile worker may have been started; it stays. So does the process that makes the
+    host's machine code, to which it has a socket. Memory may grow by what is kept of jobs that have
+    ended, compiled programs and the allocator's own.
+    """
+    found = []
+    if after["processes"] > before["processes"] + 1:
+        found.append(f"{after['processes'] - before['processes']} processes more")
+    for role in ("front", "host"):
+        more = after["descriptors"][role] - before["descriptors"][role]
+        if more > (4 if role == "front" else 1):
+            found.append(f"{more} descriptors more in the {role}")
+        grown = after["private_mib"][role] - before["private_mib"][role]
+        if grown > _MAY_GROW_MIB[role]:
+            found.append(f"{grown:.0f} MiB more in the {role}")
+    return found
+
+
+def report(found: dict[str, Any]) -> None:
+    """Prints the figures."""
+    back, reaped = found["back_ms"], found["reaped_ms"]
+    before, after = found["before"], found["after"]
+    rows = {
+        "clients killed, in how many ways": f"{found['kills']}, {len(found['deaths'])}",
+        "jobs of the survivors, each checked": " + ".join(map(str, found["survivors_jobs"])),
+        "lost, doubled or failed": str(len(found["wrong"])),
+        "until nothing of them is left, p50, p99, most": f"{back['p50']} ms, {back['p99']} ms, "
+        f"{back['p100']} ms  (aim {AIM_MS:g} ms)",
+        "of it until the kernel has ended them": f"{reaped['p50']} ms, {reaped['p99']} ms, "
+        f"{reaped['p100']} ms",
+        f"rounds within {AIM_MS:g} ms": f"{found['within_aim']:.1%}",
+    }
+    for role in ("front", "host"):
+        rows[f"descriptors of the {role}"] = (
+            f"{before['descriptors'][role]} -> {after['descriptors'][role]}"
+        )
+        rows[f"private memory of the {role}"] = (
+            f"{before['private_mib'][role]} -> {after['private_mib'][role]} MiB"
+        )
+    many = found["connections"]
+    rows["connections at once"] = (
+        f"{many['connections']:,}, opened in {many['seconds_to_open']} s, closed in "
+        f"{many['seconds_to_close']} s, {many['kib_of_a_session']} KiB each"
+    )
+    rows["one more is told"] = many["one_more"][:70]
+    for name, value in rows.items():
+        print(f"{name:<52}{value}")
+    for text in [*found["wrong"], *found["leaks"]]:
+        print(f"WRONG: {text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

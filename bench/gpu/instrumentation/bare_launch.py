@@ -1,0 +1,194 @@
+"""Rewritten kernels launched by the driver alone, many in a row: the kernel as gpud has it, no job.
+
+Problem: what the persistent form costs a kernel must be told apart from what gpud costs a job.
+Approach: programs are loaded by gpud's CUDA device, as those of a session are; control words are
+laid out here for a whole batch of launches, where that device has them, and put back before each
+batch, so that a batch of persistent launches is as plain as one of native launches.
+
+Terms: a *batch* is some launches in a row on one stream, between two events of the device.
+
+Has not run on a GPU yet; the layout of the words is `gpud.compiler.abi.control_words`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from bench.gpu.instrumentation.driver import Buffer, Function, Gpu
+from bench.gpu.workloads.programs import Launch, OneProgram
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.pipeline import compile_program
+from gpud.device.interface import pack_parameters
+
+__all__ = ["Arrays", "Native", "Persistent", "Words", "loaded"]
+
+
+class Arrays:
+    """The arrays of a launch in device memory, for all sides.
+
+    Attributes:
+        values: what is passed, as the bytes of each parameter.
+    """
+
+    def __init__(self, gpu: Gpu, launch: Launch) -> None:
+        self.launch = launch
+        self._buffers: dict[int, Buffer] = {}
+        self.values: list[bytes] = []
+        for index, argument in enumerate(launch.arguments):
+            if isinstance(argument, np.ndarray):
+                self._buffers[index] = gpu.buffer(argument)
+                self.values.append(self._buffers[index].address.to_bytes(8, "little"))
+            else:
+                self.values.append(argument.tobytes())
+
+    def reset(self) -> None:
+        """Puts the first contents of what is written back."""
+        for index in self.launch.outputs:
+            first = self.launch.arguments[index]
+            assert isinstance(first, np.ndarray)
+            self._buffers[index].set(first)
+
+    def outputs(self) -> list[bytes]:
+        """What is there now."""
+        return [self._buffers[index].get().tobytes() for index in self.launch.outputs]
+
+
+class Words:
+    """Control words of some launches: job records on the device, status records on the host.
+
+    Args:
+        gpu: where.
+        count: of launches.
+        grid: task blocks of each in x, y, z.
+        blocks: persistent blocks of each.
+        own: whether launch records are in the device's memory, not in the host's.
+
+    Attributes:
+        controls: the address of each launch record.
+    """
+
+    def __init__(
+        self, gpu: Gpu, count: int, grid: tuple[int, int, int], blocks: int, *, own: bool
+    ) -> None:
+        self._grid, self._count = grid, count
+        self._jobs = gpu.buffer(np.zeros(count * cw.JOB_BYTES, np.uint8))
+        self.claim(cw.ONE_AT_A_TIME)
+        status = cw.status_record(blocks)
+        size = cw.launch_bytes(blocks)
+        both = size + len(status)
+        self._host = gpu.host_words(count * both // 4)
+        first = self._host.address
+        records = [
+            cw.launch_record(self._jobs.address + n * cw.JOB_BYTES, first + n * both + size, blocks)
+            for n in range(count)
+        ]
+        at = [first + n * both for n in range(count)]
+        if own:
+            self._own = gpu.buffer(np.frombuffer(b"".join(records), np.uint8))
+            at = [self._own.address + n * size for n in range(count)]
+        self.controls: list[int] = at
+        fresh = b"".join(record + status for record in records)
+        self._fresh = np.frombuffer(fresh, np.uint32)
+
+    def claim(self, claims: cw.Claims) -> None:
+        """Has the blocks of later batches claim so."""
+        self._first = np.frombuffer(cw.job_record(self._grid, claims) * self._count, np.uint8)
+
+    def reset(self) -> None:
+        """Makes all of them fresh; nothing that uses them runs."""
+        self._jobs.set(self._first)
+        self._host.words[:] = self._fresh
+
+    def done(self) -> list[int]:
+        """Task blocks that each launch has finished."""
+        words = self._jobs.get().view(np.uint32).reshape(self._count, -1)
+        found: list[int] = words[:, cw.DONE // 4].tolist()
+        return found
+
+
+class Native:
+    """The kernel as it is, loaded by the driver without gpud."""
+
+    def __init__(self, gpu: Gpu, program: OneProgram, arrays: Arrays) -> None:
+        ptx = compile_program(program.cuda, form="persistent", kill=False).original_ptx
+        self._block = program.block
+        self._arrays = arrays
+        self.function: Function = gpu.load(ptx).function(program.entry)
+        self._buffer = pack_parameters(self.function.parameters, arrays.values)
+
+    def prepare(self) -> None:
+        """Nothing has to be made ready."""
+
+    def launch(self, number: int, stream: object) -> None:
+        """One launch."""
+        self.function.launch(self._arrays.launch.grid, self._block, self._buffer, stream=stream)
+
+
+def loaded(
+    cuda: Any, program: OneProgram, *, fence: bool = False, own_words: bool = False,
+    own_cache: bool = False,
+) -> Any:  # fmt: skip
+    """The kernel in persistent form, loaded as a session's is.
+
+    Args:
+        cuda: gpud's CUDA device.
+        program: whose kernel.
+        fence: whether its accesses are checked; nothing is out of bounds for them.
+        own_words: whether its launch records will be in the device's memory.
+        own_cache: whether its SMs are divided between cache and shared memory as the driver would
+            have it, and not as gpud has all of them divided.
+    """
+    ptx = compile_program(program.cuda, form="persistent", fence=fence, kill=False).ptx
+    kernel = cuda.load(ptx, host_poll=own_words).kernel(program.entry)
+    if own_cache:
+        as_driver_has_it = cuda.driver.api.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT
+        kernel.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", int(as_driver_has_it))
+    return kernel
+
+
+class Persistent:
+    """The kernel in persistent form, with as many blocks as the GPU holds.
+
+    Args:
+        gpu: where.
+        kernel: as `loaded` has it.
+        program: whose kernel.
+        arrays: what it is launched with.
+        most: launches of a batch at most.
+        own_words: whether launch records are in the device's memory.
+
+    Attributes:
+        blocks: how many those are.
+        words: their control words.
+    """
+
+    def __init__(
+        self, gpu: Gpu, kernel: Any, program: OneProgram, arrays: Arrays, most: int, *,
+        own_words: bool = False,
+    ) -> None:  # fmt: skip
+        self._kernel = kernel  # which keeps the program loaded
+        self.function = Function(gpu, kernel.handle, kernel.parameters)
+        self._block = program.block
+        grid = arrays.launch.grid
+        each = self.function.occupancy(math.prod(program.block))
+        self.blocks = min(gpu.sms * each, math.prod(grid))
+        self.words = Words(gpu, most, grid, self.blocks, own=own_words)
+        hidden = self.function.parameters[-1]
+        self._buffers = [
+            pack_parameters(
+                self.function.parameters, [*arrays.values, control.to_bytes(hidden.size, "little")]
+            )
+            for control in self.words.controls
+        ]
+
+    def prepare(self) -> None:
+        """Puts the control words back; nothing runs."""
+        self.words.reset()
+
+    def launch(self, number: int, stream: object) -> None:
+        """The launch with the control words of that number."""
+        buffer = self._buffers[number]
+        self.function.launch((self.blocks, 1, 1), self._block, buffer, stream=stream)

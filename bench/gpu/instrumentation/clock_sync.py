@@ -1,0 +1,134 @@
+"""The device's timer and the host's: which moment of one is which of the other.
+
+Problem: a decision is made on the host, and what follows from it is noted by blocks in the device's
+time. Approach: the device notes its timer between two looks at the host's clock, many times. Each
+such *sight* bounds the difference from both sides; the tightest bounds hold.
+
+Terms: offset = device time - host time, in nanoseconds; its uncertainty is half of what is left
+between the bounds. On a GPU a kernel answers through mapped memory, which takes 2 or 3 us.
+
+The two clocks drift apart by some microseconds a second, so the offset is found shortly before and
+after what is measured, and interpolated.
+
+The part that asks a GPU has not run on one yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from bench.gpu.instrumentation.driver import Gpu
+from gpud.compiler.pipeline import compile_program
+from gpud.device.interface import pack_parameters
+
+__all__ = ["Clock", "ClockSample", "GpuClock", "Offset", "between", "offset_of"]
+
+_ROUNDS = 40
+_PATIENCE_S = 30.0
+
+_ANSWER = r"""
+extern "C" __global__ void answer(volatile unsigned* asked, volatile unsigned long long* told,
+                                  int rounds) {
+    for (int k = 1; k <= rounds; k++) {
+        while (asked[0] < (unsigned)k) {}
+        unsigned long long now;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        told[0] = now;
+        __threadfence_system();
+        asked[1] = (unsigned)k;
+        __threadfence_system();
+    }
+}
+"""
+
+
+class ClockSample(NamedTuple):
+    """A time of the device's, seen between two of the host's; nanoseconds."""
+
+    before: int
+    device: int
+    after: int
+
+
+class Offset(NamedTuple):
+    """Device time = host time + ``ns``, give or take ``uncertainty_ns``, at host time ``at_ns``."""
+
+    ns: int
+    uncertainty_ns: int
+    at_ns: int
+
+
+Clock = Callable[[], Offset]
+"""Finds the offset now."""
+
+
+def between(first: Offset, last: Offset, host_ns: int) -> int:
+    """A moment of `time.perf_counter_ns` in the device's time, by two offsets around it."""
+    span = max(1, last.at_ns - first.at_ns)
+    drift = (last.ns - first.ns) * (host_ns - first.at_ns)
+    return host_ns + first.ns + round(drift / span)
+
+
+def offset_of(sights: Iterable[ClockSample], tick_ns: int = 0) -> Offset:
+    """The offset that all sights allow; ``tick_ns`` is the step of the device's timer.
+
+    If the clocks drift, so that none fits all, the middle of what is left, with its size.
+
+    Raises:
+        ValueError: no sights.
+    """
+    some = list(sights)
+    bounds = [(one.device - one.after, one.device + tick_ns - one.before) for one in some]
+    if not bounds:
+        raise ValueError("no sight of the device's timer")
+    low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
+    middle = (some[0].before + some[-1].after) // 2
+    return Offset((low + high) // 2, abs(high - low + 1) // 2, middle)
+
+
+class GpuClock:
+    """Asks a kernel for the device's time; nothing else should run meanwhile."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        text = compile_program(_ANSWER, kill=False).original_ptx
+        self._function = gpu.load(text).function("answer")
+        self._words = gpu.host_words(8)
+        self._stream = gpu.stream()
+
+    def __call__(self) -> Offset:
+        """The offset now."""
+        with self._gpu.current():
+            return offset_of(self.sights())
+
+    def sights(self, rounds: int = _ROUNDS) -> list[ClockSample]:
+        """Ask again and again; returns when the kernel has ended.
+
+        Raises:
+            TimeoutError: it does not answer.
+        """
+        asked = self._words.words
+        asked[:] = 0
+        told = asked[4:6].view("<u8")
+        values = [
+            self._words.address.to_bytes(8, "little"),
+            (self._words.address + 16).to_bytes(8, "little"),
+            rounds.to_bytes(4, "little"),
+        ]
+        buffer = pack_parameters(self._function.parameters, values)
+        self._function.launch((1, 1, 1), (1, 1, 1), buffer, stream=self._stream)
+        found: list[ClockSample] = []
+        deadline = time.monotonic() + _PATIENCE_S
+        for number in range(1, rounds + 1):
+            before = time.perf_counter_ns()
+            asked[0] = number
+            while asked[1] < number:
+                if time.monotonic() > deadline:
+                    asked[0] = rounds  # let the kernel end
+                    raise TimeoutError(f"no answer to question {number} of {rounds}")
+            after = time.perf_counter_ns()
+            found.append(ClockSample(before, int(told[0]), after))
+        self._gpu.synchronise(self._stream)
+        return found

@@ -1,0 +1,198 @@
+"""As much of the tests and measurements on a GPU as fits into some minutes, and then goes on.
+
+    python bench/gpu/run_steps.py --minutes 9 [--only STEP ...] [--again] [--list] [--trial]
+
+Problem: time on a GPU comes in pieces; a step that hangs, or a typo, must not cost a piece, and
+what a piece has found must not be lost with it.
+
+Approach: the steps of `bench.gpu.steps` one after the other, each a process group of its own with a
+limit. First every step has its turn that never had one; then those that were cut off go on, with
+all the time that is left; then those that failed have another. A step that is over its limit is
+interrupted, as with Ctrl-C, and ended if that does not help: results are written row by row, and a
+later turn goes on after the last row. What became of each step is in ``.gpu/steps.json``, what it
+printed in ``.gpu/logs/``; ``bench/gpu/on_machine.sh`` brings both back with the results, and the
+next call, here or on another machine with the same folder, goes on from there.
+
+``--trial``: settings so small that all of it runs over the model of the driver, which a test does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu.record import need_gpu
+from bench.gpu.steps import STEPS, Step
+
+__all__ = ["StepRunner"]
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / ".gpu"
+LEAST_S = 10.0
+"""Nothing is begun with less time than this."""
+ENDING_S = 15.0
+"""What a step has to end in, once it was interrupted."""
+
+Outcome = Literal["passed", "failed", "cut"]
+
+
+class StepRunner:
+    """The steps and what became of them.
+
+    Args:
+        steps: in order.
+        folder: for the state and the logs.
+        seconds: for all of it, from now on.
+        trial: whether settings are those of a trial.
+
+    Attributes:
+        state: of each step that had a turn: its last ``outcome``, ``seconds`` and ``date``.
+    """
+
+    def __init__(
+        self, steps: Sequence[Step], folder: Path, seconds: float, *, trial: bool = False
+    ) -> None:
+        self._steps = steps
+        self._folder = folder
+        self._ends = time.monotonic() + seconds
+        self._trial = trial
+        self._path = folder / "steps.json"
+        self.state: dict[str, dict[str, Any]] = {}
+        if self._path.exists():
+            self.state = json.loads(self._path.read_text())
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left for a step, with what it takes to end one."""
+        return self._ends - time.monotonic() - ENDING_S
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Have steps run as if they never had."""
+        for name in names:
+            self.state.pop(name, None)
+
+    def turns(self) -> Iterator[tuple[Step, float]]:
+        """Steps that are to be run, each with its limit in seconds; see the module."""
+        had: set[str] = set()
+        for wanted in (None, "cut", "failed"):
+            for step in self._steps:
+                last = self.state.get(step.name, {}).get("outcome")
+                if last == wanted and (wanted != "failed" or step.name not in had):
+                    if self.left_s < LEAST_S:
+                        return
+                    had.add(step.name)
+                    yield step, min(self.left_s, step.first_s if wanted is None else self.left_s)
+
+    def run(self) -> None:
+        """Runs what there is time for."""
+        for step, limit_s in self.turns():
+            print(f"== {step.name}, for {limit_s:.0f} s at most", flush=True)
+            began, outcome = time.monotonic(), "cut"
+            try:
+                outcome = self._run(step, limit_s)
+            finally:  # also when we are interrupted
+                seconds = round(time.monotonic() - began, 1)
+                date = datetime.now(UTC).isoformat(timespec="seconds")
+                self.state[step.name] = {"outcome": outcome, "seconds": seconds, "date": date}
+                self._path.write_text(json.dumps(self.state, indent=1) + "\n")
+                print(f"== {step.name}: {outcome} after {seconds} s", flush=True)
+
+    def report(self) -> bool:
+        """Prints what became of each step; whether all have passed."""
+        for step in self._steps:
+            found = self.state.get(step.name, {"outcome": "not begun", "seconds": ""})
+            print(f"{step.name:<28}{found['outcome']:<10}{found['seconds']:>8}")
+        return all(self.state.get(step.name, {}).get("outcome") == "passed" for step in self._steps)
+
+    def _run(self, step: Step, limit_s: float) -> Outcome:
+        """One turn of a step."""
+        logs = self._folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, *step.arguments(trial=self._trial)],
+            cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1", **step.variables()},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        reader = threading.Thread(target=_copied, args=(process, logs / f"{step.name}.log"))
+        reader.start()
+        outcome: Outcome
+        try:
+            outcome = "failed" if process.wait(limit_s) else "passed"
+        except subprocess.TimeoutExpired:
+            outcome = "cut"
+        finally:
+            _end(process)
+            reader.join()
+        return outcome
+
+
+def _copied(process: subprocess.Popen[bytes], log: Path) -> None:
+    """What a process prints goes to the log and to our own output, as it comes."""
+    assert process.stdout is not None
+    with process.stdout as lines, log.open("ab") as file:
+        for line in lines:
+            file.write(line)
+            file.flush()
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupts a process that goes on, and ends its group in any case."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(ENDING_S / 2)
+        except subprocess.TimeoutExpired:
+            print("it does not end by itself", flush=True)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def main() -> int:
+    """Runs steps, and prints what became of each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all of it")
+    parser.add_argument("--only", action="append", help="these steps, repeatable")
+    parser.add_argument("--again", action="store_true", help="also what has passed before")
+    parser.add_argument("--list", action="store_true", help="say what became of each, run nothing")
+    parser.add_argument("--trial", action="store_true", help="small settings; see above")
+    options = parser.parse_args()
+    names = [step.name for step in STEPS]
+    unknown = set(options.only or ()) - set(names)
+    if unknown:
+        parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    some = [
+        step
+        for step in STEPS
+        if (not options.only or step.name in options.only)
+        and not (options.trial and step.trial is None)
+    ]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # steps would inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    FOLDER.mkdir(exist_ok=True)
+    turns = StepRunner(some, FOLDER, 60 * options.minutes, trial=options.trial)
+    if not options.list:
+        need_gpu()
+        if options.again:
+            turns.forget([step.name for step in some])
+        turns.run()
+    return 0 if turns.report() else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""What is measured: kernels, programs, and the work of the co-location measurement."""

@@ -1,0 +1,126 @@
+"""Kernels whose task blocks can be made as long as wanted, for what a task block costs.
+
+Each `Workload` grows its blocks with one integer, its *size*, and has as many task blocks as are
+asked for. All are deterministic: the forms of one kernel must leave identical bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.kernel_pairs import PAIRS
+from bench.kernel_pairs.pair import Argument, Dim3, Problem
+
+__all__ = ["WORKLOADS", "Workload"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A kernel, and how its launch is made from a size and a number of task blocks.
+
+    Attributes:
+        output: the argument that the kernel writes.
+        step: sizes are multiples of it.
+        targets_us: block times to measure at; none means one size only, `step`.
+    """
+
+    name: str
+    what: str
+    cuda: str
+    block: Dim3
+    make: Callable[[int, int], Problem]
+    output: int
+    step: int = 1
+    targets_us: tuple[float, ...] = ()
+
+
+_SPIN = r"""
+extern "C" __global__ void spin(float* __restrict__ out, float a, float b, int loops) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    float x = i & 1023;
+    for (int k = 0; k < loops; k++) x = x * a + b;
+    out[i] = x;
+}
+"""
+
+
+def _spin(loops: int, blocks: int) -> Problem:
+    out = np.zeros(blocks * 256, np.float32)
+    return _problem((blocks, 1, 1), out, np.float32(0.999), np.float32(0.5), np.int32(loops))
+
+
+_RELAY = r"""
+extern "C" __global__ void relay(float* __restrict__ out, float a, int loops) {
+    __shared__ float s[256];
+    int t = threadIdx.x, i = blockIdx.x * 256 + t;
+    float x = i & 1023;
+    for (int k = 0; k < loops; k++) {
+        s[t] = x;
+        __syncthreads();
+        x = a * x + (1.0f - a) * s[(t + 1) & 255];
+        __syncthreads();
+    }
+    out[i] = x;
+}
+"""
+
+
+def _relay(loops: int, blocks: int) -> Problem:
+    out = np.zeros(blocks * 256, np.float32)
+    return _problem((blocks, 1, 1), out, np.float32(0.75), np.int32(loops))
+
+
+def _matmul(depth: int, blocks: int) -> Problem:
+    across = max(1, math.isqrt(blocks))
+    down = -(-blocks // across)
+    rows, cols = 16 * down, 16 * across
+    rng = np.random.default_rng(11)
+    a = rng.standard_normal((rows, depth), np.float32)
+    b = rng.standard_normal((depth, cols), np.float32)
+    shape = (np.int32(rows), np.int32(cols), np.int32(depth))
+    return _problem((across, down, 1), a, b, np.zeros((rows, cols), np.float32), *shape)
+
+
+def _nbody(bodies: int, blocks: int) -> Problem:
+    # The kernel sums over the first ``bodies`` and writes the force on one body a thread.
+    body = _positions(max(bodies, 256 * blocks))
+    force = np.zeros((256 * blocks, 4), np.float32)
+    return _problem((blocks, 1, 1), body, force, np.int32(bodies), np.float32(0.01))
+
+
+def _positions(count: int) -> npt.NDArray[np.float32]:
+    body = np.random.default_rng(12).standard_normal((count, 4), np.float32)
+    body[:, 3] = np.abs(body[:, 3])
+    return body
+
+
+def _stencil(_: int, blocks: int) -> Problem:
+    width, height = 32 * 64, 8 * -(-blocks // 64)
+    field = np.random.default_rng(13).standard_normal((height + 2, width + 2), np.float32)
+    sizes = (np.int32(width), np.int32(height))
+    return _problem((64, height // 8, 1), field, np.zeros_like(field), *sizes)
+
+
+def _problem(grid: Dim3, *arguments: Argument) -> Problem:
+    return Problem(grid, arguments, expect={})
+
+
+_CUDA = {pair.name: pair.cuda for pair in PAIRS}
+_ALL = (5.0, 10.0, 20.0, 60.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+
+WORKLOADS = (
+    Workload("spin", "multiply-add chain, no barrier", _SPIN, (256, 1, 1), _spin,
+             output=0, step=4, targets_us=_ALL),
+    Workload("relay", "shared memory and two barriers a step", _RELAY, (256, 1, 1), _relay,
+             output=0, targets_us=_ALL),
+    Workload("matmul_tiled", "16x16 tiles", _CUDA["matmul_tiled"], (16, 16, 1), _matmul,
+             output=2, step=16, targets_us=(5.0, 10.0, 20.0, 60.0, 100.0, 200.0)),
+    Workload("nbody", "tiles of 256 bodies", _CUDA["nbody"], (256, 1, 1), _nbody,
+             output=1, step=256, targets_us=(60.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)),
+    Workload("stencil", "5-point, 32x8 tile", _CUDA["stencil"], (32, 8, 1), _stencil, output=1),
+)  # fmt: skip

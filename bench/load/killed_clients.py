@@ -1,0 +1,321 @@
+"""Clients that are killed at random moments, for `bench_client_kills` and the tests.
+
+    python -m bench.load.killed_clients SOCKET
+
+A small process that forks clients and kills them: it loads neither NumPy nor the client library,
+so that a client costs a millisecond. It reads one line for each round: ``[SEED, COUNT, NAME...]``.
+It then forks COUNT clients at once, each with one of the `DEATHS` that are named, or of all, kills
+each with SIGKILL after a time of its own, waits for them, and prints the deaths, when the last of
+them was, and when the kernel had ended them all (monotonic).
+
+The clients speak the protocol in the raw: half a frame is no problem for them.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gpud.wire import messages as wm
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
+
+__all__ = ["DEATHS", "SOURCE", "Raw"]
+
+SOURCE = """
+.version 8.0
+.target sm_75
+.address_size 64
+.global .align 4 .b8 room[4096];
+.visible .entry work(.param .u64 p)
+{
+  .reg .pred %p<2>;
+  .reg .b32 %r<6>;
+  .reg .b64 %rd<4>;
+  ld.param.u64 %rd1, [p];
+  cvta.to.global.u64 %rd2, %rd1;
+  mov.u32 %r1, 0;
+$again:
+  mad.lo.u32 %r2, %r1, 1664525, %r2;
+  add.u32 %r1, %r1, 1;
+  setp.lt.u32 %p1, %r1, 100000;
+  @%p1 bra $again;
+  st.global.u32 [%rd2], %r2;
+  ret;
+}
+"""
+"""A task block of it takes some 0.1 ms."""
+
+_LATEST_S = 0.15  # a client is killed within this time
+_TIMEOUT_S = 60.0
+
+
+class Raw:
+    """A blocking client in the raw."""
+
+    def __init__(self, path: str) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_TIMEOUT_S)
+        self.sock.connect(path)
+        self.descriptors: list[int] = []
+        self.arena: Any = None
+        self.session = 0
+        self._decoder = FrameDecoder()
+        self._received: list[Any] = []
+        self._request = 0
+        self._jobs = 0
+
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        self.sock.sendall(wm.CLIENT_PROTOCOL.encode(message))
+
+    def expect(self, cls: type[Any]) -> Any:
+        """The next message of this class; others are dropped."""
+        while True:
+            while self._received:
+                message = self._received.pop(0)
+                if type(message) is wm.Arena:
+                    self.arena = message
+                if type(message) is cls:
+                    return message
+                if type(message) in (wm.Failed, wm.Goodbye):
+                    raise RuntimeError(str(message.error["message"]))
+            data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 8)
+            if not data:
+                raise ConnectionError("the daemon has closed the connection")
+            self.descriptors += descriptors
+            self._decoder.feed(data)
+            for body in self._decoder.frames():
+                self._received.append(wm.CLIENT_PROTOCOL.decode(body, Sender.DAEMON))
+
+    def ask(self, make: Callable[[int], Any], cls: type[Any]) -> Any:
+        """Send a request; its answer."""
+        self._request += 1
+        with suppress(BrokenPipeError):  # why is there to be read
+            self.send(make(self._request))
+        return self.expect(cls)
+
+    def hello(self) -> None:
+        """Become a session."""
+        self.session = self.ask(lambda r: wm.Hello(r, wm.VERSION, "dying"), wm.Welcome).session
+
+    def module(self, source: str = SOURCE) -> int:
+        """Compile and measure the kernel; its module."""
+        module: int = self.ask(lambda r: wm.Compile(r, 0, source, ()), wm.Compiled).module
+        self.ask(lambda r: wm.Measure(r, module, 0, (32, 1, 1), 0), wm.Measured)
+        return module
+
+    def allocate(self, size: int) -> int:
+        """An array; its address."""
+        address: int = self.ask(lambda r: wm.Allocate(r, 0, size), wm.Allocated).address
+        return address
+
+    def map(self) -> mmap.mmap:
+        """The session's memory."""
+        return mmap.mmap(self.descriptors[0], self.arena.size)
+
+    def submit(self, module: int, address: int, blocks: int, **more: Any) -> None:
+        """Submit a launch of the module's first kernel."""
+        self._jobs += 1
+        one = wm.Launch(module, 0, (blocks, 1, 1), (32, 1, 1), 0, address.to_bytes(8, "little"))
+        self.send(wm.Submit(self._jobs, 0, wm.CLIENT_PROTOCOL.encode_records([one]), **more))
+
+    def close(self) -> None:
+        """End, in order."""
+        self.sock.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+# -- deaths ----------------------------------------------------------------------------------------
+
+
+def _connected(client: Raw, chance: random.Random) -> None:
+    del client, chance
+
+
+def _half_a_hello(client: Raw, chance: random.Random) -> None:
+    data = wm.CLIENT_PROTOCOL.encode(wm.Hello(1, 1, "half of one"))
+    client.sock.sendall(data[: chance.randrange(1, len(data))])
+
+
+def _half_a_frame(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    data = wm.CLIENT_PROTOCOL.encode(wm.Submit(1, 0, bytes(1 << 20)))
+    client.sock.sendall(data[: chance.randrange(1, len(data))])
+
+
+def _idle(client: Raw, chance: random.Random) -> None:
+    del chance
+    client.hello()
+
+
+def _compiling(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    source = SOURCE.replace("1664525", str(chance.randrange(1 << 30)))  # nobody has it
+    client.send(wm.Compile(1, 0, source, ()))
+
+
+def _measuring(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    module = client.ask(lambda r: wm.Compile(r, 0, SOURCE, ()), wm.Compiled).module
+    client.send(wm.Measure(99, module, 0, (32 * chance.randrange(1, 9), 1, 1), 0))
+
+
+def _allocating(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    for request in range(200):
+        client.send(wm.Allocate(request, 0, chance.randrange(1, 1 << 20)))
+
+
+def _writing(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    size = chance.randrange(1 << 20, 16 << 20)
+    address = client.allocate(size)
+    with client.map() as memory:
+        at = address - client.arena.base
+        while True:
+            memory[at : at + size] = bytes(size)
+
+
+def _running(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    module, address = client.module(), client.allocate(4096)
+    client.submit(module, address, chance.randrange(1, 4000))
+
+
+def _online(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    module, address = client.module(), client.allocate(4096)
+    client.submit(module, address, chance.randrange(1, 4000), reservation=(1, 1))
+
+
+def _queued(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    module, address = client.module(), client.allocate(4096)
+    for number in range(200):
+        client.submit(module, address, chance.randrange(1, 40), stream=number % 3)
+
+
+def _blocked(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    module, address = client.module(), client.allocate(4096)
+    client.submit(module, address, 4000)
+    for number in range(1, 200):
+        after = tuple((client.session, chance.randrange(1, number + 1)) for _ in range(3))
+        client.submit(module, address, 1, stream=number, after=after)
+
+
+def _waiting(client: Raw, chance: random.Random) -> None:
+    del chance
+    client.hello()
+    for request in range(100):
+        client.send(wm.Query(request, "trace"))
+
+
+def _never_reading(client: Raw, chance: random.Random) -> None:
+    del chance
+    client.hello()
+    while True:
+        client.send(wm.Query(1, "jobs"))
+
+
+def _freeing(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    while True:
+        client.send(wm.Free(0, client.allocate(chance.randrange(1, 1 << 22))))
+
+
+def _symbols(client: Raw, chance: random.Random) -> None:
+    client.hello()
+    module = client.module()
+    while True:
+        size = chance.randrange(1, 4096)
+        client.ask(lambda r: wm.WriteSymbol(r, module, "room", 0, bytes(size)), wm.Answer)  # noqa: B023
+        client.ask(lambda r: wm.ReadSymbol(r, module, "room", 0, size), wm.Answer)  # noqa: B023
+
+
+DEATHS: dict[str, Callable[[Raw, random.Random], None]] = {
+    "connected": _connected,
+    "half a hello": _half_a_hello,
+    "half a frame": _half_a_frame,
+    "idle": _idle,
+    "compiling": _compiling,
+    "measuring": _measuring,
+    "allocating": _allocating,
+    "writing": _writing,
+    "with a running job": _running,
+    "with an online job": _online,
+    "with queued jobs": _queued,
+    "with blocked jobs": _blocked,
+    "waiting for answers": _waiting,
+    "never reading": _never_reading,
+    "freeing": _freeing,
+    "with symbols": _symbols,
+}
+"""What a client does until it is killed."""
+
+
+# -- the process that kills ------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Forks and kills, a round for each line."""
+    path = sys.argv[1]
+    for line in sys.stdin:
+        seed, count, *names = json.loads(line)
+        print(json.dumps(_round(path, random.Random(seed), count, names)), flush=True)
+    return 0
+
+
+def _round(path: str, chance: random.Random, count: int, names: list[str]) -> dict[str, Any]:
+    deaths = [chance.choice(names or list(DEATHS)) for _ in range(count)]
+    seeds = [chance.randrange(1 << 30) for _ in range(count)]
+    began = time.monotonic()
+    when = sorted(
+        (began + chance.random() * _LATEST_S, _fork(path, death, random.Random(seed)))
+        for death, seed in zip(deaths, seeds, strict=True)
+    )
+    for at, pid in when:
+        time.sleep(max(0.0, at - time.monotonic()))
+        os.kill(pid, signal.SIGKILL)  # it is a child that was not waited for: nobody else's
+    killed_ns = time.monotonic_ns()
+    ended = [os.waitpid(pid, 0)[1] for _, pid in when]
+    return {
+        "deaths": deaths,
+        "killed_ns": killed_ns,
+        "reaped_ns": time.monotonic_ns(),
+        "others": sum(status != signal.SIGKILL for status in ended),
+    }
+
+
+def _fork(path: str, death: str, chance: random.Random) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        client = Raw(path)
+        DEATHS[death](client, chance)
+        while True:
+            time.sleep(60)
+    except BaseException as error:  # noqa: BLE001  (it must not go on as its parent)
+        os.write(2, f"a client was refused ({death}): {error!r}\n".encode())
+        os._exit(1)
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

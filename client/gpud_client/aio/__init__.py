@@ -1,0 +1,1 @@
+"""The client library for asyncio: its session, its jobs and its channel."""

@@ -1,0 +1,229 @@
+"""The shell for asyncio: one socket on one event loop, no threads.
+
+Reads whatever comes in as soon as the loop says so, settles it, and lets futures of the loop tell
+whoever awaits. Sends at once; what the daemon does not take yet is kept, and submitting awaits
+until it has shrunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from array import array
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from gpud.errors import ConnectionLost, GpudError
+from gpud_client.connection.protocol_state import (
+    Notification,
+    Operation,
+    ProtocolState,
+    Request,
+    connection_lost,
+    wake,
+)
+
+__all__ = ["AsyncChannel"]
+
+_READ_BYTES = 1 << 18
+_HIGH_BYTES = 1 << 20  # unsent, from which on submitting awaits
+_DESCRIPTORS = socket.CMSG_SPACE(8 * array("i").itemsize)
+
+T = TypeVar("T")
+
+
+class _WaitWritable:
+    """A step: wait until there is room for more to send."""
+
+
+class AsyncChannel:
+    """A connection for coroutines of the running event loop.
+
+    Args:
+        sock: connected and non-blocking; owned from now on.
+        core: what comes in goes there.
+        where: the socket's path, for messages.
+    """
+
+    def __init__(self, sock: socket.socket, core: ProtocolState, where: str) -> None:
+        self.core = core
+        self.where = where
+        self._sock = sock
+        self._process = os.getpid()
+        self._loop = asyncio.get_running_loop()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._unsent = bytearray()
+        self._room: list[asyncio.Future[None]] = []
+        self._closed = False
+        self._loop.add_reader(sock, self._on_readable)
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Does an operation.
+
+        Raises:
+            GpudError: what the daemon answered with; `ConnectionLost` if it went away.
+        """
+        try:
+            step: Any = next(operation)
+            while True:
+                try:
+                    found = await self._step(step)
+                except BaseException as error:  # noqa: BLE001  (the operation decides)
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(found)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except GpudError as error:  # without the steps in between, as in `Channel.run`
+            raise error.with_traceback(None) from error.__cause__
+
+    def submitting(self, job: Any, build: Callable[[int], Any]) -> Generator[Any, Any, None]:
+        """Number a job and send it; a step follows if the daemon does not read."""
+        self.check()
+        self._send(self.core.open_job(job, build))
+        while len(self._unsent) > _HIGH_BYTES:
+            yield _WaitWritable
+
+    async def wait(self, target: Any) -> None:
+        """Wait until a request or a job is settled. May be cancelled."""
+        if target._settled:
+            return
+        self.check()
+        future: asyncio.Future[None] = self._loop.create_future()
+        target._waiting[future] = None
+        try:
+            await future
+        finally:
+            del target._waiting[future]
+
+    def check(self) -> None:
+        """Raises what the connection was lost with, if it is lost."""
+        if self._process != os.getpid():
+            raise ConnectionLost(
+                f"this connection to {self.where} belongs to process {self._process}, which was "
+                "forked; connect in the child process"
+            )
+        lost = self.core.lost
+        if lost is not None:
+            raise type(lost)(str(lost)) from lost.__cause__
+
+    def kick(self) -> None:
+        """Have finalizers' messages sent; safe in any thread."""
+        if not self._closed:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._send_garbage)
+
+    def call_soon(self, fn: Callable[[Any], object], job: Any) -> None:
+        """Have the event loop call ``fn(job)``; what it raises goes to the loop's handler."""
+        self._loop.call_soon(fn, job)
+
+    def close(self) -> None:
+        """End the session; jobs that have not ended are cancelled. May be called twice."""
+        self.core.close()
+        self._release()
+
+    def abandon(self) -> None:
+        """End the session in a finalizer, of whichever thread."""
+        if not self._closed and self._process == os.getpid():
+            if self._loop.is_closed():
+                self.close()
+            else:
+                with suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self.close)
+
+    async def _step(self, step: Any) -> Any:
+        if isinstance(step, Request):
+            self.check()
+            self._send(self.core.open_request(step))
+            try:
+                await self.wait(step)
+            except BaseException:
+                step.abandon()
+                raise
+            return step.answer()
+        if isinstance(step, Notification):
+            self.check()
+            self._send(self.core.frame(step))
+            return None
+        if step is _WaitWritable:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._room.append(future)
+            await future
+            self.check()
+            return None
+        for target in step:
+            await self.wait(target)
+        return None
+
+    # -- the socket
+
+    def _on_readable(self) -> None:
+        try:
+            size, ancillary, _, _ = self._sock.recvmsg_into(
+                [self._buffer], _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+            return
+        if not size:
+            self._lose("it has ended; its log may say why")
+            return
+        found: list[int] = []
+        for _, _, data in ancillary:
+            found += array("i", data[: len(data) - len(data) % 4])
+        try:
+            self.core.feed(self._buffer[:size], found)
+            self.core.settle()
+        except GpudError as error:
+            self._lose(error)
+
+    def _send(self, frame: bytes) -> None:
+        waiting = bool(self._unsent)  # the loop writes it when the daemon has read
+        if self.core.garbage:
+            self._unsent += self.core.collect_garbage()
+        self._unsent += frame
+        if not waiting:
+            self._write()
+
+    def _send_garbage(self) -> None:
+        if self.core.garbage and self.core.lost is None:
+            self._send(b"")
+
+    def _write(self) -> None:
+        try:
+            with memoryview(self._unsent) as rest:
+                sent = self._sock.send(rest, socket.MSG_NOSIGNAL)
+            del self._unsent[:sent]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._unsent.clear()  # what the daemon said last, and its end, are still to be read
+        if self._unsent:
+            self._loop.add_writer(self._sock, self._write)
+        else:
+            self._loop.remove_writer(self._sock)
+        if len(self._unsent) <= _HIGH_BYTES:
+            self._wake_writers()
+
+    def _wake_writers(self) -> None:
+        wake(self._room)
+        self._room.clear()
+
+    def _lose(self, why: GpudError | str) -> None:
+        self.core.fail_all(connection_lost(self.where, why))
+        self._release()
+
+    def _release(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+        self._wake_writers()
+        self._sock.close()

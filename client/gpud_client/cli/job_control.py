@@ -1,0 +1,143 @@
+"""Commands that change jobs: resize and cancel."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from fractions import Fraction
+from typing import Annotated, Any
+
+import typer
+
+from gpud import units
+from gpud.errors import GpudError
+from gpud_client.cli import formatting
+from gpud_client.cli.exit_status import FAILED
+from gpud_client.cli.minimal_client import MinimalClient
+from gpud_client.cli.output import JsonOption, SocketOption, emit, say
+
+__all__ = ["cancel", "parse_job", "resize", "share_of"]
+
+_SHARE = "A number of CapSM, or a percentage of the device such as 25%."
+
+
+def parse_job(text: str) -> tuple[int, int]:
+    """The (session, number) of a job as ``gpuctl ps`` shows it.
+
+    Raises:
+        typer.BadParameter: it is written in another way.
+    """
+    try:
+        return units.job_pair(units.parse_job(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _present_jobs(incomplete: str) -> list[tuple[str, str]]:
+    """Jobs whose id begins so, with what runs, for the shell's completion."""
+    with suppress(GpudError), MinimalClient() as client:
+        return [
+            (
+                job["id"],
+                f"{formatting.text(job.get('program'))}: {formatting.text(job.get('kernels'))}",
+            )
+            for job in client.query("jobs").get("jobs", [])
+            if str(job["id"]).startswith(incomplete)
+        ]
+    return []
+
+
+def resize(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="As gpuctl ps shows it: 3.17.", autocompletion=_present_jobs
+        ),
+    ],
+    quota: Annotated[
+        str | None, typer.Option("--quota", metavar="SHARE", help=f"For offline jobs. {_SHARE}")
+    ] = None,
+    reservation: Annotated[
+        str | None,
+        typer.Option("--reservation", metavar="SHARE", help=f"For online jobs. {_SHARE}"),
+    ] = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the quota of an offline job or the reservation of an online one, while it runs."""
+    which = parse_job(job)
+    if (quota is None) == (reservation is None):
+        raise typer.BadParameter("give --quota or --reservation, one of them")
+    for written in (quota, reservation):
+        share_of(written, 1)  # a typing mistake is found without a daemon
+    with MinimalClient(socket) as client:
+        row = client.describe(which)
+        if row is None:
+            raise GpudError(f"no job {job} waits or runs; see gpuctl ps and gpuctl history")
+        sms = int(client.welcome.devices[_device(row)]["sms"])
+        client.resize(which, reservation=share_of(reservation, sms), quota=share_of(quota, sms))
+        row = client.describe(which) or row
+    if as_json:
+        emit(row)
+        return
+    name, written = ("quota", quota) if reservation is None else ("reservation", reservation)
+    has = formatting.share(row.get("allocation"))
+    say(f"job {job}: {name} {formatting.share(row.get(name)) or written} CapSM; it has {has} now")
+
+
+def cancel(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...", help="As gpuctl ps shows them.", autocompletion=_present_jobs
+        ),
+    ],
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End jobs. Fails if one of them is unknown or has ended already; the others are ended."""
+    wanted = [(job, parse_job(job)) for job in jobs]
+    rows: list[dict[str, Any]] = []
+    with MinimalClient(socket) as client:
+        for job, which in wanted:
+            try:
+                ended = client.cancel(which)
+                rows.append({"id": job, "cancelled": ended, "error": None})
+            except GpudError as error:
+                if isinstance(error, OSError):  # the daemon has gone
+                    raise
+                rows.append({"id": job, "cancelled": False, "error": error.to_wire()})
+    if as_json:
+        emit({"jobs": rows})
+    for row in rows:
+        if as_json:
+            break
+        if row["error"] is not None:
+            typer.echo(f"gpuctl: job {row['id']}: {row['error']['message']}", err=True)
+        elif row["cancelled"]:
+            say(f"job {row['id']} is being ended")
+        else:
+            typer.echo(f"gpuctl: job {row['id']} had ended before; see gpuctl history", err=True)
+    if not all(row["cancelled"] for row in rows):
+        raise typer.Exit(FAILED)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def share_of(written: str | None, sms: int) -> Fraction | None:
+    """The exact amount that a person wrote for a share of a device.
+
+    Raises:
+        typer.BadParameter: it is no share.
+    """
+    if written is None:
+        return None
+    try:
+        return Fraction(units.share(written, capacity=sms))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _device(row: dict[str, Any]) -> int:
+    device = row.get("device", 0)
+    return device if isinstance(device, int) else 0

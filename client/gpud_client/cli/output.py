@@ -1,0 +1,187 @@
+"""What commands print: a table for people, or one JSON document for programs.
+
+A table is declared as columns: the key of a row's map, the heading, and how the value is written.
+JSON has the rows as the daemon sent them, so a script sees more than the table shows.
+
+A terminal has 80 columns or so, and a table of jobs wants twice that. So a column says how it gives
+way: written in brief, cut to a least width, or left out, those with the highest ``spare`` first. A
+pipe gets everything.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from gpud_client.cli import formatting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "Column",
+    "JsonOption",
+    "LimitOption",
+    "SocketOption",
+    "console",
+    "emit",
+    "print_table",
+    "say",
+    "table",
+]
+
+_PIPE_COLUMNS = 10_000  # more than a row ever has: one line each, for whatever reads it
+
+SocketOption = Annotated[
+    str | None,
+    typer.Option(
+        "--socket",
+        metavar="PATH",
+        help="The daemon's socket; by default $GPUD_SOCKET, else the user's own.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One JSON document instead of a table.", show_default=False)
+]
+LimitOption = Annotated[
+    int, typer.Option("--limit", "-n", min=0, help="The latest so many; 0: all that are kept.")
+]
+
+
+class Column(NamedTuple):
+    """One column of a table.
+
+    Attributes:
+        key: Of the row's map.
+        heading: Over the column.
+        write: Makes the cell's text of the value.
+        right: Whether cells stand at the right edge, as numbers do.
+        spare: Left out where there is no room: the highest first, 0 never.
+        least: Characters to which cells may be cut, None: they may not.
+        wraps: Cut cells go on in the next line: they are sentences.
+        brief: Makes a shorter text where there is no room; None: there is none.
+    """
+
+    key: str
+    heading: str
+    write: Callable[[Any], str] = formatting.text
+    right: bool = False
+    spare: int = 0
+    least: int | None = None
+    wraps: bool = False
+    brief: Callable[[Any], str] | None = None
+
+
+def emit(document: Any) -> None:
+    """Prints one JSON document, on one line."""
+    json.dump(document, sys.stdout, default=_plain, ensure_ascii=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def say(line: str) -> None:
+    """Prints a line."""
+    sys.stdout.write(line + "\n")
+
+
+def console() -> Console:
+    """Where tables go; a pipe gets them without colours and as wide as they need to be."""
+    from rich.console import Console
+
+    found = Console(highlight=False, soft_wrap=False)
+    return found if found.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
+
+
+def table(
+    columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], width: int | None = None
+) -> Table:
+    """A table of the rows; columns for which no row has anything are left out.
+
+    Args:
+        columns: In their order.
+        rows: What the daemon sent.
+        width: Characters that there are; None: as many as are needed.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    kept = list(rows)
+    shown = [
+        column for column in columns if any(row.get(column.key) not in (None, "") for row in kept)
+    ]
+    fitted = _fitted(shown, kept, width)
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column, _, wide in fitted:
+        found.add_column(
+            column.heading,
+            justify="right" if column.right else "left",
+            width=wide,
+            no_wrap=not column.wraps,
+            overflow="fold" if column.wraps else "ellipsis",
+        )
+    for cells in zip(*(texts for _, texts, _ in fitted), strict=True):
+        found.add_row(*map(Text, cells))
+    return found
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
+    """Prints a table of the rows, or the line ``nothing`` if there are none."""
+    if rows:
+        target = console()
+        target.print(table(columns, rows, target.width if target.is_terminal else None))
+    else:
+        say(nothing)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _fitted(
+    columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int | None
+) -> list[tuple[Column, list[str], int]]:
+    """The columns that there is room for, with their cells and widths."""
+    texts = {column: [column.write(row.get(column.key)) for row in rows] for column in columns}
+    full = {column: _widest(column, texts[column]) for column in columns}
+    left = list(columns)
+    if width is None or _sum(full[column] for column in left) <= width:
+        return [(column, texts[column], full[column]) for column in left]
+    for column in left:
+        if column.brief is not None:
+            texts[column] = [column.brief(row.get(column.key)) for row in rows]
+            full[column] = _widest(column, texts[column])
+    least = {column: min(full[column], column.least or full[column]) for column in left}
+    while _sum(least[column] for column in left) > width:
+        spared = max(left, key=lambda column: column.spare)
+        if not spared.spare:
+            break
+        left.remove(spared)
+    room = max(width - _sum(least[column] for column in left), 0)
+    cut = sorted(left, key=lambda column: full[column] - least[column])
+    for others, column in zip(range(len(cut), 0, -1), cut, strict=True):
+        more = min(full[column] - least[column], room // others)
+        least[column] += more
+        room -= more
+    return [(column, texts[column], least[column]) for column in left]
+
+
+def _widest(column: Column, cells: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, [column.heading, *cells]))
+
+
+def _sum(widths: Iterable[int]) -> int:
+    """Characters of a line: two between columns, and one at each end."""
+    return sum(wide + 2 for wide in widths)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no type for: bytes become text, anything else its name for people."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

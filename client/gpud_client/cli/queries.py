@@ -1,0 +1,230 @@
+"""Commands that ask the daemon one question and print the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gpud.errors import ConnectionLost
+from gpud_client.cli import formatting
+from gpud_client.cli.exit_status import FAILED
+from gpud_client.cli.minimal_client import MinimalClient
+from gpud_client.cli.output import (
+    Column,
+    JsonOption,
+    LimitOption,
+    SocketOption,
+    emit,
+    print_table,
+    say,
+)
+
+__all__ = ["DEVICES", "JOBS", "doctor", "headline", "history", "kernels", "memory", "ps", "status"]
+
+_POLL_S = 0.05
+
+DEVICES = (
+    Column("index", "#", right=True, spare=2),
+    Column("name", "device", least=16),
+    Column("state", "state"),
+    Column("sms", "SMs", formatting.count, right=True, spare=1),
+    Column("allocated", "allocated", formatting.share, right=True),
+    Column("online_sms", "for online", formatting.share, right=True, spare=10),
+    Column("memory_bytes", "memory", formatting.size, right=True, spare=3),
+    Column("memory_used_bytes", "used", formatting.size, right=True),
+    Column("gpu_utilisation_percent", "GPU %", formatting.count, right=True, spare=4),
+    Column("gpu_memory_used_bytes", "on GPU", formatting.size, right=True, spare=9),
+    Column("gpu_sm_clock_mhz", "MHz", formatting.count, right=True, spare=7),
+    Column("gpu_temperature_c", "deg C", formatting.count, right=True, spare=6),
+    Column("gpu_power_w", "W", formatting.rounded, right=True, spare=5),
+    Column("gpu_ecc_uncorrected", "ECC", formatting.count, right=True, spare=8),
+    Column("gpu_last_xid", "Xid", formatting.count, right=True),
+    Column("restarts", "restarts", formatting.count, right=True, spare=11),
+    Column("error", "problem", least=20, wraps=True),
+)
+
+JOBS = (
+    Column("id", "job"),
+    Column("user", "user", least=5, spare=3),
+    Column("program", "program", least=10, spare=1),
+    Column("kernels", "kernel", least=10),
+    Column("device", "dev", right=True, spare=6),
+    Column("kind", "kind", spare=4),
+    Column("state", "state"),
+    Column("reservation", "reserved", formatting.share, right=True),
+    Column("quota", "quota", formatting.share, right=True),
+    Column("allocation", "has", formatting.share, right=True),
+    Column("progress", "task blocks", formatting.progress, right=True, brief=formatting.part),
+    Column("queued_s", "queued", formatting.seconds, right=True, spare=5),
+    Column("run_s", "ran", formatting.seconds, right=True, spare=2),
+)
+
+_HISTORY_SPARES = {"kind": 8, "queued_s": 1, "program": 2, "reservation": 5, "quota": 4}
+_HISTORY = (
+    *(
+        column._replace(spare=_HISTORY_SPARES.get(column.key, column.spare))
+        for column in JOBS
+        if column.key not in ("allocation", "progress", "run_s")
+    ),
+    Column("first_block_s", "first block", formatting.seconds, right=True, spare=3),
+    Column("run_s", "ran", formatting.seconds, right=True),
+    Column("resizes", "resizes", formatting.count, right=True, spare=2),
+    Column("capsm_seconds", "CapSM s", formatting.share, right=True, spare=9),
+    Column("error", "error", formatting.error, least=20, wraps=True),
+)
+
+_KERNELS = (
+    Column("name", "kernel", least=16),
+    Column("user", "user", least=5, spare=3),
+    Column("form", "form"),
+    Column("module", "module", right=True, spare=5),
+    Column("session", "session", right=True, spare=2),
+    Column("occupancy", "M", right=True),
+    Column("shared_bytes", "shared", formatting.size, right=True, spare=4),
+    Column("jobs", "jobs", formatting.count, right=True, spare=1),
+    Column("why", "why", formatting.first, least=24, wraps=True),
+)
+
+_MEMORY = (
+    Column("session", "session", right=True),
+    Column("user", "user", least=5),
+    Column("program", "program", least=10),
+    Column("pid", "pid", right=True),
+    Column("device", "dev", right=True),
+    Column("arrays", "arrays", formatting.count, right=True, spare=1),
+    Column("used_bytes", "used", formatting.size, right=True),
+    Column("limit_bytes", "limit", formatting.size, right=True, spare=2),
+)
+
+_CHECKS = (
+    Column("name", "what"),
+    Column("state", ""),
+    Column("detail", "found", least=24, wraps=True),
+    Column("hint", "to do", least=16, wraps=True),
+)
+
+
+def status(
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Let a daemon that is starting take so long."
+        ),
+    ] = 0,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the daemon, its devices and what they are doing."""
+    with _connect_within(socket, wait) as client:
+        found = client.query("status")
+    if as_json:
+        emit(found)
+        return
+    say(headline(found))
+    print_table(DEVICES, found.get("devices", []), "it has no device")
+
+
+def ps(
+    all_jobs: Annotated[
+        bool, typer.Option("--all", "-a", help="Jobs that have ended, too.", show_default=False)
+    ] = False,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the jobs that wait or run; with --all also those that have ended."""
+    with MinimalClient(socket) as client:
+        found = client.query("jobs")
+        if all_jobs:
+            ended = client.query("history").get("jobs", [])
+            found = {**found, "jobs": [*ended, *found.get("jobs", [])]}
+    if as_json:
+        emit(found)
+        return
+    print_table(JOBS, found.get("jobs", []), "no jobs")
+
+
+def kernels(
+    limit: LimitOption = 0, socket: SocketOption = None, as_json: JsonOption = False
+) -> None:
+    """List the loaded kernels and the form that each was brought into."""
+    with MinimalClient(socket) as client:
+        found = client.query("kernels", limit)
+    if as_json:
+        emit(found)
+        return
+    print_table(_KERNELS, found.get("kernels", []), "no kernels are loaded")
+
+
+def memory(socket: SocketOption = None, as_json: JsonOption = False) -> None:
+    """Show which processes use which device, and how much of its memory they hold."""
+    with MinimalClient(socket) as client:
+        found = client.query("memory")
+    if as_json:
+        emit(found)
+        return
+    print_table(DEVICES, found.get("devices", []), "it has no device")
+    print_table(_MEMORY, found.get("sessions", []), "nobody holds memory")
+
+
+def history(
+    limit: LimitOption = 20, socket: SocketOption = None, as_json: JsonOption = False
+) -> None:
+    """List jobs that have ended, the latest last."""
+    with MinimalClient(socket) as client:
+        found = client.query("history", limit)
+    if as_json:
+        emit(found)
+        return
+    print_table(_HISTORY, found.get("jobs", []), "no job has ended yet")
+
+
+def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
+    """Check the daemon and what it depends on; say what to do about problems."""
+    with MinimalClient(socket) as client:
+        found = client.query("doctor")
+    checks = found.get("checks", [])
+    bad = any(check.get("state") == "problem" for check in checks)
+    if as_json:
+        emit(found)
+    else:
+        print_table(_CHECKS, checks, "the daemon reports no checks")
+    if bad:
+        raise typer.Exit(FAILED)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _connect_within(socket: str | None, wait_s: float) -> MinimalClient:
+    """A client to a daemon that may take ``wait_s`` until it listens."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            return MinimalClient(socket)
+        except ConnectionLost:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_POLL_S)
+
+
+def headline(found: Mapping[str, Any]) -> str:
+    """One line about the daemon, what matters most first."""
+    parts = [f"gpud {found.get('version', '?')}"]
+    if not found.get("fences", True):
+        parts.append("FENCES OFF")
+    if found.get("draining"):
+        parts.append("draining")
+    if "uptime_s" in found:
+        parts.append(f"up {formatting.seconds(found['uptime_s'])}")
+    jobs = found.get("jobs")
+    if isinstance(jobs, Mapping):
+        busy = [f"{number} {state}" for state, number in jobs.items() if number]
+        parts.append("jobs: " + (", ".join(busy) or "none"))
+    if "clients" in found:
+        parts.append(f"{found['clients']} connected")
+    if "policy" in found:
+        parts.append(f"policy {found['policy']}")
+    return ", ".join([*parts, f"pid {found.get('pid', '?')}"])

@@ -1,0 +1,303 @@
+"""``gpuctl run``: one kernel from a file, with a progress bar of its task blocks."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from gpud.errors import ConnectionLost, GpudError
+from gpud_client.cli import formatting
+from gpud_client.cli.exit_status import FAILED, INTERRUPTED
+from gpud_client.cli.job_control import share_of
+from gpud_client.cli.kernel_arguments import ArraySpec, parse_argument, parse_dim, parse_output
+from gpud_client.cli.output import JsonOption, SocketOption, emit, say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from gpud_client import Array, Device, Job, Kernel, Session
+
+__all__ = ["run"]
+
+_LOOK_S = 0.1
+_END_S = 10.0
+
+
+class _Held(NamedTuple):
+    """An argument that is an array: its number, what was written, and the array itself."""
+
+    number: int
+    written: str
+    array: Array
+
+
+def run(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="CUDA C++ or PTX; - for standard input.")
+    ],
+    kernel: Annotated[
+        str, typer.Argument(metavar="KERNEL", help='Its name; "axpy<float>" for a template.')
+    ],
+    grid: Annotated[str, typer.Option("--grid", "-g", help="Blocks: 256 or 16,16,1.")],
+    block: Annotated[str, typer.Option("--block", "-b", help="Threads: 256 or 16,16,1.")],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            "-a",
+            metavar="VALUE",
+            help="One for each parameter, in order: 7, f32:2.0, null, zeros:f32:1024, "
+            "ones:f64:8x8, arange:i32:100, random:f32:1024, file:x.npy.",
+        ),
+    ] = None,
+    out: Annotated[
+        list[str] | None,
+        typer.Option("--out", "-o", metavar="N=FILE", help="Save argument N, from 0, as .npy."),
+    ] = None,
+    show: Annotated[
+        int, typer.Option("--show", min=0, help="Print so many first values of each array.")
+    ] = 8,
+    shared: Annotated[
+        int, typer.Option("--shared", min=0, help="Dynamic shared memory of a block, in bytes.")
+    ] = 0,
+    reservation: Annotated[
+        str | None,
+        typer.Option("--reservation", metavar="SHARE", help="Run online, with at least this."),
+    ] = None,
+    quota: Annotated[
+        str | None, typer.Option("--quota", metavar="SHARE", help="Run offline, with at most this.")
+    ] = None,
+    exclusive: Annotated[
+        bool,
+        typer.Option("--exclusive", help="Reserve whole SMs, where nobody else's blocks are."),
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="End the job after so many seconds.")
+    ] = None,
+    device: Annotated[int, typer.Option("--device", "-d", min=0, help="Which, from 0.")] = 0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="OPTION", help="For NVRTC, such as --option=-DN=4."),
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option("--form", help="Force a form: persistent, sliced or whole.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random arrays.")] = 0,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile a kernel, run it once and print what it printed, its arrays and its figures.
+
+    Ctrl-C cancels the job.
+    """
+    shape = parse_dim(grid, "grid"), parse_dim(block, "block")
+    values = [parse_argument(written) for written in arg or ()]
+    files = dict(parse_output(written, len(values)) for written in out or ())
+    for number in files:
+        if not isinstance(values[number], ArraySpec):
+            raise typer.BadParameter(f"--out {number}=...: argument {number} is no array")
+    if reservation is not None and quota is not None:
+        raise typer.BadParameter("give --reservation or --quota, not both")
+    if exclusive and reservation is None:
+        raise typer.BadParameter("--exclusive goes with --reservation")
+    for share in (reservation, quota):
+        share_of(share, 1)  # a typing mistake is found before anything is compiled
+    if timeout is not None and timeout <= 0:
+        raise typer.BadParameter("--timeout must be more than 0 seconds")
+    if form not in (None, "persistent", "sliced", "whole"):
+        raise typer.BadParameter(f"--form is persistent, sliced or whole, not {form!r}")
+    source = _source(file)
+
+    import numpy as np
+
+    import gpud_client as gc
+
+    rng = np.random.default_rng(seed)
+    # A file that cannot be read is found before a daemon is asked for anything.
+    made = [value.make(rng) if isinstance(value, ArraySpec) else value for value in values]
+    with gc.connect(socket, name=f"gpuctl run {file.name}") as gpu:
+        on = _device(gpu, device)
+        held = [
+            _Held(number, value.written, gpu.array(made[number], device=on))
+            for number, value in enumerate(values)
+            if isinstance(value, ArraySpec)
+        ]
+        given: list[Any] = list(made)
+        for one in held:
+            given[one.number] = one.array
+        function = gpu.kernel(source, kernel, options=tuple(option or ()), form=form, device=on)
+        with _usage_errors():
+            job = function.submit(
+                grid=shape[0],
+                block=shape[1],
+                args=tuple(given),
+                shared=shared,
+                reservation=reservation,
+                quota=quota,
+                timeout=timeout,
+                device=on,
+                exclusive=exclusive,
+            )
+        problem = _watch(job, kernel, quiet=as_json or not sys.stderr.isatty())
+        report = _report(job, function, held, show if problem is None else 0, problem)
+        if problem is None:
+            for number, path in files.items():
+                with path.open("wb") as target:  # np.save given a name would change its ending
+                    np.save(target, given[number].get())
+    if as_json:
+        emit(report)
+    elif not isinstance(problem, ConnectionLost):  # then nothing is known of it
+        _print(report, files)
+    if problem is not None:
+        typer.echo(f"gpuctl: job {report['job']} {report['state']}: {problem}", err=True)
+        raise typer.Exit(FAILED)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _source(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{file} is no text; give CUDA C++ or PTX, not a cubin") from None
+
+
+def _device(gpu: Session, index: int) -> Device:
+    if index >= len(gpu.devices):
+        raise typer.BadParameter(
+            f"--device {index}: the daemon has {len(gpu.devices)}, counted from 0"
+        )
+    return gpu.devices[index]
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Arguments that do not fit the kernel are wrong usage; what the daemon refuses is not."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if isinstance(error, GpudError):
+            raise
+        raise typer.BadParameter(str(error)) from None
+
+
+def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
+    """Waits for a job, with a progress bar if somebody looks; returns its error.
+
+    Ctrl-C cancels the job, waits until it has ended, and ends the command.
+    """
+    bar, task = (nullcontext(), None) if quiet else _bar(name)
+    try:
+        with bar as shown:
+            while not concurrent.futures.wait([job], timeout=_LOOK_S).done:
+                if shown is not None and task is not None:
+                    _step(shown, task, job)
+            if shown is not None and task is not None and not job.cancelled():
+                _step(shown, task, job)
+        found: BaseException | None = job.exception()
+    except concurrent.futures.CancelledError as error:
+        return error
+    except KeyboardInterrupt:
+        job.cancel()
+        concurrent.futures.wait([job], timeout=_END_S)
+        typer.echo(f"gpuctl: job {job.id} was cancelled", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    return found
+
+
+def _bar(name: str) -> tuple[AbstractContextManager[Progress], TaskID]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("task blocks, {task.fields[has]} CapSM"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    return progress, progress.add_task(name, total=None, has="0")
+
+
+def _step(shown: Progress, task: TaskID, job: Job) -> None:
+    done, total = job.progress
+    shown.update(task, completed=done, total=total, has=formatting.share(job.allocation))
+
+
+def _report(
+    job: Job, function: Kernel, held: list[_Held], show: int, error: BaseException | None
+) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    arrays = []
+    for number, written, array in held:
+        values = array.get().ravel()[:show].tolist() if show else []
+        arrays.append(
+            {
+                "argument": number,
+                "written": written,
+                "dtype": str(array.dtype),
+                "shape": list(array.shape),
+                "first": values,
+            }
+        )
+    return {
+        "job": job.id,
+        "state": job.state,
+        "kernel": function.name,
+        "form": function.form,
+        "progress": list(job.progress),
+        "stats": job.stats,
+        "output": job.output,
+        "arrays": arrays,
+        "error": error.to_wire() if isinstance(error, GpudError) else _other(error),
+    }
+
+
+def _other(error: BaseException | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {"code": "gpud", "message": str(error) or type(error).__name__, "fields": {}}
+
+
+def _print(report: dict[str, Any], files: dict[int, Path]) -> None:
+    if report["output"]:
+        sys.stdout.write(report["output"])
+        if not report["output"].endswith("\n"):
+            sys.stdout.write("\n")
+    for array in report["arrays"]:
+        if array["first"]:
+            shape = "x".join(map(str, array["shape"]))
+            values = " ".join(f"{value:g}" if isinstance(value, float) else str(value)
+                              for value in array["first"])  # fmt: skip
+            more = " ..." if math.prod(array["shape"]) > len(array["first"]) else ""
+            say(f"argument {array['argument']}, {array['dtype']} {shape}: {values}{more}")
+        if report["error"] is None and array["argument"] in files:
+            say(f"argument {array['argument']} is in {files[array['argument']]}")
+    stats = report["stats"]
+    times = [
+        f"{name} {formatting.seconds(stats[key])}"
+        for key, name in (
+            ("queued_s", "queued"), ("first_block_s", "first block after"), ("run_s", "ran"),
+            ("release_s", "longest release"),
+        )
+        if stats.get(key) is not None
+    ]  # fmt: skip
+    if stats.get("resizes"):
+        times.append(f"{stats['resizes']} resizes")
+    done, total = report["progress"]
+    say(
+        f"job {report['job']} {report['state']}: {done:,} of {total:,} task blocks, "
+        f"{report['form']} form" + "".join(f", {time}" for time in times)
+    )

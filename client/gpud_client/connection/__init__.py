@@ -1,0 +1,1 @@
+"""The connection: the protocol's state without I/O, and what moves its bytes."""

@@ -1,0 +1,382 @@
+"""Leader/followers: who reads the socket when many threads wait.
+
+Problem: a thread that waits for a job should see its end after one wake-up, not after two with a
+hop through another thread; yet callbacks and `concurrent.futures.wait` need somebody who reads
+while nobody of ours waits; and an idle client should not wake at all.
+
+Approach: whoever waits reads the socket itself. One thread at a time holds the *baton* and reads;
+it settles what comes in for everybody, wakes the threads that waited for it, and hands the baton
+on when its own answer is there. A background thread takes the baton when jobs are outstanding and
+nobody has read for `_LOOK_S`, keeps it, and gives it back when a thread of the user's begins to
+wait. While nothing is outstanding, or somebody else reads, it sleeps without a time limit.
+
+Terms:
+    baton: the right to read the socket, held by one thread at a time.
+    waiter: a thread that waits, and what for.
+
+Properties:
+    one_wake_up: if one thread waits, nothing but that thread wakes when its answer comes;
+    no_lost_wake_up: while jobs are outstanding, somebody reads within `_LOOK_S`, twice at most;
+    idle: with nothing outstanding and nothing said, no thread wakes;
+    no_lock_in_callbacks: a user's callback runs with no lock and no baton held.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from gpud.errors import GpudError
+from gpud_client.connection.protocol_state import ProtocolState, connection_lost
+
+__all__ = ["SocketReader"]
+
+_LOOK_S = 0.005
+_LONGEST_S = 1e5  # for one system call; whoever wants to wait longer waits again
+_READ_BYTES = 1 << 18
+_DESCRIPTORS = socket.CMSG_SPACE(8 * array("i").itemsize)
+_READ_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+
+
+class _Never:
+    """A target that is never settled."""
+
+    _settled = False
+
+
+class _Waiter:
+    """A thread that waits until ``target`` is settled; the background thread waits for None."""
+
+    __slots__ = ("signal", "target", "thread")
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.thread = threading.get_ident()
+        self.signal = threading.Lock()
+        self.signal.acquire()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # it was woken before
+            self.signal.release()
+
+
+class SocketReader:
+    """Reads one socket for all threads.
+
+    Args:
+        sock: connected and non-blocking; closed by `release`.
+        core: what comes in goes there.
+        where: the socket's path, for messages.
+        on_kick: called by the background thread when it was woken; must not block.
+
+    Attributes:
+        closing: nobody is to begin to read any more.
+    """
+
+    def __init__(
+        self, sock: socket.socket, core: ProtocolState, where: str, on_kick: Callable[[], None]
+    ) -> None:
+        self.closing = False
+        self._sock = sock
+        self._core = core
+        self._where = where
+        self._on_kick = on_kick
+        self._mutex = threading.Lock()
+        self._reader: _Waiter | None = None
+        self._waiters: deque[_Waiter] = deque()
+        self._reads = 0
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._unhandled = False
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._kicks = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._background: threading.Thread | None = None
+        self._asleep = True
+        self._released = False
+
+    def wait(self, target: Any, timeout_s: float | None = None) -> bool:
+        """Wait until ``target`` is settled or the connection is lost; returns whether it is."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not target._settled and self._core.lost is None:
+            self._wait_for(target, end)
+            self.run_callbacks()
+            if end is not None and time.monotonic() >= end:
+                break
+        if self._callbacks:
+            self.run_callbacks()
+        return bool(target._settled)
+
+    def wait_until_lost(self) -> None:
+        """Wait until nothing more can come: for the time after `hang_up`."""
+        self.wait(_Never)
+
+    def read_available(self) -> None:
+        """Read what is there, if nobody else reads. Does not wait."""
+        waiter = _Waiter(_Never)
+        with self._mutex:
+            if self._reader is None:
+                self._reader = waiter
+            elif self._reader.thread != waiter.thread:
+                return
+        try:
+            while self._core.lost is None and self._poll.poll(0):
+                self._receive()
+        finally:
+            self._pass_on(waiter)
+
+    def call_later(self, callback: Callable[[], None]) -> None:
+        """Run a user's callback as soon as this thread holds nothing."""
+        self._callbacks.append(callback)
+
+    def run_callbacks(self) -> None:
+        """Run what `call_later` was given. The caller holds no lock."""
+        while self._callbacks:
+            with suppress(IndexError):  # another thread was quicker
+                self._callbacks.popleft()()
+
+    def job_sent(self) -> None:
+        """A job is outstanding: have the background thread look whether anybody reads."""
+        if self._asleep:
+            self._look_soon()
+        if self._callbacks:
+            self.run_callbacks()
+
+    def kick(self) -> None:
+        """Wake the background thread, if there is one; safe in a finalizer."""
+        if self._background is not None and not self._released:
+            with suppress(OSError):
+                os.eventfd_write(self._kicks, 1)
+
+    # -- the baton
+
+    def _wait_for(self, target: Any, end: float | None) -> None:
+        """Reads, or waits for whoever reads, until ``target`` is settled or it is late.
+
+        Comes back early when there are callbacks to run.
+        """
+        waiter = _Waiter(target)
+        try:
+            with self._mutex:
+                self._reads += 1
+                reader = self._reader
+                nested = reader is not None and reader.thread == waiter.thread
+                if reader is None:
+                    self._reader = waiter
+                elif not nested:
+                    self._waiters.append(waiter)
+                    if reader.target is None:
+                        self.kick()
+            if reader is not None and not nested:
+                waiter.signal.acquire(timeout=-1 if end is None else _left_s(end))
+                if self._reader is not waiter:
+                    return
+            self._read(target, end)
+        finally:
+            self._pass_on(waiter)
+
+    def _read(self, target: Any, end: float | None) -> None:
+        while not target._settled and not self._callbacks and self._core.lost is None:
+            if self._unhandled:
+                self._settle()
+                continue
+            left_s = None if end is None else _left_s(end)
+            if self._poll.poll(None if left_s is None else left_s * 1000):
+                self._receive()
+            elif left_s == 0:
+                return
+
+    def _pass_on(self, waiter: _Waiter) -> None:
+        """Give the baton away, if ``waiter`` has it, and forget the waiter."""
+        with self._mutex:
+            if self._reader is not waiter:
+                with suppress(ValueError):
+                    self._waiters.remove(waiter)
+                return
+            self._reader = None
+            while self._waiters and self._reader is None:
+                following = self._waiters.popleft()
+                if not following.target._settled:
+                    self._reader = following
+                following.wake()
+            look = self._reader is None and self._asleep and bool(self._core.jobs)
+        if look:
+            self._look_soon()
+        if self.closing:
+            self.release()
+
+    def _receive(self) -> None:
+        """Take what is there. The caller holds the baton."""
+        received: list[Any] = []
+        try:
+            # An interrupt comes before this line has begun or after it has ended, never between the
+            # system call and its result.
+            received += map(
+                self._sock.recvmsg_into, ([self._buffer],), (_DESCRIPTORS,), (_READ_FLAGS,)
+            )
+            self._feed(received)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+            return
+        except BaseException:
+            if received:
+                self._feed(received)
+            raise
+        if self._unhandled:
+            self._settle()
+        else:
+            self._lose("it has ended; its log may say why")
+
+    def _feed(self, received: list[Any]) -> None:
+        """Hand on what came with the one system call, and empty the list."""
+        size, ancillary, _, _ = received[0]
+        found: list[int] = []
+        for _, _, data in ancillary:
+            found += array("i", data[: len(data) - len(data) % 4])
+        if size:
+            self._unhandled = True
+            self._core.feed(self._buffer[:size], found)
+        received.clear()
+
+    def _settle(self) -> None:
+        try:
+            self._core.settle()
+            self._unhandled = False
+        except GpudError as error:
+            self._core.fail_all(connection_lost(self._where, error))
+        finally:
+            self._wake_settled()
+
+    def _wake_settled(self) -> None:
+        if self._waiters:
+            with self._mutex:
+                for waiter in self._waiters:
+                    if waiter.target._settled:
+                        waiter.wake()
+
+    def _lose(self, why: str) -> None:
+        """Nothing more will come: for ``why``, or because the session's user has hung up."""
+        if self.closing:
+            self._core.close()  # and if the daemon was quicker to close it than we to read its end
+        else:
+            self._core.fail_all(connection_lost(self._where, why))
+        self._wake_settled()
+
+    # -- the background thread
+
+    def _look_soon(self) -> None:
+        """Have the background thread look, after `_LOOK_S`, whether anybody reads."""
+        if self._background is None:
+            with self._mutex:
+                if not (self.watched or self.closing):
+                    self._background = threading.Thread(
+                        target=self._watch, name="gpud_client", daemon=True
+                    )
+                    self._background.start()
+        self._asleep = False
+        self.kick()
+
+    def _watch(self) -> None:
+        kicks = select.poll()
+        kicks.register(self._kicks, select.POLLIN)
+        both = select.poll()
+        both.register(self._kicks, select.POLLIN)
+        both.register(self._sock, select.POLLIN)
+        while not self.closing:
+            if self._asleep or self._core.lost is not None:
+                kicks.poll()
+                self._clear_kicks()
+                continue
+            reads = self._reads
+            time.sleep(_LOOK_S)
+            waiter = None
+            with self._mutex:
+                if self._reader is not None or not self._core.jobs:
+                    self._asleep = True
+                elif reads == self._reads:
+                    waiter = self._reader = _Waiter(None)
+            if waiter is not None:
+                self._read_for_others(waiter, both)
+            elif self._asleep and self._reader is None and self._core.jobs:
+                self._asleep = False  # a job came between the look and the nap
+        self.wait_until_lost()
+        self.release()
+
+    def _read_for_others(self, waiter: _Waiter, both: select.poll) -> None:
+        try:
+            while not (self._waiters or self._callbacks or self.closing or self._core.lost):
+                if self._unhandled:
+                    self._settle()
+                    continue
+                ready = dict(both.poll())
+                if self._kicks in ready:
+                    self._clear_kicks()
+                    ready.pop(self._kicks)
+                if ready:
+                    self._receive()
+        finally:
+            self._pass_on(waiter)
+        self.run_callbacks()
+
+    def _clear_kicks(self) -> None:
+        """A job was submitted, somebody wants to read, or finalizers have something to send."""
+        with suppress(OSError):
+            os.eventfd_read(self._kicks)
+        self._on_kick()
+
+    # -- the end
+
+    def hang_up(self) -> None:
+        """Have everybody leave; safe in a finalizer."""
+        self.closing = True
+        if not self._released:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self.kick()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the background thread has ended, unless this is it."""
+        background = self._background
+        if background is not None and background is not threading.current_thread():
+            background.join(timeout_s)
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is a background thread, which will see to the end."""
+        return self._background is not None
+
+    def release(self) -> None:
+        """Close the descriptors, unless a thread is still about to use them."""
+        background = self._background
+        if background is not None and background is not threading.current_thread():
+            if background.is_alive():
+                return
+        with self._mutex:
+            if self._released or self._reader is not None:
+                return
+            self._released = True
+        self._sock.close()
+        os.close(self._kicks)
+
+    def forked(self) -> None:
+        """After a fork, in the child: no other thread of the parent's is here."""
+        self.closing = True
+        self._mutex = threading.Lock()
+        self._reader, self._background = None, None
+        self._waiters.clear()
+        self._callbacks.clear()
+        self.release()
+
+
+def _left_s(end: float) -> float:
+    return min(max(0.0, end - time.monotonic()), _LONGEST_S)

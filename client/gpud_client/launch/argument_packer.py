@@ -1,0 +1,232 @@
+"""Arguments become the kernel's parameter buffer, checked one by one.
+
+Problem: a kernel gets untyped bytes. An argument of the wrong size or kind must be found before
+anything is sent, and packing is on the path of every submission.
+
+Approach: a kernel's parameters are known when it is compiled. For each one a converter is chosen
+then; it checks a value and gives what one `struct.Struct` for the whole buffer takes.
+
+What is accepted:
+
+* a number: Python int, float or bool within the parameter's range; a NumPy scalar of its size.
+  PTX does not say whether an integer has a sign, so the range is that of both. It does tell
+  floats: a float for an integer parameter is refused, and so is a NumPy integer for a float;
+* a pointer: an `Array`, ``None``, or a device address. PTX declares many pointers as 64-bit
+  integers, so these are accepted for every 8-byte integer. It does not say what they point to
+  either: an array of another type than the kernel's is not noticed;
+* a struct: bytes, a NumPy scalar (``np.void``, complex), or what else has a buffer, such as a
+  `ctypes.Structure`, of exactly its size.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpud_client.arrays import ArrayBase
+
+__all__ = ["ArgumentPacker"]
+
+Convert = Callable[[Any, list[ArrayBase]], Any]
+
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_FLOATS = {
+    2: ("e", 65504.0, np.float16),
+    4: ("f", float(np.finfo(np.float32).max), np.float32),
+    8: ("d", math.inf, np.float64),
+}
+
+
+class ArgumentPacker:
+    """Packs the arguments of one kernel.
+
+    Args:
+        name: of the kernel, for messages.
+        parameters: (name, kind, size, align, offset) of each, in order; sizes in bytes.
+    """
+
+    def __init__(self, name: str, parameters: Sequence[tuple[str, str, int, int, int]]) -> None:
+        self._name = name
+        self._converters: list[Convert] = []
+        layout = "<"
+        at = 0
+        for _, kind, size, _, offset in parameters:
+            letter, convert = _converter(kind, size)
+            layout += f"{offset - at}x{letter}" if offset > at else letter
+            at = offset + size
+            self._converters.append(convert)
+        self._struct = struct.Struct(layout)
+        assert self._struct.size == at
+
+    def pack(self, args: Sequence[Any]) -> tuple[bytes, list[ArrayBase]]:
+        """The parameter buffer, and the arrays among the arguments.
+
+        Raises:
+            TypeError: too many or too few arguments, or one of a kind that the parameter is not.
+            ValueError: one is out of range, of another size, or an array that was freed.
+        """
+        converters = self._converters
+        arrays: list[ArrayBase] = []
+        values: list[Any] = []
+        try:
+            for convert, value in zip(converters, args, strict=True):
+                values.append(convert(value, arrays))
+        except _Mistake as mistake:
+            raise mistake.error(
+                f"argument {len(values)} of {self._name}: {mistake.problem}"
+            ) from None
+        except (TypeError, ValueError):
+            if not isinstance(args, tuple | list):
+                raise TypeError(
+                    f"args is a tuple of the kernel's arguments, not {args!r}"
+                ) from None
+            if len(args) == len(converters):
+                raise
+            raise TypeError(
+                f"{self._name} takes {len(converters)} arguments, not {len(args)}"
+            ) from None
+        return self._struct.pack(*values), arrays
+
+
+class _Mistake(Exception):
+    def __init__(self, error: type[Exception], problem: str) -> None:
+        super().__init__(problem)
+        self.error = error
+        self.problem = problem
+
+
+def _converter(kind: str, size: int) -> tuple[str, Convert]:
+    if kind == "float" and size in _FLOATS:
+        return _FLOATS[size][0], _float(size)
+    if kind in ("int", "uint", "bits", "pointer") and size in _UNSIGNED:
+        return _UNSIGNED[size], _integer(kind, size)
+    return f"{size}s", _struct(size)
+
+
+def _float(size: int) -> Convert:
+    _, largest, scalar = _FLOATS[size]
+
+    def convert(value: Any, arrays: list[ArrayBase]) -> Any:
+        kind = type(value)
+        if kind is scalar:
+            return value
+        if kind is float:
+            if -largest <= value <= largest or not math.isfinite(value):
+                return value
+        elif isinstance(value, np.generic | np.ndarray):
+            if value.ndim:
+                raise _array_mistake(value)
+            if isinstance(value, np.ndarray):
+                return convert(value[()], arrays)
+            if value.dtype != scalar:  # float64 is a float to Python, too
+                raise _dtype_mistake(value, f"np.{scalar.__name__}")
+            return float(value)
+        elif isinstance(value, int | float):
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.nan
+            if -largest <= number <= largest or math.isinf(number):
+                return number
+        else:
+            raise _Mistake(TypeError, f"a number is expected, not {_shown(value)}")
+        raise _Mistake(ValueError, f"{_shown(value)} is too large for a float of {size} bytes")
+
+    return convert
+
+
+def _integer(kind: str, size: int) -> Convert:
+    mask = (1 << 8 * size) - 1
+    least = -(1 << 8 * size - 1)
+    if kind == "pointer":
+        least = 0
+    pointer = size == 8
+    untyped = kind == "bits"
+
+    def convert(value: Any, arrays: list[ArrayBase]) -> int:
+        if type(value) is int:
+            if least <= value <= mask:
+                return value & mask
+            raise _Mistake(
+                ValueError, f"{_shown(value)} does not fit {size} bytes: {least} to {mask} do"
+            )
+        if pointer:
+            if isinstance(value, ArrayBase):
+                arrays.append(value)
+                return value._live_address()
+            if value is None:
+                return 0
+        if isinstance(value, np.generic | np.ndarray):
+            if value.ndim:
+                raise _array_mistake(value)
+            if isinstance(value, np.ndarray):
+                return convert(value[()], arrays)
+            if value.dtype.kind not in ("iubf" if untyped else "iub"):
+                raise _dtype_mistake(value, f"an integer such as np.int{8 * size}")
+            if value.dtype.itemsize != size:
+                raise _dtype_mistake(value, f"np.int{8 * size}")
+            return int.from_bytes(value.tobytes(), sys.byteorder)
+        if isinstance(value, int):
+            return convert(int(value), arrays)
+        if untyped and isinstance(value, float) and size in _FLOATS:
+            packed = struct.pack(f"<{_FLOATS[size][0]}", _float(size)(value, arrays))
+            return int.from_bytes(packed, "little")
+        if isinstance(value, ArrayBase):
+            raise _Mistake(TypeError, f"an Array is a pointer of 8 bytes, this has {size}")
+        what = "an Array, None or a device address" if kind == "pointer" else "an integer"
+        raise _Mistake(TypeError, f"{what} is expected, not {_shown(value)}")
+
+    return convert
+
+
+def _struct(size: int) -> Convert:
+    def convert(value: Any, arrays: list[ArrayBase]) -> bytes:
+        if isinstance(value, np.ndarray) and not value.ndim:
+            value = value[()]
+        if isinstance(value, np.generic) and not isinstance(value, np.object_):
+            if value.dtype.hasobject:
+                raise _Mistake(TypeError, "a struct with Python objects cannot be passed")
+            if not value.dtype.isnative:  # as `Session.array` does with arrays
+                value = value.astype(value.dtype.newbyteorder("="))
+            data: bytes = value.tobytes()
+        elif isinstance(value, np.ndarray):
+            raise _array_mistake(value)
+        else:
+            try:
+                data = memoryview(value).tobytes()
+            except TypeError:
+                raise _Mistake(
+                    TypeError,
+                    f"a struct of {size} bytes is expected, as np.void, bytes or a ctypes "
+                    f"structure, not {_shown(value)}",
+                ) from None
+        if len(data) != size:
+            raise _Mistake(ValueError, f"the struct has {size} bytes, not {len(data)}")
+        return data
+
+    return convert
+
+
+def _array_mistake(value: Any) -> _Mistake:
+    return _Mistake(
+        TypeError, f"a NumPy array of shape {value.shape} is given; copy it with gpu.array() first"
+    )
+
+
+def _dtype_mistake(value: Any, wanted: str) -> _Mistake:
+    return _Mistake(
+        TypeError, f"{value!r} is {value.dtype}, the kernel's parameter is {wanted}; convert it"
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to write it
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    return f"{shown} of type {type(value).__name__}"

@@ -1,0 +1,58 @@
+"""What becomes of jobs that nobody asks for, in the log.
+
+A script in a hurry forgets one job; a loop that is wrong forgets 20,000 with the same mistake.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpud_client.launch.jobs import JobBase
+
+__all__ = ["log_cancelled", "log_failed"]
+
+_LOG = logging.getLogger("gpud_client")
+_EACH = 10
+_WHILE_S = 60.0
+
+
+class _Failures:
+    """Those since ``began_s``. Without a lock: a finalizer may come between any two lines."""
+
+    began_s = 0.0
+    numbers = itertools.count(1)
+
+
+def log_failed(name: str, what: str, error: Exception) -> None:
+    """Log that a job failed.
+
+    Of those within a minute the first ten are logged, then the 100th, the 1,000th and so on.
+    """
+    now_s = time.monotonic()
+    if now_s - _Failures.began_s > _WHILE_S:
+        _Failures.began_s, _Failures.numbers = now_s, itertools.count(1)
+    number = next(_Failures.numbers)
+    if number <= _EACH or number == 10 ** (len(str(number)) - 1):
+        more = (
+            ""
+            if number < _EACH
+            else f" (number {number:,}; the next to be logged is {number * 10:,})"
+        )
+        _LOG.error("job %s (%s) failed, and nobody asked: %s%s", name, what, error, more)
+
+
+def log_cancelled(jobs: Mapping[int, JobBase]) -> None:
+    """Log which jobs a session is left with that nobody has waited for: they end cancelled."""
+    left = [job for job in list(jobs.values()) if not job._asked]
+    if left:
+        few = ", ".join(f"{job.id} ({job._what})" for job in left[:3])
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        _LOG.warning(
+            "the session is left before these jobs have ended, and they are cancelled: %s%s; wait "
+            "with result()", few, more,
+        )  # fmt: skip

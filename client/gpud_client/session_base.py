@@ -1,0 +1,396 @@
+"""What a session can do, as operations that both shells drive."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from gpud.units import Share
+from gpud.wire.messages import TOPICS, Query, Submit
+from gpud_client.arrays import Shape, allocate, as_dtype, as_shape, as_values
+from gpud_client.connection.protocol_state import Operation, PendingJobs, ProtocolState, Request
+from gpud_client.devices import Device
+from gpud_client.launch.calls import Call
+from gpud_client.launch.jobs import JobBase
+from gpud_client.launch.kernels import PreparedLaunch
+from gpud_client.launch.modules import ModuleBase
+from gpud_client.launch.shares import Amounts, admissible, check_whole
+from gpud_client.launch.streams import Stream
+
+__all__ = ["SessionBase"]
+
+_READ_IT = '; read it: Path("kernel.cu").read_text()'
+_FORMS = (None, "persistent", "sliced", "whole")
+_MOST_WEIGHT = 1000
+_MOST_NS = (1 << 63) - 1
+_MOST_AMOUNTS = 1000
+_ONE = b"\x91"  # msgpack: an array of one
+_T = TypeVar("_T")
+_array_header = msgpack.Packer(autoreset=True).pack_array_header
+
+
+class _Chain(NamedTuple):
+    """The calls of a job, ready for a device.
+
+    ``need``: slices that its launches in form ``whole`` must have at once; 0 without such launches.
+    """
+
+    device: Device
+    calls: tuple[Call, ...]
+    launches: bytes
+    occupancy: int
+    need: int
+    total: int
+    what: str
+    users: list[PendingJobs]
+
+
+class SessionBase:
+    """What both kinds of session know, and the operations on them."""
+
+    _channel: Any
+    _array_class: type[Any]
+    _module_class: type[Any]
+    _finalizer: weakref.finalize[..., Any]
+
+    def __init__(self, core: ProtocolState, path: str) -> None:
+        self._core = core
+        self._path = path
+        self._devices: tuple[Device, ...] = ()
+        self._limits: dict[str, int] = {}
+        self._daemon: dict[str, Any] = {}
+        self._amounts: dict[Any, Amounts] = {}
+
+    @property
+    def path(self) -> str:
+        """The daemon's socket."""
+        return self._path
+
+    @property
+    def number(self) -> int:
+        """The session's number: what its jobs' ids begin with."""
+        return self._core.session
+
+    @property
+    def device(self) -> Device:
+        """The first device: where things are made if nothing else is said."""
+        return self._devices[0]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The daemon's devices."""
+        return self._devices
+
+    @property
+    def daemon(self) -> dict[str, Any]:
+        """About the daemon: ``version``, ``pid``, ``policy``."""
+        return dict(self._daemon)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is of no more use: it was closed, or the daemon has gone."""
+        return self._core.lost is not None
+
+    def stream(self) -> Stream:
+        """A new stream: its jobs run in order, and beside those of other streams."""
+        return Stream(self._core, self._core.next_stream())
+
+    def _at_end(self, end: Callable[[], None]) -> None:
+        """Call ``end`` when the session was closed, or is not there any more."""
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _both, self._channel.abandon, end)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"session {self.number}"
+        return f"<{type(self).__name__} at {self._path}: {state}>"
+
+    # -- operations
+
+    def _open(self, program: str | None) -> Operation[None]:
+        name = program if program is not None else _program()
+        welcome = yield from self._core.hello(name)
+        self._devices = tuple(
+            Device._from_wire(index, found) for index, found in enumerate(welcome.devices)
+        )
+        self._limits, self._daemon = welcome.limits, welcome.daemon
+
+    def _on(self, device: Device | int | None, default: Device | None = None) -> Device:
+        """Which device is meant.
+
+        Raises:
+            TypeError: it is none.
+            ValueError: the daemon does not have it.
+        """
+        if device is None:
+            return self._devices[0] if default is None else default
+        if isinstance(device, Device):
+            if device.index < len(self._devices) and self._devices[device.index] == device:
+                return self._devices[device.index]
+            raise ValueError(f"{device.name} is a device of another daemon")
+        if isinstance(device, bool) or not isinstance(device, int):
+            raise TypeError(f"a device is one of gpu.devices or its index, not {device!r}")
+        if not 0 <= device < len(self._devices):
+            raise ValueError(f"there is no device {device}: the daemon has {len(self._devices)}")
+        return self._devices[device]
+
+    def _new(
+        self, shape: Shape, dtype: npt.DTypeLike, device: Device | int | None
+    ) -> Operation[Any]:
+        extents, element = as_shape(shape), as_dtype(dtype)
+        return (yield from allocate(self, self._array_class, self._on(device), extents, element))
+
+    def _array(
+        self, values: npt.ArrayLike, dtype: npt.DTypeLike | None, device: Device | int | None
+    ) -> Operation[Any]:
+        given = as_values(values, dtype)
+        array = yield from allocate(
+            self, self._array_class, self._on(device), given.shape, given.dtype
+        )
+        yield from array._put(given)
+        return array
+
+    def _compile(
+        self,
+        source: str,
+        names: Sequence[str],
+        options: Sequence[str],
+        form: str | None,
+        device: Device | int | None,
+    ) -> Operation[Any]:
+        if not isinstance(source, str):
+            raise TypeError(
+                f"the source is text, CUDA C++ or PTX, not {type(source).__name__}"
+                + (_READ_IT if isinstance(source, os.PathLike) else "")
+            )
+        if source.endswith((".cu", ".cuh", ".ptx")) and "\n" not in source:
+            raise ValueError(f"the source is text, CUDA C++ or PTX, not a path{_READ_IT}")
+        if form not in _FORMS:
+            raise ValueError(f"form is persistent, sliced or whole, not {form!r}")
+        module: ModuleBase = self._module_class(
+            self,
+            source,
+            _texts("names", names),
+            _texts("options", options),
+            form,
+            self._on(device),
+        )
+        yield from module._load(module._device)
+        return module
+
+    def _query(self, topic: str, limit: int) -> Operation[dict[str, Any]]:
+        if topic not in TOPICS:
+            raise ValueError(f"a topic is one of {', '.join(TOPICS)}, not {topic!r}")
+        answer = yield Request(lambda number: Query(number, topic, limit))
+        found: dict[str, Any] = answer.value
+        return found
+
+    # -- submitting: this is the path that has to be quick
+
+    def _submit(
+        self,
+        calls: Iterable[Call],
+        reservation: Share | None,
+        quota: Share | None,
+        deadline: float | None,
+        timeout: float | None,
+        stream: Stream | None,
+        after: Iterable[JobBase],
+        device: Device | int | None,
+        weight: int,
+        exclusive: bool,
+    ) -> Operation[Any]:
+        listed = _listed("a sequence is a list of kernel.call(...)", calls)
+        chain = yield from self._chain(listed, device)
+        on = chain.device
+        key = (type(reservation), reservation, type(quota), quota, chain.occupancy, on.index)
+        try:
+            amounts = self._amounts.get(key)
+        except TypeError:  # not hashable, so it is no share: the next line says so
+            amounts = None
+        if amounts is None:
+            amounts = admissible(reservation, quota, chain.occupancy, on)
+            if len(self._amounts) >= _MOST_AMOUNTS:
+                self._amounts.clear()
+            self._amounts[key] = amounts
+        if chain.need:
+            check_whole(amounts, chain.need, chain.occupancy, on)
+        line = 0 if stream is None else self._stream_number(stream)
+        follow = self._after(after) if after else ()
+        deadline_ns = None if deadline is None else _as_ns("deadline", deadline)
+        timeout_ns = None if timeout is None else _as_ns("timeout", timeout)
+        if weight != 1 and (type(weight) is not int or not 1 <= weight <= _MOST_WEIGHT):
+            raise ValueError(f"a weight is a whole number from 1 to {_MOST_WEIGHT}, not {weight!r}")
+        if exclusive and reservation is None:
+            raise ValueError("exclusive goes with a reservation: how many SMs are the job's own")
+        if timeout is not None and reservation is None:
+            for call in listed:
+                yield from call.kernel._make_killable(call, on)
+        job = self._new_job(chain.what, on, line, chain.total)
+        index, launches = on.index, chain.launches
+
+        core = self._core
+
+        def build(number: int) -> Submit:
+            # Before it is sent: whoever reads an array from now on waits for this job.
+            for user in chain.users:
+                user.add(number, core)
+            return Submit(
+                number, index, launches, amounts.reservation, amounts.quota, line, follow,
+                deadline_ns, timeout_ns, weight, bool(exclusive),
+            )  # fmt: skip
+
+        yield from self._channel.submitting(job, build)
+        return job
+
+    def _new_job(self, what: str, device: Device, stream: int, total: int) -> Any:
+        raise NotImplementedError
+
+    def _chain(self, calls: Sequence[Call], device: Device | int | None) -> Operation[_Chain]:
+        if not calls:
+            raise ValueError("a sequence has one call or more: kernel.call(...)")
+        first = calls[0]
+        kept: _Chain | None = getattr(first, "_chained", None)
+        if kept is not None and device is None and kept.calls == tuple(calls[1:]):
+            for call in calls:
+                for array in call._arrays:
+                    array._live_address()  # raises if it was freed
+            return kept
+        on = self._device_of(calls, device)
+        if len(calls) == 1:
+            alone: PreparedLaunch = yield from first.kernel._prepare(first, on)
+            users = [alone.loaded.users]
+            for array in first._arrays:
+                array._live_address()  # raises if it was freed
+                users.append(array._users)
+            launches, name = _ONE + alone.record, first.kernel.name
+            need = 0 if alone.form != "whole" else _whole_need(calls, [alone], on)
+            return _Chain(on, (), launches, alone.occupancy, need, first._total, name, users)
+        return (yield from self._long_chain(calls, on, keep=device is None))
+
+    def _long_chain(self, calls: Sequence[Call], on: Device, *, keep: bool) -> Operation[_Chain]:
+        """Several calls; kept with the first one, for services submit the same again and again."""
+        made: list[PreparedLaunch] = []
+        for call in calls:
+            made.append((yield from call.kernel._prepare(call, on)))
+            for array in call._arrays:
+                array._live_address()  # raises if it was freed
+        users = {id(one.loaded): one.loaded.users for one in made}
+        users |= {id(array): array._users for call in calls for array in call._arrays}
+        chain = _Chain(
+            on,
+            tuple(calls[1:]),
+            b"".join((_array_header(len(made)), *[one.record for one in made])),
+            min(one.occupancy for one in made),
+            _whole_need(calls, made, on),
+            sum(call._total for call in calls),
+            f"{len(calls)} kernels from {calls[0].kernel.name} on",
+            list(users.values()),
+        )
+        # Not where the first call comes again: it would keep itself alive.
+        if keep and not any(call is calls[0] for call in calls[1:]):
+            calls[0]._chained = chain
+        return chain
+
+    def _device_of(self, calls: Sequence[Call], device: Device | int | None) -> Device:
+        """Where a job with these calls runs.
+
+        Raises:
+            TypeError: one of them is no call.
+            ValueError: one is of another session, or its arrays are elsewhere.
+        """
+        on = None if device is None else self._on(device)
+        for index, call in enumerate(calls):
+            if not isinstance(call, Call):
+                raise TypeError(
+                    f"call {index} of the sequence is {call!r}, not what kernel.call(...) gives"
+                )
+            if call.kernel._session is not self:
+                raise ValueError(f"call {index} of the sequence, {call!r}, is of another session")
+            if call._device is None:
+                continue
+            if on is None:
+                on = call._device
+            elif call._device is not on:
+                raise ValueError(
+                    f"the arrays of {call!r} are on {call._device.name}, the job is on {on.name}"
+                )
+        return calls[0].kernel._module._device if on is None else on
+
+    def _stream_number(self, stream: Stream) -> int:
+        if not isinstance(stream, Stream):
+            raise TypeError(f"stream is what gpu.stream() gives, not {stream!r}")
+        if stream._core is not self._core:
+            raise ValueError(f"{stream!r} is of another session")
+        return stream._number
+
+    def _after(self, after: Iterable[JobBase]) -> tuple[tuple[int, int], ...]:
+        listed = _listed("after is a list of jobs", after)
+        for job in listed:
+            if not isinstance(job, JobBase):
+                raise TypeError(f"after is a list of jobs; {job!r} is none")
+            if job._path != self._path:
+                raise ValueError(f"{job!r} is a job of another daemon")
+        return tuple([job._ref for job in listed if not job._settled])
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _listed(what: str, given: Iterable[_T]) -> Sequence[_T]:
+    """What a caller listed, in whatever holds several things: a generator is read once, here."""
+    if isinstance(given, tuple | list):
+        return given
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{what}, not {given!r}")
+    return tuple(given)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    try:
+        first()
+    finally:
+        second()
+
+
+def _whole_need(calls: Sequence[Call], made: Sequence[PreparedLaunch], device: Device) -> int:
+    """Slices of 1/M, M the job's least, that its launches in form ``whole`` must have at once."""
+    least = min(one.occupancy for one in made)
+    return max(
+        [
+            -(-min(call._total, device.sms * one.occupancy) * least // one.occupancy)
+            for call, one in zip(calls, made, strict=True)
+            if one.form == "whole"
+        ],
+        default=0,
+    )
+
+
+def _program() -> str:
+    """What this process is, for people."""
+    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
+    return name if name not in ("", "-c", "-m") else Path(sys.executable or "python").name
+
+
+def _texts(what: str, given: Any) -> tuple[str, ...]:
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if isinstance(given, str) or not all(isinstance(one, str) for one in found):
+        raise TypeError(f"{what} is a list of texts, not {given!r}")
+    return found
+
+
+def _as_ns(what: str, seconds: float) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
+        raise TypeError(f"{what} is a number of seconds, not {seconds!r}")
+    value = float(seconds)
+    if not (math.isfinite(value) and value > 0) or value * 1e9 > _MOST_NS:
+        raise ValueError(f"{what} is more than 0 seconds and finite, not {seconds!r}")
+    return max(1, round(value * 1e9))

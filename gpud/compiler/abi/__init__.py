@@ -1,0 +1,1 @@
+"""What rewritten kernels and their host agree on: records in memory, names, numbers of sites."""

@@ -1,0 +1,225 @@
+"""Barriers and warp collectives that some threads may have left behind when others reach them.
+
+Problem: in persistent form a thread that has finished its task block waits at the loop's head
+instead of exiting. Hardware no longer counts exited threads at barriers and in lane masks, but it
+does count waiting ones: a kernel whose threads may leave before a barrier that others still reach
+would hang.
+
+Approach: a thread can be gone, or on its way out, when others meet at instruction X only if a
+branch that they do not take together decides whether X runs, or how often. So X is at risk from
+branch B if B is not uniform and X is in B's region of influence; a predicated X is at risk from
+its own guard.
+
+Terms: *hazard* is such a pair, with what X is: a full-block barrier, another barrier (counted,
+named by a register, or reducing), or a warp collective. For barriers a branch must be taken
+together by the whole block to be harmless; for collectives, by each warp.
+
+Properties:
+* if no barrier is at risk, all threads of a block run the same sequence of full-block barriers;
+* a barrier in a uniform loop, or after threads of different ways have met again, is not at risk;
+* the hazard of a call is that of everything its callees do;
+* a collective whose mask is the ballot of the very condition that leads to it is not at risk: it
+  names exactly the lanes that come.
+
+It is not enough to look at branches one of whose sides leads straight to the exit: compilers give
+functions one ``ret``, so threads that leave a loop early meet the others again only there.
+
+Source: PTX ISA 9.0, sections 9.7.13 (barriers; "exited" threads) and 9.7.9 (``shfl.sync`` masks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
+from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.effects import (
+    BARRIER,
+    CALL,
+    COLLECTIVE,
+    Barrier,
+    flags,
+)
+from gpud.compiler.analysis.uniformity import Level, Uniformity
+from gpud.compiler.ptx.model import Instruction, Register
+
+__all__ = [
+    "DivergenceHazard",
+    "DivergenceHazards",
+    "SyncKind",
+    "find_divergence_hazards",
+    "full_barrier_id",
+    "loop_barrier_id",
+]
+
+_BARRIER_IDS = 16
+
+
+class SyncKind(Enum):
+    """Where threads meet."""
+
+    FULL_BARRIER = "full-block barrier"
+    OTHER_BARRIER = "counted, named or reducing barrier"
+    COLLECTIVE = "warp collective"
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceHazard:
+    """``instruction`` may be reached after some threads have left, because of ``branch``."""
+
+    kind: SyncKind
+    instruction: Instruction
+    branch: Instruction
+    function: str
+
+
+@dataclass(slots=True)
+class DivergenceHazards:
+    """All hazards of a kernel, at most one for each kind and function.
+
+    ``shape``: the block shapes for which no further collective is at risk.
+    """
+
+    found: list[DivergenceHazard]
+    shape: Shape
+
+    def first(self, kind: SyncKind) -> DivergenceHazard | None:
+        """The first hazard of a kind."""
+        return next((hazard for hazard in self.found if hazard.kind is kind), None)
+
+
+def find_divergence_hazards(call_graph: CallGraph, entry: str) -> DivergenceHazards:
+    """The hazards in ``entry`` and in all functions that it can reach."""
+    hazards = DivergenceHazards([], Shape.ANY)
+    for uses in call_graph.closure(entry):
+        if uses.bits & (BARRIER | COLLECTIVE | CALL):
+            sync_points = {
+                id(ins): kinds
+                for ins in uses.noted
+                if (kinds := _sync_kinds(ins, uses, call_graph))
+            }
+            if sync_points:
+                _add_hazards_of(call_graph.flow(uses.function.name), sync_points, hazards)
+    return hazards
+
+
+def _sync_kinds(
+    ins: Instruction, uses: FunctionSummary, call_graph: CallGraph
+) -> tuple[SyncKind, ...]:
+    """The ways in which threads meet at ``ins``."""
+    bits = flags(ins.opcode)
+    if bits & BARRIER:
+        full = full_barrier_id(call_graph.barrier(ins, uses)) is not None
+        return (SyncKind.FULL_BARRIER if full else SyncKind.OTHER_BARRIER,)
+    if bits & COLLECTIVE:
+        return (SyncKind.COLLECTIVE,)
+    if not bits & CALL:
+        return ()
+    kinds: dict[SyncKind, None] = {}
+    for called in call_graph.call_closure(ins):
+        for inner in called.noted:
+            if not flags(inner.opcode) & CALL:
+                kinds.update(dict.fromkeys(_sync_kinds(inner, called, call_graph)))
+    return tuple(kinds)
+
+
+def _add_hazards_of(
+    flow: ControlFlow, sync_points: dict[int, tuple[SyncKind, ...]], hazards: DivergenceHazards
+) -> None:
+    """Add the hazards of one function, whose sync_points are given by instruction identity."""
+    at: dict[int, list[Instruction]] = {}
+    for block in flow.order:
+        here = [
+            p.instruction for p in flow.blocks[block].places if id(p.instruction) in sync_points
+        ]
+        if here:
+            at[block] = here
+    if not at:
+        return
+    uniformity = Uniformity(flow)
+    name = flow.function.name
+    seen: set[SyncKind] = set()
+
+    def add_if_divergent(ins: Instruction, branch: Instruction, level: Level, shape: Shape) -> None:
+        for kind in sync_points[id(ins)]:
+            if kind in seen or level is Level.UNIFORM:
+                continue
+            if kind is SyncKind.COLLECTIVE:
+                if level is Level.WARP:
+                    hazards.shape |= shape
+                    continue
+                if _mask_is_branch_ballot(ins, branch, uniformity):
+                    continue
+            seen.add(kind)
+            hazards.found.append(DivergenceHazard(kind, ins, branch, name))
+
+    for here in at.values():
+        for ins in here:
+            if ins.guard is not None:
+                add_if_divergent(ins, ins, *uniformity.guard(ins))
+    for block in flow.order:
+        last = flow.blocks[block].last
+        if last is None or len(flow.blocks[block].successors) < 2:
+            continue
+        level, shape = uniformity.branch(block)
+        if level is Level.UNIFORM:
+            continue
+        for inside in sorted(flow.influence(block).intersection(at)):
+            for ins in at[inside]:
+                add_if_divergent(ins, last, level, shape)
+
+
+def _mask_is_branch_ballot(ins: Instruction, branch: Instruction, uniformity: Uniformity) -> bool:
+    """Whether the mask of ``ins`` is the ballot of the condition by which ``branch`` leads to it.
+
+    ``mask = __ballot_sync(~0, c); if (c) { ... __shfl_sync(mask, ...) }``. Which way the branch
+    goes need not be checked: a lane may not run a collective whose mask does not name it.
+    """
+    if ins.opcode.base not in ("shfl", "vote", "match", "redux", "bar") or branch.guard is None:
+        return False
+    mask = ins.operands[-1]
+    if not isinstance(mask, Register):
+        return False
+    ballot = uniformity.definitions.of(mask)
+    if ballot is None or not (ballot.opcode.base == "vote" and ballot.opcode.has("ballot")):
+        return False
+    condition = ballot.operands[1]
+    return isinstance(condition, Register) and uniformity.definitions.same_condition(
+        condition, branch.guard.register
+    )
+
+
+# -- barrier numbers ---------------------------------------------------------------------------
+
+
+def full_barrier_id(parts: Barrier) -> int | None:
+    """The number of a full-block ``sync`` barrier that states it; ``None`` for any other."""
+    if parts.action == "sync" and parts.count is None:
+        return parts.constant_id
+    return None
+
+
+def loop_barrier_id(call_graph: CallGraph, entry: str, *, share_full: bool = False) -> int | None:
+    """The lowest barrier number that ``entry`` and its callees surely leave free.
+
+    With ``share_full`` the numbers of full-block barriers count as free: exit-aware barriers all
+    use the loop's number.
+
+    Returns:
+        ``None`` if all are used, or if one is named by a register that is not a constant.
+    """
+    used: set[int] = set()
+    for uses in call_graph.closure(entry):
+        if not uses.bits & BARRIER:
+            continue
+        for ins in uses.noted:
+            if flags(ins.opcode) & BARRIER:
+                parts = call_graph.barrier(ins, uses)
+                number = parts.constant_id
+                if number is None:
+                    return None
+                if not share_full or full_barrier_id(parts) is None:
+                    used.add(number)
+    return next((number for number in range(_BARRIER_IDS) if number not in used), None)

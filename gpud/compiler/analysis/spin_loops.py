@@ -1,0 +1,175 @@
+"""Loops that wait until another thread block has written global memory.
+
+Problem: a block that holds claims it has not started must not wait for one of them, so kernels
+whose blocks wait for other blocks claim one task block at a time; and a kernel whose blocks wait
+for *all* blocks can only run with all of them resident.
+
+Approach: look at loops that read global memory which others may be changing, and ask whether what
+was read decides when the loop ends.
+
+Terms: a *polling read* is a volatile, relaxed, acquire or atomic read of global or generic memory;
+a loop *waits* if a polling read inside it, or a call, feeds a condition on which it is left. It is
+a *grid barrier* if the condition also depends on the size of the grid and the read changes nothing
+(a load, a compare-and-swap, an exchange, or an atomic that adds 0).
+
+Algorithm: backward slice from the conditions of the loop's exits, register by register,
+flow-insensitively: for waiting over the instructions of the loop; for the grid's size over the
+whole function, but not through addresses and other operands of memory reads (a retry loop on a
+counter whose address comes from a grid-stride index is no grid barrier). Cycles of any shape count
+as loops.
+
+Properties:
+* every loop that ends only when another block writes memory through such reads is found (a plain
+  load in a loop may be hoisted, so correct programs do not wait with one);
+* retry loops around ``atom.cas`` are reported too: that costs speed, never correctness.
+
+Source: PTX ISA 9.0, chapter 8 (memory consistency model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpud.compiler.analysis.call_graph import CallGraph
+from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.effects import (
+    CALL,
+    MEMORY_READ,
+    VOLATILE,
+    flags,
+    is_call,
+    is_volatile_or_atomic_read,
+    read,
+    special_registers,
+    state_space,
+    written,
+)
+from gpud.compiler.ptx.model import Immediate, Instruction
+
+__all__ = ["SpinLoop", "find_spin_loops"]
+
+_READ_ONLY_IF_ZERO = ("add", "or", "xor", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class SpinLoop:
+    """A loop waits on ``read``; ``for_grid``: for all blocks of the grid, as far as can be seen."""
+
+    read: Instruction
+    function: str
+    for_grid: bool
+
+
+def find_spin_loops(call_graph: CallGraph, entry: str) -> list[SpinLoop]:
+    """The waiting loops of ``entry`` and of all functions that it can reach."""
+    closure = call_graph.closure(entry)
+    polls = any(uses.bits & VOLATILE for uses in closure)
+    if not polls:
+        return []
+    sized_by_call = any(_reads_grid_size(uses.specials) for uses in closure[1:])
+    found = []
+    for uses in closure:
+        if uses.bits & VOLATILE or uses.bits & CALL:
+            found += _spin_loops_of(call_graph.flow(uses.function.name), call_graph, sized_by_call)
+    return found
+
+
+def _spin_loops_of(flow: ControlFlow, call_graph: CallGraph, sized_by_call: bool) -> list[SpinLoop]:
+    found = []
+    everywhere: dict[str, list[Instruction]] | None = None
+    for component in flow.components:
+        inside = [p.instruction for block in component for p in flow.blocks[block].places]
+        if not any(_may_poll(ins) for ins in inside):
+            continue
+        writes = _writes(inside)
+        for block in component:
+            # Inner cycles matter too: each branch within the cycle may be an inner loop's exit.
+            last = flow.blocks[block].last
+            if last is None or len(flow.blocks[block].successors) < 2:
+                continue
+            sliced = _slice((register.name for register in read(last)), writes)
+            poll = next((ins for ins in sliced if _polls(ins, call_graph)), None)
+            if poll is None:
+                continue
+            for_grid = False
+            if not _changes_memory(poll):
+                if everywhere is None:
+                    everywhere = _writes(
+                        p.instruction for b in flow.order for p in flow.blocks[b].places
+                    )
+                condition = _slice(
+                    (register.name for register in read(last)), everywhere, through_memory=False
+                )
+                for_grid = any(
+                    _reads_grid_size(special_registers(ins)) or (sized_by_call and is_call(ins))
+                    for ins in condition
+                )
+            found.append(SpinLoop(poll, flow.function.name, for_grid))
+    return found
+
+
+def _may_poll(ins: Instruction) -> bool:
+    bits = flags(ins.opcode)
+    return bool(bits & CALL) or (bits & (MEMORY_READ | VOLATILE)) == MEMORY_READ | VOLATILE
+
+
+def _polls(ins: Instruction, call_graph: CallGraph) -> bool:
+    """Whether ``ins`` reads global memory that another block may be changing."""
+    if is_call(ins):
+        return any(
+            is_volatile_or_atomic_read(inner) and state_space(inner.opcode) in ("global", "generic")
+            for uses in call_graph.call_closure(ins)
+            if uses.bits & VOLATILE
+            for inner in uses.function.body or ()
+            if isinstance(inner, Instruction)
+        )
+    space = state_space(ins.opcode)
+    return is_volatile_or_atomic_read(ins) and space in ("global", "generic")
+
+
+def _changes_memory(ins: Instruction) -> bool:
+    """Whether a polling read also makes progress of its own."""
+    if ins.opcode.base != "atom":
+        return False
+    if ins.opcode.has("cas") or ins.opcode.has("exch"):
+        return False
+    operand = ins.operands[2] if len(ins.operands) > 2 else None
+    neutral = isinstance(operand, Immediate) and operand.value == 0
+    return not (neutral and any(ins.opcode.has(name) for name in _READ_ONLY_IF_ZERO))
+
+
+def _writes(instructions: Iterable[Instruction]) -> dict[str, list[Instruction]]:
+    found: dict[str, list[Instruction]] = {}
+    for ins in instructions:
+        for register in written(ins):
+            found.setdefault(register.name, []).append(ins)
+    return found
+
+
+def _slice(
+    names: Iterable[str], writes: dict[str, list[Instruction]], *, through_memory: bool = True
+) -> list[Instruction]:
+    """The instructions on whose results the registers ``names`` depend, nearest first.
+
+    Without ``through_memory`` a read of memory is included, but not what made its operands.
+    """
+    queue = list(dict.fromkeys(names))
+    seen = set(queue)
+    found: dict[int, Instruction] = {}
+    for name in queue:  # grows while it is walked
+        for ins in writes.get(name, ()):
+            if id(ins) in found:
+                continue
+            found[id(ins)] = ins
+            if not through_memory and flags(ins.opcode) & (MEMORY_READ | CALL):
+                continue
+            for register in read(ins):
+                if register.name not in seen:
+                    seen.add(register.name)
+                    queue.append(register.name)
+    return list(found.values())
+
+
+def _reads_grid_size(specials: Iterable[str]) -> bool:
+    return any(name.startswith("%nctaid") for name in specials)

@@ -1,0 +1,189 @@
+"""Chooses how a kernel can be resized while it runs, and says why.
+
+Problem: most kernels can loop over task blocks; some cannot, for reasons that lie in single
+instructions. Choosing wrongly means a hang or wrong results, so whatever is not shown to be safe
+gets a form that is.
+
+Approach: a table of rules (`gpud.compiler.forms.rules`). Each looks for one reason against a form;
+the kernel gets the least restricted form that no rule speaks against.
+
+Terms (design, section 4.2), from least to most restricted:
+
+* *persistent*: blocks loop over task blocks; resized at the next task block. With *exit-aware*
+  barriers if threads can leave before a full-block barrier that others still reach;
+* *sliced*: launched as sub-grids; resized between them;
+* *whole*: launched unchanged; not resizable;
+* *rejected*: gpud cannot run it.
+
+A persistent kernel may be legal only for some shapes of block (`Decision.shape`): rows of whole
+warps, say, if ``threadIdx.x < 32`` decides who takes part in a shuffle. The launch asks
+`Decision.form_for` and uses the sliced form for other blocks.
+
+Properties:
+* every decision has a reason; a reason that lies in one instruction names it and its line;
+* sliced is legal wherever persistent is, whole wherever either is;
+* a form that is forced and not legal is refused, never silently replaced;
+* equal modules give equal decisions.
+
+Source: design, sections 4.1 and 4.2; PTX ISA 9.0, section 9.7.13.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from gpud.compiler.analysis.barrier_divergence import SyncKind
+from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.call_graph import call_graph
+from gpud.compiler.forms.form import Form, Reason
+from gpud.compiler.forms.rules import RULES, Case, reason, tensor_core_uses
+from gpud.compiler.ptx.model import Module
+from gpud.errors import KernelNotFound, KernelRejected
+
+__all__ = ["Decision", "Form", "Reason", "check_target", "classify"]
+
+_ORDER = (Form.PERSISTENT, Form.SLICED, Form.WHOLE, Form.REJECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The form of one kernel and what its passes and launches need to know.
+
+    Attributes:
+        entry: the kernel's name in the PTX.
+        form: the form to use; sliced where persistent is not legal for a block's shape.
+        exit_aware: persistent form with exit-aware barriers.
+        why: the reasons, the decisive ones first.
+        capabilities: what a device must have beyond the ordinary: code ``tensor-core``.
+        waits_on_blocks: blocks wait for others, so they claim one task block at a time, none in
+            advance.
+        shape: block shapes for which the persistent form is legal.
+        barrier: the barrier number of the persistent loop, else ``None``.
+        legal: the forms that may be forced, least restricted first.
+    """
+
+    entry: str
+    form: Form
+    exit_aware: bool
+    why: tuple[Reason, ...]
+    capabilities: tuple[Reason, ...]
+    waits_on_blocks: bool
+    shape: Shape
+    barrier: int | None
+    legal: tuple[Form, ...]
+
+    def require(self) -> None:
+        """Returns if the kernel can run.
+
+        Raises:
+            KernelRejected: it cannot; with the reason, the instruction and its line.
+        """
+        if self.form is Form.REJECTED:
+            first = self.why[0]
+            message = f"{self.entry} {first.text}"
+            raise KernelRejected(first.code, message, first.instruction, first.line)
+
+
+def classify(module: Module, entry: str, *, force: Form | None = None) -> Decision:
+    """Decide the form of a kernel.
+
+    Args:
+        module: a module whose functions are flat.
+        entry: the kernel's name.
+        force: use this form if it is legal.
+
+    Raises:
+        KernelNotFound: the module defines no such kernel.
+        KernelRejected: ``force`` is not legal; reason code ``form-not-legal``.
+    """
+    if entry not in module.entries():
+        raise KernelNotFound(entry, tuple(module.entries()))
+    decision = _decide(Case(call_graph(module), entry))
+    return decision if force is None or force is decision.form else _forced(decision, force)
+
+
+def check_target(module: Module, sm: int) -> None:
+    """Check that a device of compute capability ``sm`` (75 for 7.5) can run ``module``.
+
+    Raises:
+        KernelRejected: reason code ``target-too-new``.
+    """
+    for target in module.target:
+        match = re.fullmatch(r"(?:sm|compute)_(\d+)([af]?)", target)
+        if match is None:
+            continue
+        wanted, suffix = int(match[1]), match[2]
+        fits = wanted <= sm
+        if suffix == "a":  # architecture-specific features: that architecture only
+            fits = wanted == sm
+        elif suffix == "f":  # family-specific features: the same major version
+            fits = wanted <= sm and wanted // 10 == sm // 10
+        if not fits:
+            message = f"the program is written for {target}, the device is sm_{sm}"
+            raise KernelRejected("target-too-new", message)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _decide(case: Case) -> Decision:
+    form = Form.PERSISTENT
+    reasons: list[tuple[Form, Reason]] = []
+    for restricted, rule in RULES:
+        # What is rejected or whole already needs no look at its barriers.
+        if form in (Form.REJECTED, Form.WHOLE) and restricted is not form:
+            break
+        found = rule(case)
+        if found is not None:
+            reasons.append((restricted, found))
+            if _ORDER.index(restricted) > _ORDER.index(form):
+                form = restricted
+    why = tuple(found for restricted, found in reasons if restricted is form)
+    persistent = form is Form.PERSISTENT
+    if persistent:
+        why = (_why_persistent(case),)
+    waits = form is not Form.REJECTED and bool(case.spin_loops)
+    if waits and form is not Form.WHOLE:
+        text = "waits in a loop for other blocks, so claims are of one task block, none in advance"
+        why += (reason("waits-on-blocks", text, case.spin_loops[0].read),)
+    shape = case.hazards.shape if persistent else Shape.ANY
+    if shape:
+        rows = "rows of whole warps" + ("" if shape & Shape.WHOLE else ", or a single row")
+        why += (reason("block-shape", f"needs blocks of {rows}: sliced for others"),)
+    capability = tensor_core_uses(case)
+    return Decision(
+        entry=case.entry,
+        form=form,
+        exit_aware=persistent and case.needs_exit_aware,
+        why=why,
+        capabilities=() if capability is None else (capability,),
+        waits_on_blocks=waits,
+        shape=shape,
+        barrier=case.barrier if persistent else None,
+        legal=() if form is Form.REJECTED else _ORDER[_ORDER.index(form) : 3],
+    )
+
+
+def _why_persistent(case: Case) -> Reason:
+    hazard = case.hazards.first(SyncKind.FULL_BARRIER)
+    if hazard is not None:
+        text = "threads can leave before a barrier that others reach, so barriers are exit-aware"
+        return reason("exit-aware", text, hazard.instruction)
+    return reason("persistent", "no thread can leave before a barrier or collective of others")
+
+
+def _forced(decision: Decision, form: Form) -> Decision:
+    decision.require()
+    if form not in decision.legal:
+        first = decision.why[0]
+        message = f"{decision.entry} cannot run in {form} form: it {first.text}"
+        raise KernelRejected("form-not-legal", message, first.instruction, first.line)
+    return replace(
+        decision,
+        form=form,
+        exit_aware=False,
+        why=(reason("forced", f"{form} form was asked for"), *decision.why),
+        shape=Shape.ANY,
+        barrier=None,
+    )

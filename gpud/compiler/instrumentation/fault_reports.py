@@ -1,0 +1,224 @@
+"""Reports of faults joined at the end of their function, and taken apart again.
+
+Problem: a call demands its arguments in certain registers. With one call of `FAULT` behind every
+access, an assembler shuffles the registers of the code that runs all the time to suit calls that
+never happen: 5 to 30 registers more a thread, as measured with ptxas.
+
+Approach: a function has one call of each reporting function, its *tail*; a report puts what is its
+own into registers and jumps there. A device that treats a report as one instruction takes it apart
+again first.
+
+Algorithm. ``call gpud_fault, (ctl, claim, slots, kind, site, address); trap;`` becomes::
+
+        mov.b32 %gpud_report_kind, kind;
+        mov.b32 %gpud_report_site, site;
+        mov.b64 %gpud_report_address, address;
+        bra $gpud_report_fault;
+    ...
+    $gpud_report_fault:
+        call gpud_fault, (ctl, claim, slots, %gpud_report_kind, %gpud_report_site,
+                          %gpud_report_address);
+        trap;
+
+In persistent form the tail reads the claim from the slot that the loop does not use until the task
+block is over, so that its register need not live until then.
+
+Properties:
+    inverse: `split_tails` of what `merge_tails` made is what `merge_tails` was given, but for what
+        follows the calls;
+    cheap: no register lives longer for a report but those of its own arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from gpud.compiler.abi.reserved_names import ASSERT, CONTROL, FAULT
+from gpud.compiler.analysis.effects import TERMINATOR, callee, calls, flags, is_call
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Label,
+    Operand,
+    Register,
+    RegisterDeclaration,
+    Statement,
+    Symbol,
+    Tuple,
+    opcode,
+)
+
+__all__ = ["CONTEXT", "claim_beside", "ends_in_terminator", "merge_tails", "slot_of", "split_tails"]
+
+CONTEXT: Final = ("ctl", "claim", "slots")
+"""The first arguments of every report: see `gpud.compiler.passes.runtime.fault_functions`."""
+
+_OWN: Final = {
+    FAULT: (("kind", "b32"), ("site", "b32"), ("address", "b64")),
+    ASSERT: (
+        ("site", "b32"),
+        ("message", "b64"),
+        ("file", "b64"),
+        ("line", "b32"),
+        ("function", "b64"),
+    ),
+}
+_STEM = "gpud_report_"
+_LABELS: Final = {name: f"${_STEM}{name.removeprefix('gpud_')}" for name in _OWN}
+_NAMES: Final = {label: name for name, label in _LABELS.items()}
+_JUMPS: Final = {name: (Symbol(label),) for name, label in _LABELS.items()}
+_MOVES: Final = {
+    name: tuple((Register(f"%{_STEM}{key}"), kind, opcode(f"mov.{kind}")) for key, kind in own)
+    for name, own in _OWN.items()
+}
+_TRAP = Instruction(opcode("trap"))
+_BRA = opcode("bra")
+
+
+def claim_beside(slot: Register) -> Register:
+    """The register with the claim, beside that with a slot's address, of a persistent loop."""
+    return Register(slot.name.removesuffix("_slot") + "_claim")
+
+
+def slot_of(control: str) -> Register:
+    """The register with a slot's address, from the name of a persistent loop's hidden parameter."""
+    return Register(f"%{control.removesuffix(CONTROL)}_slot")
+
+
+def ends_in_terminator(body: Sequence[Statement]) -> bool:
+    """Whether control never goes beyond the last instruction of ``body``."""
+    last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
+    if not isinstance(last, Instruction) or last.guard is not None:
+        return False
+    return bool(flags(last.opcode) & TERMINATOR)
+
+
+def merge_tails(body: list[Statement]) -> list[Statement]:
+    """``body`` with its complete reports joined; the same object if there are none."""
+    made: list[Statement] = []
+    tails: dict[str, tuple[Operand, ...]] = {}
+    registers: dict[str, str] = {}
+    done = 0
+    for at, statement in calls(body):
+        name = _reported(statement)
+        if name is None or at + 1 == len(body) or body[at + 1] != _TRAP:
+            continue
+        made += body[done:at]
+        done = at + 2
+        given = _arguments(statement)
+        tails.setdefault(name, given[: len(CONTEXT)])
+        line = statement.line
+        for (register, kind, move), value in zip(_MOVES[name], given[len(CONTEXT) :], strict=True):
+            registers[register.name] = kind
+            made.append(Instruction(move, (register, value), None, line))
+        made.append(Instruction(_BRA, _JUMPS[name], None, line))
+    if not tails:
+        return body
+    made += body[done:]
+    if not ends_in_terminator(made):
+        made.append(Instruction(opcode("ret")))
+    for name, context in tails.items():
+        made += _tail(name, context, registers)
+    return [*(RegisterDeclaration(kind, name) for name, kind in registers.items()), *made]
+
+
+def split_tails(function: Function) -> Function:
+    """``function`` with a call in place of every jump to a tail, without the tails.
+
+    The same object if there are no tails. The claim of persistent form is the loop's register.
+    """
+    body = function.body or []
+    tails: dict[str, tuple[Operand, ...]] = {}
+    made: list[Statement] = []
+    at = 0
+    while at < len(body):
+        statement = body[at]
+        if type(statement) is Label and statement.name in _NAMES:
+            name = _NAMES[statement.name]
+            while _reported(body[at]) != name:
+                at += 1
+            call = body[at]
+            assert isinstance(call, Instruction)
+            tails[name] = _context(_arguments(call)[: len(CONTEXT)])
+            at += 2
+            continue
+        made.append(statement)
+        at += 1
+    return replace(function, body=_apart(made, tails)) if tails else function
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _register(key: str) -> Register:
+    return Register(f"%{_STEM}{key}")
+
+
+def _reported(statement: Statement) -> str | None:
+    """The function of `_OWN` that ``statement`` calls with everything."""
+    if type(statement) is not Instruction or not is_call(statement) or statement.guard is not None:
+        return None
+    target = callee(statement)
+    if not isinstance(target, Symbol) or target.name not in _OWN:
+        return None
+    complete = len(_arguments(statement)) == len(CONTEXT) + len(_OWN[target.name])
+    return target.name if complete else None
+
+
+def _arguments(call: Instruction) -> tuple[Operand, ...]:
+    last = call.operands[-1]
+    return last.items if isinstance(last, Tuple) else ()
+
+
+def _tail(name: str, context: tuple[Operand, ...], registers: dict[str, str]) -> list[Statement]:
+    made: list[Statement] = [Label(_LABELS[name])]
+    ctl, claim, slots = context
+    if isinstance(slots, Register) and claim == claim_beside(slots):
+        place, claim = _register("place"), _register("claim")
+        registers |= {place.name: "b32", claim.name: "b32"}
+        made += [
+            Instruction(opcode("xor.b32"), (place, slots, Immediate("4", 4))),
+            Instruction(opcode("ld.shared.u32"), (claim, Address(place))),
+        ]
+    own = (register for register, _, _ in _MOVES[name])
+    arguments = Tuple((ctl, claim, slots, *own))
+    return [*made, Instruction(opcode("call"), (Symbol(name), arguments)), replace(_TRAP)]
+
+
+def _context(given: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    ctl, claim, slots = given
+    if claim == _register("claim") and isinstance(slots, Register):
+        claim = claim_beside(slots)
+    return ctl, claim, slots
+
+
+def _apart(body: list[Statement], tails: dict[str, tuple[Operand, ...]]) -> list[Statement]:
+    made: list[Statement] = []
+    for statement in body:
+        if isinstance(statement, RegisterDeclaration) and statement.name.startswith(f"%{_STEM}"):
+            continue
+        name = _jump(statement)
+        if name is None or name not in tails:
+            made.append(statement)
+            continue
+        assert isinstance(statement, Instruction)
+        count = len(_OWN[name])
+        moves = made[-count:]
+        del made[-count:]
+        own = (move.operands[1] for move in moves if isinstance(move, Instruction))
+        operands = (Symbol(name), Tuple((*tails[name], *own)))
+        made.append(Instruction(opcode("call"), operands, None, statement.line))
+        made.append(Instruction(opcode("trap"), (), None, statement.line))
+    return made
+
+
+def _jump(statement: Statement) -> str | None:
+    """The function whose tail ``statement`` jumps to."""
+    if type(statement) is not Instruction or statement.opcode.text != "bra":
+        return None
+    target = statement.operands[0]
+    return _NAMES.get(target.name) if isinstance(target, Symbol) else None

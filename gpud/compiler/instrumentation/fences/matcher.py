@@ -1,0 +1,193 @@
+"""Fences found in PTX: a record is guessed from a few operands, written, and compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+
+from gpud.compiler.abi.reserved_names import GRID_SYNC, HEAP
+from gpud.compiler.instrumentation.fences.emitter import STEM, emit
+from gpud.compiler.instrumentation.fences.record import Fence, Member, Range
+from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Guard,
+    Immediate,
+    Instruction,
+    Label,
+    Operand,
+    Register,
+    Statement,
+    Symbol,
+    Tuple,
+)
+
+__all__ = ["FenceMatch", "fold", "recognise"]
+
+_HOT_LEAST, _HOT_MOST = 6, 12  # statements of a hot part, with room to spare
+_START = re.compile(rf"%{STEM}base_(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class FenceMatch:
+    """A fence in a body: its record, and where its two parts start and stop."""
+
+    fence: Fence
+    hot: tuple[int, int]
+    cold: tuple[int, int]
+
+
+def recognise(function: Function) -> list[FenceMatch]:
+    """The fences of a flat function, in body order of their hot parts."""
+    body = function.body or []
+    starts = [index for index, statement in enumerate(body) if _number(statement) is not None]
+    if not starts:
+        return []
+    labels = {s.name: index for index, s in enumerate(body) if type(s) is Label}
+    found = (_read(body, start, labels) for start in starts)
+    return [one for one in found if one is not None]
+
+
+def fold(function: Function, instead: Callable[[Fence], Statement]) -> Function:
+    """``function`` with every hot part replaced by one statement, without cold parts.
+
+    The declarations of the fences' registers stay. The same object if there are no fences.
+    """
+    body = function.body or []
+    fences = recognise(function)
+    if not fences:
+        return function
+    made: list[Statement] = []
+    at = 0
+    cuts = [(one.hot, one.fence) for one in fences] + [(one.cold, None) for one in fences]
+    for (start, stop), fence in sorted(cuts, key=lambda cut: cut[0]):
+        made += body[at:start]
+        if fence is not None:
+            made.append(instead(fence))
+        at = stop
+    made += body[at:]
+    return replace(function, body=made)
+
+
+def _number(statement: Statement) -> int | None:
+    """The number of the fence that may start with ``statement``."""
+    if type(statement) is not Instruction or statement.opcode.text != "ld.const.u64":
+        return None
+    target = statement.operands[0]
+    match = _START.fullmatch(target.name) if isinstance(target, Register) else None
+    return int(match[1]) if match else None
+
+
+def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> FenceMatch | None:
+    """The fence whose hot part starts at ``start``, if what stands there is one."""
+    number = _number(body[start])
+    assert number is not None
+    cold = labels.get(f"${STEM}cold_{number}")
+    hot = [s for s in body[start : start + _HOT_MOST] if isinstance(s, Instruction)]
+    if cold is None or len(hot) < _HOT_LEAST:
+        return None
+    if len(hot[2].operands) < 2:
+        return None
+    register, guard = hot[2].operands[1], _guard_of(hot)
+    guess = _Guess()
+    for statement in islice(body, cold + 1, None):
+        if isinstance(statement, Instruction):
+            if not guess.read(statement):
+                break
+        elif isinstance(statement, Label) and statement.name.startswith(f"${STEM}cold_"):
+            break
+    if len(guess.members) == 1 and not guess.members[0].span:
+        guess.read_hot(hot)
+    if not isinstance(register, Register) or not guess.members:
+        return None
+    smallest = min(range(len(guess.members)), key=lambda index: guess.members[index].span)
+    fence = Fence(
+        number,
+        register,
+        tuple(guess.members),
+        guard,
+        tuple(guess.windows[0]),
+        tuple(guess.variables[smallest]),
+    )
+    first, second = emit(fence)
+    if body[start : start + len(first)] != first or body[cold : cold + len(second)] != second:
+        return None
+    return FenceMatch(fence, (start, start + len(first)), (cold, cold + len(second)))
+
+
+def _guard_of(hot: Sequence[Instruction]) -> Guard | None:
+    for before, ins in pairwise(hot):
+        if ins.opcode.base == "bra":
+            return None
+        if ins.opcode.text == "and.pred" and len(ins.operands) > 2:
+            may = ins.operands[2]
+            if before.opcode.text == "not.pred":
+                may = before.operands[1]
+                return Guard(may, negated=True) if isinstance(may, Register) else None
+            return Guard(may) if isinstance(may, Register) else None
+    return None
+
+
+class _Guess:
+    """The members of a cold part, as far as a few operands tell: `_read` compares the rest."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self.windows: list[list[str]] = []
+        self.variables: list[list[Range]] = []
+        self._name = Range("", "", 0)
+        self._sited = False
+
+    def read(self, ins: Instruction) -> bool:
+        """Whether ``ins`` can belong to the cold part, and more can follow."""
+        text, operands = ins.opcode.text, ins.operands
+        last = operands[-1] if operands else None
+        value = last.value if isinstance(last, Immediate) else None
+        if text == "add.s64" and _is(operands[0], "where") and value is not None:
+            self.members.append(Member(value, 0, 1, 0))
+            self._sited = False
+            self.windows.append([])
+            self.variables.append([])
+        elif not self.members or (text == "bra" and ins.guard is None):
+            return False
+        elif text == "sub.s64" and _is(operands[0], "last") and value is not None:
+            self._change(span=value)
+        elif ins.opcode.base == "isspacep" and _is(operands[0], "out"):
+            self.windows[-1].append(text.removeprefix("isspacep."))
+        elif text in ("mov.u64", "cvta.const.u64") and isinstance(last, Symbol):
+            self._name = Range(last.name, "const" if text[0] == "c" else "global", 0)
+        elif text == "add.s64" and operands[1] == JOB_REGISTER:
+            self._name = Range(GRID_SYNC, "global", 0)
+        elif text == "ld.const.u64" and last == Address(Symbol(HEAP)):
+            self.variables[-1].append(Range(HEAP, "global", 0))
+        elif text == "setp.le.u64" and _is(operands[0], "out") and value is not None:
+            self.variables[-1].append(replace(self._name, size=value + self.members[-1].span))
+        elif text == "and.b64" and _is(operands[0], "low") and value is not None:
+            self._change(align=value + 1)
+        elif text == "call" and isinstance(last, Tuple) and not self._sited:
+            site = last.items[1] if len(last.items) > 1 else None
+            if isinstance(site, Immediate):
+                self._change(site=site.value)
+                self._sited = True
+        return True
+
+    def read_hot(self, hot: Sequence[Instruction]) -> None:
+        """Length and alignment of the only member, which its hot part states too."""
+        for ins in hot:
+            if ins.opcode.base == "bra" or not ins.operands:
+                return
+            last = ins.operands[-1]
+            if ins.opcode.text == "sub.s64" and isinstance(last, Immediate):
+                self._change(span=last.value)
+            elif ins.opcode.text == "and.b64" and isinstance(last, Immediate):
+                self._change(align=last.value + 1)
+
+    def _change(self, **values: int) -> None:
+        self.members[-1] = replace(self.members[-1], **values)
+
+
+def _is(operand: Operand, name: str) -> bool:
+    return isinstance(operand, Register) and operand.name.startswith(f"%{STEM}{name}_")

@@ -1,0 +1,121 @@
+"""Short ways to write and change instructions and to find names that nothing uses yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from gpud.compiler.analysis.effects import callee
+from gpud.compiler.ptx.model import (
+    Function,
+    Guard,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Register,
+    RegisterDeclaration,
+    Statement,
+    Symbol,
+    Tuple,
+    Variable,
+    opcode,
+)
+
+__all__ = ["CodeBuilder", "call_of_copy", "fresh_stem", "immediate", "map_functions"]
+
+
+def immediate(value: int) -> Immediate:
+    """An integer literal."""
+    return Immediate(str(value), value)
+
+
+class CodeBuilder:
+    """A list of statements that grows by calls: ``code("add.u32", a, b, 1, when=p)``.
+
+    ``stem`` starts the names of all registers and labels that are made here.
+    """
+
+    def __init__(self, stem: str) -> None:
+        self.stem = stem
+        self.body: list[Statement] = []
+        self.declarations: list[Statement] = []
+        self._names: dict[str, Register] = {}
+
+    def register(self, name: str, kind: str = "b32") -> Register:
+        """The register ``%<stem>_<name>`` of type ``.<kind>``, declared at its first use."""
+        found = self._names.get(name)
+        if found is None:
+            found = self._names[name] = Register(f"%{self.stem}_{name}")
+            self.declarations.append(RegisterDeclaration(kind, found.name))
+        return found
+
+    def label(self, name: str) -> Symbol:
+        """The label ``$<stem>_<name>`` as an operand; `place` puts it somewhere."""
+        return Symbol(f"${self.stem}_{name}")
+
+    def place(self, label: Symbol) -> None:
+        """Put ``label`` here."""
+        self.body.append(Label(label.name))
+
+    def __call__(
+        self,
+        text: str,
+        *operands: Operand | int,
+        when: Register | None = None,
+        unless: Register | None = None,
+    ) -> None:
+        """Append an instruction, predicated by ``when`` or by the negation of ``unless``."""
+        guard = None
+        if when is not None:
+            guard = Guard(when)
+        elif unless is not None:
+            guard = Guard(unless, negated=True)
+        made = tuple(immediate(o) if isinstance(o, int) else o for o in operands)
+        self.body.append(Instruction(opcode(text), made, guard))
+
+
+def fresh_stem(module: Module, wanted: str) -> str:
+    """``wanted``, or ``wanted`` and a number, such that no declared name begins with it.
+
+    A leading ``%`` or ``$`` does not count; so all names made from the stem are new.
+    """
+    names = {name.lstrip("%$_") for name in _declared(module) if wanted in name}
+    stem, number = wanted, 1
+    while any(name.startswith(stem) for name in names):
+        number += 1
+        stem = f"{wanted}{number}"
+    return stem
+
+
+def _declared(module: Module) -> Iterable[str]:
+    for item in module.items:
+        if isinstance(item, Function):
+            yield item.name
+            for parameter in (*item.parameters, *item.returns):
+                yield parameter.name
+            for statement in item.body or ():
+                kind = type(statement)
+                if kind is RegisterDeclaration or kind is Label or kind is Variable:
+                    yield statement.name  # type: ignore[union-attr]
+        elif isinstance(item, Variable):
+            yield item.name
+
+
+def call_of_copy(call: Instruction, copies: Mapping[str, str]) -> Instruction:
+    """``call``, or one of the copy that its function has, by the function's name."""
+    target = callee(call)
+    copy = copies.get(target.name) if isinstance(target, Symbol) else None
+    if copy is None:
+        return call
+    at = 1 if isinstance(call.operands[0], Tuple) else 0
+    return replace(call, operands=(*call.operands[:at], Symbol(copy), *call.operands[at + 1 :]))
+
+
+def map_functions(module: Module, change: Callable[[Function], Function]) -> Module:
+    """``module`` with ``change`` applied to every function; the same object if none changed."""
+    items = [change(item) if isinstance(item, Function) else item for item in module.items]
+    if all(new is old for new, old in zip(items, module.items, strict=True)):
+        return module
+    return Module(module.version, module.target, module.address_size, items)

@@ -1,0 +1,330 @@
+"""The persistent form: a kernel's body becomes the body of a loop over task blocks.
+
+Problem: a running kernel's share of the device must change without losing or repeating work. A
+launch of one block per task block cannot shrink.
+
+Approach: ``k(params)`` becomes ``k(params, u64 ctl)``. It is launched with as many persistent
+blocks as there is room for. Each claims the next task block from a counter in device memory, runs
+the old body as that block, and claims again, until there is none left or the host has told it to
+release. Claims are handed out in order, and a claimed block always runs: nothing is lost, repeated
+or restarted, and kernels whose blocks wait for lower-numbered ones keep working.
+
+Terms: the *leader* is thread (0, 0, 0); a *claim* is a task block's number, or `NOTHING`: leave;
+the two *slots* are words in shared memory through which the leader publishes claims.
+
+Algorithm, for every thread; ``slot`` toggles between the two slots::
+
+    slots[1] = NOTHING                        # no previous task block
+    head: if leader: slots[slot] = next claim # see `gpud.compiler.passes.forms.claim`
+          block-wide barrier                  # everybody has finished the previous task block
+          claim = slots[slot]; slot = 1 - slot
+          if leader and slots[slot] != NOTHING: job.done += 1   # the previous one
+          if claim == NOTHING: leave
+          %ctaid = coordinates(claim); old body; ret and exit go to head
+    leave: if leader: status.live -= 1
+
+Why one barrier is enough with two slots: the leader can run ahead of a slow thread by one barrier
+only, so it writes the other slot while the slow one still reads this one. With one slot it would
+overwrite a claim that somebody has not read. The barrier also keeps a fast warp from touching
+shared memory that a slow one still uses for the previous task block.
+
+Properties:
+* ``only entries``: nothing but entries of the plan changes, and the input stays as it was;
+* ``exits``: afterwards the only exit of the entry is the leave block;
+* ``barrier``: there is one more barrier, not ``.aligned``, of a number that nothing else uses;
+* ``coordinates``: the body reads ``%ctaid`` and ``%nctaid`` from registers that mean the user's;
+* ``launch bounds``, parameters, shared and local variables stay; the slots follow in 16 aligned
+  bytes, so that dynamic shared memory stays as aligned as before;
+* ``loop state``: one register lives through the body, the slot's address; where blocks may claim
+  in advance one more, ``ahead``.
+
+The barrier is ``barrier.sync``, because lanes that left the body early arrive one by one. A
+``bar.warp.sync`` after it brings lanes together again for kernels that need whole warps
+(``.aligned`` barriers, shuffles). Asynchronous copies into shared memory are waited for first, as
+the end of a block would.
+
+Source: design, section 4.1; claim.pml, the loop as a Spin model (right with two slots, wrong with
+one), and tests/unit/test_claim_protocol.py, the same with chunks and claims in advance; PTX ISA
+9.0, sections 9.7.13 (barriers) and 8 (memory model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from gpud.compiler.abi import control_words as words
+from gpud.compiler.abi.reserved_names import CONTROL, LOOP, slots_of
+from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
+from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
+from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, EXIT, FLAGS, RETURN
+from gpud.compiler.forms.classifier import Decision
+from gpud.compiler.forms.rules import SLOT_BYTES
+from gpud.compiler.instrumentation.fault_reports import claim_beside, slot_of
+from gpud.compiler.passes.builder import CodeBuilder, immediate, map_functions
+from gpud.compiler.passes.forms.claim import add_claim
+from gpud.compiler.passes.forms.coordinates import compute, replace_specials, used_coordinates
+from gpud.compiler.passes.forms.exit_aware import loop_head_barrier
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Instruction,
+    Label,
+    Module,
+    Parameter,
+    Register,
+    RegisterDeclaration,
+    SpecialRegister,
+    Statement,
+    Symbol,
+    Variable,
+    opcode,
+)
+
+__all__ = ["claim_and_slot", "pass_persistent", "split_declarations"]
+
+_VERSION = (6, 0)  # barrier.sync and bar.warp.sync appeared in PTX 6.0
+_EVERY_LANE = -1
+
+
+def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """Rewrite the entries of ``plan`` into persistent form.
+
+    Args:
+        module: flat; functions have their coordinates as parameters, exit-aware barriers are in
+            place. Not changed.
+        plan: the decision for each entry to rewrite; all of them persistent.
+    """
+    if not plan:
+        return module
+    call_graph = call_graph_of(module)
+
+    def change(function: Function) -> Function:
+        decision = plan.get(function.name)
+        if decision is None or function.kind != "entry" or function.body is None:
+            return function
+        return _around(function, _loop(_needs(function, decision, call_graph)))
+
+    changed = map_functions(module, change)
+    return replace(changed, version=max(module.version, _VERSION))
+
+
+def claim_and_slot(entry: Function) -> tuple[Register, Register]:
+    """The registers of an entry in persistent form with its claim, and an address in its slots.
+
+    Both hold their values throughout the old body; `SLOT_BYTES` aligned down, the address is that
+    of both slots.
+    """
+    slot = slot_of(entry.parameters[-1].name)
+    return claim_beside(slot), slot
+
+
+class _Needs(NamedTuple):
+    """What the loop of one entry depends on, besides its body.
+
+    Attributes:
+        barrier: the number of its barrier.
+        exit_aware: threads may leave the body while others wait at barriers in it.
+        several: blocks may hold task blocks that they have not begun.
+        one_row: blocks have one row of threads.
+        copies: the body may leave asynchronous copies in flight.
+        lanes: the body needs whole warps.
+        coordinates: those that it reads.
+    """
+
+    barrier: int
+    exit_aware: bool
+    several: bool
+    one_row: bool
+    copies: bool
+    lanes: bool
+    coordinates: tuple[str, ...]
+
+
+def _needs(entry: Function, decision: Decision, call_graph: CallGraph) -> _Needs:
+    assert decision.barrier is not None, "a persistent kernel has a barrier for its loop"
+    closure = call_graph.closure(entry.name)
+    return _Needs(
+        decision.barrier,
+        decision.exit_aware,
+        # Somebody would wait for a task block that is held and not begun.
+        not decision.waits_on_blocks,
+        _is_one_row(entry),
+        any(_copies_asynchronously(uses) for uses in closure),
+        any(uses.bits & (BARRIER | COLLECTIVE) for uses in closure),
+        used_coordinates(closure[0].specials),
+    )
+
+
+def _around(entry: Function, loop: _Loop) -> Function:
+    """The entry in persistent form: its body in the loop."""
+    declarations, body = split_declarations(entry.body or [])
+    control = Parameter("u64", loop.control.name)
+    slots = Variable("shared", "b8", loop.slots.name, (SLOT_BYTES,), align=SLOT_BYTES)
+    inside = _without_exits(replace_specials(body, loop.instead), loop.start)
+    return replace(
+        entry,
+        parameters=(*entry.parameters, control),
+        body=[*declarations, slots, *loop.declarations, *loop.head, *inside, *loop.leave],
+    )
+
+
+@lru_cache(maxsize=64)
+def _loop(needs: _Needs) -> _Loop:
+    """Kernels of equal needs share the loop's statements: nearly all are alike."""
+    return _Loop(needs)
+
+
+class _Loop:
+    """The loop around a body.
+
+    Attributes:
+        control: the hidden parameter.
+        slots: the variable with the slots.
+        start: the label at which the next task block is claimed.
+        declarations: of its registers.
+        head: what stands before the body.
+        instead: what the body's coordinates are.
+        leave: what stands behind it.
+    """
+
+    def __init__(self, needs: _Needs) -> None:
+        code = self._code = CodeBuilder(LOOP)  # no program defines a name that begins so
+        self._needs = needs
+        self.control = Symbol(f"{LOOP}{CONTROL}")
+        self.slots = Symbol(slots_of(self.control.name))
+        self.start = code.label("head")
+        self._leave = code.label("leave")
+        leader = self._claim()
+        claim, job = code.register("claim"), code.register("job", "b64")
+        self.instead = compute(code, claim, job, needs.coordinates)
+        self.head, code.body = code.body, []
+        self._leave_loop(leader)
+        self.leave = code.body
+        self.declarations = code.declarations
+
+    def _claim(self) -> Register:
+        """Claim the next task block, or leave; the leader's predicate."""
+        code, needs = self._code, self._needs
+        slot, claim = code.register("slot"), code.register("claim")
+        code("mov.u32", slot, self.slots)
+        # Every thread stores the same value; all of them are done by the first barrier.
+        code("st.shared.u32", Address(slot, 4), words.NOTHING)
+        code.place(self.start)
+        leader = self._find_leader()
+        if needs.copies:  # that the task block has left in flight
+            code("cp.async.wait_all")
+        add_claim(code, self.control, leader, slot, claim, several=needs.several)
+        self._meet(slot, claim)
+        self._count(leader[0], slot)
+        over = code.register("over", "pred")
+        code("setp.eq.u32", over, claim, words.NOTHING)
+        code("bra", self._leave, when=over)
+        return leader[0]
+
+    # -- parts of the loop, in order -----------------------------------------------------------
+
+    def _find_leader(self) -> tuple[Register, Register]:
+        """The leader's predicate, and a register that is 0 in the leader and in nobody else.
+
+        Computed anew in every round: cheaper than a predicate that lives through the body.
+        """
+        code = self._code
+        leader, thread, other = (
+            code.register("leader", "pred"),
+            code.register("thread"),
+            code.register("other"),
+        )
+        code("mov.u32", thread, SpecialRegister("%tid.x"))
+        for letter in "" if self._needs.one_row else "yz":
+            code("mov.u32", other, SpecialRegister(f"%tid.{letter}"))
+            code("or.b32", thread, thread, other)
+        code("setp.eq.u32", leader, thread, 0)
+        return leader, thread
+
+    def _meet(self, slot: Register, claim: Register) -> None:
+        code, needs = self._code, self._needs
+        if needs.exit_aware:
+            loop_head_barrier(code, needs.barrier)
+        else:
+            code("barrier.sync", needs.barrier)
+        if needs.lanes:
+            code("bar.warp.sync", immediate(_EVERY_LANE))
+        code("ld.shared.u32", claim, Address(slot))
+        code("xor.b32", slot, slot, 4)
+
+    def _count(self, leader: Register, slot: Register) -> None:
+        """Without a branch: the leader's warp stays together."""
+        code = self._code
+        previous, counted = code.register("previous"), code.register("counted", "pred")
+        code("mov.u32", previous, immediate(words.NOTHING))
+        code("ld.shared.u32", previous, Address(slot), when=leader)
+        code("setp.ne.u32", counted, previous, immediate(words.NOTHING))
+        own = code.register("own", "b64")
+        code("red.global.add.u32", Address(own, words.DONE), 1, when=counted)
+
+    def _leave_loop(self, leader: Register) -> None:
+        code = self._code
+        ctl, status = code.register("control", "b64"), code.register("status", "b64")
+        gone = code.label("gone")
+        code.place(self._leave)
+        code("bra", gone, unless=leader)
+        code("ld.param.u64", ctl, Address(self.control))
+        code("ld.global.nc.u64", status, Address(ctl, words.STATUS))
+        # Not after a fence: that the launch is over, not this, says that its writes can be seen.
+        code("red.global.add.u32", Address(status, words.LIVE), immediate(-1))
+        code.place(gone)
+        code("ret")
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _without_exits(body: list[Statement], start: Symbol) -> list[Statement]:
+    """``body`` that goes to ``start`` where it would leave."""
+    made: list[Statement] = []
+    again = opcode("bra")
+    for statement in body:
+        if type(statement) is Instruction and FLAGS[statement.opcode.text] & (RETURN | EXIT):
+            statement = Instruction(again, (start,), statement.guard, statement.line)  # noqa: PLW2901
+        made.append(statement)
+    last = next((s for s in reversed(made) if isinstance(s, Instruction | Label)), None)
+    ends = isinstance(last, Instruction) and last.guard is None
+    if not (ends and isinstance(last, Instruction) and last.opcode.base in ("bra", "trap")):
+        made.append(Instruction(again, (start,)))
+    return made
+
+
+def _is_one_row(entry: Function) -> bool:
+    """Whether the kernel demands blocks whose y and z are 1."""
+    required = next((text for text in entry.attributes if text.startswith(".reqntid")), None)
+    if required is None:
+        return False
+    sizes = [int(size) for size in required.removeprefix(".reqntid").split(",")]
+    return all(size == 1 for size in sizes[1:])
+
+
+def split_declarations(body: list[Statement]) -> tuple[list[Statement], list[Statement]]:
+    """(declarations of registers and variables, the rest)."""
+    declarations: list[Statement] = []
+    rest: list[Statement] = []
+    for statement in body:
+        kind = type(statement)
+        (declarations if kind is RegisterDeclaration or kind is Variable else rest).append(
+            statement
+        )
+    return declarations, rest
+
+
+def _copies_asynchronously(uses: FunctionSummary) -> bool:
+    if "cp" not in uses.bases:
+        return False
+    return any(
+        isinstance(statement, Instruction)
+        and statement.opcode.base == "cp"
+        and statement.opcode.has("async")
+        and not statement.opcode.has("bulk")
+        for statement in uses.function.body or ()
+    )

@@ -1,0 +1,113 @@
+"""All rewrites of PTX programs, one file a pass, in the order of `PASSES`.
+
+A pass is a pure function from a module and a plan (the `Decision` of each entry) to a new module;
+its input is not changed. It is given the part of the plan whose forms it applies to, and the table
+of sites if it plants reports of faults. A new pass is one file and one row of the table.
+
+The first passes plant what watches over a kernel (traps that tell, fences, kill polls) and what
+writes down its output, those in the middle bring it into its form, and the last gives what was
+planted what the form knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpud.compiler.abi.fault_sites import SiteTable
+from gpud.compiler.abi.reserved_names import check_names
+from gpud.compiler.forms.classifier import Decision, Form
+from gpud.compiler.passes.forms.exit_aware import pass_exit_aware
+from gpud.compiler.passes.forms.grid_sync import pass_grid_sync
+from gpud.compiler.passes.forms.hidden_parameters import pass_coordinates
+from gpud.compiler.passes.forms.persistent import pass_persistent
+from gpud.compiler.passes.forms.sliced import pass_sliced
+from gpud.compiler.passes.runtime.fault_lowering import pass_fault_lowering
+from gpud.compiler.passes.runtime.printf import pass_printf
+from gpud.compiler.passes.safety.control_flow_integrity import pass_control_flow_integrity
+from gpud.compiler.passes.safety.fence import pass_fence
+from gpud.compiler.passes.safety.kill import pass_kill
+from gpud.compiler.passes.safety.traps import pass_traps
+from gpud.compiler.passes.variants import pass_variants
+from gpud.compiler.ptx.model import Module
+
+__all__ = ["PASSES", "Pass", "rewrite"]
+
+Plan = Mapping[str, Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rewrite.
+
+    Attributes:
+        name: its name.
+        forms: the forms whose entries it is given.
+        run: what it does; with the sites as third argument if it ``reports``.
+        reports: it plants reports of faults.
+        only: the option without which it does not run: ``"fence"``, ``"kill"`` or none.
+    """
+
+    name: str
+    forms: frozenset[Form]
+    run: Callable[..., Module]
+    reports: bool = False
+    only: str | None = None
+
+
+_RESIZABLE = frozenset((Form.PERSISTENT, Form.SLICED))
+_ALL = _RESIZABLE | {Form.WHOLE}
+
+PASSES: tuple[Pass, ...] = (
+    Pass("traps", _ALL, pass_traps, reports=True),
+    Pass("fence", _ALL, pass_fence, reports=True, only="fence"),
+    Pass("control-flow-integrity", _ALL, pass_control_flow_integrity, reports=True, only="fence"),
+    Pass("grid-sync", frozenset((Form.WHOLE,)), pass_grid_sync),
+    Pass("variants", _ALL, pass_variants),
+    Pass("kill", _ALL, pass_kill, only="kill"),
+    Pass("printf", _ALL, pass_printf),
+    Pass("hidden-parameters", _RESIZABLE, pass_coordinates),
+    Pass("exit-aware", frozenset((Form.PERSISTENT,)), pass_exit_aware),
+    Pass("persistent", frozenset((Form.PERSISTENT,)), pass_persistent),
+    Pass("sliced", frozenset((Form.SLICED,)), pass_sliced),
+    Pass("fault-lowering", _ALL, pass_fault_lowering),
+)
+"""All passes, in the order in which they run."""
+
+
+def rewrite(
+    module: Module,
+    plan: Plan,
+    *,
+    sites: SiteTable | None = None,
+    fence: bool = False,
+    kill: bool = False,
+    after: Callable[[str, Module], None] | None = None,
+) -> Module:
+    """Bring every entry of ``plan`` into its form; other entries stay as they are.
+
+    Args:
+        module: a flat module; not changed.
+        plan: the decision for each entry.
+        sites: gets the sites of all reports of faults that the passes plant.
+        fence: plant a check in front of every access to memory.
+        kill: plant kill polls in killable variants
+            (`gpud.compiler.abi.reserved_names.killable_variant`).
+        after: called with each pass's name and result, to dump stages.
+
+    Raises:
+        KernelRejected: the plan holds a rejected entry, or the module defines a name of gpud's.
+    """
+    for decision in plan.values():
+        decision.require()
+    if plan:
+        check_names(module)
+    chosen = {None} | ({"fence"} if fence else set()) | ({"kill"} if kill else set())
+    sites = SiteTable(module) if sites is None else sites
+    for one in PASSES:
+        share = {name: d for name, d in plan.items() if d.form in one.forms}
+        if share and one.only in chosen:
+            module = one.run(module, share, *([sites] if one.reports else []))
+            if after is not None:
+                after(one.name, module)
+    return module

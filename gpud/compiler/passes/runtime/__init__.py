@@ -1,0 +1,1 @@
+"""Passes that lower fault reports and printf to device functions, and those functions."""

@@ -1,0 +1,192 @@
+"""Completes what the passes before have planted: reports of faults, and ways to leave.
+
+Problem: a fence, a trap and a kill poll know what went wrong and where; recording it takes the
+control words' address, the task block's number and the loop's slots, which only the entry's form
+knows. The code that finds nothing wrong must not pay for them.
+
+Approach: the last pass. It completes the calls of the three functions of
+`gpud.compiler.passes.runtime.fault_functions` with the context, gives functions (``.func``) that
+contain such calls the context as hidden parameters, and adds the functions themselves. Functions
+that only ask for the job record's address get what leads to it, ``ctl``.
+
+Terms: the *context* is the control words' address (``ctl``), the running task block's number
+(``claim``) and an address in the loop's slots (``slots``); `NOTHING` stands for what there is not.
+
+Algorithm. ``call gpud_fault, (kind, site, address)`` becomes ``call gpud_fault, (ctl, claim, slots,
+kind, site, address)``; the other two likewise. Then the calls of each function are joined
+(`gpud.compiler.instrumentation.fault_reports`). ``ctl`` is loaded from its parameter at the start
+of
+the function: in an entry that is a constant, which takes no register until it is used. In
+persistent form ``claim`` and ``slots`` are the loop's own registers; else both are `NOTHING`, and
+the function works the number out. A function that declares `JOB_REGISTER` (for kill polls, to
+print, for the grid's synchronisation) gets the job record's address in it.
+
+Properties:
+* only functions that have such calls, or call functions that do, are touched;
+* an entry in form whole gets the hidden parameter as those of the other forms have it;
+* a module without such calls, all of whose entries have their parameter, is the same object;
+* the instructions between the calls stay as they are.
+
+Source: design, sections 4.3 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpud.compiler.abi import control_words as words
+from gpud.compiler.abi.reserved_names import LEAVE, NORETURN
+from gpud.compiler.analysis.call_graph import CallGraph
+from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
+from gpud.compiler.analysis.data_layout import layout_bytes
+from gpud.compiler.analysis.effects import callee, calls
+from gpud.compiler.forms.classifier import Decision, Form
+from gpud.compiler.forms.rules import PARAMETER_BYTES
+from gpud.compiler.instrumentation.fault_reports import CONTEXT, merge_tails
+from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER, has_job
+from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, immediate, map_functions
+from gpud.compiler.passes.forms.hidden_parameters import HiddenParameters, propagate_needs
+from gpud.compiler.passes.forms.persistent import claim_and_slot
+from gpud.compiler.passes.runtime.fault_functions import VERSION, fault_functions
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Instruction,
+    Module,
+    Operand,
+    Parameter,
+    Register,
+    Statement,
+    Symbol,
+    Tuple,
+)
+
+__all__ = ["pass_fault_lowering"]
+
+_CONTROL = "gpud_control"
+_LARGE_PARAMETERS = (8, 1)  # more than `PARAMETER_BYTES` are allowed from PTX 8.1 on
+
+
+def pass_fault_lowering(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """Complete the reports of faults in a module whose entries are in their forms.
+
+    Args:
+        module: flat; entries of ``plan`` in persistent and sliced form have their hidden parameter.
+            Not changed.
+        plan: the decision for each entry that the passes have rewritten.
+    """
+    module = _with_control(module, plan)
+    call_graph = call_graph_of(module)
+    own: dict[str, tuple[str, ...]] = {}
+    for name, uses in call_graph.uses.items():
+        if _reports(uses.function, call_graph):
+            own[name] = CONTEXT
+        elif has_job(uses.function.body or ()):
+            own[name] = CONTEXT[:1]
+    if not own:
+        return module
+    writer = _Context(fresh_stem(module, "gpud_context"), call_graph, own, plan)
+    changed = map_functions(module, writer.rewrite)
+    called = {name for uses in call_graph.uses.values() for name in uses.calls}
+    return _with_functions(replace(changed, version=max(changed.version, VERSION)), called)
+
+
+class _Context(HiddenParameters):
+    """Passes the context on, and completes calls with it."""
+
+    def __init__(
+        self,
+        stem: str,
+        call_graph: CallGraph,
+        own: Mapping[str, tuple[str, ...]],
+        plan: Mapping[str, Decision],
+    ) -> None:
+        super().__init__(stem, call_graph, propagate_needs(call_graph, own, CONTEXT), wide=("ctl",))
+        self._own = own
+        self._plan = plan
+
+    def is_concerned(self, function: Function) -> bool:
+        return function.name in self._own
+
+    def offered(self, function: Function, code: CodeBuilder) -> dict[str, Operand]:
+        nothing = immediate(words.NOTHING)
+        found: dict[str, Operand] = dict.fromkeys(CONTEXT, nothing)
+        decision = self._plan.get(function.name)
+        if decision is None or function.kind != "entry":
+            return {**found, "ctl": immediate(0)}  # a function's are its parameters
+        control = Symbol(function.parameters[-1].name)
+        found["ctl"] = ctl = code.register("ctl", "b64")
+        code("ld.param.u64", ctl, Address(control))
+        if decision.form is Form.PERSISTENT:
+            found["claim"], found["slots"] = claim_and_slot(function)
+        return found
+
+    def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
+        context = tuple(here[key] for key in CONTEXT)
+        body = list(function.body or ())
+        for at, call in calls(body):
+            if _is_report(call):
+                body[at] = _completed(call, context)
+        if has_job(body):
+            code = CodeBuilder(self._stem)
+            ctl = here["ctl"]
+            if not isinstance(ctl, Register):
+                ctl = code.register("ctl", "b64")
+                code("mov.u64", ctl, here["ctl"])
+            code("ld.global.nc.u64", JOB_REGISTER, Address(ctl, words.JOB))
+            body = [*code.declarations, *code.body, *body]
+        return merge_tails(body)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _reports(function: Function, call_graph: CallGraph) -> bool:
+    return any(name in NORETURN for name in call_graph.uses[function.name].calls)
+
+
+def _is_report(call: Instruction) -> bool:
+    target = callee(call)
+    return isinstance(target, Symbol) and target.name in NORETURN
+
+
+def _completed(ins: Instruction, context: tuple[Operand, ...]) -> Instruction:
+    last = ins.operands[-1]
+    given = last.items if isinstance(last, Tuple) else ()
+    if not given:  # nothing is recorded
+        context = (context[0], immediate(words.NOTHING), context[2])
+    operands = (callee(ins), Tuple((*context, *given)))
+    return Instruction(ins.opcode, operands, ins.guard, ins.line)
+
+
+def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """``module`` whose whole entries have the hidden parameter, too."""
+    large = False
+
+    def change(function: Function) -> Function:
+        nonlocal large
+        decision = plan.get(function.name)
+        if decision is None or decision.form is not Form.WHOLE or function.kind != "entry":
+            return function
+        taken = {parameter.name for parameter in function.parameters}
+        name = _CONTROL
+        while name in taken:
+            name += "_"
+        parameters = (*function.parameters, Parameter("u64", name))
+        large = large or layout_bytes(parameters) > PARAMETER_BYTES
+        return replace(function, parameters=parameters)
+
+    changed = map_functions(module, change)
+    if large and changed.version < _LARGE_PARAMETERS:
+        changed = replace(changed, version=_LARGE_PARAMETERS)
+    return changed
+
+
+def _with_functions(module: Module, called: set[str]) -> Module:
+    """``module`` with those of the functions for reports that are ``called``, before all others."""
+    first = next(n for n, item in enumerate(module.items) if isinstance(item, Function))
+    if not called.isdisjoint(NORETURN):
+        called.add(LEAVE)  # what the others call
+    added = [replace(f) for name, f in fault_functions().items() if name in called]
+    return replace(module, items=[*module.items[:first], *added, *module.items[first:]])

@@ -1,0 +1,163 @@
+"""Calls of ``printf`` that write down what is printed for their own job.
+
+Problem: a device's own ``vprintf`` prints to the standard output of the process that owns the
+device: nobody can tell whose text it is, and the job never sees it.
+
+Approach: each call of ``vprintf`` becomes a call of `gpud_print`, a function in the module
+(`gpud.compiler.passes.runtime.printf_functions`) that leaves everything in the buffer of the job's
+run. It finds the run through the control words; `gpud.compiler.passes.runtime.fault_lowering` gives
+it the job record's address. A device that prints in its own way (the CPU device) treats the call as
+its own and leaves the functions out.
+
+Terms: the *packed arguments* are what ``vprintf`` gets the address of; compilers put them into a
+local variable.
+
+Algorithm. ``call (result), vprintf, (format, values)`` becomes ``call (result), gpud_print,
+(format, values, most)``. ``most`` is how many bytes there are from ``values`` to the end of its
+local variable, if single definitions lead from one to the other, and `MOST_VALUES_BYTES` at most:
+a format that asks for more arguments than it was given gets nothing that lies behind them.
+
+Properties:
+* ``guards`` and everything around the calls stay as they are;
+* a module whose kernels print nothing comes out as the same object;
+* what a kernel pays that does not print is nothing.
+
+Source: design, section 7; CUDA C++ Programming Guide 13.0, "Formatted Output".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpud.compiler.abi.print_buffer import MOST_VALUES_BYTES
+from gpud.compiler.abi.reserved_names import PRINT
+from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
+from gpud.compiler.analysis.data_layout import size_and_align
+from gpud.compiler.analysis.definitions import Definitions
+from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.forms.classifier import Decision
+from gpud.compiler.passes.builder import immediate, map_functions
+from gpud.compiler.passes.runtime.printf_functions import print_functions
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Register,
+    Statement,
+    Symbol,
+    Tuple,
+    Variable,
+)
+
+__all__ = ["pass_printf"]
+
+_VPRINTF = Symbol("vprintf")
+_DEPTH = 8  # compilers need two or three steps
+
+
+def pass_printf(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """Have everything that the entries of ``plan`` can reach print for their job.
+
+    Args:
+        module: flat; not changed.
+        plan: the entries that will run.
+    """
+    call_graph = call_graph_of(module)
+    printing = {
+        uses.function.name for uses in call_graph.closure(*plan) if _VPRINTF.name in uses.calls
+    }
+    if not printing:
+        return module
+    changed = map_functions(module, lambda one: _rewritten(one) if one.name in printing else one)
+    first = next(n for n, item in enumerate(changed.items) if isinstance(item, Function))
+    variables = [
+        item
+        for item in changed.items[:first]
+        if isinstance(item, Variable)
+        and item.space in ("global", "const")
+        and item.linkage != "extern"
+    ]
+    functions = print_functions(variables)
+    items = [*changed.items[:first], *functions, *changed.items[first:]]
+    return replace(changed, items=items)
+
+
+def _rewritten(function: Function) -> Function:
+    body = function.body or []
+    extents = _Extents(body)
+    made: list[Statement] = []
+    stored: dict[str, Operand] = {}
+    for statement in body:
+        if isinstance(statement, Label):
+            stored.clear()
+        elif isinstance(statement, Instruction):
+            if (
+                is_call(statement)
+                and callee(statement) == _VPRINTF
+                and len(statement.operands) == 3
+            ):
+                made.append(_call(statement, stored, extents))
+                continue
+            _note_store(statement, stored)
+        made.append(statement)
+    return replace(function, body=made)
+
+
+def _call(ins: Instruction, stored: Mapping[str, Operand], extents: _Extents) -> Instruction:
+    result, _, given = ins.operands
+    assert isinstance(given, Tuple), "vprintf has two arguments"
+    values = given.items[-1]
+    if isinstance(values, Symbol):
+        values = stored.get(values.name, values)
+    most = min(extents.behind(values), MOST_VALUES_BYTES)
+    operands = (result, Symbol(PRINT), Tuple((*given.items, immediate(most))))
+    return replace(ins, operands=operands)
+
+
+def _note_store(ins: Instruction, stored: dict[str, Operand]) -> None:
+    """Keep what a store to the beginning of a ``.param`` variable stores."""
+    if ins.opcode.base != "st" or not ins.opcode.has("param"):
+        return
+    target = ins.operands[0]
+    if isinstance(target, Address) and isinstance(target.base, Symbol):
+        stored[target.base.name] = ins.operands[1]
+
+
+class _Extents:
+    """How far it is from an address to the end of its local variable."""
+
+    def __init__(self, body: list[Statement]) -> None:
+        self._definitions = Definitions(body)
+        self._sizes = {
+            one.name: size_and_align(one)[0]
+            for one in body
+            if isinstance(one, Variable) and one.space == "local"
+        }
+
+    def behind(self, operand: Operand) -> int:
+        """In bytes; `MOST_VALUES_BYTES` if it is not known."""
+        offset = 0
+        for _ in range(_DEPTH):
+            if isinstance(operand, Symbol):
+                size = self._sizes.get(operand.name)
+                return MOST_VALUES_BYTES if size is None else max(0, size - offset)
+            if isinstance(operand, Immediate):
+                return MOST_VALUES_BYTES
+            ins = self._definitions.of(operand)
+            if ins is None:
+                break
+            base, others = ins.opcode.base, ins.operands[1:]
+            if base in ("mov", "cvta"):
+                operand = others[0]
+            elif base == "add" and isinstance(others[1], Immediate):
+                operand, offset = others[0], offset + others[1].value
+            else:
+                break
+            if not isinstance(operand, Register | Symbol | Immediate):
+                break
+        return MOST_VALUES_BYTES

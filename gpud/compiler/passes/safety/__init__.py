@@ -1,0 +1,1 @@
+"""Passes for isolation: traps, fences, control-flow integrity, and kill polls."""

@@ -1,0 +1,356 @@
+"""What must be checked in a function: its accesses as `Check`s, in order, none left out.
+
+Problem: instructions name addresses in many ways (a register and an offset, a variable, a number,
+a matrix with a stride in a register), and what is legal depends on the module. Merging and moving
+checks should see none of that.
+
+Approach: every access becomes one or more `Check`s: bytes at a constant distance from a 64-bit
+register. Where there is no such register, one is made in front of the check, and the access then
+goes through it. Accesses that lie in a variable of the module whatever happens need none.
+
+Properties:
+* ``complete``: an access has no check only if `gpud.compiler.analysis.memory_accesses` says that it
+  touches nothing that is fenced, or if it provably lies in one of the module's variables;
+* a check asks for exactly the bytes of its access, and only where the access's guard holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpud.compiler.abi.reserved_names import GRID_SYNC
+from gpud.compiler.analysis.data_layout import type_bytes
+from gpud.compiler.analysis.memory_accesses import ARITHMETIC, Access, accesses
+from gpud.compiler.instrumentation.fences import Member, Range
+from gpud.compiler.passes.builder import immediate
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Guard,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    RegisterDeclaration,
+    Statement,
+    Symbol,
+    Variable,
+    opcode,
+)
+from gpud.compiler.ptx.printer import print_instruction
+from gpud.errors import KernelRejected
+
+__all__ = ["AllowedMemory", "Check", "Materializer", "RegisterWidths", "find_checks", "signed"]
+
+Materializer = Callable[[Register], list[Statement]]
+"""Statements that give a register its value."""
+
+_WORD = 1 << 64
+
+
+def signed(value: int) -> int:
+    """``value`` modulo 2**64 as a signed number: how distances between addresses are written."""
+    return (value + _WORD // 2) % _WORD - _WORD // 2
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedMemory:
+    """What addresses of a module may mean besides the arena.
+
+    ``windows`` are those of generic addresses that the module makes, ``parameters`` is the window
+    of kernel parameters, for reads, if it makes such addresses. ``variables`` and ``constants``
+    are its addressed variables; ``known`` all of its variables, each with its alignment.
+    """
+
+    windows: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    variables: tuple[Range, ...] = ()
+    constants: tuple[Range, ...] = ()
+    known: Mapping[str, tuple[Range, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One range to check before the instruction at ``position`` of the body.
+
+    ``register`` is ``None`` if it must first be made: ``making`` does that for a given register.
+    ``through``: the operand that must then use it. ``condition``, likewise, makes the predicate
+    under which there is an access at all, where that is more than the instruction's guard.
+    """
+
+    position: int
+    line: int
+    register: Register | None
+    member: Member
+    guard: Guard | None
+    windows: tuple[str, ...]
+    variables: tuple[Range, ...]
+    making: Materializer | None = None
+    through: int | None = None
+    condition: Materializer | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the check is of a register of the program's, so that others may replace it."""
+        return self.register is not None and self.condition is None
+
+
+def find_checks(
+    function: Function, allowed: AllowedMemory, site: Callable[[Instruction], int]
+) -> list[Check]:
+    """The checks that the flat ``function`` needs, in body order; ``site`` numbers an instruction.
+
+    Raises:
+        KernelRejected: nothing can check where some instruction goes.
+    """
+    finder = _Finder(function, allowed, site)
+    for position, statement in enumerate(function.body or ()):
+        if type(statement) is Instruction and statement.opcode.base not in ARITHMETIC:
+            for access in accesses(statement):
+                finder.add(position, statement, access)
+    return finder.found
+
+
+class _Finder:
+    """Turns accesses of one function into checks."""
+
+    def __init__(
+        self, function: Function, allowed: AllowedMemory, site: Callable[[Instruction], int]
+    ) -> None:
+        self.found: list[Check] = []
+        self._site = site
+        self._allowed = allowed
+        self._widths = RegisterWidths(function)
+        own = [s for s in function.body or () if isinstance(s, Variable)]
+        self._hidden = {p.name for p in (*function.parameters, *function.returns)}
+        self._hidden |= {variable.name for variable in own}
+        self._visible = tuple(r for r in allowed.variables if r.name not in self._hidden)
+        self._constants = tuple(r for r in allowed.constants if r.name not in self._hidden)
+
+    def add(self, position: int, ins: Instruction, access: Access) -> None:
+        """Note one access of ``ins``."""
+        if access.size is not None:
+            self._sized(position, ins, access, access.size)
+            return
+        if self._is_inside(ins, access):
+            return
+        address = ins.operands[access.operand]
+        assert isinstance(address, Address)
+        for row in range(access.rows):
+            self._check(position, ins, access, address, row)
+
+    def _check(
+        self, position: int, ins: Instruction, access: Access, address: Address, row: int
+    ) -> None:
+        base, low, register = address.base, address.offset, None
+        making: Materializer | None = None
+        stride = access.stride
+        if row and isinstance(stride, Immediate):
+            low += row * stride.value * access.unit // 8
+        if row and isinstance(stride, Register):
+            making = _made_row(base, stride, row * access.unit, self._widths)
+        elif isinstance(base, Register) and self._widths.of(base) == 64:
+            register = base
+        else:
+            making = _made(base, low)
+            low = 0 if base is None else low
+        condition = None
+        if access.only_if is not None:
+            condition = _asked(access.only_if, ins.guard, self._widths)
+        self.found.append(
+            Check(
+                position,
+                ins.line,
+                register,
+                Member(signed(low), access.span, access.align, self._site(ins)),
+                ins.guard,
+                self._windows(access),
+                self._variables(access, base),
+                making,
+                access.operand if making is not None and not row else None,
+                condition,
+            )
+        )
+
+    def _sized(self, position: int, ins: Instruction, access: Access, size: Operand) -> None:
+        """A copy whose length is in a register: both its ends lie in the arena, so all of it does.
+
+        Not if it may also mean a variable: from one legal range to another is no legal copy.
+        """
+        address = ins.operands[access.operand]
+        elsewhere = any(r.name != GRID_SYNC for r in self._visible)
+        if not isinstance(size, Register) or elsewhere or not isinstance(address, Address):
+            raise _refusal(ins)
+        base, unit = address.base, access.align
+        if not isinstance(base, Register) or self._widths.of(base) != 64:
+            raise _refusal(ins)
+        condition = _asked(size, ins.guard, self._widths)
+        end = _made_end(base, size, self._widths)
+        for register, low, making in ((base, 0, None), (None, -unit, end)):
+            member = Member(signed(address.offset + low), unit, unit, self._site(ins))
+            self.found.append(
+                Check(
+                    position,
+                    ins.line,
+                    register,
+                    member,
+                    ins.guard,
+                    (),
+                    (),
+                    making,
+                    None,
+                    condition,
+                )
+            )
+
+    def _windows(self, access: Access) -> tuple[str, ...]:
+        if not access.generic:
+            return ()
+        return self._allowed.windows + (() if access.writes else self._allowed.parameters)
+
+    def _variables(self, access: Access, base: object) -> tuple[Range, ...]:
+        found = self._visible
+        if access.generic and not access.writes:
+            found += self._constants
+        if isinstance(base, Symbol) and base.name not in self._hidden:
+            known = self._allowed.known.get(base.name)
+            if known is not None and known[0] not in found and _may_hold(known[0], access):
+                found += (known[0],)
+        return found
+
+    def _is_inside(self, ins: Instruction, access: Access) -> bool:
+        """Whether the access lies in the variable that its address names, aligned."""
+        address = ins.operands[access.operand]
+        if not isinstance(address, Address) or not isinstance(address.base, Symbol):
+            return False
+        known = self._allowed.known.get(address.base.name)
+        if known is None or address.base.name in self._hidden or access.rows > 1:
+            return False
+        variable, align = known
+        span = access.span if access.only_if is None else access.align
+        if align % access.align or address.offset % access.align:
+            return False
+        if address.offset < 0 or address.offset + span > variable.size:
+            return False
+        return _may_hold(variable, access)
+
+
+def _may_hold(variable: Range, access: Access) -> bool:
+    if variable.space == "const":
+        return access.generic and not access.writes
+    return True
+
+
+def _refusal(ins: Instruction) -> KernelRejected:
+    return KernelRejected(
+        "unsupported-instruction",
+        "nothing can check which memory this instruction touches",
+        instruction=print_instruction(ins),
+        line=ins.line or None,
+    )
+
+
+# -- what is made in front of a check ----------------------------------------------------------
+
+
+def _do(text: str, *operands: Operand | int, guard: Guard | None = None) -> Instruction:
+    made = tuple(immediate(o) if isinstance(o, int) else o for o in operands)
+    return Instruction(opcode(text), made, guard)
+
+
+def _made(base: Register | Symbol | None, low: int) -> Materializer:
+    """A variable's address, a number, or a 32-bit register as a 64-bit register."""
+
+    def make(target: Register) -> list[Statement]:
+        if base is None:
+            return [_do("mov.u64", target, low % _WORD)]
+        if isinstance(base, Symbol):
+            return [_do("mov.u64", target, base)]
+        return [_do("cvt.u64.u32", target, base)]
+
+    return make
+
+
+def _made_row(
+    base: Register | Symbol | None, stride: Register, bits: int, widths: RegisterWidths
+) -> Materializer:
+    """The address of a row of a matrix, ``stride`` times ``bits`` bits from ``base``."""
+
+    def make(target: Register) -> list[Statement]:
+        found: list[Statement] = []
+        if widths.of(stride) == 64:
+            found.append(_do("mul.lo.u64", target, stride, bits))
+        else:
+            found.append(_do("mul.wide.u32", target, stride, bits))
+        found.append(_do("shr.u64", target, target, 3))
+        assert isinstance(base, Register), "matrices have their addresses in registers"
+        found.append(_do("add.s64", target, target, base))
+        return found
+
+    return make
+
+
+def _made_end(base: Register, size: Register, widths: RegisterWidths) -> Materializer:
+    """The address ``size`` bytes behind ``base``."""
+
+    def make(target: Register) -> list[Statement]:
+        wide = "mov.u64" if widths.of(size) == 64 else "cvt.u64.u32"
+        return [_do(wide, target, size), _do("add.s64", target, target, base)]
+
+    return make
+
+
+def _asked(operand: Operand, guard: Guard | None, widths: RegisterWidths) -> Materializer:
+    """Whether a copy reads at all: its size is not 0, or its source is not to be ignored."""
+
+    def make(target: Register) -> list[Statement]:
+        assert isinstance(operand, Register)
+        if widths.of(operand) == 1:
+            found: list[Statement] = [_do("not.pred", target, operand)]
+        else:
+            found = [_do(f"setp.ne.u{widths.of(operand)}", target, operand, 0)]
+        if guard is not None:
+            other = replace(guard, negated=not guard.negated)
+            found.append(_do("mov.pred", target, 0, guard=other))
+        return found
+
+    return make
+
+
+class RegisterWidths:
+    """The bits of a flat function's registers, by their declarations; predicates have one."""
+
+    def __init__(self, function: Function) -> None:
+        self._single: dict[str, int] = {}
+        self._ranges: dict[str, int] = {}
+        for parameter in (*function.parameters, *function.returns):
+            if parameter.space == "reg":
+                self._single[parameter.name] = _bits(parameter.type)
+        for statement in function.body or ():
+            if isinstance(statement, RegisterDeclaration):
+                into = self._single if statement.count is None else self._ranges
+                into[statement.name] = _bits(statement.type)
+
+    def of(self, register: Register) -> int:
+        """The bits of ``register``.
+
+        Raises:
+            KeyError: nothing declares it.
+        """
+        name = register.name
+        found = self._single.get(name)
+        if found is not None:
+            return found
+        for cut in range(len(name) - 1, 0, -1):
+            if not name[cut].isdecimal():
+                break
+            found = self._ranges.get(name[:cut])
+            if found is not None:
+                self._single[name] = found
+                return found
+        raise KeyError(name)
+
+
+def _bits(type_name: str) -> int:
+    return 1 if type_name == "pred" else 8 * type_bytes(type_name)

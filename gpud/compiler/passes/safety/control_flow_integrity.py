@@ -1,0 +1,156 @@
+"""Fences for control flow: no jump or call goes where the program does not name a target.
+
+Problem: ``brx.idx`` with an index outside its table, and a call through a pointer that is no
+function's, go anywhere at all: behind every check, with other users' memory in reach.
+
+Approach: in front of every ``brx.idx`` its index is compared with the length of its table, in front
+of every indirect call its pointer with the functions that it may mean; what fits none is recorded,
+and ends the block. Both are plain PTX, the same on every device: see
+`gpud.compiler.instrumentation.target_checks`.
+
+Terms: an indirect call *may mean* the functions of its ``.calltargets``, or else those whose
+address the program takes, as far as they have as many parameters and results as the call.
+
+Functions that follow code that compares with them are declared before it.
+
+Properties:
+* ``guards``: a thread that does not jump or call is not checked;
+* ``exact``: with a legal index or pointer nothing changes, with any other the instruction is not
+  reached, and the fault names it;
+* a module without either comes out as the same object.
+
+Source: design, section 4.3; PTX ISA 9.0, section 9.7.13 (``brx.idx``, ``call``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpud.compiler.abi.fault_sites import SiteTable
+from gpud.compiler.analysis.call_graph import CallGraph
+from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
+from gpud.compiler.analysis.effects import callee, is_call
+from gpud.compiler.forms.classifier import Decision
+from gpud.compiler.instrumentation import target_checks
+from gpud.compiler.instrumentation.fault_reports import ends_in_terminator
+from gpud.compiler.passes.builder import map_functions
+from gpud.compiler.ptx.model import (
+    BranchTargets,
+    CallTargets,
+    Function,
+    Instruction,
+    Module,
+    Operand,
+    Register,
+    Statement,
+    Symbol,
+    Tuple,
+    opcode,
+)
+
+__all__ = ["pass_control_flow_integrity"]
+
+
+def pass_control_flow_integrity(
+    module: Module, plan: Mapping[str, Decision], sites: SiteTable
+) -> Module:
+    """Check the indirect jumps and calls of all that the entries of ``plan`` can reach.
+
+    Args:
+        module: flat, calls without hidden parameters; not changed.
+        plan: the entries that will run.
+        sites: gets a site for each.
+    """
+    call_graph = call_graph_of(module)
+    concerned = {
+        uses.function.name
+        for uses in call_graph.closure(*plan)
+        if "brx" in uses.bases or uses.indirect is not None
+    }
+    if not concerned:
+        return module
+    named: dict[str, None] = {}
+
+    def change(function: Function) -> Function:
+        if function.name not in concerned or function.body is None:
+            return function
+        return _Checked(function, call_graph, sites, named).rewritten()
+
+    return _declared(map_functions(module, change), call_graph, named)
+
+
+class _Checked:
+    """Rewrites one function; ``named`` gets the functions that it compares with."""
+
+    def __init__(
+        self, function: Function, call_graph: CallGraph, sites: SiteTable, named: dict[str, None]
+    ) -> None:
+        self._function = function
+        self._call_graph = call_graph
+        self._sites = sites
+        self._named = named
+        self._body: list[Statement] = []
+        self._cold: list[Statement] = []
+        body = function.body or []
+        self._tables = {one.name: len(one.targets) for one in body if type(one) is BranchTargets}
+        self._listed = {one.name: one.targets for one in body if type(one) is CallTargets}
+        self._count = 0
+
+    def rewritten(self) -> Function:
+        """The function with its checks."""
+        for statement in self._function.body or ():
+            if isinstance(statement, Instruction):
+                if statement.opcode.base == "brx":
+                    index, table = statement.operands[0], statement.operands[-1]
+                    assert isinstance(table, Symbol)
+                    self._check(statement, index, length=self._tables[table.name])
+                elif is_call(statement):
+                    pointer = callee(statement)
+                    if isinstance(pointer, Register):
+                        self._check(statement, pointer, tuple(self._callees(statement)))
+            self._body.append(statement)
+        if not ends_in_terminator(self._body):
+            self._body.append(Instruction(opcode("ret")))
+        body = [*target_checks.declarations(), *self._body, *self._cold]
+        return replace(self._function, body=body)
+
+    def _check(
+        self,
+        ins: Instruction,
+        value: Operand,
+        functions: tuple[str, ...] = (),
+        length: int | None = None,
+    ) -> None:
+        """Leave for the cold part where ``ins`` would go to none of its targets."""
+        self._named.update(dict.fromkeys(functions))
+        self._count += 1
+        site = self._sites.add(self._function.name, ins)
+        check = target_checks.Check(self._count, value, site, functions, length, ins.guard)
+        hot, cold = target_checks.emit(check, ins.line)
+        self._body += hot
+        self._cold += cold
+
+    def _callees(self, ins: Instruction) -> list[str]:
+        last = ins.operands[-1]
+        listed = self._listed.get(last.name) if isinstance(last, Symbol) else None
+        tuples = [one for one in ins.operands if isinstance(one, Tuple)]
+        results = ins.operands[0].items if isinstance(ins.operands[0], Tuple) else ()
+        arguments = tuples[-1].items if len(tuples) > bool(results) else ()
+        found = self._call_graph.functions
+        return [
+            name
+            for name in (self._call_graph.addressed if listed is None else listed)
+            if name in found
+            and len(found[name].parameters) == len(arguments)
+            and len(found[name].returns) == len(results)
+        ]
+
+
+def _declared(module: Module, call_graph: CallGraph, named: Mapping[str, None]) -> Module:
+    """``module`` with a declaration of each of ``named`` before all functions."""
+    if not named:
+        return module
+    first = next(n for n, item in enumerate(module.items) if isinstance(item, Function))
+    declared = [replace(call_graph.functions[name], body=None) for name in named]
+    return replace(module, items=[*module.items[:first], *declared, *module.items[first:]])

@@ -1,0 +1,312 @@
+"""Which fences a function needs, and where: one for many accesses where that is the same.
+
+Problem: a check in front of every access costs a few instructions each. Neighbouring fields of a
+structure, unrolled loops, a load and a store of one element repeat the same check.
+
+Approach: three steps, each of which leaves out or moves a check only if the program then does the
+same for every input.
+
+*Drop.* A check is not needed where every path has already made an access that includes it: same
+value, same bytes, at least the same alignment, nothing legal for it that is not legal here.
+*Merge.* Checks of one value in one basic block become one fence with several members, in front of
+the first access.
+*Move.* A check at the start of a loop, of a register that the loop does not write, stands in front
+of the loop instead.
+
+Terms: a *value* is what a register holds at some point; `r + 8` and, after ``add r, r, 8``, ``r``
+itself are the same value at other distances. A *fact* says that a range of bytes from a value has
+been accessed, so it was legal. An *entry value* is what a register holds when its block begins.
+
+Algorithm. Values: numbered in each basic block; additions of constants, moves and conversions
+between global and generic addresses only change the distance. Facts: available expressions, the
+forward dataflow with intersection (Aho, Lam, Sethi and Ullman, "Compilers", section 9.2.6), over
+the registers whose entry values some block has accesses through; any write of a register ends the
+facts about it but for those that its new value inherits.
+
+Properties:
+* ``sound``: on every path, before every access, a check that includes it has run since its register
+  got its value (or the value that it was computed from);
+* ``no_invention``: a fence stands only where the accesses of all its members follow for certain:
+  no branch, call, barrier or warp collective lies between;
+* a merged fence is no longer than `HULL_BYTES`, and its members' alignments agree;
+* what is made for a check alone (addresses that are no 64-bit registers, copies under a condition)
+  is never merged, hoisted or dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpud.compiler.analysis.cfg import Block, ControlFlow, Loop
+from gpud.compiler.analysis.effects import BRANCH, FLAGS
+from gpud.compiler.instrumentation.fences import Member
+from gpud.compiler.passes.safety.access_checks import Check, signed
+from gpud.compiler.passes.safety.value_numbering import (
+    NO_FACTS,
+    BlockValues,
+    Fact,
+    Facts,
+    NumberedCheck,
+    Value,
+    events,
+)
+from gpud.compiler.ptx.model import Instruction, Register, Symbol
+
+__all__ = ["HULL_BYTES", "PlacedFence", "place_fences"]
+
+HULL_BYTES = 4096
+"""The longest range that one fence checks: arenas are larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFence:
+    """A fence to place where ``first`` says, for ``members`` from its register on."""
+
+    first: Check
+    members: list[Member]
+
+
+def place_fences(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedFence]:
+    """The fences for ``checks``, which are those of the function of ``flow`` in body order."""
+    placer = _Placer(flow, checks)
+    entering = placer.solve()
+    if flow.back_edges and placer.hoist(entering):
+        entering = placer.solve()
+    found: list[PlacedFence] = []
+    for hoisted in placer.hoisted.values():
+        seen = [_seen_alone(check) for check in hoisted]
+        found += _merged(seen)
+    for block in placer.blocks:
+        found += _merged(placer.walk(block, entering.get(block, NO_FACTS)).seen)
+    found.sort(key=lambda one: one.first.position)
+    return found
+
+
+# -- merging -----------------------------------------------------------------------------------
+
+
+def _merged(seen: Iterable[NumberedCheck]) -> list[PlacedFence]:
+    """Fences for the checks of one block that no fact covers, in order."""
+    groups: list[list[NumberedCheck]] = []
+    last: dict[tuple[object, ...], list[NumberedCheck]] = {}
+    for one in seen:
+        if one.covered:
+            continue
+        check = one.check
+        key = (one.origin, one.condition, one.stretch, check.windows, check.variables)
+        group = last.get(key)
+        if group is not None and _fits(group, one):
+            group.append(one)
+        else:
+            last[key] = group = [one]
+            groups.append(group)
+    return [_placed(group) for group in groups]
+
+
+def _fits(group: list[NumberedCheck], one: NumberedCheck) -> bool:
+    """Whether one comparison and one alignment can stand for all."""
+    members = [(each.low, each.check.member) for each in (*group, one)]
+    low = min(at for at, _ in members)
+    if max(at + member.span for at, member in members) - low > HULL_BYTES:
+        return False
+    return all((at - low) % member.align == 0 for at, member in members)
+
+
+def _placed(group: list[NumberedCheck]) -> PlacedFence:
+    first = group[0]
+    to_register = first.check.member.low - first.low
+    members = [
+        replace(one.check.member, low=signed(one.low + to_register), site=one.check.member.site)
+        for one in group
+    ]
+    return PlacedFence(first.check, members)
+
+
+# -- between blocks ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """What a block does to facts.
+
+    ``made`` are facts that it leaves whatever came in; ``heirs``: the registers that end up with
+    an entry value, and their distance from it, by that value's register, where that is not the
+    register alone; ``written`` are the registers that it writes.
+    """
+
+    made: Facts
+    heirs: dict[str, tuple[Value, ...]]
+    written: frozenset[str]
+
+    def after(self, facts: Facts) -> Facts:
+        """The facts that hold at the block's end if ``facts`` hold at its start."""
+        if not self.written:
+            return facts | self.made
+        out = set(self.made)
+        for fact in facts:
+            if fact.condition is not None and fact.condition[0] in self.written:
+                continue
+            heirs = self.heirs.get(str(fact.origin))
+            if heirs is None:
+                out.add(fact)
+            else:
+                out.update(
+                    replace(fact, origin=name, low=fact.low - distance) for name, distance in heirs
+                )
+        return frozenset(out)
+
+
+class _Placer:
+    """The facts of one function, and what stands in front of its loops."""
+
+    def __init__(self, flow: ControlFlow, checks: Sequence[Check]) -> None:
+        self._flow = flow
+        self._at: dict[int, list[Check]] = {}
+        for check in checks:
+            self._at.setdefault(check.position, []).append(check)
+        self.blocks = [
+            block.index
+            for block in flow.blocks
+            if any(place.position in self._at for place in block.places)
+        ]
+        self.hoisted: dict[tuple[int, int], list[Check]] = {}
+        """Checks in front of loops, through entry values, by (block before, header)."""
+        self._events = events(flow, self._at)
+        self._alone = {block: BlockValues(self._events[block], NO_FACTS) for block in self.blocks}
+        self._exposed = sorted(
+            {
+                one.origin
+                for walk in self._alone.values()
+                for one in walk.seen
+                if type(one.origin) is str
+            }
+        )
+        self._effects: list[_Transfer] = []
+        if self._exposed and len(flow.blocks) > 1:
+            self._effects = [
+                self._effect(self._alone.get(index) or BlockValues(its, NO_FACTS))
+                for index, its in enumerate(self._events)
+            ]
+
+    def walk(self, block: int, facts: Facts) -> BlockValues:
+        """The walk of a block at whose start ``facts`` hold."""
+        if not facts and block in self._alone:
+            return self._alone[block]
+        return BlockValues(self._events[block], facts)
+
+    def _effect(self, walk: BlockValues) -> _Transfer:
+        """What a block does, from a walk without facts."""
+        heirs: dict[str | int, list[Value]] = {}
+        for name in self._exposed:
+            origin, distance = walk.value(Register(name))
+            heirs.setdefault(origin, []).append((name, distance))
+        made: set[Fact] = set()
+        for one in walk.seen:
+            condition = one.condition
+            if condition is not None:
+                name, writes, negated = condition
+                if walk.writes.get(name, 0) != writes:
+                    continue
+                condition = (name, 0, negated)
+            made.update(
+                replace(one.fact, origin=name, low=one.low - distance, condition=condition)
+                for name, distance in heirs.get(one.origin, ())
+            )
+        changed = {
+            name: tuple(heirs.get(name, ()))
+            for name in self._exposed
+            if heirs.get(name) != [(name, 0)]
+        }
+        return _Transfer(frozenset(made), changed, frozenset(walk.writes))
+
+    def solve(self) -> dict[int, Facts]:
+        """The facts that hold when a block begins, by block."""
+        entering: dict[int, Facts] = {}
+        leaving: dict[int, Facts] = {}
+        changed = bool(self._effects)
+        while changed:
+            changed = False
+            for block in self._flow.order:
+                facts = self._meet(block, leaving)
+                if block in entering and entering[block] == facts:
+                    continue
+                entering[block] = facts
+                leaving[block] = self._effects[block].after(facts)
+                changed = True
+        return entering
+
+    def _meet(self, block: int, leaving: Mapping[int, Facts]) -> Facts:
+        if block == 0:
+            return NO_FACTS
+        met: Facts | None = None
+        for before in self._flow.blocks[block].predecessors:
+            facts = leaving.get(before)
+            if facts is None:
+                continue  # not seen yet, or never reached: anything may hold there
+            hoisted = self.hoisted.get((before, block), ())
+            facts |= {_seen_alone(check).fact for check in hoisted}
+            met = facts if met is None else met & facts
+        return met or NO_FACTS
+
+    def hoist(self, entering: Mapping[int, Facts]) -> bool:
+        """Put in front of each loop what can stand there; whether anything can."""
+        flow = self._flow
+        for loop in flow.loops if self._effects else ():
+            way = _preheader(flow, loop)
+            if way is None:
+                continue
+            before, position = way
+            writes = frozenset().union(*(self._effects[block].written for block in loop.blocks))
+            hoisted = []
+            for one in self.walk(loop.header, entering.get(loop.header, NO_FACTS)).seen:
+                if one.stretch:
+                    break
+                if one.covered or type(one.origin) is not str or one.origin in writes:
+                    continue
+                if one.condition is None and one.check.is_plain:
+                    member = replace(one.check.member, low=signed(one.low))
+                    register = Register(one.origin)
+                    hoisted.append(
+                        replace(one.check, position=position, register=register, member=member)
+                    )
+            if hoisted:
+                self.hoisted[before, loop.header] = hoisted
+        return bool(self.hoisted)
+
+
+def _seen_alone(check: Check) -> NumberedCheck:
+    """A check of an entry value that stands in front of a loop."""
+    assert check.register is not None
+    return NumberedCheck(check, check.register.name, check.member.low, None, 0, covered=False)
+
+
+def _preheader(flow: ControlFlow, loop: Loop) -> tuple[int, int] | None:
+    """(the block before ``loop``, a position that control passes only when it enters the loop).
+
+    ``None`` if there is no such place: several ways in, or one by a branch that may also go on.
+    """
+    header = flow.blocks[loop.header]
+    inside = frozenset(loop.blocks)
+    outside = [b for b in header.predecessors if b not in inside]
+    if len(outside) != 1 or loop.header == 0:
+        return None
+    before = flow.blocks[outside[0]]
+    last = before.last
+    if before.successors == (loop.header,) and last is not None and last.opcode.base == "bra":
+        return before.index, before.places[-1].position
+    if before.index + 1 != loop.header or _names_label(last, header):
+        return None
+    if any(b + 1 == loop.header for b in header.predecessors if b != before.index):
+        return None
+    return before.index, header.start
+
+
+def _names_label(ins: Instruction | None, block: Block) -> bool:
+    """Whether ``ins`` is a branch that goes to ``block`` by a label."""
+    if ins is None or not FLAGS[ins.opcode.text] & BRANCH:
+        return False
+    if ins.opcode.base != "bra":
+        return True
+    target = ins.operands[0]
+    return isinstance(target, Symbol) and target.name in block.labels

@@ -1,0 +1,193 @@
+"""Kill polls in the variants of kernels that may run for long.
+
+Problem: an endless kernel is to end when its job is cancelled or its time is over, without ending
+the context in which other clients' kernels run. Kernels that need not be ended that way should not
+pay for it.
+
+Approach: kernels with loops are in the module twice
+(`gpud.compiler.abi.reserved_names.killable_variant`); in the variant every cycle looks at the job's
+kill flag (`gpud.compiler.instrumentation.kill_polls`) and leaves if it is set. Functions that the
+variant calls and that contain cycles, or call some that do, are copied for it.
+
+Algorithm: polls stand at the end of every basic block from which an edge retreats
+(`gpud.compiler.analysis.cycles`), and at the beginning of functions that call themselves. A loop
+that counts a few rounds from one constant to another (`gpud.compiler.analysis.trip_count`) counts
+as straight code.
+
+Properties:
+* ``every_cycle``: a thread of a killable entry passes a poll in every turn of every cycle of its
+  control flow, natural loop or not, in the entry and in everything that it calls directly, but
+  for loops that certainly end soon;
+* ``others stay``: other entries, and functions as other entries call them, are not changed;
+* functions that are called through pointers have no polls: their callers have.
+
+Source: design, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpud.compiler.abi.reserved_names import is_killable, killable_variant
+from gpud.compiler.analysis.call_graph import CallGraph
+from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
+from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
+from gpud.compiler.analysis.effects import TERMINATOR, flags
+from gpud.compiler.analysis.trip_count import bounded_loops
+from gpud.compiler.forms.classifier import Decision
+from gpud.compiler.instrumentation.fault_reports import ends_in_terminator
+from gpud.compiler.instrumentation.kill_polls import declarations, emit, leave, with_job
+from gpud.compiler.passes.builder import call_of_copy
+from gpud.compiler.ptx.model import (
+    Directive,
+    Function,
+    Instruction,
+    Module,
+    RegisterDeclaration,
+    Statement,
+    Variable,
+    opcode,
+)
+
+__all__ = ["may_run_long", "pass_kill"]
+
+
+def may_run_long(call_graph: CallGraph, entries: Iterable[str]) -> frozenset[str]:
+    """Those of ``entries`` that have something to poll in, or call something directly that has."""
+    cycles = _Cycles(call_graph)
+    return frozenset(entry for entry in entries if cycles.within(entry))
+
+
+def pass_kill(module: Module, plan: Mapping[str, Decision]) -> Module:
+    """Plant polls in the killable variants among the entries of ``plan``.
+
+    Args:
+        module: flat; not changed.
+        plan: the decision for each entry; those whose names are no killable variant's stay.
+    """
+    chosen = [name for name in plan if is_killable(name)]
+    if not chosen:
+        return module
+    call_graph = call_graph_of(module)
+    cycles = _Cycles(call_graph)
+    copies: dict[str, str] = {}
+    for entry in chosen:
+        for name in cycles.within(entry):
+            if call_graph.functions[name].kind == "func":
+                copies.setdefault(name, killable_variant(name))
+    writer = _Writer(call_graph, cycles, copies)
+    items: list[Function | Variable | Directive] = []
+    made = [
+        replace(writer.rewrite(call_graph.functions[name]), name=copy, linkage=None)
+        for name, copy in copies.items()
+    ]
+    declared = False
+    for item in module.items:
+        if isinstance(item, Function) and item.name in chosen and item.body is not None:
+            if not declared:
+                items += [replace(copy, body=None, line=0) for copy in made]
+                declared = True
+            items.append(writer.rewrite(item))
+        else:
+            items.append(item)
+    # At the end, where everything that they call has been declared.
+    return replace(module, items=[*items, *made])
+
+
+class _Cycles:
+    """Which functions of a module have cycles, worked out when first asked."""
+
+    def __init__(self, call_graph: CallGraph) -> None:
+        self._call_graph = call_graph
+        self._known: dict[str, bool] = {}
+        self.recursive = recursive(call_graph)
+
+    def has(self, name: str) -> bool:
+        """Whether the function itself is to have polls."""
+        found = self._known.get(name)
+        if found is None:
+            found = name in self.recursive or (
+                has_cycle(self._call_graph, name) and bool(self.poll_blocks(name))
+            )
+            self._known[name] = found
+        return found
+
+    def poll_blocks(self, name: str) -> list[int]:
+        """The basic blocks of a function at whose ends polls stand."""
+        flow = self._call_graph.flow(name)
+        edges = retreating_edges(flow)
+        soon = bounded_loops(flow) if len(edges) == len(flow.back_edges) else ()
+        return list(dict.fromkeys(edge[0] for edge in edges if edge not in soon))
+
+    def within(self, entry: str) -> list[str]:
+        """The functions that ``entry`` reaches by direct calls and that have or reach cycles."""
+        order = [entry]
+        reached = {entry}
+        for name in order:  # grows while it is walked
+            for target in self._call_graph.uses[name].calls:
+                if target in self._call_graph.uses and target not in reached:
+                    reached.add(target)
+                    order.append(target)
+        found = {name for name in order if self.has(name)}
+        changed = True
+        while changed:
+            changed = False
+            for name in order:
+                if name not in found and found.intersection(self._call_graph.uses[name].calls):
+                    found.add(name)
+                    changed = True
+        return [name for name in order if name in found]
+
+
+class _Writer:
+    """Rewrites entries and functions that have polls, or call functions that do."""
+
+    def __init__(self, call_graph: CallGraph, cycles: _Cycles, copies: Mapping[str, str]) -> None:
+        self._call_graph = call_graph
+        self._cycles = cycles
+        self._copies = copies
+
+    def rewrite(self, function: Function) -> Function:
+        """``function`` with polls, calling copies."""
+        places = self._places(function)
+        head: list[Statement] = []
+        body: list[Statement] = []
+        polls = 0
+        for position, statement in enumerate(function.body or ()):
+            if position in places:
+                body += emit(polls)
+                polls += 1
+            kind = type(statement)
+            if kind is Variable or kind is RegisterDeclaration:
+                head.append(statement)
+            elif type(statement) is Instruction and statement.opcode.base == "call":
+                body.append(call_of_copy(statement, self._copies))
+            else:
+                body.append(statement)
+        if len(function.body or ()) in places:
+            body += emit(polls)
+            polls += 1
+        if not polls:
+            return replace(function, body=[*head, *body])
+        if not ends_in_terminator(body):
+            body.append(Instruction(opcode("ret")))
+        return replace(function, body=with_job([*declarations(polls), *head, *body, *leave()]))
+
+    def _places(self, function: Function) -> frozenset[int]:
+        """Positions in the body in front of which there is to be a poll."""
+        if not self._cycles.has(function.name):
+            return frozenset()
+        found: dict[int, None] = {}
+        if function.name in self._cycles.recursive:
+            code = (RegisterDeclaration, Variable)
+            body = function.body or []
+            found[next((n for n, s in enumerate(body) if not isinstance(s, code)), len(body))] = (
+                None
+            )
+        flow = self._call_graph.flow(function.name)
+        for source in self._cycles.poll_blocks(function.name):
+            block = flow.blocks[source]
+            ends = block.last is not None and flags(block.last.opcode) & TERMINATOR
+            found[block.places[-1].position if ends else block.stop] = None
+        return frozenset(found)

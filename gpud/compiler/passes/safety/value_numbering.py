@@ -1,0 +1,271 @@
+"""What is known of the addresses in a basic block: values, and facts about them.
+
+Problem and terms: `gpud.compiler.passes.safety.fence_placement`. Whether one check stands for
+another depends on what their registers hold, and that on every instruction that writes one of them.
+
+Approach: one walk over the instructions of a block that matter: those with checks, those that write
+a register that addresses or guards are made of, those that a thread may not come back from.
+
+Properties:
+* two checks have the same origin only if the difference of their addresses is that of their
+  distances, whatever the program computes;
+* a check is covered only if a fact of the same origin includes its range, asks for at least its
+  alignment, holds where it is made, and allows nothing that the check does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.effects import (
+    BARRIER,
+    CALL,
+    CLUSTER,
+    COLLECTIVE,
+    FLAGS,
+    read,
+    written,
+)
+from gpud.compiler.analysis.memory_accesses import is_familiar
+from gpud.compiler.instrumentation.fences import Range
+from gpud.compiler.passes.safety.access_checks import Check, RegisterWidths, signed
+from gpud.compiler.ptx.model import Guard, Immediate, Instruction, Operand, Register
+
+__all__ = ["NO_FACTS", "BlockValues", "Event", "Fact", "Facts", "NumberedCheck", "Value", "events"]
+
+Value = tuple[str | int, int]
+"""Where a register's value comes from (an entry value's register, or a number) and its distance."""
+
+Legal = tuple[tuple[str, ...], tuple[Range, ...]]
+"""Windows and variables that an access may mean."""
+
+Condition = tuple[str, int, bool] | None
+"""A guard: its register, how often that has been written in the block, negated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """``span`` bytes, ``low`` from ``origin`` on, are legal for ``legal``, and aligned.
+
+    It holds for threads for which ``condition`` holds. Between blocks, origins are registers.
+    """
+
+    origin: str | int
+    low: int
+    span: int
+    align: int
+    condition: Condition
+    legal: Legal
+
+
+@dataclass(slots=True)
+class NumberedCheck:
+    """A check in its block: its range lies ``low`` from ``origin``.
+
+    ``stretch`` counts the instructions before it in the block that a thread may not come back
+    from. ``covered``: a fact includes it.
+    """
+
+    check: Check
+    origin: str | int
+    low: int
+    condition: Condition
+    stretch: int
+    covered: bool
+
+    @property
+    def fact(self) -> Fact:
+        """What holds after the access."""
+        member = self.check.member
+        legal = (self.check.windows, self.check.variables)
+        return Fact(self.origin, self.low, member.span, member.align, self.condition, legal)
+
+
+Facts = frozenset[Fact]
+NO_FACTS: Facts = frozenset()
+"""No facts."""
+
+
+class BlockValues:
+    """One basic block from its first instruction to its last, given the facts at its start."""
+
+    def __init__(self, events_: Iterable[Event], facts: Facts) -> None:
+        self.values: dict[str, Value] = {}
+        self.writes: dict[str, int] = {}
+        self.seen: list[NumberedCheck] = []
+        self._facts: dict[str | int, list[Fact]] = {}
+        for fact in facts:
+            self._facts.setdefault(fact.origin, []).append(fact)
+        self._fresh = 0
+        self._stretch = 0
+        for checks, stops, targets, step in events_:
+            for check in checks:
+                self._see(check)
+            self._stretch += stops
+            if targets:
+                self._write(targets, step)
+
+    def value(self, register: Register) -> Value:
+        """What ``register`` holds now."""
+        return self.values.get(register.name) or (register.name, 0)
+
+    def condition(self, guard: Guard | None) -> Condition:
+        """What ``guard`` means now."""
+        if guard is None:
+            return None
+        name = guard.register.name
+        return name, self.writes.get(name, 0), guard.negated
+
+    def _see(self, check: Check) -> None:
+        if not check.is_plain or check.register is None:
+            self._fresh += 1
+            seen = NumberedCheck(
+                check, self._fresh, check.member.low, None, self._stretch, covered=False
+            )
+            self.seen.append(seen)
+            return
+        origin, distance = self.value(check.register)
+        low = distance + check.member.low
+        condition = self.condition(check.guard)
+        known = self._facts.setdefault(origin, [])
+        covered = any(_covers(fact, check, low, condition) for fact in known)
+        seen = NumberedCheck(check, origin, low, condition, self._stretch, covered)
+        self.seen.append(seen)
+        if not covered:
+            known.append(seen.fact)
+
+    def _write(self, targets: Iterable[Register], step: Step | None) -> None:
+        derived: Value | None = None
+        if step is not None:
+            origin, distance = self.value(step[0])
+            derived = origin, distance + step[1]
+        for target in targets:
+            self.writes[target.name] = self.writes.get(target.name, 0) + 1
+            self._fresh += 1
+            self.values[target.name] = (self._fresh, 0) if derived is None else derived
+
+
+Step = tuple[Register, int]
+"""The register whose value an instruction copies, and what it adds."""
+
+
+def _step(ins: Instruction, widths: RegisterWidths) -> Step | None:
+    """What ``ins`` copies; ``None`` if it does anything else, or not for every thread."""
+    text, operands = ins.opcode.text, ins.operands
+    step = _source(text, operands)
+    if step is None or ins.guard is not None:
+        return None
+    # Not every device refuses registers of other widths, and those lose bits.
+    return step if all(_is_wide(one, widths) for one in (operands[0], step[0])) else None
+
+
+def _is_wide(operand: Operand, widths: RegisterWidths) -> bool:
+    try:
+        return isinstance(operand, Register) and widths.of(operand) == 64
+    except KeyError:
+        return False
+
+
+def _source(text: str, operands: Sequence[Operand]) -> Step | None:
+    if text in _SAME:
+        return (operands[1], 0) if isinstance(operands[1], Register) else None
+    left, right = operands[1], operands[2]
+    if isinstance(left, Immediate) and text in _ADDS:
+        left, right = right, left
+    if not isinstance(left, Register) or not isinstance(right, Immediate):
+        return None
+    by = signed(right.value)
+    return left, by if text in _ADDS else -by
+
+
+_SAME = frozenset((
+    "mov.b64", "mov.u64", "mov.s64", "cvta.global.u64", "cvta.to.global.u64",
+))  # fmt: skip
+_ADDS = frozenset(("add.s64", "add.u64"))
+_SUBTRACTS = frozenset(("sub.s64", "sub.u64"))
+_COPIES = _SAME | _ADDS | _SUBTRACTS
+_SIMPLE = frozenset((
+    "mov", "add", "sub", "mul", "mad", "fma", "div", "and", "or", "xor", "shl", "shr", "cvt",
+    "selp", "cvta", "min", "max", "neg", "bfe", "not",
+))  # fmt: skip
+"""First words of opcodes that write their first operand and do nothing else: a quick way."""
+_MAY_STOP = CALL | BARRIER | COLLECTIVE | CLUSTER
+_MAY_STOP_BASES = frozenset(("griddepcontrol", "brkpt", "trap"))
+
+Event = tuple[Sequence[Check], bool, tuple[Register, ...], Step | None]
+"""An instruction that matters: its checks, whether a thread may not come back from it, which
+registers it writes that addresses or guards are made of, and what it copies to them."""
+
+
+def events(flow: ControlFlow, at: Mapping[int, Sequence[Check]]) -> list[list[Event]]:
+    """The instructions that matter, by block."""
+    widths = RegisterWidths(flow.function)
+    steps: dict[int, Step] = {}
+    sources: dict[str, list[str]] = {}
+    for block in flow.blocks:
+        for place in block.places:
+            text = place.instruction.opcode.text
+            step = _step(place.instruction, widths) if text in _COPIES else None
+            if step is not None:
+                steps[place.position] = step
+                target = place.instruction.operands[0]
+                assert isinstance(target, Register)
+                sources.setdefault(target.name, []).append(step[0].name)
+    wanted = _wanted(at, sources)
+    found: list[list[Event]] = []
+    for block in flow.blocks:
+        here: list[Event] = []
+        for place in block.places:
+            ins = place.instruction
+            base, operands = ins.opcode.base, ins.operands
+            if base in _SIMPLE and operands and type(operands[0]) is Register:
+                if operands[0].name in wanted:
+                    here.append(((), False, (operands[0],), steps.get(place.position)))
+                continue
+            checks = at.get(place.position, ())
+            stops = FLAGS[ins.opcode.text] & _MAY_STOP != 0 or base in _MAY_STOP_BASES
+            targets = tuple(r for r in _results(ins) if r.name in wanted)
+            if checks or stops or targets:
+                here.append((checks, stops, targets, steps.get(place.position)))
+        found.append(here)
+    return found
+
+
+def _results(ins: Instruction) -> tuple[Register, ...]:
+    """The registers that ``ins`` may write: of an opcode that is not known, all that it names."""
+    if is_familiar(ins.opcode.base):
+        return written(ins)
+    return (*written(ins), *read(ins))
+
+
+def _wanted(at: Mapping[int, Sequence[Check]], sources: Mapping[str, Sequence[str]]) -> set[str]:
+    """The registers that checks are made of: bases, what those are copied from, and guards."""
+    wanted: set[str] = set()
+    for checks in at.values():
+        for check in checks:
+            if check.register is not None:
+                wanted.add(check.register.name)
+            if check.guard is not None:
+                wanted.add(check.guard.register.name)
+    stack = list(wanted)
+    while stack:
+        for name in sources.get(stack.pop(), ()):
+            if name not in wanted:
+                wanted.add(name)
+                stack.append(name)
+    return wanted
+
+
+def _covers(fact: Fact, check: Check, low: int, condition: Condition) -> bool:
+    """Whether ``fact`` includes the check's range, ``low`` from the same origin."""
+    member = check.member
+    if not (fact.low <= low and low + member.span <= fact.low + fact.span):
+        return False
+    if fact.align % member.align or (low - fact.low) % member.align:
+        return False
+    if fact.condition is not None and fact.condition != condition:
+        return False
+    windows, variables = fact.legal
+    return set(windows) <= set(check.windows) and set(variables) <= set(check.variables)

@@ -1,0 +1,1 @@
+"""NVIDIA's compilers: NVRTC makes PTX of CUDA C++, with the CUDA headers; ptxas assembles PTX."""

@@ -1,0 +1,296 @@
+"""CUDA C++ to PTX through NVRTC. Needs no GPU and no driver.
+
+Problem: users write kernels as CUDA C++ strings; everything after this module works on PTX.
+
+Approach: one checked door to the library. Every NVRTC call goes through `_call`, which turns each
+status but success into an error of `gpud.errors`, so that no caller sees a bare return code.
+
+Terms:
+    arch: a virtual architecture, ``compute_75``; only these give PTX that every device can load.
+    name expression: C++ that names a kernel, ``"axpy<float>"``, ``"ns::k"``. Naming a template's
+        instance makes NVRTC instantiate it; its lowered (mangled) name is how PTX calls it.
+
+Properties:
+    deterministic: equal arguments, headers and NVRTC version give equal PTX;
+    thread-safe: programs share nothing, and NVRTC's functions may be called from any thread;
+    nothing leaks: the program is destroyed on every path.
+
+NVRTC is the one that ``cuda-bindings`` loads: 13.0 with the extra ``daemon``, 12.9 with ``cuda12``.
+
+Source: NVRTC user guide 13.0 (API, options, language).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
+from typing import Any, cast
+
+from gpud.compiler.abi.fault_sites import SOURCE_NAME
+from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+from gpud.errors import (
+    CompileError,
+    EmptySource,
+    InternalError,
+    KernelNotFound,
+    MissingDependency,
+    UnsupportedTarget,
+)
+
+__all__ = [
+    "DEFAULT_ARCH",
+    "CompiledSource",
+    "compile_cuda",
+    "newest_arch",
+    "nvrtc_version",
+    "supported_archs",
+]
+
+DEFAULT_ARCH = "compute_75"
+"""The oldest architecture of CUDA 13; its PTX loads on every device from Turing on."""
+
+_ARCH_OPTION = re.compile(r"\s*(--gpu-architecture|-arch)(=|$)")
+# Have NVRTC write a file, or load a compiled one, wherever the option says. In the daemon
+# it would do so with the daemon's rights. NVRTC skips white space in front.
+_FILE_OPTION = re.compile(r"\s*--?(time|fdevice-time-trace|create-pch|use-pch|pch|pch-dir)(=|\s|$)")
+_STD_OPTION = re.compile(r"(--std|-std)(=|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSource:
+    """What NVRTC made of one source.
+
+    Attributes:
+        ptx: The program, ending in a newline.
+        log: NVRTC's log: warnings, remarks; empty if it had nothing to say.
+        lowered_names: The name in the PTX for each name expression that was asked for.
+    """
+
+    ptx: str
+    log: str = ""
+    lowered_names: dict[str, str] = field(default_factory=dict)
+
+
+def compile_cuda(
+    source: str,
+    *,
+    arch: str = DEFAULT_ARCH,
+    options: Sequence[str] = (),
+    name_expressions: Sequence[str] = (),
+) -> CompiledSource:
+    """Compiles CUDA C++ to PTX. Blocks for 10 to 100 ms for an ordinary kernel.
+
+    The language is C++17 unless ``options`` say otherwise. CUDA's headers are there where the
+    machine has them, see `gpud.compiler.toolchain.cuda_headers`.
+
+    Args:
+        source: CUDA C++ text; kernels are ``__global__`` functions.
+        arch: A virtual architecture: one of `supported_archs`, from 9.0 on also with the suffix
+            ``a``, from 10.0 on also ``f``.
+        options: Further NVRTC options, one per item: ``"-DN=4"``, ``"--use_fast_math"``.
+        name_expressions: Kernels to keep and to look up, ``"axpy<float>"``.
+
+    Raises:
+        EmptySource: ``source`` is empty or blank.
+        UnsupportedTarget: ``arch`` is no virtual architecture that this NVRTC knows.
+        KernelNotFound: A name expression names nothing in the source.
+        CompileError: NVRTC refused the source or an option; ``log`` is its complete log.
+        MissingDependency: NVRTC or cuda-bindings is not installed.
+        ValueError: Text that goes to NVRTC holds a NUL character.
+    """
+    if not source.strip():
+        raise EmptySource
+    _check_arch(arch)
+    _check_options(options)
+    standard = () if any(map(_STD_OPTION.match, options)) else ("--std=c++17",)
+    arguments = [
+        f"--gpu-architecture={arch}",
+        *standard,
+        *options,
+        *(f"--include-path={path}" for path in cuda_include_paths(nvrtc_version()[0])),
+    ]
+    with _Program(source) as program:
+        for expression in name_expressions:
+            program.add_name_expression(expression)
+        log = program.compile(arguments)
+        lowered = {name: program.lowered_name(name) for name in name_expressions}
+        return CompiledSource(program.ptx(), log, lowered)
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Returns NVRTC's version, ``(13, 0)``.
+
+    Raises:
+        MissingDependency: NVRTC or cuda-bindings is not installed.
+    """
+    major, minor = _call("nvrtcVersion")
+    return int(major), int(minor)
+
+
+@cache
+def supported_archs() -> tuple[str, ...]:
+    """Returns the virtual architectures that this NVRTC compiles for, oldest first.
+
+    Raises:
+        MissingDependency: NVRTC or cuda-bindings is not installed.
+    """
+    (numbers,) = _call("nvrtcGetSupportedArchs")
+    return tuple(f"compute_{number}" for number in sorted(numbers))
+
+
+def newest_arch(sm: int | None) -> str:
+    """Returns the newest architecture that a device of compute capability ``sm`` runs.
+
+    Args:
+        sm: The capability, 90 for 9.0. None, or one that is older than all: `DEFAULT_ARCH`.
+
+    Raises:
+        MissingDependency: NVRTC or cuda-bindings is not installed.
+    """
+    known = [a for a in supported_archs() if sm is not None and int(a.split("_")[1]) <= sm]
+    return known[-1] if known else DEFAULT_ARCH
+
+
+def _check_arch(arch: str) -> None:
+    supported = supported_archs()
+    match = re.fullmatch(r"(compute_(\d+))([af]?)", arch)
+    # Features of one device (a) exist since 9.0, those of one family (f) since 10.0.
+    if (
+        match is None
+        or match[1] not in supported
+        or int(match[2]) < {"": 0, "a": 90, "f": 100}[match[3]]
+    ):
+        raise UnsupportedTarget(arch, supported)
+
+
+def _check_options(options: Sequence[str]) -> None:
+    if isinstance(options, str):
+        raise TypeError(f"options is a sequence with one option an item, not the str {options!r}")
+    for option in options:
+        if _ARCH_OPTION.match(option):
+            raise CompileError(f"option {option!r}: name the architecture with arch= instead")
+        if _FILE_OPTION.match(option):
+            raise CompileError(
+                f"option {option!r}: it has the compiler read or write a file; leave it out"
+            )
+
+
+class _Program:
+    """One ``nvrtcProgram``, destroyed when its ``with`` block ends."""
+
+    def __init__(self, source: str) -> None:
+        (self._handle,) = _call(
+            "nvrtcCreateProgram", _bytes(source), _bytes(SOURCE_NAME), 0, [], []
+        )
+
+    def __enter__(self) -> _Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _call("nvrtcDestroyProgram", self._handle)
+
+    def add_name_expression(self, expression: str) -> None:
+        _call("nvrtcAddNameExpression", self._handle, _bytes(expression))
+
+    def compile(self, arguments: Sequence[str]) -> str:
+        """Compiles and returns the log."""
+        encoded = [_bytes(argument) for argument in arguments]
+        status, *_ = _bindings().nvrtcCompileProgram(self._handle, len(encoded), encoded)
+        log = self._text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
+        if status.name == "NVRTC_SUCCESS":
+            return log
+        if status.name in _CALLERS_FAULT:
+            raise _compile_error(log, status.name)
+        raise InternalError(f"NVRTC failed: {status.name}; its log: {log!r}", stage="nvrtc")
+
+    def lowered_name(self, expression: str) -> str:
+        (name,) = _call("nvrtcGetLoweredName", self._handle, _bytes(expression))
+        return str(name.decode())
+
+    def ptx(self) -> str:
+        return self._text("nvrtcGetPTXSize", "nvrtcGetPTX")
+
+    def _text(self, size_call: str, text_call: str) -> str:
+        """Reads one of the program's texts, without the NUL that ends it."""
+        (size,) = _call(size_call, self._handle)
+        # NVRTC writes into the buffer. It must be ours alone: `b" " * n` for n = 1 is an object
+        # that the whole interpreter shares, and an empty log has size 1.
+        buffer = bytearray(size)
+        _call(text_call, self._handle, buffer)
+        return buffer.rstrip(b"\0").decode("utf-8", errors="replace")
+
+
+# What the source, the options or a name expression can cause; every other status is our mistake
+# or the library's.
+_CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"})
+
+_ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
+_NO_HEADER = (
+    "; there are CUDA's own headers, cuda/std/, cub/block/ and cub/warp/, curand_kernel.h where "
+    "nvidia-curand is installed (nvidia-curand-cu12 for CUDA 12), and none of the C or C++ "
+    "library or of other folders: printf, assert and mathematical functions need none, "
+    "cuda/std/cstdint has the integer types; put what else is needed into the source"
+)
+_NO_HOST = (
+    "; nothing is compiled here for the host: leave it out, and of cub include what blocks and "
+    "warps call, such as cub/block/block_reduce.cuh, not cub/cub.cuh"
+)
+_HINTS = {"cannot open source file": _NO_HEADER, "not allowed in JIT mode": _NO_HOST}
+_NAME_EXPRESSION = re.compile(
+    r"^__nv_name_map\(\d+\): error: (?P<what>.*)\n *#pragma nv_mangled_name (?P<name>.*)$",
+    re.MULTILINE,
+)
+
+
+def _compile_error(log: str, status: str) -> CompileError:
+    """Words a refusal: its first error, or the name expression if that alone is wrong."""
+    # NVRTC compiles name expressions in a file of their own. What is wrong there follows from
+    # what is wrong in the source, but may come first in the log.
+    errors = [e for e in _ERROR.finditer(log) if not e["where"].startswith("__nv_name_map(")]
+    in_name = _NAME_EXPRESSION.search(log)
+    if in_name and not errors:
+        return KernelNotFound(in_name["name"].strip(), cause=in_name["what"], log=log)
+    if not errors:
+        return CompileError(f"NVRTC refused the source: {status}", log=log)
+    more = f" (the first of {len(errors)} errors; the log has all)" if len(errors) > 1 else ""
+    hints = [hint for text, hint in _HINTS.items() if text in errors[0]["what"]]
+    return CompileError("".join((errors[0].group().strip(), more, *hints)), log=log)
+
+
+# -- the checked door --------------------------------------------------------------------------
+
+
+def _call(function: str, *arguments: Any) -> tuple[Any, ...]:
+    """Calls NVRTC and returns its results without the status, which is success.
+
+    Raises:
+        InternalError: Any other status; compiling itself goes through `_Program.compile`.
+    """
+    status, *results = getattr(_bindings(), function)(*arguments)
+    if status.name != "NVRTC_SUCCESS":
+        raise InternalError(f"{function} failed: {status.name}", stage="nvrtc")
+    return tuple(results)
+
+
+@cache
+def _bindings() -> ModuleType:
+    """Imports the bindings on first use, and makes sure that they find the library."""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise MissingDependency("cuda-bindings", extra="daemon", cause=str(error)) from error
+    try:
+        nvrtc.nvrtcVersion()
+    except (RuntimeError, OSError) as error:  # how the bindings report a library that is absent
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise MissingDependency("NVRTC (libnvrtc)", extra="daemon", cause=cause) from error
+    return cast("ModuleType", nvrtc)
+
+
+def _bytes(text: str) -> bytes:
+    if "\0" in text:
+        raise ValueError(f"text for NVRTC must not hold a NUL character: {text[:60]!r}")
+    return text.encode()

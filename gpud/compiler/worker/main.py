@@ -1,0 +1,265 @@
+"""The compile worker: a process that compiles for the daemon, one program after the other.
+
+``python -m gpud.compiler.worker.main --fd N`` with N a connected stream socket.
+
+Problem: NVRTC blocks for 10 to 100 ms, can be made to run for minutes or to fill the memory by a
+few lines of templates, and can crash. None of that may stop the process that serves the clients.
+
+Approach: a loop that reads a `CompileJob`, compiles, and writes the answer, and knows nothing else.
+The front ends the process when it takes too long, and starts another.
+
+Properties:
+    answers_once: a job that did not end the process is answered once, whatever it raised, with an
+        error of gpud's tree;
+    bounded: the process can have ``memory_bytes`` of addresses and no more;
+    confined: sources cannot make it read or write files but the CUDA headers (`allowlist`,
+        `landlock`), nor choose where results are kept;
+    ends_with_its_front: when the other end of the socket closes the process ends, even if it is in
+        the middle of a compilation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from gpud.compiler.cache import Cache, default_folder
+from gpud.compiler.pipeline import Program, compile_program
+from gpud.compiler.reproducer import is_ptx
+from gpud.compiler.request_key import rewriter_version
+from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, newest_arch, nvrtc_version
+from gpud.compiler.worker.allowlist import check_includes, check_options
+from gpud.compiler.worker.child_process import (
+    as_gpud_error,
+    exit_on_disconnect,
+    limit_memory,
+    write_all,
+)
+from gpud.compiler.worker.landlock import confine
+from gpud.compiler.worker.messages import (
+    COMPILE_PROTOCOL,
+    MAX_FRAME_BYTES,
+    CompileDone,
+    CompileFailed,
+    CompileJob,
+    CompileReady,
+)
+from gpud.errors import (
+    GpudError,
+    InternalError,
+    LimitExceeded,
+    ProtocolError,
+)
+from gpud.wire.framing import FrameDecoder  # noqa: TID251  (a process of its own, not a stage)
+from gpud.wire.message_table import Sender  # noqa: TID251
+
+__all__ = ["WorkerRules", "compile_job", "main", "serve"]
+
+DEFAULT_MEMORY_BYTES = 4 << 30
+"""What a worker may have: NVRTC takes some 0.3 GiB of addresses, a large program as much again."""
+
+_READ_BYTES = 1 << 18
+_MOST_KERNELS = 4096
+_MOST_SYMBOLS = 16384
+_MOST_FAILURES = 16
+_MOST_SYMBOL_BYTES = 1 << 48  # whether there is so much memory is the front's to say
+_MOST_ALIGNMENT = 4096
+_MOST_PARAMETER_BYTES = 1 << 16  # as many as a launch can carry
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a worker until the other end closes; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gpud.compiler.worker.main", description=__doc__
+    )
+    parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
+    parser.add_argument(
+        "--memory-bytes", type=int, default=DEFAULT_MEMORY_BYTES, help="0 for no limit"
+    )
+    parser.add_argument(
+        "--program-bytes", type=int, default=0, help="the largest result; 0 for no limit"
+    )
+    parser.add_argument("--confine", action="store_true", help="open no files of the user's")
+    parser.add_argument("--cache-dir", help="the folder to keep results in, when confined")
+    options = parser.parse_args(arguments)
+    # A Ctrl-C in the terminal goes to the whole group: the daemon drains, and needs its compiler.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limit_memory(options.memory_bytes)
+    os.set_blocking(options.fd, True)
+    exit_on_disconnect(options.fd)
+    _warm_up()
+    confined = options.confine and _confine(options.cache_dir)
+    with suppress(ConnectionError):
+        write_all(options.fd, COMPILE_PROTOCOL.encode(CompileReady(confined)))
+    serve(options.fd, WorkerRules(options.program_bytes, macros=confined))
+    return 0
+
+
+class WorkerRules(NamedTuple):
+    """What holds for the programs of a worker.
+
+    Attributes:
+        program_bytes: the largest result; 0 for any size.
+        macros: whether headers may have names made by macros.
+    """
+
+    program_bytes: int = 0
+    macros: bool = True
+
+
+def serve(fd: int, rules: WorkerRules = WorkerRules()) -> None:  # noqa: B008  (it is immutable)
+    """Answers the jobs that arrive on the socket ``fd``. Blocks until its other end closes.
+
+    Raises:
+        ProtocolError: what arrived is nothing that has a ticket; the front is at fault.
+    """
+    decoder = FrameDecoder(MAX_FRAME_BYTES)
+    with suppress(ConnectionError):  # the front has gone in the middle of an answer: the end
+        while data := os.read(fd, _READ_BYTES):
+            decoder.feed(data)
+            for body in decoder.frames():
+                write_all(fd, COMPILE_PROTOCOL.encode(_handle_frame(body, rules)))
+
+
+def compile_job(job: CompileJob, rules: WorkerRules = WorkerRules()) -> CompileDone | CompileFailed:  # noqa: B008
+    """Compiles a job's program. Blocks; raises nothing."""
+    try:
+        check_options(job.options)
+        check_includes(job.source, macros=rules.macros)
+        program = compile_program(
+            job.source,
+            options=job.options,
+            arch=_arch(job),
+            name_expressions=job.names,
+            form=job.form,
+            sm=job.sm,
+            fence=job.fence,
+            cache=_cache(job.cache_dir),
+        )
+        _check_size(program, rules.program_bytes)
+        return CompileDone(job.ticket, program.encode())
+    except Exception as error:  # noqa: BLE001  (whatever it is, the client is told)
+        if isinstance(error, InternalError):
+            _evict_failures(_cache(job.cache_dir))
+        return CompileFailed(job.ticket, as_gpud_error(error).to_wire())
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _arch(job: CompileJob) -> str:
+    """What to compile for; PTX says itself what it is for, and needs no NVRTC."""
+    if job.arch is not None:
+        return job.arch
+    return DEFAULT_ARCH if is_ptx(job.source) else newest_arch(job.sm)
+
+
+def _handle_frame(body: bytes, rules: WorkerRules) -> CompileDone | CompileFailed:
+    try:
+        job = COMPILE_PROTOCOL.decode(body, Sender.CLIENT)
+    except ProtocolError as error:
+        if error.request is None:
+            raise
+        return CompileFailed(error.request, error.to_wire())
+    return compile_job(job, rules)
+
+
+def _check_size(program: Program, most: int) -> None:
+    size = len(program.ptx)
+    if most and size > most:
+        raise LimitExceeded(
+            f"the program has {size} bytes of PTX, and max_program_bytes allows {most}; split it, "
+            "instantiate fewer templates, or raise the limit in the daemon's configuration",
+            limit="max_program_bytes",
+            value=most,
+        )
+    for symbol in program.symbols.values():
+        _check_bytes(f"the variable {symbol.name[:80]}", "bytes", symbol.size, _MOST_SYMBOL_BYTES)
+        _check_bytes(
+            f"the variable {symbol.name[:80]}", "bytes of alignment", symbol.align, _MOST_ALIGNMENT
+        )
+    for kernel in program.kernels.values():
+        name = f"the kernel {kernel.name[:80]}"
+        _check_bytes(name, "bytes of shared memory", kernel.shared_bytes, _MOST_SYMBOL_BYTES)
+        _check_bytes(name, "threads of a block", kernel.max_threads or 0, _MOST_SYMBOL_BYTES)
+        for parameter in kernel.parameters:
+            end = parameter.offset + parameter.size
+            _check_bytes(name, "bytes of parameters", end, _MOST_PARAMETER_BYTES)
+    if len(program.kernels) > _MOST_KERNELS or len(program.symbols) > _MOST_SYMBOLS:
+        raise LimitExceeded(
+            f"the program has {len(program.kernels)} kernels and {len(program.symbols)} variables, "
+            f"and may have {_MOST_KERNELS} and {_MOST_SYMBOLS}; split it",
+            limit="kernels" if len(program.kernels) > _MOST_KERNELS else "variables",
+            value=_MOST_KERNELS if len(program.kernels) > _MOST_KERNELS else _MOST_SYMBOLS,
+        )
+
+
+@lru_cache(maxsize=4)
+def _cache(folder: str | None) -> Cache | None:
+    """A cache says once that it cannot use its folder, so there is one for each."""
+    if folder == "":
+        return None
+    return Cache(None if folder is None else Path(folder))
+
+
+def _evict_failures(cache: Cache | None) -> None:
+    """Keeps the latest reproducers only: who finds a bug of ours could fill the disk with it."""
+    if cache is None:
+        return
+    with suppress(OSError):
+        found = sorted((cache.folder / "failures").iterdir(), key=lambda path: path.stat().st_mtime)
+        for folder in found[:-_MOST_FAILURES]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _count(value: int) -> str:
+    """A number for a message, however large it is."""
+    return str(value) if value < 1 << 64 else f"over 2^{value.bit_length() - 1}"
+
+
+def _check_bytes(whose: str, what: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise LimitExceeded(
+            f"{whose} has {_count(value)} {what}, and may have {limit}", limit=what, value=limit
+        )
+
+
+def _confine(cache_dir: str | None) -> bool:
+    """Gives up all files but those that compiling needs; False where the kernel cannot."""
+    folder = default_folder() if cache_dir is None else Path(cache_dir)
+    if cache_dir != "":
+        with suppress(OSError):  # the cache says what is wrong, when it is used
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    read = [*_library_folders(), str(Path(__file__).resolve().parents[2]), "/etc/ld.so.cache"]
+    read += [f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)]
+    read += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    with suppress(GpudError):
+        read += cuda_include_paths(nvrtc_version()[0])
+    return confine(read, [] if cache_dir == "" else [str(folder)])
+
+
+def _library_folders() -> list[str]:
+    """Where the libraries of this process lie; theirs lie there too."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
+        paths = (line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line)
+        folders = [str(Path(path).parent) for path in paths if path.startswith("/")]
+    return list(dict.fromkeys(folders))
+
+
+def _warm_up() -> None:
+    """Loads what the first program needs, while nobody waits for it yet."""
+    rewriter_version()
+    with suppress(GpudError):  # without NVRTC there is still PTX; CUDA C++ is told what is missing
+        nvrtc_version()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,94 @@
+"""The link between the front and the compile worker: programs in, rewritten programs out.
+
+The same codec as the client protocol's (`gpud.wire`), over a socket pair that only the two
+processes have. Every `CompileJob` is answered by exactly one `CompileDone` or `CompileFailed` with
+its ticket, in the order in which they were sent; a worker that dies has answered what it could.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+from gpud.wire.field_types import (  # noqa: TID251  (a link, not a stage)
+    blob,
+    choice,
+    flag,
+    listed,
+    optional,
+    plain,
+    text,
+    uint,
+)
+from gpud.wire.message_table import MessageTable, Sender  # noqa: TID251
+
+__all__ = [
+    "COMPILE_PROTOCOL",
+    "MAX_FRAME_BYTES",
+    "CompileDone",
+    "CompileFailed",
+    "CompileJob",
+    "CompileReady",
+]
+
+COMPILE_PROTOCOL = MessageTable("compile", 1)
+"""Every message of the link by code and by class."""
+
+MAX_FRAME_BYTES = 1 << 28
+"""The limit for frames of this link: a program comes back as two PTX texts and a description."""
+
+_front = COMPILE_PROTOCOL.message(Sender.CLIENT)
+_worker = COMPILE_PROTOCOL.message(Sender.DAEMON)
+
+Ticket = Annotated[int, uint(32), "chosen by the front; the answer carries it"]
+
+
+@_front(1)
+class CompileJob(NamedTuple):
+    """Compile and rewrite a program: the arguments of `gpud.compiler.pipeline.compile_program`."""
+
+    ticket: Ticket
+    source: Annotated[str, text(1 << 24), "CUDA C++ or PTX"]
+    names: Annotated[tuple[str, ...], listed(text(4096), 0, 256), "kernels to instantiate"] = ()
+    options: Annotated[tuple[str, ...], listed(text(4096), 0, 256), "further NVRTC options"] = ()
+    arch: Annotated[
+        str | None, optional(text(64)), "to compile CUDA C++ for; nil: the newest that ``sm`` runs"
+    ] = None
+    form: Annotated[
+        str | None,
+        optional(choice("persistent", "sliced", "whole")),
+        "bring every kernel into this form; nil: gpud chooses",
+    ] = None
+    sm: Annotated[
+        int | None,
+        optional(uint(16)),
+        "compute capability times ten: refuse PTX for a newer one; nil: not known",
+    ] = None
+    cache_dir: Annotated[
+        str | None,
+        optional(text(4096)),
+        "folder of compiled programs; nil: the default one; empty: keep none",
+    ] = None
+    fence: Annotated[bool, flag(), "check every access to memory"] = True
+
+
+@_worker(64)
+class CompileDone(NamedTuple):
+    """A program is ready."""
+
+    ticket: Ticket
+    program: Annotated[bytes, blob(1 << 27), "`gpud.compiler.program.Program.encode`"]
+
+
+@_worker(65)
+class CompileFailed(NamedTuple):
+    """A program could not be compiled."""
+
+    ticket: Ticket
+    error: Annotated[dict[str, Any], plain(), "`gpud.errors.GpudError.to_wire`"]
+
+
+@_worker(66)
+class CompileReady(NamedTuple):
+    """The worker has loaded what it needs; sent once, before everything else."""
+
+    confined: Annotated[bool, flag(), "whether it can open no files but those that it needs"]

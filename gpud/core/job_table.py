@@ -1,0 +1,189 @@
+"""How jobs begin and end: the order in which their turns come, and who goes on when one has ended.
+
+Problem: a job must not begin before those that it follows have ended, nor on a device that lacks
+what it needs; and whatever ends it, it must leave its stream, its session and its device, be told
+to its owner once, and let those behind it go on.
+
+Approach: one way in and one way out. Each job goes through `JobTable.add` and leaves through one of
+`refuse`, `ended` and `finish`; `end` is for whoever wants it to. Why and when is for
+`gpud.core.scheduler`, what a job has meanwhile for the policy.
+
+Properties (of the same names in `gpud.core.scheduler`, which are tested there): once, prepared,
+awake; and order: no job's turn comes before all in front of it in its stream, and all that it was
+submitted to follow, have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpud.core import commands as out
+from gpud.core.device import DeviceRecord
+from gpud.core.job import JobRecord
+from gpud.core.lifecycles import DeviceState, JobInput, JobState, SessionInput, SessionState
+from gpud.core.session import SessionRecord
+from gpud.core.timers import Timer, Timers
+from gpud.errors import GpudError, InternalError, JobCancelled
+from gpud.units import JobId, SessionId
+
+__all__ = ["JobTable"]
+
+# Members by global names: looking one up in its class takes ten times as long.
+_BLOCKED, _ENDING = JobState.BLOCKED, JobState.ENDING
+_OPEN, _CLOSING = SessionState.OPEN, SessionState.CLOSING
+_READY = DeviceState.READY
+
+
+class JobTable:
+    """The jobs and sessions of one scheduler.
+
+    Args:
+        devices: device records by device index.
+        timers: where it is to be looked whether a job has ended.
+        grace_ns: how long after it was told to.
+
+    Attributes:
+        jobs: those that have not ended, by id.
+        sessions: those that are not closed.
+        finished: the jobs that this event has finished.
+        out: the commands that follow from this event.
+        now_ns: its time.
+    """
+
+    def __init__(self, devices: Mapping[int, DeviceRecord], timers: Timers, grace_ns: int) -> None:
+        self.jobs: dict[JobId, JobRecord] = {}
+        self.sessions: dict[SessionId, SessionRecord] = {}
+        self.finished: dict[JobId, JobRecord] = {}
+        self.out: list[out.Command] = []
+        self.now_ns = 0
+        self._devices = devices
+        self._timers = timers
+        self._grace_ns = grace_ns
+        self._turns = 0
+
+    def next_event(self, now_ns: int) -> list[out.Command]:
+        """Returns the list for the next event's commands."""
+        self.now_ns = now_ns
+        self.out = []
+        if self.finished:
+            self.finished = {}
+        return self.out
+
+    # -- beginning
+
+    def add(self, job: JobRecord, session: SessionRecord, after: Iterable[JobId]) -> None:
+        """Takes in a job that was accepted, at the end of its stream."""
+        self.jobs[job.id] = job
+        session.add(job)
+        for other in dict.fromkeys(after):
+            followed = self.jobs.get(other)
+            if followed is not None and followed is not job:
+                followed.followers.append(job.id)
+                job.after_left += 1
+        self._check_dependencies(job)
+
+    def _check_dependencies(self, job: JobRecord) -> None:
+        """Lets a job that has nobody to follow any more be prepared, or wait for capacity."""
+        if job.state is not _BLOCKED or job.after_left or job.stream_prev is not None:
+            return
+        self._turns += 1
+        job.order = self._turns
+        device = self._devices[job.device]
+        if job.prepared_generation == device.host_generation:
+            self.ready(job, device)
+            return
+        job.step(JobInput.PREPARE, self.now_ns)
+        if device.state is _READY:
+            self.prepare(job)
+
+    def prepare(self, job: JobRecord) -> None:
+        """Has its device, which is up, be given what a job needs."""
+        job.preparations += 1
+        self.out.append(out.PrepareJob(job.id, job.device))
+
+    def ready(self, job: JobRecord, device: DeviceRecord) -> None:
+        """Lets a job wait for capacity: its turn has come, and its device is prepared."""
+        job.step(JobInput.READY, self.now_ns)
+        device.now_ns = self.now_ns
+        device.add(job)
+
+    # -- ending
+
+    def end(self, job: JobRecord, cause: GpudError) -> None:
+        """Ends a job for a cause: at once if it was not started, else as its blocks leave."""
+        if job.state is _ENDING:
+            return
+        if not job.started:
+            self.finish(job, cause)
+            return
+        job.cause = cause
+        job.step(JobInput.END, self.now_ns)
+        device = self._devices[job.device]
+        device.now_ns = self.now_ns
+        device.mark_ending(job)
+        if device.state is _READY:
+            self.out.append(out.EndJob(job.id, job.device))
+            self._timers.add(self.now_ns + self._grace_ns, Timer.GRACE, job.id)
+
+    def finish(self, job: JobRecord, error: GpudError) -> None:
+        """Finishes a job of which nothing runs, as failed or cancelled by its error."""
+        self.ended(job, _input(error), error)
+
+    def ended(self, job: JobRecord, by: JobInput, error: GpudError | None = None) -> None:
+        """Takes a job that has ended out of everything, and lets those behind it go on."""
+        job.step(by, self.now_ns)
+        del self.jobs[job.id]
+        device = self._devices[job.device]
+        device.now_ns = self.now_ns
+        device.remove(job)
+        self._report_finished(job, error)
+        session = self.sessions[job.session]
+        next_in_stream = session.remove(job)
+        if session.state is _CLOSING and not session.jobs:
+            self._forget_session(session)
+        if next_in_stream is not None:
+            self._check_dependencies(next_in_stream)
+        for other in job.followers:
+            follower = self.jobs.get(other)
+            if follower is not None:
+                follower.after_left -= 1
+                self._check_dependencies(follower)
+
+    def refuse(self, job: JobRecord, error: GpudError) -> None:
+        """Finishes a job that was never taken in."""
+        job.step(_input(error), self.now_ns)
+        self._report_finished(job, error)
+
+    def _report_finished(self, job: JobRecord, error: GpudError | None) -> None:
+        self.finished[job.id] = job
+        self.out.append(out.FinishJob(job.id, str(job.state), error))
+
+    # -- sessions
+
+    def open_session(self, session: SessionId) -> None:
+        """Takes in a client that has connected."""
+        if session in self.sessions:
+            raise InternalError(f"session {session} was opened twice", stage="scheduler")
+        self.sessions[session] = SessionRecord(session, self.now_ns)
+
+    def close_session(self, session: SessionId) -> None:
+        """Ends the jobs of a client that has gone; its session is closed with the last of them."""
+        record = self.sessions.get(session)
+        if record is None or record.state is not _OPEN:
+            return
+        record.step(SessionInput.CLOSE, self.now_ns)
+        if not record.jobs:
+            self._forget_session(record)
+            return
+        # From the last to the first, so that none of them becomes ready by the end of another.
+        for job in reversed(list(record.jobs.values())):
+            self.end(job, JobCancelled("the job's client has gone"))
+
+    def _forget_session(self, session: SessionRecord) -> None:
+        session.step(SessionInput.LAST_JOB_GONE, self.now_ns)
+        del self.sessions[session.session]
+        self.out.append(out.CloseSession(session.session))
+
+
+def _input(error: GpudError) -> JobInput:
+    return JobInput.CANCEL if isinstance(error, JobCancelled) else JobInput.FAIL

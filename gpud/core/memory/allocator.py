@@ -1,0 +1,177 @@
+"""One arena: which of its addresses have arrays, and where the next one goes.
+
+Problem: arrays come and go in any order, some only when jobs that may use them have ended, and
+addresses must not run out because what is free lies in pieces.
+
+Approach: arrays take whole pages, placed first-fit into holes that are kept sorted and merged. The
+size that was asked for is kept, for whoever runs past the end. What is to be freed after jobs waits
+in a queue, in the order of the jobs.
+
+Terms (units in brackets):
+    hole: a range of whole pages without an array, as large as can be.
+    used [bytes]: in arrays, and in arrays that wait to be freed; whole pages.
+
+Properties:
+    disjoint: no two arrays overlap, waiting ones included, and each lies in the arena;
+    merged: no two holes touch, so freeing everything leaves one hole;
+    deferred: a range that waits for jobs comes back only when the last of them has ended.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import Final, NamedTuple
+
+from gpud.errors import InternalError
+from gpud.units import Address, SessionId
+
+__all__ = ["PAGE_BYTES", "Arena", "ArenaAllocator", "require", "whole_pages"]
+
+PAGE_BYTES: Final = 4096
+"""Arrays are a multiple of this, so that their memory can be given back when they go."""
+
+
+class Arena(NamedTuple):
+    """A session's addresses on a device: ``size`` bytes, a power of two, from ``base``."""
+
+    session: SessionId
+    device: int
+    base: Address
+    size: int
+
+
+class ArenaAllocator:
+    """An arena's arrays and holes.
+
+    Attributes:
+        arena: whose addresses these are.
+        used: bytes of all arrays.
+        arrays: to the size that was asked for, by address, without those that wait to be freed.
+        waiting_bytes: of those that do.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.used = 0
+        self.arrays: dict[Address, int] = {}
+        self.waiting: deque[tuple[int, Address, int]] = deque()  # (last job, address, such a size)
+        self.waiting_bytes = 0
+        # The holes, sorted: where each starts and where it ends.
+        self.starts: list[int] = [arena.base]
+        self.ends: list[int] = [arena.base + arena.size]
+
+    def allocate(self, asked: int) -> Address | None:
+        """Returns the address of a new array of ``asked`` bytes; None: no hole is large enough."""
+        size = whole_pages(asked)
+        holes = zip(self.starts, self.ends, strict=True)
+        index = next((at for at, (start, end) in enumerate(holes) if end - start >= size), None)
+        if index is None:
+            return None
+        address = Address(self.starts[index])
+        if self.ends[index] - address == size:
+            del self.starts[index], self.ends[index]
+        else:
+            self.starts[index] = address + size
+        self.arrays[address] = asked
+        self.used += size
+        return address
+
+    def free_after(self, address: Address, last_job: int) -> None:
+        """Has an array wait until jobs up to ``last_job``, which never falls, have ended."""
+        size = self.arrays.pop(address)
+        self.waiting.append((last_job, address, size))
+        self.waiting_bytes += whole_pages(size)
+
+    def reclaim(self, oldest_job: int | None) -> list[tuple[Address, int]]:
+        """Takes out the arrays that waited only for jobs before ``oldest_job``; None: for any.
+
+        Returns:
+            Their addresses and bytes in whole pages, which are to be released.
+        """
+        found = []
+        while self.waiting and (oldest_job is None or self.waiting[0][0] < oldest_job):
+            _, address, asked = self.waiting.popleft()
+            size = whole_pages(asked)
+            self.waiting_bytes -= size
+            found.append((address, size))
+        return found
+
+    def release(self, address: Address, size: int) -> None:
+        """Makes a hole of ``size`` bytes in whole pages, or widens those beside it."""
+        end = address + size
+        index = bisect_left(self.starts, address)
+        joins_left = index > 0 and self.ends[index - 1] == address
+        joins_right = index < len(self.starts) and self.starts[index] == end
+        if joins_left and joins_right:
+            self.ends[index - 1] = self.ends[index]
+            del self.starts[index], self.ends[index]
+        elif joins_left:
+            self.ends[index - 1] = end
+        elif joins_right:
+            self.starts[index] = address
+        else:
+            self.starts.insert(index, address)
+            self.ends.insert(index, end)
+        self.used -= size
+
+    def holes(self) -> list[tuple[Address, int]]:
+        """Returns where each hole is, and its bytes."""
+        ends = zip(self.starts, self.ends, strict=True)
+        return [(Address(start), end - start) for start, end in ends]
+
+    def largest_hole(self) -> int:
+        """Returns the bytes of the largest hole."""
+        return max((size for _, size in self.holes()), default=0)
+
+    def nearest(self, address: int) -> tuple[Address, int] | None:
+        """Returns the address and size, as asked for, of the array nearest to ``address``.
+
+        Arrays that wait to be freed count: jobs may still use them. None: there is none at all.
+        """
+        arrays = [*self.arrays.items(), *((start, size) for _, start, size in self.waiting)]
+
+        def distance(array: tuple[Address, int]) -> tuple[int, int]:
+            start, size = array
+            return max(0, start - address, address - (start + size - 1)), start
+
+        return min(arrays, key=distance, default=None)
+
+    def validate(self) -> None:
+        """Checks every property that a look at the state can check.
+
+        Raises:
+            InternalError: one is broken.
+        """
+        asked = [*self.arrays.items(), *((address, size) for _, address, size in self.waiting)]
+        require(all(size > 0 for _, size in asked), "an array of nothing")
+        taken = sorted((address, whole_pages(size)) for address, size in asked)
+        holes = list(zip(self.starts, self.ends, strict=True))
+        pieces = sorted([*((start, start + size) for start, size in taken), *holes])
+        at = int(self.arena.base)
+        for start, end in pieces:
+            require(start == at < end, "arrays and holes overlap, or leave a gap")
+            at = end
+        require(at == self.arena.base + self.arena.size, "the arena has another end")
+        touching = set(self.starts) & set(self.ends)
+        require(not touching, "two holes touch")
+        require(self.used == sum(size for _, size in taken), "used bytes of an arena")
+        waiting = sum(whole_pages(size) for *_, size in self.waiting)
+        require(self.waiting_bytes == waiting, "waiting bytes")
+        order = [job for job, *_ in self.waiting]
+        require(order == sorted(order), "waiting ranges are out of order")
+
+
+def whole_pages(size: int) -> int:
+    """Returns the bytes of the pages that hold ``size`` bytes."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+def require(holds: bool, what: str) -> None:
+    """Returns if the accounting is right.
+
+    Raises:
+        InternalError: it is not.
+    """
+    if not holds:
+        raise InternalError(f"memory accounting is wrong: {what}", stage="memory")

@@ -1,0 +1,407 @@
+"""Whose memory is where: every session's arrays on every device, and what is left.
+
+Problem: many sessions share a device's memory. A session must be told at once whether an array
+fits, and where it is; one that asks for too much must hear which limit stops it; what is freed
+while jobs may still use it must stay untouched until they have ended; and a session that goes must
+leave nothing behind.
+
+Approach: each session has one arena on each device where it has arrays: a range of addresses that
+is as large as the device's memory, rounded up to a power of two, so that only bytes are scarce and
+never addresses. Arenas lie in slots that are never shared by two arenas, whatever their devices: an
+address tells its device, and one of another session's or device's arena is never valid. Where in
+an arena an array lies is `gpud.core.memory.allocator`.
+
+This is bookkeeping; the memory itself is the server's. A range that comes back must read as zero
+again before the next `Ledger.allocate` in that arena: see `FreeRange`.
+
+Module variables lie elsewhere on the device, and are counted: see `Ledger.reserve`.
+
+Terms (units in brackets):
+    slot: a range of addresses for one arena, `Ledger.slot_bytes` [bytes].
+    reserved [bytes]: counted without an address; whole pages.
+    used [bytes]: in arrays, in arrays that wait to be freed, and reserved; whole pages.
+    limit [bytes]: what may be used: of a device, of a user there, of a session there.
+
+Properties:
+    conserved: used bytes are those of the arrays and what is reserved, and of nothing else, for
+        devices, users, sessions;
+    limited: no limit is exceeded at any time;
+    apart: no two arenas share a slot;
+    atomic: a call that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from gpud.core.memory.allocator import PAGE_BYTES, Arena, ArenaAllocator, require, whole_pages
+from gpud.errors import InternalError, InvalidArgument, LimitExceeded, OutOfMemory, UnknownName
+from gpud.units import Address, SessionId
+
+__all__ = ["FIRST_ADDRESS", "FreeRange", "Ledger", "MemoryUsage"]
+
+FIRST_ADDRESS: Final = 1 << 44
+_END_ADDRESS: Final = 5 << 44
+"""Between these lie all slots. Linux puts programs above and libraries far above, on all of x86-64
+and AArch64 with 47 bits of addresses or more."""
+
+
+class FreeRange(NamedTuple):
+    """Bytes that no array has any more. Their memory is to be given back, which zeroes them."""
+
+    session: SessionId
+    device: int
+    address: Address
+    size: int
+
+
+class MemoryUsage(NamedTuple):
+    """What a session has on a device, for people.
+
+    Attributes:
+        arrays: how many, without those that wait to be freed.
+        used_bytes: of all, in whole pages.
+        waiting_bytes: of those that wait to be freed.
+        limit_bytes: the session's.
+    """
+
+    session: SessionId
+    user: int
+    device: int
+    arrays: int
+    used_bytes: int
+    waiting_bytes: int
+    limit_bytes: int
+
+
+class Ledger:
+    """Every arena of every session.
+
+    Args:
+        device_bytes: for arrays, of each device.
+        session_bytes: the most for one session, on each device; None: no limit of its own.
+        user_bytes: the most for all sessions of a user, likewise.
+        least_arena_bytes: no arena is smaller.
+    """
+
+    def __init__(
+        self,
+        device_bytes: Sequence[int],
+        *,
+        session_bytes: Sequence[int] | None = None,
+        user_bytes: Sequence[int] | None = None,
+        least_arena_bytes: int = PAGE_BYTES,
+    ) -> None:
+        self._device_bytes = tuple(device_bytes)
+        self._session_bytes = tuple(session_bytes or device_bytes)
+        self._user_bytes = tuple(user_bytes or device_bytes)
+        self._arena_bytes = [_power_of_two(max(size, least_arena_bytes)) for size in device_bytes]
+        self.slot_bytes = max(self._arena_bytes, default=PAGE_BYTES)
+        self._users: dict[SessionId, int] = {}
+        self._arenas: dict[tuple[SessionId, int], ArenaAllocator] = {}
+        self._used = [0] * len(self._device_bytes)
+        self._used_by_user: dict[tuple[int, int], int] = {}  # (user, device); absent is 0
+        self._reserved: dict[tuple[SessionId, int], int] = {}  # absent is 0
+        self._free_slots: list[int] = []  # that were used before
+        self._next_slot = 0
+
+    # -- sessions
+
+    def open(self, session: SessionId, user: int) -> None:
+        """Let a new session have arrays, counted for ``user``."""
+        if session in self._users:
+            raise InternalError(f"session {session} is open already", stage="memory")
+        self._users[session] = user
+
+    def close(self, session: SessionId) -> list[Arena]:
+        """Forget a session with all its arrays; nothing on any device uses them any more.
+
+        Returns:
+            Its arenas, whose memory is to be given back.
+        """
+        user = self._user(session)
+        closed = []
+        for device in range(len(self._used)):
+            self._count(user, device, -self._reserved.pop((session, device), 0))
+        for (owner, device), allocator in list(self._arenas.items()):
+            if owner == session:
+                self._count(user, device, -allocator.used)
+                self._free_slots.append((allocator.arena.base - FIRST_ADDRESS) // self.slot_bytes)
+                del self._arenas[owner, device]
+                closed.append(allocator.arena)
+        del self._users[session]
+        return closed
+
+    def arena(self, session: SessionId, device: int) -> Arena | None:
+        """Returns the session's arena there, None before its first `allocate`."""
+        allocator = self._arenas.get((session, device))
+        return None if allocator is None else allocator.arena
+
+    def open_arena(self, session: SessionId, device: int) -> Arena:
+        """Returns the session's arena there, a new one if it has none.
+
+        Raises:
+            UnknownName: there is no such session or device.
+            LimitExceeded: there is no room for another arena.
+        """
+        self._user(session)
+        self._check_device(device)
+        return self._allocator(session, device).arena
+
+    def holes(self, session: SessionId, device: int) -> list[FreeRange]:
+        """Returns what of an arena is in no array, nor waits to be freed."""
+        allocator = self._arenas.get((session, device))
+        if allocator is None:
+            return []
+        return [FreeRange(session, device, start, size) for start, size in allocator.holes()]
+
+    def array_bytes(self, session: SessionId, device: int) -> int:
+        """Returns the bytes of the session's arrays there, waiting ones included."""
+        allocator = self._arenas.get((session, device))
+        return 0 if allocator is None else allocator.used
+
+    # -- arrays
+
+    def allocate(self, session: SessionId, device: int, size: int) -> Address:
+        """Returns where a new array of ``size`` bytes is. Opens the arena if it is the first.
+
+        Raises:
+            InvalidArgument: ``size`` is less than 1.
+            OutOfMemory: a limit would be exceeded; it says how much could have been granted.
+            UnknownName: there is no such session or device.
+            LimitExceeded: there is no room for another arena.
+        """
+        user = self._user(session)
+        self._check_device(device)
+        if size < 1:
+            raise InvalidArgument(f"an array has 1 byte or more, not {size}")
+        whole = whole_pages(size)
+        left, limit = self._left(session, user, device)
+        if whole > left:
+            allocator = self._arenas.get((session, device))
+            if allocator is not None and whole <= left + allocator.waiting_bytes:
+                limit = "jobs"
+            raise OutOfMemory(size, self.available_bytes(session, device), limit=limit)
+        allocator = self._allocator(session, device)
+        address = allocator.allocate(size)
+        if address is None:
+            raise OutOfMemory(size, allocator.largest_hole(), limit="arena")
+        self._count(user, device, whole)
+        return address
+
+    def reserve(self, session: SessionId, device: int, size: int) -> None:
+        """Count ``size`` bytes for what is no array; may be 0.
+
+        Raises:
+            OutOfMemory: a limit would be exceeded.
+            UnknownName: there is no such session or device.
+        """
+        user = self._user(session)
+        self._check_device(device)
+        whole = whole_pages(size)
+        left, limit = self._left(session, user, device)
+        if whole > left:
+            raise OutOfMemory(size, left // PAGE_BYTES * PAGE_BYTES, limit=limit)
+        key = (session, device)
+        self._reserved[key] = self._reserved.get(key, 0) + whole
+        self._count(user, device, whole)
+
+    def release(self, session: SessionId, device: int, size: int) -> None:
+        """Count out what was reserved with the same ``size``.
+
+        Raises:
+            InternalError: so much is not reserved.
+        """
+        whole = whole_pages(size)
+        key = (session, device)
+        if whole > self._reserved.get(key, 0):
+            raise InternalError(
+                f"{size} bytes of session {session} are not reserved", stage="memory"
+            )
+        self._reserved[key] -= whole
+        self._count(self._user(session), device, -whole)
+
+    def free(self, session: SessionId, device: int, address: int) -> FreeRange:
+        """Forget an array at once.
+
+        Raises:
+            UnknownName: the session has no array that begins there.
+        """
+        allocator = self._allocator_of(session, device, address)
+        size = whole_pages(allocator.arrays.pop(Address(address)))
+        return self._give_back(allocator, Address(address), size)
+
+    def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
+        """Forget an array once the session's jobs up to number ``last_job`` have ended: `reclaim`.
+
+        ``last_job`` is that of the newest job so far: it never falls from call to call.
+
+        Raises:
+            UnknownName: the session has no array that begins there.
+        """
+        self._allocator_of(session, device, address).free_after(Address(address), last_job)
+
+    def reclaim(self, session: SessionId, oldest_job: int | None) -> list[FreeRange]:
+        """Returns what no job can use any more; those ranges are free now.
+
+        Args:
+            session: whose.
+            oldest_job: the least number of the session's jobs that have not ended; None: all have.
+        """
+        self._user(session)
+        found = []
+        for device in range(len(self._used)):
+            allocator = self._arenas.get((session, device))
+            if allocator is not None and allocator.waiting:
+                settled = allocator.reclaim(oldest_job)
+                found += [self._give_back(allocator, address, size) for address, size in settled]
+        return found
+
+    # -- looking
+
+    def nearest(self, session: SessionId, device: int, address: int) -> tuple[Address, int] | None:
+        """Returns the address and size, as asked for, of the array nearest to ``address``.
+
+        Arrays that wait to be freed count: jobs may still use them. None: there is none at all.
+        """
+        allocator = self._arenas.get((session, device))
+        return None if allocator is None else allocator.nearest(address)
+
+    def used_bytes(self, device: int) -> int:
+        """Returns what is used of a device."""
+        return self._used[device]
+
+    def available_bytes(self, session: SessionId, device: int) -> int:
+        """Returns the largest array that the session could get now."""
+        left, _ = self._left(session, self._user(session), device)
+        allocator = self._arenas.get((session, device))
+        most = self._arena_bytes[device] if allocator is None else allocator.largest_hole()
+        return min(left, most) // PAGE_BYTES * PAGE_BYTES
+
+    def usage(self) -> Iterator[MemoryUsage]:
+        """Yields what each session has on each device where it has an arena, oldest first.
+
+        Arenas may come and go meanwhile: those are left out.
+        """
+        for key, allocator in list(self._arenas.items()):
+            session, device = key
+            if self._arenas.get(key) is allocator:
+                yield MemoryUsage(
+                    session,
+                    self._users[session],
+                    device,
+                    len(allocator.arrays),
+                    allocator.used,
+                    allocator.waiting_bytes,
+                    self._session_bytes[device],
+                )
+
+    def validate(self) -> None:
+        """Checks every property that a look at the state can check.
+
+        Raises:
+            InternalError: one is broken.
+        """
+        by_device = [0] * len(self._used)
+        by_user: dict[tuple[int, int], int] = {}
+        slots = []
+        for (session, device), size in self._reserved.items():
+            key = (self._users[session], device)
+            by_device[device] += size
+            by_user[key] = by_user.get(key, 0) + size
+            require(size >= 0, "less than nothing is reserved")
+        for (session, device), allocator in self._arenas.items():
+            allocator.validate()
+            slots.append((allocator.arena.base - FIRST_ADDRESS) // self.slot_bytes)
+            key = (self._users[session], device)
+            by_device[device] += allocator.used
+            by_user[key] = by_user.get(key, 0) + allocator.used
+            own = allocator.used + self._reserved.get((session, device), 0)
+            require(own <= self._session_bytes[device], "a session is over its limit")
+        require(by_device == self._used, "bytes of devices are lost or counted twice")
+        counted = {key: used for key, used in self._used_by_user.items() if used}
+        require(counted == {key: used for key, used in by_user.items() if used}, "users' bytes")
+        require(all(map(int.__le__, self._used, self._device_bytes)), "a device is over its limit")
+        for (_, device), used in counted.items():
+            require(used <= self._user_bytes[device], "a user is over the limit")
+        every = sorted(slots + self._free_slots)
+        require(every == list(range(self._next_slot)), "slots are lost or used twice")
+
+    # -- helpers
+
+    def _check_device(self, device: int) -> None:
+        if not 0 <= device < len(self._device_bytes):
+            raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
+
+    def _allocator(self, session: SessionId, device: int) -> ArenaAllocator:
+        """The session's arena there, made if it is not."""
+        allocator = self._arenas.get((session, device))
+        if allocator is None:
+            allocator = self._arenas[session, device] = ArenaAllocator(
+                self._new_arena(session, device)
+            )
+        return allocator
+
+    def _user(self, session: SessionId) -> int:
+        user = self._users.get(session)
+        if user is None:
+            raise UnknownName(f"there is no session {session}")
+        return user
+
+    def _allocator_of(self, session: SessionId, device: int, address: int) -> ArenaAllocator:
+        allocator = self._arenas.get((session, device))
+        if allocator is None or address not in allocator.arrays:
+            raise UnknownName(
+                f"there is no array at {address:#x} on device {device}; was it freed already?"
+            )
+        return allocator
+
+    def _left(self, session: SessionId, user: int, device: int) -> tuple[int, str]:
+        """How many bytes the session can have more, and the limit that says so."""
+        allocator = self._arenas.get((session, device))
+        own = self._reserved.get((session, device), 0) + (
+            0 if allocator is None else allocator.used
+        )
+        users = self._used_by_user.get((user, device), 0)
+        return min(
+            (self._session_bytes[device] - own, "session"),
+            (self._user_bytes[device] - users, "user"),
+            (self._device_bytes[device] - self._used[device], "device"),
+            key=lambda found: found[0],
+        )
+
+    def _count(self, user: int, device: int, size: int) -> None:
+        self._used[device] += size
+        key = (user, device)
+        users = self._used_by_user.get(key, 0) + size
+        if users:
+            self._used_by_user[key] = users
+        else:
+            self._used_by_user.pop(key, None)
+
+    def _give_back(self, allocator: ArenaAllocator, address: Address, size: int) -> FreeRange:
+        allocator.release(address, size)
+        session, device = allocator.arena.session, allocator.arena.device
+        self._count(self._users[session], device, -size)
+        return FreeRange(session, device, address, size)
+
+    def _new_arena(self, session: SessionId, device: int) -> Arena:
+        if self._free_slots:
+            slot = self._free_slots.pop()
+        elif FIRST_ADDRESS + (self._next_slot + 1) * self.slot_bytes <= _END_ADDRESS:
+            slot = self._next_slot
+            self._next_slot += 1
+        else:
+            raise LimitExceeded(
+                f"{self._next_slot} arenas are all that addresses suffice for; try again when "
+                "another session has ended, or lower the daemon's memory setting",
+                limit="memory",
+                value=self._next_slot,
+            )
+        base = Address(FIRST_ADDRESS + slot * self.slot_bytes)
+        return Arena(session, device, base, self._arena_bytes[device])
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,31 @@
+"""Why a job does not run, for people."""
+
+from __future__ import annotations
+
+from gpud.core.capacity import to_fraction
+from gpud.core.device import DeviceRecord
+from gpud.core.job import JobRecord
+from gpud.core.lifecycles import DeviceState, JobState
+
+__all__ = ["waiting_reason"]
+
+
+def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
+    """Returns why a job does not run, which is for the device ``device``; None if it does."""
+    if job.state is JobState.BLOCKED:
+        if job.stream_prev is not None:
+            return f"follows job {job.stream_prev.name} in its stream"
+        return f"follows {job.after_left} other job{'s' if job.after_left > 1 else ''}"
+    if job.state is JobState.PAUSED:
+        return "online jobs have its capacity"
+    if job.started:
+        return None
+    if device.state is not DeviceState.READY:
+        return f"device {device.name} is being started"
+    if job.state is JobState.PREPARING:
+        return f"what it needs is on its way to device {device.name}"
+    needed = to_fraction(job.least * job.slice)
+    ahead = [entry[2] for queue in (device.waiting_online, device.waiting) for entry in queue[:1]]
+    if job not in ahead:
+        return f"needs {needed} SMs, and other jobs wait in front of it"
+    return f"needs {needed} SMs, which are not free"

@@ -1,0 +1,168 @@
+"""The online client: a service that answers requests as they arrive, and measures itself.
+
+Problem: a latency that is honest under load. A client that waits for an answer before it sends the
+next request stops sending exactly when the system is slow, and so hides it.
+
+Approach: open loop. One thread submits each request at its time of arrival, whether or not earlier
+ones are answered; another takes the answers, in order. A latency is from the planned arrival to the
+moment at which the answer is in the client's hands. What the submitting thread is late by counts.
+
+Source: G. Tene, "How NOT to measure latency" (coordinated omission).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import gpud_client as gc
+from gpud.demo.offline_kernels import Array
+from gpud.demo.online_network import BATCH, BLOCK, INPUTS, ONLINE_SOURCE, SLOTS, WIDTH, network
+
+__all__ = ["Answers", "OnlineClient", "layers_for"]
+
+_RESULT_S = 60.0
+_TRIAL_LAYERS = 6
+
+
+@dataclass
+class Answers:
+    """What came of some requests, in order of arrival.
+
+    Attributes:
+        latencies_s: from the planned arrival to the answer.
+        run_s: how long each ran on the device.
+        arrived_s: when each was to arrive, as `time.monotonic` counts.
+    """
+
+    latencies_s: list[float] = field(default_factory=list)
+    run_s: list[float] = field(default_factory=list)
+    arrived_s: list[float] = field(default_factory=list)
+
+
+def layers_for(gpu: gc.Session, request_s: float) -> int:
+    """Layers whose requests run for about ``request_s`` seconds on an idle device."""
+    trial = OnlineClient(gpu, _TRIAL_LAYERS)
+    trial.answer(0)
+    ran = min(trial.answer(number) for number in range(1, 6))
+    trial.check()
+    return max(2, round(request_s / ran * _TRIAL_LAYERS))
+
+
+class OnlineClient:
+    """Submits requests, each with a reservation of the whole device, and checks the answers.
+
+    Args:
+        gpu: its connection, for itself alone.
+        layers: dense layers of the network; a request has one kernel more.
+    """
+
+    def __init__(self, gpu: gc.Session, layers: int) -> None:
+        self.problems: list[str] = []
+        self._gpu = gpu
+        self._network = net = network(layers)
+        self._first: list[bytes | None] = [None] * INPUTS
+        weights = [gpu.array(matrix) for matrix in net.weights]
+        biases = [gpu.array(bias) for bias in net.biases]
+        inputs = [gpu.array(one) for one in net.inputs]
+        dense = gpu.kernel(ONLINE_SOURCE, "dense")
+        softmax = gpu.kernel(ONLINE_SOURCE, "softmax")
+        grid, width, shape = (WIDTH // 16, BATCH // 16), np.int32(WIDTH), (BATCH, WIDTH)
+        self._slots: list[_Slot] = []
+        for number in range(SLOTS):
+            hidden = [gpu.zeros(shape, np.float32) for _ in range(2)]
+            output, served = gpu.zeros(shape, np.float32), gpu.zeros(BATCH, np.uint32)
+            signal, chain = inputs[number % INPUTS], []
+            for layer in range(layers):
+                into = hidden[layer % 2]
+                values = (signal, weights[layer], biases[layer], into, width)
+                chain.append(dense.call(grid, BLOCK, values))
+                signal = into
+            chain.append(softmax.call(BATCH, 256, (signal, output, served, width)))
+            self._slots.append(_Slot(chain, gpu.stream(), output.numpy(), served.numpy()))
+
+    def submit(self, number: int) -> gc.Job:
+        """Submit request ``number``; it uses input ``number`` modulo `INPUTS`."""
+        slot = self._slots[number % SLOTS]
+        return self._gpu.sequence(slot.calls, reservation="100%", stream=slot.stream)
+
+    def answer(self, number: int) -> float:
+        """Submit a request and wait for its answer; how long it ran, in seconds."""
+        return self._take(number, self.submit(number))
+
+    def serve(self, arrivals_s: list[float], began_s: float) -> Answers:
+        """Answer requests as they arrive; returns when all are answered.
+
+        Args:
+            arrivals_s: when, in seconds after ``began_s``, ascending.
+            began_s: as `time.monotonic` counts; from now on.
+        """
+        answers = Answers(arrived_s=[began_s + at for at in arrivals_s])
+        waiting: queue.SimpleQueue[tuple[int, gc.Job] | None] = queue.SimpleQueue()
+
+        def take() -> None:
+            while (item := waiting.get()) is not None:
+                number, job = item
+                try:
+                    ran = self._take(number, job, answers)
+                except (gc.GpudError, TimeoutError) as error:
+                    self.problems.append(f"request {number}: {type(error).__name__}: {error}")
+                    continue
+                answers.run_s.append(ran)
+
+        taker = threading.Thread(target=take, name="answers")
+        taker.start()
+        try:
+            for number, at in enumerate(answers.arrived_s):
+                if (pause := at - time.monotonic()) > 0:
+                    time.sleep(pause)
+                waiting.put((number, self.submit(number)))
+        finally:
+            waiting.put(None)
+            taker.join()
+        return answers
+
+    def check(self) -> None:
+        """Compare how often each row was answered with how often it was asked for."""
+        for number, slot in enumerate(self._slots):
+            wrong = int((slot.served != slot.answered).sum())
+            if wrong:
+                self.problems.append(
+                    f"slot {number}: {wrong} rows were not answered {slot.answered} times"
+                )
+
+    def _take(self, number: int, job: gc.Job, answers: Answers | None = None) -> float:
+        job.result(_RESULT_S)
+        if answers is not None:
+            answers.latencies_s.append(time.monotonic() - answers.arrived_s[number])
+        slot, which = self._slots[number % SLOTS], number % INPUTS
+        slot.answered += 1
+        first = self._first[which]
+        if first is None:
+            found = self._network.wrong(which, slot.output)
+            self._first[which] = slot.output.tobytes()
+        else:
+            same = slot.output.tobytes() == first
+            found = "" if same else "the bytes are not those of the first answer"
+        if found:
+            self.problems.append(f"request {number}: {found}")
+        return float(job.stats["run_s"])
+
+
+@dataclass
+class _Slot:
+    """Room for one request at a time.
+
+    ``output`` and ``served`` are live views: what the device writes is there at once, and looking
+    waits for nobody. ``answered`` counts the requests whose answers were taken.
+    """
+
+    calls: list[gc.Call]
+    stream: gc.Stream
+    output: Array
+    served: Array
+    answered: int = 0

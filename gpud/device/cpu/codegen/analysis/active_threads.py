@@ -1,0 +1,205 @@
+"""Which threads of a block a stage does something for.
+
+Problem: ``if (threadIdx.x == 0) atomicAdd(...)`` in a loop over all threads asks every one of
+them. The leader's part of the persistent loop is such code, and runs for each task block.
+
+Approach: what a register made from thread numbers and constants holds is known for each thread when
+code is generated. A stage is followed once with these values. An instruction *matters* for a thread
+if it may touch memory that others see, end the block, or change a register that is kept for the
+next stage. A stage needs to run only for the threads for which something matters.
+
+Algorithm: abstract interpretation over the stage's blocks; a value is a number or unknown, for each
+thread. What a guard leaves alone keeps its old value, so ``previous = -1; @leader ld previous`` is
+known for all but the leader.
+
+Properties: for a thread outside of `ActiveThreads.range`, running the stage would change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpud.compiler.analysis.cfg import Block
+from gpud.compiler.analysis.effects import (
+    ATOMIC,
+    MEMORY_WRITE,
+    TERMINATOR,
+    TRAP,
+    VOLATILE,
+    flags,
+    is_call,
+    written,
+)
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.regions import waits
+from gpud.device.cpu.codegen.analysis.thread_constants import (
+    Mask,
+    ThreadConstants,
+    Values,
+    value_of,
+)
+from gpud.device.cpu.codegen.emit.addresses import Shape
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_check
+
+__all__ = ["ActiveThreads", "active_range"]
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
+
+
+class ActiveThreads:
+    """The threads for which the instructions seen so far matter.
+
+    Args:
+        shape: of the block.
+        kept: registers that each thread keeps at the stage's end.
+        always: what registers hold in every stage.
+    """
+
+    def __init__(self, shape: Shape, kept: Collection[str], always: ThreadConstants) -> None:
+        self._shape = shape
+        self._kept = kept
+        self._always = always
+        self._values: dict[str, Values | None] = {}
+        self._taking_part: Mask = np.zeros(shape.threads, np.bool_)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The first of the threads, and the one after the last; equal if there is none."""
+        found = np.flatnonzero(self._taking_part)
+        return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
+
+    def run(self, ins: ptx.Instruction) -> None:
+        """``ins`` runs for all threads but those that its guard holds back."""
+        held = self._held(ins)
+        targets = [register.name for register in written(ins)]
+        if _has_side_effect(ins) or any(name in self._kept for name in targets):
+            self._taking_part |= held
+        result = value_of(ins, self._shape, self._now)
+        for name in targets:
+            self._write(name, result, held, guarded=ins.guard is not None)
+
+    def run_once(self, ins: ptx.Instruction) -> None:
+        """``ins`` runs once for all threads, whoever takes part in the rest."""
+        held, result = self._held(ins), value_of(ins, self._shape, self._now)
+        for register in written(ins):
+            self._write(register.name, result, held, guarded=ins.guard is not None)
+
+    def branch(self, block: Block, inner: Sequence[Block]) -> None:
+        """At the end of ``block`` some threads go through ``inner`` blocks, and join again."""
+        last = block.last
+        assert last is not None, "a branch leads to inner blocks"
+        asked = None if last.guard is None else self._guard(last.guard)
+        for side in dict.fromkeys(block.successors):
+            matters = any(self._matters(one) for one in _reached(side, inner))
+            if not matters:
+                continue
+            if asked is None or last.opcode.base != "bra":
+                self._taking_part[:] = True
+            else:
+                taken, known = asked
+                self._taking_part |= ~known | (taken == (side == block.successors[0]))
+        for one in inner:
+            for place in one.places:
+                for register in written(place.instruction):
+                    self._values[register.name] = None
+
+    def _matters(self, block: Block) -> bool:
+        return any(
+            _has_side_effect(place.instruction)
+            or any(register.name in self._kept for register in written(place.instruction))
+            for place in block.places
+        )
+
+    # -- values
+
+    def _held(self, ins: ptx.Instruction) -> Mask:
+        """The threads that may run ``ins``."""
+        asked = None if ins.guard is None else self._guard(ins.guard)
+        if asked is None:
+            return np.ones(self._shape.threads, np.bool_)
+        held, known = asked
+        return ~known | held
+
+    def _guard(self, guard: ptx.Guard) -> tuple[Mask, Mask] | None:
+        """For which threads a guard holds, and for which that is known."""
+        found = self._now(guard.register.name)
+        return None if found is None else ((found.numbers != 0) != guard.negated, found.known)
+
+    def _write(self, name: str, result: Values | None, held: Mask, *, guarded: bool) -> None:
+        if guarded:
+            # Who may have run it may hold the one value or the other.
+            old = self._now(name)
+            result = None if old is None else old._replace(known=old.known & ~held)
+        self._values[name] = result
+
+    def _now(self, name: str) -> Values | None:
+        """What a register holds at this point of the stage."""
+        return self._values[name] if name in self._values else self._always.of(name)
+
+
+def active_range(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int]:
+    """The first of the threads that a stage does something for, and the one after the last.
+
+    All of them where nothing better can be said, or where a loop over the others is none over the
+    threads of a row.
+
+    Args:
+        stage: the stage that is being written.
+        uniform: identities of its instructions that run once for all threads.
+    """
+    shape, flow, convergence = stage.kernel.shape, stage.w.flow, stage.convergence
+    everybody = 0, shape.threads
+    last = flow.blocks[stage.stage.last].last
+    asks = last is not None and waits(last) and stage.has_effect(last, last)
+    if asks or stage.to_spill or stage.stage.last in convergence.voted:
+        return everybody
+    exits = [target for target in stage.w.plan.exits(stage.stage) if target != flow.exit]
+    kept = {name for target in exits for name in stage.kernel.regions.spilled_at(target)}
+    found = ActiveThreads(shape, kept & stage.w.varying, stage.w.plan.values)
+    for segment in stage.stage.segments:
+        block, *inner = (flow.blocks[number] for number in segment.blocks)
+        if block.index in convergence.inner:
+            return everybody
+        for place in block.places:
+            ins = place.instruction
+            if id(ins) in uniform:
+                found.run_once(ins)
+            elif ins is not block.last or segment.join is None:
+                found.run(ins)
+        if segment.join is not None:
+            found.branch(block, inner)
+    first, stop = found.range
+    if stop - first <= 1:
+        return first, first + 1
+    return (first, stop) if shape.x == shape.threads else everybody
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _has_side_effect(ins: ptx.Instruction) -> bool:
+    """Whether it can be seen that a thread runs ``ins``, but in registers.
+
+    In memory, or because the block ends. What all wait for, and where control goes, is the stage's.
+    """
+    bits = flags(ins.opcode)
+    if bits & (MEMORY_WRITE | ATOMIC | VOLATILE | TRAP) or is_call(ins) or is_check(ins):
+        return True
+    if bits & TERMINATOR or waits(ins) or ins.opcode.text.startswith("gpud.resume"):
+        return False
+    return ins.opcode.base == "mbarrier" or not written(ins)
+
+
+def _reached(start: int, inside: Sequence[Block]) -> Iterator[Block]:
+    """The blocks of ``inside`` to which control can come from ``start``."""
+    blocks = {block.index: block for block in inside}
+    work = [start]
+    while work:
+        block = blocks.pop(work.pop(), None)
+        if block is not None:
+            yield block
+            work += block.successors

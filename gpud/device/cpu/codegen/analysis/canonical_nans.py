@@ -1,0 +1,68 @@
+"""Single-precision NaNs with the bits that a GPU gives them, at no cost to arithmetic.
+
+Problem: an ``f32`` operation on a GPU yields the NaN 0x7fffffff whatever went wrong; a CPU keeps an
+operand's payload, or yields 0xffc00000. Correcting every result would halve the speed of a matrix
+product.
+
+Approach: results are corrected where their bits can be seen: stored, moved to an integer, passed to
+a call or another thread. A register that only moves data (loaded, not computed) is left alone:
+there payloads count.
+
+Double precision is left as the CPU gives it: which bits a GPU's NaN has there has not been measured
+yet, and is compared as "a NaN" only.
+
+Source: PTX ISA 9.0, sections on single-precision instructions: NaN results are canonical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpud.compiler.analysis.effects import read, written
+from gpud.compiler.ptx import model as ptx
+
+__all__ = ["computes_with_floats", "noncanonical_registers"]
+
+_MAKES = frozenset(("add", "sub", "mul", "fma", "mad"))
+"""Lowered to the plain operation; the other float instructions give the canonical NaN already."""
+_PASSES_ON = frozenset(("mov", "selp", "neg", "abs"))
+_ARITHMETIC = _MAKES | frozenset(
+    (
+        "div", "sqrt", "rcp", "rsqrt", "setp", "set", "min", "max", "ex2", "lg2", "sin", "cos",
+        "tanh", "testp", "slct",
+    )
+)  # fmt: skip
+
+
+def computes_with_floats(ins: ptx.Instruction) -> bool:
+    """Whether ``ins`` sees numbers only, so that the bits of a NaN do not matter to it."""
+    base = ins.opcode.base
+    if base in _PASSES_ON:
+        return not any(isinstance(o, ptx.Vector) for o in ins.operands)
+    return base in _ARITHMETIC
+
+
+def noncanonical_registers(
+    body: Iterable[ptx.Statement], storage: dict[str, str]
+) -> frozenset[str]:
+    """Registers stored as ``float`` that may hold a NaN with other bits than a GPU's."""
+    found: set[str] = set()
+    passing: list[ptx.Instruction] = []
+    for ins in body:
+        if not isinstance(ins, ptx.Instruction):
+            continue
+        if ins.opcode.base in _MAKES and ins.opcode.modifiers[-1:] == ("f32",):
+            found.update(r.name for r in written(ins) if storage.get(r.name) == "float")
+        elif ins.opcode.base in _PASSES_ON:
+            passing.append(ins)
+    changed = bool(found)
+    while changed:
+        changed = False
+        for ins in passing:
+            if any(r.name in found for r in read(ins)):
+                for register in written(ins):
+                    name = register.name
+                    if name not in found and storage.get(name) == "float":
+                        found.add(name)
+                        changed = True
+    return frozenset(found)

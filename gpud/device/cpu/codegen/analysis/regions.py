@@ -1,0 +1,151 @@
+"""A prepared kernel cut into regions: stretches that one thread runs without waiting.
+
+Terms: a *cut* is a basic block at which a thread can be set aside and taken up again (the entry,
+what follows a wait, the header of a loop that waits); the *region* of a cut is every block that a
+thread can run from there before it reaches a cut again. A block that no cut is may belong to
+several regions, and is then generated once in each.
+
+Properties:
+* between two cuts a thread touches no other thread's registers;
+* what must be kept at a cut is exactly what is live into its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpud.compiler.analysis.cfg import Block, ControlFlow
+from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, flags, written
+from gpud.compiler.analysis.liveness import Liveness
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
+from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
+
+__all__ = ["Region", "Regions", "waits"]
+
+
+def waits(ins: ptx.Instruction | None) -> bool:
+    """Whether the thread stops at ``ins`` until others have come: a barrier or a collective."""
+    if ins is None:
+        return False
+    bits = flags(ins.opcode)
+    return bool(bits & COLLECTIVE or (bits & BARRIER and not ins.opcode.has("arrive")))
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """``blocks`` in reverse post-order, the cut first; ``written`` registers of any of them."""
+
+    cut: int
+    blocks: tuple[int, ...]
+    written: frozenset[str]
+
+
+class Regions:
+    """The cuts and regions of a prepared kernel.
+
+    Args:
+        entry: from `gpud.device.cpu.codegen.preparation.pipeline`.
+    """
+
+    def __init__(self, entry: ptx.Function) -> None:
+        self.flow = ControlFlow(entry)
+        self.liveness = Liveness(self.flow)
+        self.polling = spin_headers(self.flow)
+        self.recomputable: Rematerializable | None = None
+        """What need not be kept; set once it is known what is uniform."""
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._kept: dict[int, tuple[str, ...]] = {}
+        cuts = {0, *self.polling}
+        for block in self._reachable():
+            if waits(block.last):
+                cuts.update(block.successors)
+        self.cuts = tuple(sorted(c for c in cuts if c != self.flow.exit))
+        self._is_cut = frozenset(self.cuts)
+
+    def _reachable(self) -> list[Block]:
+        return [self.flow.blocks[b] for b in self.flow.order]
+
+    def is_cut(self, block: int) -> bool:
+        """Whether control is given up before ``block`` (the virtual exit included)."""
+        return block in self._is_cut or block == self.flow.exit
+
+    def live_into(self, block: int) -> tuple[str, ...]:
+        """Names of the registers that ``block`` or what follows may read, in a stable order."""
+        found = self._names.get(block)
+        if found is None:
+            bits = self.liveness.live_in[block]
+            found = tuple(r.name for r in self.liveness.registers(bits))
+            self._names[block] = found
+        return found
+
+    def spilled_at(self, block: int) -> tuple[str, ...]:
+        """Registers to keep for a thread that stops before ``block``.
+
+        They are the live ones, but instead of those that can be recomputed the leaves of their
+        recipes.
+        """
+        found = self._kept.get(block)
+        if found is None:
+            names: dict[str, None] = {}
+            recomputed = self.recomputed_at(block)
+            for name in self.live_into(block):
+                if name not in recomputed:
+                    names[name] = None
+            for name in self.live_into(block):
+                if name in recomputed and self.recomputable is not None:
+                    names.update(dict.fromkeys(self.recomputable.leaves(name)))
+            found = self._kept[block] = tuple(names)
+        return found
+
+    def recomputed_at(self, block: int) -> frozenset[str]:
+        """Live registers that are recomputed, not kept, before ``block``."""
+        if self.recomputable is None:
+            return frozenset()
+        available = self.recomputable.available.get(block, frozenset())
+        return available.intersection(self.live_into(block))
+
+    def to_spill(self, block: int, targets: Iterable[int]) -> list[str]:
+        """Registers that are recomputed at ``block`` but must be kept at one of ``targets``.
+
+        What they are made of changes in between.
+        """
+        names: dict[str, None] = {}
+        here = self.recomputed_at(block)
+        for target in targets:
+            if target != self.flow.exit:
+                names.update(dict.fromkeys(n for n in self.spilled_at(target) if n in here))
+        return list(names)
+
+    def recipe(self, names: Iterable[str], block: int) -> list[ptx.Instruction]:
+        """The instructions that compute those of ``names`` that are recomputed at ``block``."""
+        if self.recomputable is None:
+            return []
+        here = self.recomputed_at(block)
+        steps: dict[int, ptx.Instruction] = {}
+        for name in names:
+            if name in here:
+                steps.update((id(step), step) for step in self.recomputable.recipe(name))
+        return list(steps.values())
+
+    def region(self, cut: int) -> Region:
+        """The region that begins at ``cut``."""
+        inside, stack = {cut}, [cut]
+        while stack:
+            for successor in self.flow.blocks[stack.pop()].successors:
+                if not self.is_cut(successor) and successor not in inside:
+                    inside.add(successor)
+                    stack.append(successor)
+        ordered = (cut, *(b for b in self.flow.order if b in inside and b != cut))
+        names = {
+            register.name
+            for b in ordered
+            for place in self.flow.blocks[b].places
+            for register in written(place.instruction)
+        }
+        return Region(cut, ordered, frozenset(names))
+
+    def yields(self, source: int, target: int) -> bool:
+        """Whether the edge goes back to the header of a loop that waits."""
+        return target in self.polling and self.flow.dominates(target, source)

@@ -1,0 +1,1 @@
+"""LLVM IR of a kernel: threads, regions, lockstep stages, functions, and their checks."""

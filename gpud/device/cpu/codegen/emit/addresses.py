@@ -1,0 +1,281 @@
+"""Special registers, symbols and state spaces of a thread in generated code.
+
+A thread is an index into its block's arrays. Regions of a kernel keep local variables in the
+block's memory; functions, which are called with the block and that index, keep theirs on the stack:
+`KernelAddresses.local` tells where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.layout import HEADER, HIDDEN_ALIGNMENT, WARP, BlockLayout, DataLayout
+from gpud.errors import KernelRejected
+
+__all__ = ["RESERVED", "RESERVED_BYTES", "KernelAddresses", "ModuleLayout", "Shape", "header_field"]
+
+RESERVED = "%reserved_smem"
+"""The shared memory that the system keeps for itself, and what the registers that tell where it is
+begin with. A block has it only if its program asks: tiles of several warps of cooperative groups
+meet there, from compute capability 8.0 on."""
+
+RESERVED_BYTES = 1024  # CUDA C++ Programming Guide 13.0, "Compute Capabilities"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Threads of a block in each dimension."""
+
+    x: int
+    y: int = 1
+    z: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of the block."""
+        return self.x * self.y * self.z
+
+
+@dataclass(slots=True)
+class ModuleLayout:
+    """Where a module's variables are, and the numbers of its addressed functions.
+
+    ``data`` holds ``.const`` variables first (``const_size`` bytes), then ``.global`` ones.
+    ``shared`` are offsets in the block's shared memory; ``dynamic_shared`` is where
+    ``.extern .shared`` arrays begin. ``hidden`` are gpud's own shared variables, the claim slots of
+    the persistent loop: they lie behind all that a launch gives the block, where no access of the
+    program is legal. ``functions`` are pointer values, never 0.
+    """
+
+    data: DataLayout = field(default_factory=DataLayout)
+    const_size: int = 0
+    shared: DataLayout = field(default_factory=DataLayout)
+    dynamic_names: frozenset[str] = frozenset()
+    dynamic_shared: int = 0
+    hidden: DataLayout = field(default_factory=DataLayout)
+    functions: Mapping[str, int] = field(default_factory=dict)
+
+
+def header_field(e: Emitter, name: str, *, constant: bool = True) -> str:
+    """Load a header field of the block ``%b``; ``constant``: it does not change while it runs."""
+    offset, type_ = HEADER[name]
+    pointer = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+    suffix = ", !invariant.load !0" if constant else ""
+    return e.value(f"load {type_}, ptr {pointer}{suffix}")
+
+
+class KernelAddresses:
+    """Implements `gpud.device.cpu.codegen.emit.thread.Addresses` for one thread.
+
+    Args:
+        e: the function being written; its first argument is ``ptr %b``, the block.
+        shape: the block's dimensions, known when code is generated.
+        module: the module's layout.
+        thread: i32 index of the thread in its block, x fastest.
+        tid: the thread's coordinates as i32, where the caller has them cheaper than by division.
+        parameters: offset by name of the kernel's parameters; empty in functions.
+        local: a local or ``.param`` variable's address, ``None`` if it is not one.
+    """
+
+    def __init__(
+        self,
+        e: Emitter,
+        shape: Shape,
+        module: ModuleLayout,
+        layout: BlockLayout,
+        thread: str,
+        tid: tuple[str, str, str] | None,
+        parameters: Mapping[str, int],
+        parameter_size: int,
+        local: Callable[[str], str | None],
+    ) -> None:
+        self.e = e
+        self.shape = shape
+        self.module = module
+        self.layout = layout
+        self.thread = thread
+        self.parameters = parameters
+        self.parameter_size = parameter_size
+        self.local = local
+        self.local_size = "0"
+        self.own_local_size = 0
+        self.frame: tuple[str, str] | None = None
+        self.used = "0"
+        """i32: the bytes that the functions in which the thread is have taken for themselves."""
+        self.tid = tid or thread_coordinates(e, shape, thread)
+
+    # -- special registers
+
+    def special(self, name: str) -> tuple[str, str]:
+        """(value, LLVM type) of a special register."""
+        e = self.e
+        base, _, part = name.partition(".")
+        axis = {"x": 0, "y": 1, "z": 2}.get(part, -1)
+        shape = (self.shape.x, self.shape.y, self.shape.z)
+        match base:
+            case "%tid":
+                return self.tid[axis], "i32"
+            case "%ntid":
+                return str(shape[axis]), "i32"
+            case "%ctaid" | "%nctaid":
+                return header_field(e, f"{base[1:]}_{part}"), "i32"
+            case "%laneid":
+                return e.value(f"and i32 {self.thread}, {WARP - 1}"), "i32"
+            case "%warpid":
+                return e.value(f"lshr i32 {self.thread}, 5"), "i32"
+            case "%nwarpid":
+                return str(self.layout.warps), "i32"
+            case "%smid" | "%nsmid":
+                return header_field(e, base[1:], constant=False), "i32"
+            case "%gridid":
+                return header_field(e, "grid_id"), "i64"
+            case "%dynamic_smem_size":
+                return header_field(e, "dynamic_shared"), "i32"
+            case "%total_smem_size" | "%aggr_smem_size":
+                size = e.value(f"trunc i64 {header_field(e, 'shared_size')} to i32")
+                if base == "%total_smem_size" and RESERVED in self.module.shared.offsets:
+                    size = e.value(f"sub i32 {size}, {RESERVED_BYTES}")
+                return size, "i32"
+            case "%clock" | "%clock64" | "%clock_hi":
+                return self._clock(base)
+            case "%globaltimer" | "%globaltimer_lo" | "%globaltimer_hi":
+                return self._timer(base)
+            case "%clusterid" | "%cluster_ctaid" | "%cluster_ctarank":
+                return "0", "i32"
+            case "%nclusterid" | "%cluster_nctaid" | "%cluster_nctarank":
+                return "1", "i32"
+            case "%is_explicit_cluster":
+                return "false", "i1"
+        if base.startswith("%lanemask_"):
+            return self._lane_mask(base.removeprefix("%lanemask_")), "i32"
+        if base.startswith(RESERVED):
+            begin = self.module.shared.offsets[RESERVED]
+            which = {"end": begin + RESERVED_BYTES, "cap": RESERVED_BYTES}
+            return str(which.get(base.rpartition("_")[2], begin)), "i32"
+        if base.startswith("%pm"):
+            return "0", "i32"
+        raise KernelRejected(
+            "unsupported-instruction", f"the CPU device has no special register {name}", name
+        )
+
+    def _lane_mask(self, which: str) -> str:
+        e = self.e
+        lane = e.value(f"and i32 {self.thread}, {WARP - 1}")
+        equal = e.value(f"shl i32 1, {lane}")
+        below = e.value(f"sub i32 {equal}, 1")
+        match which:
+            case "eq":
+                return equal
+            case "lt":
+                return below
+            case "le":
+                return e.value(f"or i32 {below}, {equal}")
+            case "ge":
+                return e.value(f"xor i32 {below}, -1")
+        upto = e.value(f"or i32 {below}, {equal}")
+        return e.value(f"xor i32 {upto}, -1")
+
+    def _clock(self, name: str) -> tuple[str, str]:
+        self.e.module.declare("declare i64 @llvm.readcyclecounter()")
+        value = self.e.value("call i64 @llvm.readcyclecounter()")
+        return self._half(value, name, "%clock64", "%clock_hi")
+
+    def _timer(self, name: str) -> tuple[str, str]:
+        # CLOCK_REALTIME is 0 on Linux and macOS; a timespec is two 64-bit words there.
+        self.e.module.declare("declare i32 @clock_gettime(i32, ptr)")
+        time = self.e.alloca("[2 x i64]", "time")
+        self.e.do(f"call i32 @clock_gettime(i32 0, ptr {time})")
+        seconds = self.e.value(f"load i64, ptr {time}")
+        rest = self.e.value(f"getelementptr i64, ptr {time}, i64 1")
+        nanoseconds = self.e.value(f"load i64, ptr {rest}")
+        scaled = self.e.value(f"mul i64 {seconds}, 1000000000")
+        value = self.e.value(f"add i64 {scaled}, {nanoseconds}")
+        return self._half(value, name, "%globaltimer", "%globaltimer_hi")
+
+    def _half(self, value: str, name: str, whole: str, high: str) -> tuple[str, str]:
+        if name == whole:
+            return value, "i64"
+        if name == high:
+            value = self.e.value(f"lshr i64 {value}, 32")
+        return self.e.value(f"trunc i64 {value} to i32"), "i32"
+
+    # -- symbols and spaces
+
+    def symbol(self, name: str) -> str:
+        """The i64 address of a symbol in its own state space."""
+        module = self.module
+        if name == "WARP_SZ":
+            return str(WARP)
+        local = self.local(name)
+        if local is not None:
+            return local
+        if name in self.parameters:
+            base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'params')} to i64")
+            return self.e.value(f"add i64 {base}, {self.parameters[name]}")
+        if name in module.dynamic_names:
+            return str(module.dynamic_shared)
+        if name in module.shared.offsets:
+            return str(module.shared.offsets[name])
+        if name in module.hidden.offsets:
+            end = self.e.value(f"add i64 {self.shared_size()}, {HIDDEN_ALIGNMENT - 1}")
+            base = self.e.value(f"and i64 {end}, {-HIDDEN_ALIGNMENT}")
+            return self.e.value(f"add i64 {base}, {module.hidden.offsets[name]}")
+        if name in module.data.offsets:
+            base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'data')} to i64")
+            return self.e.value(f"add i64 {base}, {module.data.offsets[name]}")
+        if name in module.functions:
+            return str(module.functions[name])
+        raise KernelRejected(
+            "unresolved-external", f"{name} is declared but not defined in this program", name
+        )
+
+    def shared_base(self) -> str:
+        """``ptr`` to the block's shared memory."""
+        return header_field(self.e, "shared")
+
+    def shared_size(self) -> str:
+        """i64 bytes of the block's shared memory, as far as it is the program's."""
+        return header_field(self.e, "shared_size")
+
+    def local_range(self) -> tuple[str, str]:
+        """(i64 address, i64 bytes) of all threads' local memory."""
+        base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'locals')} to i64")
+        return base, self.local_size
+
+    def thread_local_range(self) -> tuple[str, str]:
+        """(i64 address, i64 bytes) of the thread's local memory of the kernel itself."""
+        base, _ = self.local_range()
+        index = self.e.value(f"zext i32 {self.thread} to i64")
+        mine = self.e.value(f"mul i64 {index}, {self.own_local_size}")
+        return self.e.value(f"add i64 {base}, {mine}"), str(self.own_local_size)
+
+    def own_local_range(self) -> tuple[str, str]:
+        """(i64 address, i64 bytes) of the thread's own local memory; of its frame in functions."""
+        if self.frame is not None:
+            return self.frame
+        return self.thread_local_range()
+
+    def const_range(self) -> tuple[str, str]:
+        """(i64 address, i64 bytes) of the module's constant memory."""
+        base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'data')} to i64")
+        return base, str(self.module.const_size)
+
+    def param_range(self) -> tuple[str, str]:
+        """(i64 address, i64 bytes) of the kernel's parameters."""
+        base = self.e.value(f"ptrtoint ptr {header_field(self.e, 'params')} to i64")
+        return base, str(self.parameter_size)
+
+
+def thread_coordinates(e: Emitter, shape: Shape, thread: str) -> tuple[str, str, str]:
+    """(x, y, z) of a thread from its index, as i32; divisions are by constants."""
+    if shape.y == 1 and shape.z == 1:
+        return thread, "0", "0"
+    x = e.value(f"urem i32 {thread}, {shape.x}")
+    rest = e.value(f"udiv i32 {thread}, {shape.x}")
+    if shape.z == 1:
+        return x, rest, "0"
+    y = e.value(f"urem i32 {rest}, {shape.y}")
+    z = e.value(f"udiv i32 {rest}, {shape.y}")
+    return x, y, z

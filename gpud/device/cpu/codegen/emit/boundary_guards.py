@@ -1,0 +1,107 @@
+"""Branches that only the first threads of a block's first rows take, such as ``if (i < n)``.
+
+Problem: in the last blocks of a grid some threads lie outside of the data. If the guard is a mask,
+every block pays for it: LLVM makes gathers of all that does not lie side by side. If its threads
+part, the last blocks run thread by thread, at a tenth of the speed.
+
+Approach: those that go on nearly always fill a *tile* of the block: the first threads of the
+first rows. So the threads vote, and if they do not agree, the smallest tile is looked for that
+has all who go on. If as many go on as it has room for, the threads stay together: in the branch's
+*body*, which is what lies between it and where its ways join, loops run over that tile alone.
+
+Properties:
+* a thread runs the body if and only if it voted for it;
+* in the body nobody waits or parts, and what it writes and others may read later is varying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpud.compiler.analysis.cfg import Block
+from gpud.compiler.analysis.effects import BARRIER, flags
+from gpud.device.cpu.codegen.analysis.regions import Regions, waits
+from gpud.device.cpu.codegen.emit.addresses import Shape
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+
+__all__ = ["BoundaryTile", "may_guard_tile"]
+
+
+def may_guard_tile(regions: Regions, block: Block, body: set[int]) -> bool:
+    """Whether the branch at the end of ``block`` may run its ``body`` for some threads only."""
+    flow = regions.flow
+    if block.last is None or block.last.guard is None or block.index in body:
+        return False
+    if flow.post_dominators[block.index] not in block.successors:
+        return False
+    own = {block.index, *body}
+    return all(
+        own.issuperset(flow.blocks[number].predecessors)
+        and number not in regions.polling
+        and not waits(flow.blocks[number].last)
+        and not any(flags(p.instruction.opcode) & BARRIER for p in flow.blocks[number].places)
+        for number in body
+    )
+
+
+class BoundaryTile:
+    """How far out the threads are that run a body.
+
+    Args:
+        e: the function that is written.
+        body: its blocks.
+        taken: whether those run it that take the branch, or those that do not.
+
+    Attributes:
+        across: ``ptr`` to the number of threads in each row (i32).
+        down: ``ptr`` to the number of rows.
+    """
+
+    def __init__(self, e: Emitter, body: set[int], *, taken: bool) -> None:
+        self.e = e
+        self.body = body
+        self.taken = taken
+        self.across = e.alloca("i32", "across")
+        self.down = e.alloca("i32", "down")
+        for name in ("umax", "umin"):
+            e.module.declare(f"declare i32 @llvm.{name}.i32(i32, i32)")
+
+    def all_active(self, shape: Shape) -> None:
+        """The tile is the whole block."""
+        self.e.do(f"store i32 {shape.x}, ptr {self.across}")
+        self.e.do(f"store i32 {shape.y * shape.z}, ptr {self.down}")
+
+    def find(self, vote: Callable[[str], str], agree: str, shape: Shape) -> str:
+        """Find the tile that has all who go on; an i1: whether there is nobody else in it.
+
+        Args:
+            vote: the i32 of a thread (i32) that is not 0 if it takes the branch.
+            agree: i32 number of threads that do.
+            shape: of the block.
+        """
+        e = self.e
+        for slot in (self.across, self.down):
+            e.do(f"store i32 0, ptr {slot}")
+        with e.count("0", str(shape.threads)) as thread:
+            goes = e.value(f"icmp {'ne' if self.taken else 'eq'} i32 {vote(thread)}, 0")
+            for slot, step in ((self.across, "urem"), (self.down, "udiv")):
+                place = e.value(f"{step} i32 {thread}, {shape.x}")
+                far = e.value(f"select i1 {goes}, i32 {e.value(f'add i32 {place}, 1')}, i32 0")
+                sofar = e.value(f"load i32, ptr {slot}")
+                most = e.value(f"call i32 @llvm.umax.i32(i32 {sofar}, i32 {far})")
+                e.do(f"store i32 {most}, ptr {slot}")
+        number = agree if self.taken else e.value(f"sub i32 {shape.threads}, {agree}")
+        across, down = (e.value(f"load i32, ptr {slot}") for slot in (self.across, self.down))
+        return e.value(f"icmp eq i32 {number}, {e.value(f'mul i32 {across}, {down}')}")
+
+    def at_most(self, slot: str, stop: int) -> str:
+        """`across` or `down` (i32), but at most ``stop``: LLVM counts on it."""
+        value = self.e.value(f"load i32, ptr {slot}")
+        return self.e.value(f"call i32 @llvm.umin.i32(i32 {value}, i32 {stop})")
+
+    def holds(self, x: int, row: int) -> str:
+        """Whether the thread at ``x`` in ``row`` is one of those that go on (i1)."""
+        e = self.e
+        across, down = (e.value(f"load i32, ptr {slot}") for slot in (self.across, self.down))
+        inside = (e.value(f"icmp ugt i32 {across}, {x}"), e.value(f"icmp ugt i32 {down}, {row}"))
+        return e.value(f"and i1 {inside[0]}, {inside[1]}")

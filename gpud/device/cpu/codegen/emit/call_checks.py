@@ -1,0 +1,125 @@
+"""What surrounds calls in generated code: where they go, whether there is room, how they ended.
+
+Problem: a call through a pointer must mean a function of the program's, functions that call each
+other must not use up the OS thread's stack, and a thread that has ended its block inside a function
+must leave its callers, too.
+
+Approach: a check of the pointer in front of the call (``gpud.target``), as a jump table that LLVM
+joins with the one that chooses the function; a comparison of a number that is handed down with the
+size of the frames; an i1 that comes back.
+
+Properties:
+* whoever emits one of these says where control goes after a report (`ThreadCode.fail`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.emit.fault_reports import report_fields
+from gpud.device.cpu.codegen.emit.fence_checks import UNLIKELY
+from gpud.device.cpu.codegen.layout import Failure
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
+
+__all__ = [
+    "STACK_BYTES",
+    "check_stack_room",
+    "check_target",
+    "define_reports",
+    "return_if_failed",
+    "switch",
+]
+
+STACK_BYTES = 1 << 16
+"""Room for the local memory of functions that have called each other; a GPU has 1 KiB by default,
+so that recursion ends long before the OS thread's stack does."""
+
+
+_BAD_TARGET, _STACK_FULL = "gpud.bad_target", "gpud.stack_full"
+
+
+def define_reports(ir: IRModule) -> None:
+    """Functions that report a call that goes astray, and one for which there is no room.
+
+    Out of the way: what is left of a function must be small enough to be inlined.
+    """
+    astray = {
+        "error": str(Failure.TARGET),
+        "error_thread": "%thread",
+        "error_line": "%line",
+        "error_claim": "%claim",
+        "error_site": "%site",
+        "error_address": "%address",
+    }
+    full = {"error": str(Failure.STACK), "error_thread": "%thread"}
+    more = ", i32 %line, i32 %claim, i32 %site, i64 %address"
+    for name, arguments, fields in ((_BAD_TARGET, more, astray), (_STACK_FULL, "", full)):
+        header = f"define internal void @{name}(ptr %b, i32 %thread{arguments})"
+        e = Emitter(ir, f"{header} nounwind cold noinline minsize")
+        report_fields(e, fields)
+        e.end("ret void")
+        e.finish()
+
+
+def check_target(code: ThreadCode, ins: ptx.Instruction) -> None:
+    """Emit a ``gpud.target``: end the block if the jump or call behind it goes astray."""
+    e = code.e
+    site, value, claim, *legal = ins.operands
+    assert isinstance(site, ptx.Address)
+    astray, go_on = e.label("astray"), e.label("aimed")
+    if legal and isinstance(legal[0], ptx.Immediate):
+        index = code.read(value, "u32")
+        given = e.value(f"zext i32 {index} to i64")
+        out = e.value(f"icmp uge i32 {index}, {legal[0].value}")
+        e.end(f"br i1 {out}, label %{astray}, label %{go_on}, !prof {UNLIKELY}")
+    else:
+        given = code.read(value, "u64")
+        numbers = [code.program.pointers[one.name] for one in legal if isinstance(one, ptx.Symbol)]
+        switch(e, given, [(number, go_on) for number in numbers], astray, cold=True)
+    e.place(astray)
+    known = (code.places.thread, str(ins.line), code.read(claim, "u32"), str(site.offset))
+    arguments = ", ".join(f"i32 {number}" for number in known)
+    e.do(f"call void @{_BAD_TARGET}(ptr %b, {arguments}, i64 {given})")
+    code.fail()
+    e.place(go_on)
+
+
+def switch(
+    e: Emitter, value: str, cases: Sequence[tuple[int, str]], otherwise: str, *, cold: bool
+) -> None:
+    """End the LLVM block by what an i64 is; ``cold``: it is hardly ever something else."""
+    arms = " ".join(f"i64 {number}, label %{label}" for number, label in cases)
+    weights = ""
+    if cold and cases:
+        likely = ", i32 100000" * len(cases)
+        weights = f', !prof !{{!"branch_weights", i32 1{likely}}}'
+    e.end(f"switch i64 {value}, label %{otherwise} [{arms}]{weights}")
+
+
+def check_stack_room(code: ThreadCode, size: int) -> None:
+    """Before a call of a function that takes a frame: end the block if it does not fit."""
+    e = code.e
+    full = "true"
+    if size <= STACK_BYTES:
+        full = e.value(f"icmp ugt i32 {code.places.used}, {STACK_BYTES - size}")
+    end, fits = e.label("full"), e.label("fits")
+    e.end(f"br i1 {full}, label %{end}, label %{fits}, !prof {UNLIKELY}")
+    e.place(end)
+    e.do(f"call void @{_STACK_FULL}(ptr %b, i32 {code.places.thread})")
+    code.fail()
+    e.place(fits)
+
+
+def return_if_failed(code: ThreadCode, failed: str) -> None:
+    """Leave if the i1 ``failed``, which it hardly ever is: the thread has ended its block."""
+    e = code.e
+    end, go_on = e.label("failed"), e.label("fine")
+    e.end(f"br i1 {failed}, label %{end}, label %{go_on}, !prof {UNLIKELY}")
+    e.place(end)
+    code.fail()
+    e.place(go_on)

@@ -1,0 +1,268 @@
+"""A block's threads run together: one native function for everything that they do in step.
+
+``i32 @run_lockstep(ptr %b)`` starts at the stage named in the block's header and runs stage after
+stage. A stage computes what is uniform once, then runs one loop over all threads for the rest;
+LLVM vectorises that loop, since nothing in one thread's round depends on another's. Between stages
+uniform registers stay machine registers, varying ones go through the block's arrays.
+
+The function returns `DIVERGED` when the threads part, after it has kept what was uniform for the
+scheduler to hand out (`gpud.device.cpu.codegen.runtime.reconvergence`); `QUANTUM_EXPIRED` after
+some barriers, so that other blocks of the SM come to run; `DONE` when the kernel has ended for all;
+`FAILED` after a trap.
+
+Properties:
+* at the start of every stage the arrays hold each varying register that is kept there;
+* uniform registers are restored wherever threads come together again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from gpud.compiler.analysis.cycles import retreating_edges
+from gpud.compiler.analysis.effects import BARRIER, flags, read, written
+from gpud.device.cpu.codegen.analysis.stage_plan import Stage, StagePlan
+from gpud.device.cpu.codegen.emit.boundary_guards import BoundaryTile
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.emit.flush_to_zero import FLUSHING_ATTRIBUTES, define_with_flushing
+from gpud.device.cpu.codegen.emit.region_writer import KernelContext, state_word
+from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
+from gpud.device.cpu.codegen.emit.thread import width, zero
+from gpud.device.cpu.codegen.layout import BLOCK_ARGUMENT, HEADER, Status
+from gpud.device.cpu.codegen.runtime.thread_scheduler import DIVERGED, DONE, FAILED, QUANTUM_EXPIRED
+
+__all__ = ["LockstepWriter", "define_lockstep"]
+
+_CYCLES_PER_QUANTUM = 1_000_000
+"""A block that passes barriers gives way to its neighbours after about 0.4 ms: often enough for
+them, and seldom enough that most task blocks run in one piece."""
+
+
+def define_lockstep(kernel: KernelContext, plan: StagePlan) -> None:
+    """Define ``@run_lockstep`` and the table ``@common`` of what is uniform where."""
+    writer = LockstepWriter(kernel, plan)
+    writer.define()
+    _define_table(kernel, plan, writer.shared_at)
+
+
+class LockstepWriter:
+    """The function that a block's threads run together; stages are written by `StageWriter`."""
+
+    def __init__(self, kernel: KernelContext, plan: StagePlan) -> None:
+        self.kernel = kernel
+        self.plan = plan
+        self.flow = plan.flow
+        self.varying = plan.convergence.varying
+        self.back_edges = retreating_edges(plan.flow)
+        header = f"define i32 @run_lockstep({BLOCK_ARGUMENT}) nounwind"
+        if kernel.ir.flushes:
+            name = define_with_flushing(kernel.ir, "i32", "run_lockstep", BLOCK_ARGUMENT)
+            header = f"define internal i32 @{name}({BLOCK_ARGUMENT}) nounwind noinline"
+            header += f" {FLUSHING_ATTRIBUTES}"
+        self.e = Emitter(kernel.ir, header)
+        self.labels = {n: self.e.label(f"stage{n}") for n in plan.stages}
+        places = kernel.places(self.e, "0", ("0", "0", "0"))
+        self.code = kernel.code(self.e, places, lambda: self.e.end(f"ret i32 {FAILED}"))
+        self.code.varying = self.varying
+        self.scalar_places = places
+        self.began = self.e.alloca("i64", "began")
+        self.tiles = self._boundary_tiles()
+        """By the block whose branch asks for one."""
+        self.tile: BoundaryTile | None = None
+        """The one that the stage at hand runs in."""
+        self.shared_at: set[int] = set(plan.entries)
+        """Blocks at which threads part or come together."""
+
+    def _boundary_tiles(self) -> dict[int, BoundaryTile]:
+        if self.kernel.shape.threads == 1:
+            return {}  # nobody votes
+        alone = self.plan.convergence.voted | self.plan.convergence.solo
+        return {
+            number: BoundaryTile(self.e, body, taken=self.flow.blocks[number].successors[0] in body)
+            for number, body in self.plan.convergence.bodies.items()
+            if body.isdisjoint(alone)
+        }
+
+    # -- the function
+
+    def define(self) -> None:
+        """Write the whole function."""
+        e = self.e
+        if any(self._passes_barrier(stage) for stage in self.plan.stages.values()):
+            e.module.declare("declare i64 @llvm.readcyclecounter()")
+            e.do(f"store i64 {e.value('call i64 @llvm.readcyclecounter()')}, ptr {self.began}")
+        for name in sorted(kernel_registers(self.kernel) - self.varying):
+            type_ = self.kernel.storage[name]
+            e.do(f"store {type_} {zero(type_)}, ptr {self.code.slot(name)}")
+        offset, _ = HEADER["together"]
+        at = e.value(f"load i32, ptr {e.value(f'getelementptr i8, ptr %b, i64 {offset}')}")
+        entries = {n: e.label(f"entry{n}") for n in sorted(self.plan.entries)}
+        dead = e.label("dead")
+        arms = " ".join(f"i32 {n}, label %{label}" for n, label in entries.items())
+        e.end(f"switch i32 {at}, label %{dead} [{arms}]")
+        for number, label in entries.items():
+            e.place(label)
+            for name in self._uniform_live(number):
+                type_ = self.kernel.storage[name]
+                value = e.value(
+                    f"load {type_}, ptr {self._uniform_slot(name)}{self.kernel.spill_tags}"
+                )
+                e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
+            e.jump(self.labels[number])
+        for number, stage in sorted(self.plan.stages.items()):
+            e.place(self.labels[number])
+            if any(target == number for _, target in self.back_edges):
+                self.kernel.emit_side_effect(e)
+            around = (one for one in self.tiles.values() if stage.first in one.body)
+            self.tile = next(around, None)
+            StageWriter(self, stage).write()
+        e.place(dead)
+        e.end("unreachable")
+        e.finish()
+
+    def _passes_barrier(self, stage: Stage) -> bool:
+        last = self.flow.blocks[stage.last].last
+        return last is not None and bool(flags(last.opcode) & BARRIER)
+
+    def _uniform_live(self, number: int) -> list[str]:
+        return [n for n in self.kernel.regions.spilled_at(number) if n not in self.varying]
+
+    def _uniform_slot(self, name: str) -> str:
+        return uniform_slot(self.e, self.kernel, name)
+
+    # -- control between stages
+
+    def branch_to(self, source: int, target: int) -> None:
+        """Control goes from block ``source`` to ``target`` with all threads together."""
+        if target == self.flow.exit:
+            self.e.end(f"ret i32 {DONE}")
+        elif self.plan.diverges_at(source, target):
+            yields = self.kernel.regions.yields(source, target)
+            status = Status.YIELD if yields else Status.RUN
+            self.diverge((target,), (state_word(status, target),))
+        else:
+            self.e.jump(self.labels[target])
+
+    def diverge(self, targets: tuple[int, ...], words: tuple[int, ...]) -> None:
+        """Leave because the threads part.
+
+        One target and state word for all threads, or two, each thread's vote telling which. The
+        scheduler gives every thread its own copy of what is uniform there.
+        """
+        e = self.e
+        names = dict.fromkeys(
+            n for t in targets if t != self.flow.exit for n in self._uniform_live(t)
+        )
+        self._spill_uniform(list(names))
+        self.shared_at.update(t for t in targets if t != self.flow.exit)
+        for field_name, value in (
+            ("votes", len(words) - 1),
+            ("taken", words[0]),
+            ("falls", words[-1]),
+        ):
+            pointer = e.value(f"getelementptr i8, ptr %b, i64 {HEADER[field_name][0]}")
+            e.do(f"store i32 {value}, ptr {pointer}")
+        e.end(f"ret i32 {DIVERGED}")
+
+    def _spill_uniform(self, names: list[str]) -> None:
+        for name in names:
+            type_ = self.kernel.storage[name]
+            value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
+            self.e.do(
+                f"store {type_} {value}, ptr {self._uniform_slot(name)}{self.kernel.spill_tags}"
+            )
+
+    def yield_block(self, target: int) -> None:
+        """After a barrier: go on at ``target``, or let other blocks have a turn first."""
+        e = self.e
+        now = e.value("call i64 @llvm.readcyclecounter()")
+        spent = e.value(f"sub i64 {now}, {e.value(f'load i64, ptr {self.began}')}")
+        leave = e.label("leave")
+        short = e.value(f"icmp ult i64 {spent}, {_CYCLES_PER_QUANTUM}")
+        e.branch(short, self.labels[target], leave)
+        e.place(leave)
+        self._spill_uniform(self._uniform_live(target))
+        together = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['together'][0]}")
+        e.do(f"store i32 {target}, ptr {together}")
+        e.end(f"ret i32 {QUANTUM_EXPIRED}")
+
+    @contextmanager
+    def threads(self, those: tuple[int, int] | None = None, *, quick: bool = True) -> Iterator[str]:
+        """A loop over threads of the block that LLVM may vectorise; yields the index.
+
+        ``those``: the first, and the one after the last; all if it is None; but one, or all, where
+        threads stand in rows. ``quick``: it is worth optimising. Who is not in the stage's
+        `BoundaryTile` is left out.
+        """
+        e, shape, tile = self.e, self.kernel.shape, self.tile
+        first, stop = those or (0, shape.threads)
+        tags = self.kernel.parallel_loop() if quick else ", !llvm.loop !7"
+        if stop - first == 1:
+            plane, at = divmod(first, shape.x)
+            tid = str(at), str(plane % shape.y), str(plane // shape.y)
+            with nullcontext() if tile is None else e.when(tile.holds(at, plane)):
+                self._stand(str(first), tid)
+                yield str(first)
+        elif shape.y == 1 and shape.z == 1:
+            end = str(stop) if tile is None else tile.at_most(tile.across, stop)
+            with e.count(str(first), end, metadata=tags) as thread:
+                self._stand(thread, (thread, "0", "0"))
+                yield thread
+        else:
+            across, down = str(shape.x), str(shape.y * shape.z)
+            if tile is not None:
+                across = tile.at_most(tile.across, shape.x)
+                down = tile.at_most(tile.down, shape.y * shape.z)
+            with e.count("0", down) as row:
+                y = row if shape.z == 1 else e.value(f"urem i32 {row}, {shape.y}")
+                z = "0" if shape.z == 1 else e.value(f"udiv i32 {row}, {shape.y}")
+                base = e.value(f"mul nuw nsw i32 {row}, {shape.x}")
+                with e.count("0", across, metadata=tags) as x:
+                    thread = e.value(f"add nuw nsw i32 {base}, {x}")
+                    self._stand(thread, (x, y, z))
+                    yield thread
+        self.code.places = self.code.addresses = self.scalar_places
+
+    def _stand(self, thread: str, tid: tuple[str, str, str]) -> None:
+        self.code.places = self.code.addresses = self.kernel.places(self.e, thread, tid)
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def kernel_registers(kernel: KernelContext) -> set[str]:
+    """Names of all registers that the kernel's code mentions."""
+    names: set[str] = set()
+    for number in kernel.regions.flow.order:
+        for place in kernel.regions.flow.blocks[number].places:
+            names.update(r.name for r in read(place.instruction))
+            names.update(r.name for r in written(place.instruction))
+    return names
+
+
+def uniform_slot(e: Emitter, kernel: KernelContext, name: str) -> str:
+    """``ptr`` to where a block that gives way keeps a uniform register."""
+    offset, _ = kernel.layout.word(f"common {name}")
+    return e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+
+
+def _define_table(kernel: KernelContext, plan: StagePlan, blocks: set[int]) -> None:
+    """``@common``: for each block where threads part or join, what is uniform there.
+
+    A row is: block, whether threads may go on as one there, number of registers, then for each
+    register the offset of its array, its size in bytes, and the offset of its common copy. A row
+    that begins with -1 is the last.
+    """
+    words: list[int] = []
+    for number in sorted(blocks):
+        names = [n for n in kernel.regions.spilled_at(number) if n not in plan.convergence.varying]
+        words += [number, int(number in plan.entries and number in kernel.regions.cuts), len(names)]
+        for name in names:
+            type_ = kernel.storage[name]
+            offset, _ = kernel.layout.array(f"reg {name}", type_)
+            size = 1 if type_ == "i1" else 8 if type_ == "ptr" else width(type_) // 8
+            words += [offset, size, kernel.layout.word(f"common {name}")[0]]
+    words.append(-1)
+    values = ", ".join(f"i32 {word}" for word in words)
+    kernel.ir.declare(f"@common = constant [{len(words)} x i32] [{values}]")

@@ -1,0 +1,404 @@
+"""A stage: what is uniform, the loop over the threads for the rest, and where control goes then.
+
+Problem: instructions that are the same for all threads stand among those that are not, in program
+order. Approach: the uniform ones run first, once; then one loop runs the others for every thread,
+inner blocks and their branches included; then all threads go where the last block says, or part.
+A poll that is made once for all threads comes behind that loop: LLVM keeps in machine registers
+from round to round of a loop of the program only what a stage is certain to write.
+
+Properties:
+* an instruction of the loop that stands before a uniform one sees the registers from before it
+  (`StageWriter.as_of`);
+* registers that can be recomputed are, before anything else in a thread's round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gpud.compiler.analysis.cfg import Block
+from gpud.compiler.analysis.effects import BARRIER, flags, read, written
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.active_threads import active_range
+from gpud.device.cpu.codegen.analysis.regions import waits
+from gpud.device.cpu.codegen.analysis.stage_plan import Segment, Stage
+from gpud.device.cpu.codegen.emit.fault_reports import report
+from gpud.device.cpu.codegen.emit.fence_checks import UNLIKELY
+from gpud.device.cpu.codegen.emit.stage_end import StageEnd, is_whole_warp_barrier, offers
+from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops
+from gpud.device.cpu.codegen.emit.thread import zero
+from gpud.device.cpu.codegen.hoisting.affine import AffinePointer
+from gpud.device.cpu.codegen.hoisting.hoisted_checks import HoistedChecks
+from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence, without_claim
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import (
+    fences_after_prints,
+    is_check,
+    is_fence,
+    is_poll,
+)
+from gpud.device.cpu.codegen.runtime.warp_exchange import array_slot
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.emit.lockstep import LockstepWriter
+
+__all__ = ["StageWriter"]
+
+
+class StageWriter:
+    """One stage: the uniform instructions, the loop over threads, and where control goes."""
+
+    def __init__(self, writer: LockstepWriter, stage: Stage) -> None:
+        self.w = writer
+        self.e = writer.e
+        self.kernel = writer.kernel
+        self.code = writer.code
+        self.stage = stage
+        self.convergence = writer.plan.convergence
+        self._saved: dict[str, list[tuple[int, str]]] = {}
+        self.recipe: list[ptx.Instruction] = []
+        self.to_spill: list[str] = []
+        self.ordinal: dict[int, int] = {}
+        """Order of each instruction (by identity) in the stage."""
+        self.live_in: set[str] = set()
+        """Varying registers that threads keep in arrays at the stage's start."""
+        self._inline: set[int] = set()
+        """Identities of the checks that the loop at hand makes."""
+        self._affine_pointers: dict[tuple[int, bool], AffinePointer] = {}
+        """Pointers that the loop at hand need not compute as the program does."""
+        self._those = (0, self.kernel.shape.threads)
+        """The first of the threads that the loop at hand is for, and the one after the last."""
+
+    def write(self) -> None:
+        """Emit the stage; the block that is open becomes its first."""
+        blocks = [self.w.flow.blocks[n] for s in self.stage.segments for n in s.blocks]
+        everything = [p.instruction for b in blocks for p in b.places]
+        for number, ins in enumerate(everything):
+            self.ordinal[id(ins)] = number
+        uniform = {
+            id(p.instruction)
+            for s in self.stage.segments
+            for p in self.w.flow.blocks[s.blocks[0]].places
+            if self._is_uniform(p.instruction, s.blocks[0])
+        }
+        uniform -= fences_after_prints(everything, uniform)
+        varying_readers: dict[str, list[int]] = {}
+        for ins in everything:
+            if id(ins) not in uniform:
+                for register in read(ins):
+                    varying_readers.setdefault(register.name, []).append(self.ordinal[id(ins)])
+        wanted = dict.fromkeys(
+            r.name for i in everything if id(i) not in uniform for r in (*read(i), *written(i))
+        )
+        regions = self.kernel.regions
+        self.to_spill = regions.to_spill(self.stage.first, self.w.plan.exits(self.stage))
+        wanted.update(dict.fromkeys(self.to_spill))
+        self.recipe = regions.recipe(wanted, self.stage.first)
+        for ins in self.recipe:
+            for register in read(ins):
+                varying_readers.setdefault(register.name, []).append(-1)
+        last = self.w.flow.blocks[self.stage.last].last
+        polls: list[ptx.Instruction] = []
+        for ins in everything:
+            if id(ins) not in uniform:
+                continue
+            if is_poll(ins):
+                polls.append(ins)
+                continue
+            if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
+                self.kernel.collectives.resume(self.code, ins)
+                continue
+            self._save_old(ins, varying_readers)
+            self.code.run(self._claimless(ins) if is_fence(ins) else ins)
+        votes = self.stage.last in self.convergence.voted
+        loop = [i for i in everything if id(i) not in uniform and self.has_effect(i, last)]
+        agree = None
+        if (
+            loop or votes or self.to_spill
+        ):  # otherwise there is nothing that differs between threads
+            agree = self._checked_loop(blocks, uniform, votes)
+        for ins in polls:
+            self.code.run(ins)
+        StageEnd(self).write(last, agree)
+
+    def _is_uniform(self, ins: ptx.Instruction, block: int) -> bool:
+        """Whether ``ins`` runs once for all threads, outside the loop over them."""
+        if not is_check(ins):
+            return self.convergence.is_uniform(ins, block)
+        if block in self.convergence.inner:
+            return False
+        if not is_fence(ins):
+            return True
+        # A load that runs once for all threads must find its fence in front of it: they depend on
+        # the same register and guard.
+        found = decode_fence(ins)
+        decisive = [found.base, None if ins.guard is None else ins.guard.register]
+        return found.space != "local" and not any(
+            isinstance(one, ptx.Register) and one.name in self.w.varying for one in decisive
+        )
+
+    def _claimless(self, ins: ptx.Instruction) -> ptx.Instruction:
+        """A fence that runs once for all threads; it can only report what is the same for all."""
+        if not any(r.name in self.w.varying for r in read(ins)):
+            return ins
+        return without_claim(ins)
+
+    def _checked_loop(self, blocks: list[Block], uniform: set[int], votes: bool) -> str | None:
+        """The loop over threads, with what its fences need: see `HoistedChecks`."""
+        e = self.e
+        self.live_in = set(self.kernel.regions.spilled_at(self.stage.first))
+        agree = e.alloca("i32", "agree") if votes else None
+        places = [(p.instruction, b.index) for b in blocks for p in b.places]
+        checks = [i for i, _ in places if is_check(i) and id(i) not in uniform]
+        self._those = active_range(self, uniform)
+        if self._those[1] - self._those[0] == 1:
+            self._inline = {id(ins) for ins in checks}
+            self._loop(blocks, uniform, agree)
+            return None
+        hoisted = HoistedChecks(self, [(i, b) for i, b in places if id(i) not in uniform])
+        hoisted.plan(checks, self.recipe)
+        misses = hoisted.emit() if hoisted.any else "false"
+        self._inline = hoisted.inline
+        if misses != "false":
+            quick, exact, done = e.label("quick"), e.label("exact"), e.label("checked")
+            e.end(f"br i1 {misses}, label %{exact}, label %{quick}, !prof {UNLIKELY}")
+            e.place(exact)
+            self._inline = {id(ins) for ins in checks}
+            self._loop(blocks, uniform, agree, quick=False)
+            e.jump(done)
+            e.place(quick)
+            self._inline, self._affine_pointers = hoisted.inline, hoisted.affine_pointers
+            self._loop(blocks, uniform, agree)
+            self._affine_pointers = {}
+            e.place(done)
+        else:
+            self._loop(blocks, uniform, agree)
+        return None if agree is None else e.value(f"load i32, ptr {agree}")
+
+    def has_effect(self, ins: ptx.Instruction, last: ptx.Instruction | None) -> bool:
+        """Whether the loop is needed for ``ins``; ``last`` is the one at the stage's end."""
+        if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
+            return bool(ins.operands)
+        if is_check(ins):
+            return False
+        if ins is last:
+            if flags(ins.opcode) & BARRIER:
+                return offers(ins)
+            if is_whole_warp_barrier(ins):
+                return False
+            if ins.opcode.base in ("bra", "ret", "exit", "brx"):
+                return self.stage.segments[-1].join is not None
+        return True
+
+    def _save_old(self, ins: ptx.Instruction, readers: dict[str, list[int]]) -> None:
+        """Keep a uniform register's old value for instructions of the loop that come before."""
+        now = self.ordinal[id(ins)]
+        for register in written(ins):
+            name = register.name
+            done = self._saved.get(name, [(-2, "")])[-1][0]
+            if any(done < at < now for at in readers.get(name, ())):
+                type_ = self.kernel.storage[name]
+                slot = self.e.alloca(type_, "old")
+                value = self.e.value(f"load {type_}, ptr {self.code.slot(name)}")
+                self.e.do(f"store {type_} {value}, ptr {slot}")
+                self._saved.setdefault(name, []).append((now, slot))
+
+    # -- the loop over threads
+
+    def _loop(
+        self, blocks: list[Block], uniform: set[int], agree: str | None, *, quick: bool = True
+    ) -> None:
+        """Emit the loop; ``agree`` is where to count how many threads take the branch."""
+        e = self.e
+        if agree is not None:
+            e.do(f"store i32 0, ptr {agree}")
+        numbers = [b.index for b in blocks]
+        local = {n: e.label(f"b{n}") for n in numbers}
+        used: dict[str, None] = {}
+        stored: set[str] = set()
+        for block in blocks:
+            for place in block.places:
+                ins = place.instruction
+                if id(ins) in uniform:
+                    continue
+                used.update(dict.fromkeys(r.name for r in read(ins)))
+                for register in written(ins):
+                    used[register.name] = None
+                    stored.add(register.name)
+        regions = self.kernel.regions
+        live_out: set[str] = set()
+        for target in self.w.plan.exits(self.stage):
+            if target != self.w.flow.exit:
+                live_out.update(regions.spilled_at(target))
+        stored.update(self.to_spill)
+        for ins in self.recipe:
+            used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
+        with self.w.threads(self._those, quick=quick):
+            for name in used:
+                if name not in self.w.varying:
+                    continue
+                type_ = self.kernel.storage[name]
+                value = zero(type_)
+                if name in self.live_in:
+                    value = e.value(
+                        f"load {type_}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}"
+                    )
+                e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
+            for ins in self.recipe:
+                with self.as_of(ins, -1):
+                    self._make(ins, self._affine_pointers.get((id(ins), True)))
+            after = e.label("kept")
+            for index, segment in enumerate(self.stage.segments):
+                following = (
+                    local[self.stage.segments[index + 1].blocks[0]]
+                    if index + 1 < len(self.stage.segments)
+                    else after
+                )
+                self._segment(segment, uniform, local, following, after)
+            e.place(after)
+            if self.stage.goes_round(self.w.back_edges):
+                self.kernel.emit_side_effect(e, self.code.parallel)
+            if agree is not None:
+                self._vote(agree)
+            for name in sorted(stored & live_out & self.w.varying):
+                type_ = self.kernel.storage[name]
+                value = e.value(f"load {type_}, ptr {self.code.slot(name)}")
+                e.do(f"store {type_} {value}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}")
+
+    def spill_slot(self, name: str) -> str:
+        """``ptr`` to where the thread at hand keeps a register between stages."""
+        thread = self.code.places.thread
+        type_ = self.kernel.storage[name]
+        return array_slot(self.e, self.kernel.layout, f"reg {name}", thread, type_)
+
+    def _segment(
+        self,
+        segment: Segment,
+        uniform: set[int],
+        local: dict[int, str],
+        following: str,
+        after: str,
+    ) -> None:
+        e = self.e
+        own = {} if segment.join is None else {n: local[n] for n in segment.blocks}
+        loops = StripMinedLoops(self.code, self.kernel.strip_mined_loops, own)
+        for number in segment.blocks:
+            block = self.w.flow.blocks[number]
+            e.place(local[number])
+            loops.begin(number)
+            for place in block.places:
+                ins = place.instruction
+                if id(ins) not in uniform and ins is not block.last and not loops.polls(ins):
+                    self._run(ins)
+            last = block.last
+            targets: dict[int, str] = {}
+            for target in block.successors:
+                targets[target] = local[target] if target in segment.blocks else following
+            if segment.join is None:
+                # Control leaves the stage, or goes to its next segment, for all threads alike.
+                if last is not None and id(last) not in uniform:
+                    self._last_of_all(last)
+                e.jump(following)
+                continue
+            again = next((t for t in targets if loops.goes_back(number, t)), None)
+            if again is not None:
+                targets[again] = e.label("again")
+            self._branch(block, last, targets, uniform, after)
+            if again is not None:
+                e.place(targets[again])
+                loops.go_back(number)
+
+    def _run(self, ins: ptx.Instruction) -> None:
+        if is_check(ins) and id(ins) not in self._inline:
+            return
+        with self.as_of(ins):
+            if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
+                self.kernel.collectives.resume(self.code, ins)
+            elif not waits(ins):
+                self._make(ins, self._affine_pointers.get((id(ins), False)))
+
+    def _make(self, ins: ptx.Instruction, affine_pointer: AffinePointer | None) -> None:
+        """Emit ``ins``, or what it is known to make."""
+        if affine_pointer is None:
+            self.code.run(ins)
+        else:
+            pointer = affine_pointer.of(self.e, self.code.places.tid)
+            self.e.do(f"store ptr {pointer}, ptr {self.code.slot(written(ins)[0].name)}")
+
+    @contextmanager
+    def as_of(self, ins: ptx.Instruction, now: int | None = None) -> Iterator[None]:
+        """Uniform registers as they were before later instructions of the stage changed them.
+
+        ``now`` is -1 for instructions that run before the stage's own.
+        """
+        if now is None:
+            now = self.ordinal[id(ins)]
+        changed: dict[str, str] = {}
+        for register in read(ins):
+            for upto, slot in self._saved.get(register.name, ()):
+                if now < upto:
+                    if register.name not in changed:
+                        changed[register.name] = self.code.slot(register.name)
+                        self.code.redirect(register.name, slot)
+                    break
+        yield
+        for name, slot in changed.items():
+            self.code.redirect(name, slot)
+
+    def _last_of_all(self, last: ptx.Instruction) -> None:
+        base = last.opcode.base
+        if waits(last):
+            if flags(last.opcode) & BARRIER:
+                if offers(last):
+                    self.kernel.collectives.offer_barrier(self.code, last)
+            elif not is_whole_warp_barrier(last):
+                self.kernel.collectives.offer(self.code, last, together=True)
+        elif base not in ("bra", "ret", "exit", "brx"):
+            self._run(last)
+
+    def _branch(
+        self,
+        block: Block,
+        last: ptx.Instruction | None,
+        targets: dict[int, str],
+        uniform: set[int],
+        after: str,
+    ) -> None:
+        """The end of an inner block, or the folded branch itself."""
+        e = self.e
+        base = "" if last is None else last.opcode.base
+        if last is not None and base == "trap":
+            with self.as_of(last):
+                report(e, self.code, self.code.places.thread, last)
+            e.jump(after)
+        elif last is not None and base in ("bra", "ret", "exit") and last.guard is not None:
+            with self.as_of(last):
+                held = self.code.guard(last.guard)
+            e.branch(held, targets[block.successors[0]], targets[block.successors[-1]])
+        elif last is not None and base == "brx":
+            self._indexed(last, targets)
+        else:
+            if last is not None and base not in ("bra", "ret", "exit") and id(last) not in uniform:
+                self._run(last)
+            e.jump(targets[block.successors[0]])
+
+    def _indexed(self, last: ptx.Instruction, targets: dict[int, str]) -> None:
+        with self.as_of(last):
+            index = self.code.read(last.operands[0], "u32")
+        labels = [targets[number] for number in self.w.flow.table(last)]
+        cases = " ".join(f"i32 {n}, label %{label}" for n, label in enumerate(labels))
+        self.e.end(f"switch i32 {index}, label %{labels[-1]} [{cases}]")
+
+    def _vote(self, agree: str) -> None:
+        """Count this thread's vote and remember it."""
+        e, last = self.e, self.w.flow.blocks[self.stage.last].last
+        assert last is not None
+        assert last.guard is not None
+        held = self.code.guard(last.guard)
+        vote = e.value(f"zext i1 {held} to i32")
+        thread = self.code.places.thread
+        slot = array_slot(e, self.kernel.layout, "key", thread)
+        e.do(f"store i32 {vote}, ptr {slot}{self.kernel.spill_tags}")
+        sofar = e.value(f"load i32, ptr {agree}")
+        e.do(f"store i32 {e.value(f'add i32 {sofar}, {vote}')}, ptr {agree}")

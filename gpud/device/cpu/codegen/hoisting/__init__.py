@@ -1,0 +1,1 @@
+"""Fences tested before loops over threads (loop versioning), and the analyses for that."""

@@ -1,0 +1,209 @@
+"""Which values of a stage grow by the same amount from thread to thread.
+
+Terms: the *strides* of a value are by how much it grows for the next thread in x, y and z, modulo 2
+to the power of its width; for slices see `gpud.device.cpu.codegen.hoisting.slices`.
+
+Addresses are computed in 32 bits before they are widened, and could wrap around between the first
+and the last thread that come there: so where an affine value of 32 bits is widened, its lowest and
+highest value must fit 32 bits, as integers. Then the widened value is affine too.
+
+Nobody tells LLVM: an index that may wrap is none of which it can know that neighbours access
+neighbouring memory. So a loop that runs only where no value wraps need not compute such a pointer
+as the program does: it is an *affine pointer*, the first thread's plus the thread's number times
+the stride.
+
+Properties:
+* values have their strides in all threads that make them, if none of `AffineSlices.wraps` holds;
+* so does such a pointer: it is what its instruction would have given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpud.compiler.analysis.effects import written
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.hoisting.slices import Slices, Step
+from gpud.device.cpu.codegen.hoisting.thread_box import Box, span_of
+from gpud.device.cpu.codegen.hoisting.thread_strides import Stride, Strides, Widening, strides_of
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
+
+__all__ = ["FLAT", "AffinePointer", "AffineSlices", "plus"]
+
+_MOST_STRIDE = 1 << 31
+FLAT: Strides = (0, 0, 0)
+"""Of what is the same for all threads."""
+
+
+class AffinePointer(NamedTuple):
+    """A pointer of the first thread, in a slot, and by how much it grows from thread to thread."""
+
+    slot: str
+    strides: Strides
+
+    def of(self, e: Emitter, thread: tuple[str, str, str]) -> str:
+        """``ptr`` of the thread at these coordinates (i32)."""
+        pointer = e.value(f"load ptr, ptr {self.slot}")
+        for number, stride in zip(thread, self.strides, strict=True):
+            if stride != 0:
+                small = isinstance(stride, int) and abs(stride) < _MOST_STRIDE
+                wide = e.value(f"zext i32 {number} to i64")
+                more = e.value(f"mul {'nsw ' if small else ''}i64 {wide}, {stride}")
+                pointer = e.value(f"getelementptr i8, ptr {pointer}, i64 {more}")
+        return pointer
+
+
+class AffineSlices(Slices):
+    """The slices of one stage, run for the first thread, with their strides.
+
+    Attributes:
+        wraps: conditions (i1), any of which means that some value that was widened wraps.
+        affine_pointers: by identity of the instruction and whether it runs before the stage's own.
+    """
+
+    def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
+        super().__init__(stage, varying)
+        self.wraps: list[str] = []
+        self.affine_pointers: dict[tuple[int, bool], AffinePointer] = {}
+        self._values: dict[object, str] = {}
+        self._strides: dict[int, Strides | None] = {}
+        self._widened: set[int] = set()
+        """Identities of steps that are made of a widened value, and not of an affine pointer."""
+
+    def strides_of(self, step: Step) -> Strides | None:
+        """Strides of what a step makes, None if it may have none; it and its sources are run."""
+        for one in (*self.ordered(step), step):
+            if not self._knows_strides(one):
+                return None
+        return self._strides[id(step)]
+
+    def strides_at(self, step: Step, operand: ptx.Operand) -> Strides | None:
+        """Strides of an operand of ``step``."""
+        if isinstance(operand, ptx.Immediate):
+            return FLAT
+        if isinstance(operand, ptx.SpecialRegister) and operand.name.startswith("%tid."):
+            axis = "xyz".find(operand.name[-1])
+            return (int(axis == 0), int(axis == 1), int(axis == 2))
+        if not isinstance(operand, ptx.Register):
+            return None
+        if operand.name not in self.s.w.varying:
+            return FLAT
+        source = step.sources.get(operand.name)
+        return None if source is None else self.strides_of(source)
+
+    def linear_strides(self, size: int) -> Strides:
+        """Strides of thread number times ``size``."""
+        shape = self.s.kernel.shape
+        return (size, size * shape.x, size * shape.x * shape.y)
+
+    def _knows_strides(self, step: Step) -> bool:
+        """Run the step for the first thread and work out its strides; whether it has any."""
+        if id(step) in self._strides:
+            return self._strides[id(step)] is not None
+        self._strides[id(step)] = None
+        sources: dict[str, Strides] = {}
+        for name, source in step.sources.items():
+            if name not in self.s.w.varying:
+                sources[name] = FLAT
+                continue
+            known = None if source is None else self._strides.get(id(source))
+            if known is None:
+                return False
+            sources[name] = known
+        self.run([step], self._values)
+        with self.reading(step, self._values):
+            result = strides_of(self.code, step.ins, sources, self.linear_strides(1), self.s.kernel)
+        if result is None:
+            return False
+        strides, widening = result
+        if widening is not None and any(strides):
+            self._widen(step, widening)
+            self._widened.add(id(step))
+        elif any(id(source) in self._widened for source in step.sources.values()):
+            self._widened.add(id(step))
+        self._strides[id(step)] = strides
+        self._make_affine_pointer(step, strides)
+        return True
+
+    def _make_affine_pointer(self, step: Step, strides: Strides) -> None:
+        name = written(step.ins)[0].name
+        if not all(isinstance(stride, int) for stride in strides):
+            return  # rows of a length that LLVM does not know: a product for each thread, no gain
+        if id(step) in self._widened and self.s.kernel.storage[name] == "ptr":
+            self.affine_pointers[id(step.ins), step.now < 0] = AffinePointer(
+                self._values[id(step)], strides
+            )
+            self._widened.discard(id(step))
+
+    def _whole(self) -> Box:
+        shape = self.s.kernel.shape
+        return Box(((0, shape.x), (0, shape.y), (0, shape.z)))
+
+    def reaching_threads(self, step: Step) -> Box:
+        """The threads that come to a step, as far as that is known."""
+        return self._whole()
+
+    def _widen(self, step: Step, widening: Widening) -> None:
+        """Doubt that a widened value fits 32 bits in the threads that come to ``step``.
+
+        If the first thread of the block is not among them, its value is put to what those of the
+        others go on from: in ``if (i > 0) a[i - 1]`` it would have wrapped.
+        """
+        e, box = self.e, self.reaching_threads(step)
+        among = all(
+            stride == 0 or first == 0
+            for stride, (first, _) in zip(widening.strides, box.ends, strict=True)
+        )
+        if among:
+            wraps = self.may_wrap(step, widening, box)
+        else:
+            wide = self._wide(step, widening)
+            lowest, highest = span_of(e, widening.strides, box)
+            low = self._narrow(plus(e, wide, lowest), widening)
+            start = e.value(f"sub i64 {low}, {lowest}")
+            last = plus(e, start, highest)
+            wraps = e.value(f"icmp ne i64 {last}, {self._narrow(last, widening)}")
+            more = e.value(f"sub i64 {start}, {wide}")
+            self._advance(step, e.value(f"mul i64 {more}, {widening.factor}"))
+        self.wraps.append(e.value(f"and i1 {box.some}, {wraps}") if box.some else wraps)
+
+    def _advance(self, step: Step, more: str) -> None:
+        """Add an i64 to what a step has made for the first thread."""
+        e, slot = self.e, self._values[id(step)]
+        if self.s.kernel.storage[written(step.ins)[0].name] == "ptr":
+            made = e.value(f"load ptr, ptr {slot}")
+            e.do(f"store ptr {e.value(f'getelementptr i8, ptr {made}, i64 {more}')}, ptr {slot}")
+        else:
+            made = e.value(f"load i64, ptr {slot}")
+            e.do(f"store i64 {e.value(f'add i64 {made}, {more}')}, ptr {slot}")
+
+    def _wide(self, step: Step, widening: Widening) -> str:
+        """What is widened, as the first thread of the block has it (i64)."""
+        with self.reading(step, self._values):
+            start = self.code.read(widening.operand, "u32")
+        return self.e.value(f"{'sext' if widening.signed else 'zext'} i32 {start} to i64")
+
+    def _narrow(self, value: str, widening: Widening) -> str:
+        """An i64 modulo 2**32, as it is when it has been widened."""
+        low = self.e.value(f"trunc i64 {value} to i32")
+        return self.e.value(f"{'sext' if widening.signed else 'zext'} i32 {low} to i64")
+
+    def may_wrap(self, step: Step, widening: Widening, box: Box | None = None) -> str:
+        """Whether a widened value leaves 32 bits for some thread of a box or the block (i1)."""
+        e, wide = self.e, self._wide(step, widening)
+        result = "false"
+        for end in span_of(e, widening.strides, self._whole() if box is None else box):
+            if end == 0:
+                continue
+            value = plus(e, wide, end)
+            differs = e.value(f"icmp ne i64 {value}, {self._narrow(value, widening)}")
+            result = differs if result == "false" else e.value(f"or i1 {result}, {differs}")
+        return result
+
+
+def plus(e: Emitter, address: str, number: Stride) -> str:
+    """The sum of two i64."""
+    return address if number == 0 else e.value(f"add i64 {address}, {number}")

@@ -1,0 +1,290 @@
+"""Fences of a stage, tested for all threads before its loop over them.
+
+Problem: a test with a branch in front of each access keeps LLVM from making vector instructions of
+a loop over threads, which is most of the speed.
+
+Approach: most addresses can be worked out before the loop: they are made of thread numbers,
+parameters and what is the same for all threads. So all such fences of a stage are tested before its
+loop. If none can miss, the loop runs without them. If one might, another copy of the loop runs, in
+which each fence stands where the program has it and is exact.
+
+How a fence is tested, by its address:
+
+* *affine*: start + x * a + y * b + z * c in 64 bits: only the lowest and the highest address;
+* *pure*: any other that needs no memory: in a loop over threads of its own, that LLVM vectorises;
+* *bounded*: any other between known bounds, such as the index of a loop within the stage or a byte
+  that it loads: only the bounds (`gpud.device.cpu.codegen.hoisting.interval_analysis`);
+* all others: where they stand, always.
+
+Terms: for slices see `gpud.device.cpu.codegen.hoisting.slices`, for strides and wrapping around in
+32 bits `gpud.device.cpu.codegen.hoisting.affine`, for boxes
+`gpud.device.cpu.codegen.hoisting.path_conditions`.
+
+Properties:
+* the test is cautious: if it passes, no thread of the stage misses a fence that it covers;
+* it reads what threads have kept, parameters and registers, and writes nothing of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gpud.compiler.analysis.effects import (
+    written,
+)
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.emit.fence_checks import (
+    Bounds,
+    address_of,
+    bounds_of,
+    bounds_vary,
+    hull_misses,
+    misses,
+    start_count,
+)
+from gpud.device.cpu.codegen.hoisting.affine import FLAT, plus
+from gpud.device.cpu.codegen.hoisting.interval_analysis import IntervalAnalysis
+from gpud.device.cpu.codegen.hoisting.path_conditions import PathConditions
+from gpud.device.cpu.codegen.hoisting.slices import Step, UnknownValue
+from gpud.device.cpu.codegen.hoisting.thread_box import AlignedRanges, span_of
+from gpud.device.cpu.codegen.hoisting.thread_strides import Stride
+from gpud.device.cpu.codegen.preparation.fence_instruction import FenceOperands, decode_fence
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
+
+__all__ = ["HoistedChecks"]
+
+
+_LONGEST = 64
+"""Instructions of a slice that is worth running twice."""
+
+
+class HoistedChecks(PathConditions):
+    """The fences of one stage.
+
+    Attributes:
+        inline: identities of the fences that are tested in the loop, always.
+        any: whether there are others.
+    """
+
+    def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
+        super().__init__(stage, varying)
+        self._ranges = AlignedRanges(self.e)
+        self.inline: set[int] = set()
+        self._hoisted: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
+        self._bounded: list[ptx.Instruction] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether some fences are tested before the loop."""
+        return bool(self._hoisted or self._bounded)
+
+    def plan(self, checks: list[ptx.Instruction], recipe: list[ptx.Instruction]) -> None:
+        """Decide how each of the stage's fences is tested; polls stay where they stand."""
+        for ins in recipe:
+            for register in written(ins):
+                self.recipe[register.name] = ins
+        for ins in checks:
+            if not is_fence(ins):
+                self.inline.add(id(ins))
+                continue
+            try:
+                steps, last = self._slice(ins)
+            except UnknownValue:
+                self._bounded.append(ins)
+            else:
+                self._hoisted.append((ins, steps, last))
+
+    # -- slices
+
+    def _slice(self, ins: ptx.Instruction) -> tuple[list[Step], Step | None]:
+        base = decode_fence(ins).base
+        if not isinstance(base, ptx.Register):
+            return [], None
+        number, block = self.where[id(ins)]
+        last = self.reaching(base.name, number, block)
+        steps = [] if last is None else [*self.ordered(last), last]
+        if len(steps) > _LONGEST:
+            raise UnknownValue
+        return steps, last
+
+    @contextmanager
+    def _address(
+        self, ins: ptx.Instruction, last: Step | None, values: dict[object, str]
+    ) -> Iterator[tuple[FenceOperands, str]]:
+        """The fence's parts and its hull's address, its slice having been run."""
+        found = decode_fence(ins)
+        base = found.base
+        if isinstance(base, ptx.Register) and base.name in self.s.w.varying:
+            before = self.code.slot(base.name)
+            self.code.redirect(base.name, self.slot(base.name, last, values))
+            yield found, address_of(self.code, found)
+            self.code.redirect(base.name, before)
+        else:
+            with self.s.as_of(ins):
+                yield found, address_of(self.code, found)
+
+    # -- the test
+
+    def emit(self) -> str:
+        """Emit the test; an i1: whether some fence might miss."""
+        e = self.e
+        flags_: list[str] = []
+        pure: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
+        for one in self._hoisted:
+            condition = self._affine(one[0], one[2])
+            if condition is None:
+                pure.append(one)
+            else:
+                flags_ += condition
+        flags_ += self.wraps
+        flags_ += self._by_intervals()
+        if self._ranges.any:
+            flags_.append(self._ranges.missed())
+        if pure:
+            flags_.append(self._tested(pure))
+        result = "false"
+        for flag in dict.fromkeys(flags_):
+            result = e.value(f"or i1 {result}, {flag}")
+        return result
+
+    def _affine(self, ins: ptx.Instruction, last: Step | None) -> list[str] | None:
+        """Conditions, any of which means that the fence may miss; None if it is not affine."""
+        e, found = self.e, decode_fence(ins)
+        if last is None and isinstance(found.base, ptx.Register):
+            if found.base.name in self.s.w.varying:
+                return None
+        strides = FLAT if last is None else self.strides_of(last)
+        if strides is None:
+            return None
+        if bounds_vary(found):
+            linear_strides = self.linear_strides(self.s.kernel.local_size)
+            strides = tuple(
+                _sub(e, stride, linear_stride)
+                for stride, linear_stride in zip(strides, linear_strides, strict=True)
+            )  # type: ignore[assignment]
+        shape = self.s.kernel.shape
+        conditions: list[str] = []
+        extents = (shape.x, shape.y, shape.z)
+        box = self.box(ins, extents)
+        lowest, highest = span_of(e, strides, box)
+        for stride, extent in zip(strides, extents, strict=True):
+            if extent == 1:
+                continue
+            if isinstance(stride, int):
+                if stride % found.align or abs(stride) >= 1 << 50:
+                    return None
+            else:
+                moved = e.value(f"add i64 {stride}, {1 << 50}")
+                conditions.append(e.value(f"icmp uge i64 {moved}, {1 << 51}"))
+                if found.align > 1:
+                    low = e.value(f"and i64 {stride}, {found.align - 1}")
+                    conditions.append(e.value(f"icmp ne i64 {low}, 0"))
+        with self._address(ins, last, self._values) as (_, address):
+            first = plus(e, address, lowest)
+            if lowest != 0 and self._is_narrow(found):
+                # A register of 32 bits: it is the first thread's that may not be negative.
+                below = e.value(f"sub i64 {first}, {found.low}")
+                value = e.value(f"zext i32 {e.value(f'trunc i64 {below} to i32')} to i64")
+                first = e.value(f"add i64 {value}, {found.low}")
+            outside = self._outside(found, first, _sub(e, highest, lowest), box.some)
+            conditions += [outside] if outside else []
+        if box.some:
+            conditions = [e.value(f"and i1 {box.some}, {one}") for one in conditions]
+        return conditions
+
+    def _outside(self, found: FenceOperands, first: str, length: Stride, some: str) -> str:
+        """Whether a hull from ``first`` to ``length`` bytes further misses; "" if `_ranges` tells.
+
+        It is asked only if the i1 ``some`` holds.
+        """
+        e, bounds = self.e, bounds_of(self.code, found)
+        choices = 2 if found.origins[:1] == ("static",) else 1
+        end = plus(e, first, length)
+        if choices == 1 and bounds.align % found.align == 0:
+            off, span = e.value(f"sub i64 {first}, {bounds.first}"), found.span
+            if isinstance(length, int):  # all hulls together are one of known length
+                self._ranges.add(off, off, found.align, start_count(e, bounds, span + length), some)
+            else:
+                last = e.value(f"sub i64 {end}, {bounds.first}")
+                self._ranges.add(off, last, found.align, start_count(e, bounds, span), some)
+            return ""
+        outside = ""
+        for which in range(choices):
+            bounds = bounds_of(self.code, found, which)
+            out = hull_misses(self.code, found, first, bounds)
+            if length != 0:
+                out = e.value(f"or i1 {out}, {self._beyond(found, end, bounds)}")
+            outside = e.value(f"and i1 {outside}, {out}") if outside else out
+        return outside
+
+    def _by_intervals(self) -> list[str]:
+        """Conditions for the fences of which no more than bounds can be known."""
+        extents = IntervalAnalysis(self)
+        conditions: list[str] = []
+        for ins in self._bounded:
+            try:
+                conditions += extents.misses(ins)
+            except UnknownValue:
+                self.inline.add(id(ins))
+        return [*conditions, *extents.doubts]
+
+    def _is_narrow(self, found: FenceOperands) -> bool:
+        base = found.base
+        return isinstance(base, ptx.Register) and self.s.kernel.storage[base.name] == "i32"
+
+    def _beyond(self, found: FenceOperands, address: str, bounds: Bounds) -> str:
+        """Whether the hull at the highest address, aligned as the lowest is, misses."""
+        e = self.e
+        off = address if bounds.first == "0" else e.value(f"sub i64 {address}, {bounds.first}")
+        return e.value(f"icmp uge i64 {off}, {start_count(e, bounds, found.span)}")
+
+    def _tested(self, fences: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
+        """Whether a pure fence misses (i1): if bounds do not tell, a loop over threads does."""
+        e, extents = self.e, IntervalAnalysis(self)
+        conditions: list[str] = []
+        try:
+            for ins, _, _ in fences:
+                conditions += extents.misses(ins)
+        except UnknownValue:
+            return self._pure(fences)
+        result = e.alloca("i1", "pure")
+        e.do(f"store i1 false, ptr {result}")
+        perhaps = "false"
+        for one in dict.fromkeys((*conditions, *extents.doubts)):
+            perhaps = e.value(f"or i1 {perhaps}, {one}")
+        with e.when(perhaps):
+            e.do(f"store i1 {self._pure(fences)}, ptr {result}")
+        return e.value(f"load i1, ptr {result}")
+
+    def _pure(self, fences: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
+        """A loop over all threads that tests these fences; an i1 as `emit`."""
+        e = self.e
+        total = e.alloca("i32", "misses")
+        e.do(f"store i32 0, ptr {total}")
+        with self.s.w.threads():
+            values: dict[object, str] = {}
+            for ins, steps, last in fences:
+                self.run(steps, values)
+                with self._address(ins, last, values) as (found, address):
+                    out = misses(self.code, found, address)
+                sofar = e.value(f"load i32, ptr {total}")
+                more = e.value(f"or i32 {sofar}, {e.value(f'zext i1 {out} to i32')}")
+                e.do(f"store i32 {more}, ptr {total}")
+        return e.value(f"icmp ne i32 {e.value(f'load i32, ptr {total}')}, 0")
+
+
+# -- strides as numbers or LLVM values ----------------------------------------------------------
+
+
+def _sub(e: Emitter, stride: Stride, number: Stride) -> Stride:
+    if isinstance(stride, int) and isinstance(number, int):
+        return stride - number
+    if number == 0:
+        return stride
+    return e.value(f"sub i64 {stride}, {number}")

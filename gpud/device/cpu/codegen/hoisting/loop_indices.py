@@ -1,0 +1,300 @@
+"""Indices of loops within a stage: what they begin at, and what they end at.
+
+For problem, approach and other terms see `gpud.device.cpu.codegen.hoisting.intervals`.
+
+Terms: an *own step* of a register is an instruction that adds something to it, directly or through
+copies. A register with exactly one, which all rounds of a loop pass, is the loop's *index* if the
+loop's only way back depends on a comparison of it. Its value *at the head* is what it is from the
+loop's first block up to its step.
+
+Properties:
+* what an index is at the head of a loop is what it began with, or what went round by the only way
+  back: so it met the comparison;
+* it only grows, and never wraps, unless a condition for doubt holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpud.compiler.analysis.cfg import Loop
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.hoisting.intervals import Interval
+from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
+from gpud.device.cpu.codegen.hoisting.thread_box import compared
+from gpud.device.cpu.codegen.hoisting.transfer_functions import BITS, TransferFunctions, signed
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.hoisting.hoisted_checks import HoistedChecks
+
+__all__ = ["AT_MOST", "LoopIndices", "Place"]
+
+_STORED = {"i32": 32, "i64": 64, "ptr": 64}
+AT_MOST = ("lt", "le", "lo", "ls")
+"""Comparisons that bound what is on their left from above."""
+_COPIES = 4
+"""Through how many instructions a step is followed."""
+
+
+class Place(NamedTuple):
+    """Where a register is read: the reader, its number in the stage, its block."""
+
+    reader: ptx.Instruction
+    number: int
+    block: int
+
+
+class _Advance(NamedTuple):
+    """What an own step adds: a constant and operands; and the instructions it is made of."""
+
+    constant: int
+    others: tuple[tuple[ptx.Operand, str, Place], ...]
+    places: tuple[Place, ...]
+    """The first reads the register itself."""
+
+
+class _Index(NamedTuple):
+    """What is known of a loop's index: at the loop's head, and anywhere."""
+
+    loop: Loop
+    step: Place
+    after: frozenset[int]
+    """Blocks to which control can come behind the step without passing the loop's head."""
+    head: Interval
+    anywhere: Interval
+
+
+class LoopIndices(TransferFunctions):
+    """The indices of the loops of one stage, and which instruction makes a register's value.
+
+    Args:
+        hoisted: the stage's fences, where code is being written: before the stage's loop.
+    """
+
+    def __init__(self, hoisted: HoistedChecks) -> None:
+        super().__init__(hoisted.e)
+        self._hoisted = hoisted
+        self._s = hoisted.s
+        self._flow = hoisted.s.w.flow
+        self._indices: dict[str, _Index | None] = {}
+        self._made: dict[object, Interval] = {}
+
+    @contextmanager
+    def undone_if_unknown(self) -> Iterator[None]:
+        """Where nothing can be said, what was worked out on the way is forgotten.
+
+        It stands under doubts that nobody will ask about.
+        """
+        before = dict(self._made), dict(self._indices), list(self.doubts)
+        try:
+            yield
+        except UnknownValue:
+            self._made, self._indices, self.doubts = before
+            raise
+
+    def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
+        """What all definitions of a register but some give."""
+        raise NotImplementedError
+
+    def _operand(self, operand: ptx.Operand, type_: str, place: Place) -> Interval:
+        """The interval of an operand of the instruction at ``place``."""
+        raise NotImplementedError
+
+    # -- definitions
+
+    def _bits_of(self, name: str) -> int:
+        bits = _STORED.get(self._s.kernel.storage[name])
+        if bits is None:
+            raise UnknownValue
+        return bits
+
+    def _defined(self, name: str) -> list[Place]:
+        return [Place(ins, number, block) for number, block, ins in self._hoisted.definitions(name)]
+
+    def _exact(self, name: str, place: Place) -> Place | None:
+        """The one instruction whose latest result is read, if there is one."""
+        made = self._defined(name)
+        near = [d for d in made if d.block == place.block and d.number < place.number]
+        if near:
+            return None if near[-1].reader.guard is not None else near[-1]
+        if len(made) == 1 and made[0].block != place.block and made[0].reader.guard is None:
+            if self._flow.dominates(made[0].block, place.block):
+                return made[0]
+        return None
+
+    # -- indices of loops
+
+    def _is_before(self, index: _Index, place: Place) -> bool:
+        """Whether ``place`` reads what the index was at the head of its loop."""
+        if place.number < 0 or place.block not in index.loop.blocks:
+            return False
+        if place.block == index.step.block:
+            return place.number <= index.step.number
+        return place.block not in index.after
+
+    def _index(self, name: str) -> _Index | None:
+        if name not in self._indices:
+            self._indices[name] = None
+            self._indices[name] = self._find_index(name)
+        return self._indices[name]
+
+    def _find_index(self, name: str) -> _Index | None:
+        made = self._defined(name)
+        steps = [(d, self._advance(name, d, _COPIES)) for d in made]
+        own = [(d, advance) for d, advance in steps if advance is not None]
+        if len(own) != 1 or own[0][0].reader.guard is not None:
+            return None
+        step, advance = own[0]
+        assert advance is not None
+        around = [loop for loop in self._flow.loops if step.block in loop.blocks]
+        if not around:
+            return None
+        loop = min(around, key=lambda one: len(one.blocks))
+        if any(d.block in loop.blocks for d in made if d != step):
+            return None
+        header = self._flow.blocks[loop.header]
+        latches = [p for p in header.predecessors if p in loop.blocks]
+        if len(latches) != 1 or not self._flow.dominates(step.block, latches[0]):
+            return None
+        after = self._behind(name, loop, latches[0], step)
+        if after is None:
+            return None
+        none = self.one(0, 0)
+        index = _Index(loop, step, after, none, none)
+        if not self._is_before(index, advance.places[0]):
+            return None
+        if any(place.block not in loop.blocks for place in advance.places):
+            return None
+        first = header.places[0].instruction if header.places else None
+        if first is None or id(first) not in self._s.ordinal:
+            return None
+        entry = Place(first, self._s.ordinal[id(first)], loop.header)
+        start = self._union(name, entry, (step,))
+        return self._bounded(name, index, latches[0], advance, start)
+
+    def _behind(self, name: str, loop: Loop, latch: int, step: Place) -> frozenset[int] | None:
+        """Blocks that what a step makes can come to before the loop goes on.
+
+        None if it can come to the loop's head by another way than its latch.
+        """
+        inside = {n for segment in self._s.stage.segments for n in segment.blocks}
+        ends = {d.block for d in self._defined(name) if d != step and d.reader.guard is None}
+        found: set[int] = set()
+        work = [step.block]
+        while work:
+            number = work.pop()
+            for successor in self._flow.blocks[number].successors:
+                if (number, successor) == (latch, loop.header):
+                    continue
+                if successor in (loop.header, step.block):
+                    return None
+                if successor in inside and successor not in found | ends:
+                    found.add(successor)
+                    work.append(successor)
+        return frozenset(found)
+
+    def _bounded(
+        self,
+        name: str,
+        index: _Index,
+        latch: int,
+        advance: _Advance,
+        start: Interval,
+    ) -> _Index | None:
+        """The index's intervals from the comparison that lets the loop go on."""
+        last = self._flow.blocks[latch].last
+        if last is None or last.guard is None or last.opcode.base != "bra":
+            return None
+        successors = self._flow.blocks[latch].successors
+        if len(set(successors)) != 2 or id(last) not in self._s.ordinal:
+            return None
+        negated = last.guard.negated != (successors[0] != index.loop.header)
+        test = self._exact(last.guard.register.name, Place(last, self._s.ordinal[id(last)], latch))
+        if test is None or test.block != latch or test.reader.opcode.base != "setp":
+            return None
+        if test.reader.operands[0] != last.guard.register:
+            return None
+        ins, modifiers = test.reader, test.reader.opcode.modifiers
+        bits = self._bits_of(name)
+        if len(modifiers) != 2 or BITS.get(modifiers[1]) != bits or len(ins.operands) != 3:
+            return None
+        by = self._advanced_by(advance)
+        for mirrored in (False, True):
+            mine, other = ins.operands[1:] if not mirrored else ins.operands[:0:-1]
+            ahead = self._tested(name, mine, test, index)
+            how = compared(modifiers[0], negated=negated, mirrored=mirrored)
+            if ahead is None or how not in AT_MOST:
+                continue
+            kind = "u" if modifiers[1][0] == "u" or how in ("lo", "ls") else "s"
+            type_ = f"{kind}{bits}"
+            border = self.fits(self._operand(other, type_, test), type_).high
+            last_round = border if how in ("le", "ls") else self.minus(border, 1)
+            if not ahead:
+                last_round = self.plus(last_round, by.high)
+            self.doubt("slt", by.low, 1)
+            most = max(start.most, (1 << 32) + 1 + by.most if bits == 32 else 1 << 63)
+            stride = min(start.step, by.low & -by.low) if isinstance(by.low, int) else 1
+            base = start.base if stride > 1 else 0
+            head = Interval(start.low, self.greatest(start.high, last_round), stride, base, most)
+            head = self.small(head)
+            anywhere = replace(head, high=self.plus(head.high, by.high), most=head.most + by.most)
+            self.fits(anywhere, type_)  # it does not wrap
+            return index._replace(head=head, anywhere=anywhere)
+        return None
+
+    def _advanced_by(self, advance: _Advance) -> Interval:
+        by = self.one(advance.constant, abs(advance.constant))
+        for operand, type_, place in advance.others:
+            by = self.add(by, self._operand(operand, type_, place))
+        return self.small(by, 1 << 32)
+
+    def _tested(self, name: str, operand: ptx.Operand, test: Place, index: _Index) -> bool | None:
+        """Whether the index after its step is compared, not before it; None if neither is."""
+        if not isinstance(operand, ptx.Register):
+            return None
+        step = index.step
+        if operand.name == name:
+            return test.block != step.block or test.number > step.number or None
+        made = self._exact(operand.name, test)
+        if made is None or made.reader.guard is not None or made.reader.opcode.base != "mov":
+            return None
+        copies = made.reader.operands[1] == ptx.Register(name)
+        return False if copies and self._is_before(index, made) else None
+
+    def _advance(self, name: str, made: Place, depth: int) -> _Advance | None:
+        """By what an instruction's result is more than ``name`` was, None if that is not known."""
+        ins = made.reader
+        base, modifiers = ins.opcode.base, ins.opcode.modifiers
+        if not depth or not modifiers or not all(m in BITS for m in modifiers):
+            return None
+        if self._bits_of(name) == 64 and any(BITS[m] == 32 for m in modifiers):
+            return None
+        if base == "mov" or (base == "cvt" and len(modifiers) == 2):
+            return self._advance_of(name, ins.operands[1], made, depth)
+        if base != "add" or len(modifiers) != 1:
+            return None
+        for source, other in (ins.operands[1:], ins.operands[:0:-1]):
+            found = self._advance_of(name, source, made, depth)
+            if found is None:
+                continue
+            if isinstance(other, ptx.Immediate):
+                more = signed(other.value, BITS[modifiers[-1]])
+                return found._replace(constant=found.constant + more)
+            return found._replace(others=(*found.others, (other, modifiers[-1], made)))
+        return None
+
+    def _advance_of(
+        self, name: str, source: ptx.Operand, made: Place, depth: int
+    ) -> _Advance | None:
+        if not isinstance(source, ptx.Register):
+            return None
+        defining = self._exact(source.name, made)
+        if source.name == name:
+            return _Advance(0, (), (made,)) if defining is None else None
+        if defining is None or defining.reader.guard is not None:
+            return None
+        found = self._advance(name, defining, depth - 1)
+        return None if found is None else found._replace(places=(*found.places, made))

@@ -1,0 +1,398 @@
+"""Fences of threads on their own: one test for all arrays that a thread accesses at one index.
+
+Problem: a thread that is not together with others tests each of its fences where it stands. In a
+kernel that reads and writes many arrays at ``array[i]`` this costs more than what it computes.
+
+Approach: where the arrays are parameters, their distances are the same for all threads. If the
+lowest and the highest of them have their elements within the arena, then so have those between.
+What the parameters tell is worked out before the loop over threads; for a thread one comparison is
+left. If it does not pass, all fences of the group are checked then and there, in program order.
+
+Terms: an address is taken apart into a *sum*: numbers of values that are not sums, and an offset;
+values with the same number are the same. Fences whose sums differ only by which parameter they
+have and by the offset are a *group*, which is tested where its first fence stands.
+
+Properties:
+* a group lies in one basic block, in which all of its accesses run if the first does, or the task
+  block has ended for another reason;
+* an access is reported if and only if it is illegal, before any access of its group happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpud.compiler.analysis.cfg import Block, ControlFlow
+from gpud.compiler.analysis.effects import (
+    BARRIER,
+    CALL,
+    COLLECTIVE,
+    TERMINATOR,
+    flags,
+    state_space,
+    written,
+)
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emit.addresses import header_field
+from gpud.device.cpu.codegen.emit.fence_checks import (
+    UNLIKELY,
+    bounds_of,
+    check_exactly,
+    start_count,
+)
+from gpud.device.cpu.codegen.preparation.fence_instruction import FenceOperands, decode_fence
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.emit.emitter import Emitter
+    from gpud.device.cpu.codegen.emit.region_writer import KernelContext
+    from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
+
+__all__ = ["MergedFences"]
+
+_WIDE = ("i64", "ptr")
+_64_BITS = ("u64", "s64", "b64")
+_PURE = frozenset(
+    ("add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "not", "neg", "cvt", "mov")
+)
+_FAR = 57
+"""No arena has 2 to the power of so many bytes; five bits are left for an alignment."""
+_SAME_AT_ALL_TIMES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
+
+
+class _LinearSum(NamedTuple):
+    """Values, by number, in order, and what is added to them; modulo 2**64."""
+
+    numbers: tuple[int, ...]
+    offset: int
+
+
+class _Member(NamedTuple):
+    """A fence of a group: its base is the parameter at ``place`` + ``offset`` + what is common."""
+
+    ins: ptx.Instruction
+    place: int
+    offset: int
+
+
+@dataclass
+class _Group:
+    members: list[_Member] = field(default_factory=list)
+    bias: str = ""
+    """i64: what turns the first fence's base into the lowest hull's offset in the arena."""
+    room: str = ""
+    """i64: how many multiples of the alignment that offset may be."""
+
+
+class MergedFences:
+    """The groups of some blocks of a kernel.
+
+    Args:
+        kernel: whose.
+        blocks: which, numbers.
+        e: the function that is written; what groups need is computed where it stands now.
+        code: any thread there.
+    """
+
+    def __init__(
+        self, kernel: KernelContext, blocks: Sequence[int], e: Emitter, code: ThreadCode
+    ) -> None:
+        self.kernel = kernel
+        self.e = e
+        self._groups: dict[int, _Group] = {}
+        self._tested: set[int] = set()
+        if kernel.arena is None:
+            return
+        sums = _ValueNumbering(kernel.regions.flow, kernel.storage, kernel.parameters)
+        for number in blocks:
+            for group in sums.groups(kernel.regions.flow.blocks[number]):
+                self._groups[id(group.members[0].ins)] = group
+                self._tested.update(id(member.ins) for member in group.members)
+                self._prepare(group, code)
+
+    def covers(self, ins: ptx.Instruction) -> bool:
+        """Whether ``ins`` is a fence of a group: `test` is all that is to be emitted for it."""
+        return id(ins) in self._tested
+
+    # -- before the loop over threads
+
+    def _prepare(self, group: _Group, code: ThreadCode) -> None:
+        e = self.e
+        for name in ("umin", "umax"):
+            e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
+        first, found = group.members[0], decode_fence(group.members[0].ins)
+        bounds = bounds_of(code, found)
+        values = {place: self._parameter(place) for place in {m.place: None for m in group.members}}
+        span, hulls = 0, dict[tuple[int, int], None]()
+        for member in group.members:
+            part = decode_fence(member.ins)
+            span = max(span, part.span)
+            hulls[member.place, member.offset + part.low] = None
+        lowest = highest = bits = ""
+        for place, offset in hulls:
+            at = e.value(f"add i64 {values[place]}, {_wrapped(offset - int(bounds.first))}")
+            lowest = e.value(f"call i64 @llvm.umin.i64(i64 {lowest}, i64 {at})") if lowest else at
+            highest = (
+                e.value(f"call i64 @llvm.umax.i64(i64 {highest}, i64 {at})") if highest else at
+            )
+            bits = e.value(f"or i64 {bits}, {at}") if bits else at
+        base = e.value(f"add i64 {values[first.place]}, {_wrapped(first.offset)}")
+        group.bias = e.value(f"sub i64 {lowest}, {base}")
+        length = e.value(f"sub i64 {highest}, {lowest}")
+        if found.align > 1:
+            # As if one that is not aligned were far away: a choice would be made for each thread.
+            odd = e.value(f"and i64 {bits}, {found.align - 1}")
+            length = e.value(f"or i64 {length}, {e.value(f'shl i64 {odd}, {_FAR}')}")
+        e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
+        room = e.value(
+            f"call i64 @llvm.usub.sat.i64(i64 {start_count(e, bounds, span)}, i64 {length})"
+        )
+        if found.align > 1:
+            up = e.value(f"add i64 {room}, {found.align - 1}")
+            room = e.value(f"lshr i64 {up}, {found.align.bit_length() - 1}")
+        group.room = room
+
+    def _parameter(self, place: int) -> str:
+        e = self.e
+        pointer = e.value(f"getelementptr i8, ptr {header_field(e, 'params')}, i64 {place}")
+        return e.value(f"load i64, ptr {pointer}, align 1, !invariant.load !0")
+
+    # -- for a thread
+
+    def test(self, code: ThreadCode, ins: ptx.Instruction) -> None:
+        """Test the group whose first fence ``ins`` is; nothing for its other fences."""
+        group = self._groups.get(id(ins))
+        if group is None:
+            return
+        e, found = self.e, decode_fence(ins)
+        assert isinstance(found.base, ptx.Register)
+        base = code.read(found.base, "u64")
+        off = e.value(f"add i64 {base}, {group.bias}")
+        if found.align > 1:
+            bits = found.align.bit_length() - 1
+            e.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
+            off = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
+        out = e.value(f"icmp uge i64 {off}, {group.room}")
+        cold, warm, end = e.label("cold"), e.label("warm"), e.label("end")
+        e.end(f"br i1 {out}, label %{cold}, label %{warm}, !prof {UNLIKELY}")
+        e.place(cold)
+        first = group.members[0]
+        start = e.value(f"add i64 {self._parameter(first.place)}, {_wrapped(first.offset)}")
+        common = e.value(f"sub i64 {base}, {start}")
+        for member in group.members:
+            part = decode_fence(member.ins)
+            at = e.value(f"add i64 {self._parameter(member.place)}, {common}")
+            hull = e.value(f"add i64 {at}, {_wrapped(member.offset + part.low)}")
+            check_exactly(code, member.ins, hull, end)
+        e.jump(warm)
+        e.place(end)
+        code.fail()
+        e.place(warm)
+
+
+class _ValueNumbering:
+    """What registers hold within one basic block at a time, as sums."""
+
+    def __init__(
+        self, flow: ControlFlow, storage: Mapping[str, str], parameters: Mapping[str, int]
+    ) -> None:
+        self.flow = flow
+        self.storage = storage
+        self.parameters = parameters
+        self._numbers: dict[Hashable, int] = {}
+        self._places: dict[int, int] = {}
+        """Where a parameter is among the parameters' bytes, by number."""
+        self._held: dict[str, _LinearSum] = {}
+        self._block = 0
+        self._makers: dict[str, list[tuple[int, int, ptx.Instruction]]] = {}
+        for number in flow.order:
+            for at, place in enumerate(flow.blocks[number].places):
+                for register in written(place.instruction):
+                    made = self._makers.setdefault(register.name, [])
+                    made.append((number, at, place.instruction))
+
+    def groups(self, block: Block) -> list[_Group]:
+        """The groups of more than one fence."""
+        self._held = {}
+        self._block = block.index
+        found: list[_Group] = []
+        open_: dict[Hashable, _Group] = {}
+        for place in block.places:
+            ins = place.instruction
+            if is_fence(ins):
+                one = self._member(ins)
+                if one is not None:
+                    key, member = one
+                    if key not in open_:
+                        open_[key] = _Group()
+                        found.append(open_[key])
+                    open_[key].members.append(member)
+                continue
+            if flags(ins.opcode) & (TERMINATOR | CALL | BARRIER | COLLECTIVE):
+                open_.clear()
+            self._run(ins)
+        return [group for group in found if len(group.members) > 1]
+
+    def _member(self, ins: ptx.Instruction) -> tuple[Hashable, _Member] | None:
+        found = decode_fence(ins)
+        if ins.guard is not None or not _in_arena(found):
+            return None
+        if not isinstance(found.base, ptx.Register) or not self._is_wide(found.base):
+            return None
+        sum_ = self._of(found.base)
+        bases = [number for number in sum_.numbers if number in self._places]
+        if len(bases) != 1:
+            return None
+        rest = list(sum_.numbers)
+        rest.remove(bases[0])
+        # The first fence speaks for all: the operand that names the task block is the same, too.
+        key = found.space, found.align, found.claim, self._of(found.claim), tuple(rest)
+        return key, _Member(ins, self._places[bases[0]], sum_.offset)
+
+    # -- values
+
+    def _number(self, key: Hashable) -> _LinearSum:
+        return _LinearSum((self._numbers.setdefault(key, len(self._numbers)),), 0)
+
+    def _unknown(self) -> _LinearSum:
+        return self._number(("new", len(self._numbers)))
+
+    def _of(self, operand: ptx.Operand) -> _LinearSum:
+        match operand:
+            case ptx.Register(name):
+                held = self._held.get(name)
+                if held is None:
+                    held = self._held[name] = self._at_start(name)
+                return held
+            case ptx.Immediate(kind="int", value=value):
+                return _LinearSum((), value % (1 << 64))
+            case ptx.Immediate(kind=kind, value=value):
+                return self._number(("immediate", kind, value))
+            case ptx.SpecialRegister(name) if name.startswith(_SAME_AT_ALL_TIMES):
+                return self._number(("special", name))
+        return self._unknown()
+
+    def _at_start(self, name: str) -> _LinearSum:
+        place = self._kept_parameter(name, self._block, -1, 4)
+        if place is not None:
+            return self._parameter(place)
+        return self._number(("start", self._block, name))
+
+    def _kept_parameter(self, name: str, block: int, at: int, depth: int) -> int | None:
+        """The place of the parameter that a register holds before a place of the program."""
+        made = self._makers.get(name, ())
+        if len(made) != 1 or not depth:
+            return None
+        number, where, ins = made[0]
+        earlier = number == block and where < at
+        if not earlier and (number == block or not self.flow.dominates(number, block)):
+            return None
+        if ins.guard is not None or not self._is_wide(ins.operands[0]):
+            return None
+        place = self._loaded(ins)
+        if place is None and self._copies(ins):
+            source = ins.operands[1]
+            if isinstance(source, ptx.Register):
+                return self._kept_parameter(source.name, number, where, depth - 1)
+        return place
+
+    def _parameter(self, place: int) -> _LinearSum:
+        sum_ = self._number(("parameter", place))
+        self._places[sum_.numbers[0]] = place
+        return sum_
+
+    # -- instructions
+
+    def _run(self, ins: ptx.Instruction) -> None:
+        targets = written(ins)
+        known = None
+        if len(targets) == 1 and ins.guard is None and ins.operands[0] == targets[0]:
+            known = self._result(ins)
+        for register in targets:
+            self._held[register.name] = self._unknown() if known is None else known
+
+    def _result(self, ins: ptx.Instruction) -> _LinearSum | None:
+        base, modifiers, sources = ins.opcode.base, ins.opcode.modifiers, ins.operands[1:]
+        if self._is_wide(ins.operands[0]):
+            place = self._loaded(ins)
+            if place is not None:
+                return self._parameter(place)
+            if self._copies(ins):
+                return self._of(sources[0])
+            if base == "add" and modifiers in (("s64",), ("u64",)):
+                return self._added(self._word(sources[0]), self._word(sources[1]))
+            if base == "mad" and modifiers in (("wide", "u32"), ("wide", "s32")):
+                product = self._operation("mul", modifiers, sources[:2], "i64")
+                return self._added(product, self._word(sources[2]))
+        if base not in _PURE or "cc" in modifiers:
+            return None
+        target = self._storage(ins.operands[0])
+        return self._operation(base, modifiers, sources, "i64" if target == "ptr" else target)
+
+    def _operation(
+        self,
+        base: str,
+        modifiers: tuple[str, ...],
+        sources: tuple[ptx.Operand, ...],
+        target: str,
+    ) -> _LinearSum:
+        """What an instruction makes; operands may be narrower or wider than its type says."""
+        inputs = tuple((self._of(one), self._is_wide(one) or self._storage(one)) for one in sources)
+        return self._number((base, modifiers, inputs, target))
+
+    def _word(self, operand: ptx.Operand) -> _LinearSum:
+        """A 64-bit operand; what is narrower is not what it is when it has been widened."""
+        if isinstance(operand, ptx.Register) and not self._is_wide(operand):
+            return self._number(("widened", self._of(operand)))
+        return self._of(operand)
+
+    @staticmethod
+    def _added(first: _LinearSum, second: _LinearSum) -> _LinearSum:
+        numbers = sorted((*first.numbers, *second.numbers))
+        return _LinearSum(tuple(numbers), (first.offset + second.offset) % (1 << 64))
+
+    def _loaded(self, ins: ptx.Instruction) -> int | None:
+        """Where the parameter is that an instruction loads."""
+        modifiers = ins.opcode.modifiers
+        if ins.opcode.base != "ld" or state_space(ins.opcode) != "param":
+            return None
+        address = ins.operands[1]
+        if modifiers[-1] not in _64_BITS or not isinstance(address, ptx.Address):
+            return None
+        if not isinstance(address.base, ptx.Symbol) or len(modifiers) != 2:
+            return None
+        start = self.parameters.get(address.base.name)
+        return None if start is None else start + address.offset
+
+    def _copies(self, ins: ptx.Instruction) -> bool:
+        """Whether an instruction copies a 64-bit register; global addresses are generic ones."""
+        base, modifiers = ins.opcode.base, ins.opcode.modifiers
+        source = ins.operands[1] if len(ins.operands) == 2 else None
+        if not isinstance(source, ptx.Register) or not self._is_wide(source):
+            return False
+        if base == "cvta":
+            return "global" in modifiers and modifiers[-1] == "u64"
+        return base == "mov" and modifiers in (("u64",), ("s64",), ("b64",))
+
+    def _is_wide(self, operand: ptx.Operand) -> bool:
+        return self._storage(operand) in _WIDE
+
+    def _storage(self, operand: ptx.Operand) -> str:
+        return self.storage[operand.name] if isinstance(operand, ptx.Register) else ""
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _in_arena(found: FenceOperands) -> bool:
+    """Whether the arena is where the fence is most likely fine."""
+    if found.space not in ("global", "generic"):
+        return False
+    return not found.origins or found.origins[0] == "arena"
+
+
+def _wrapped(number: int) -> int:
+    """``number`` modulo 2**64, as LLVM writes an i64."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

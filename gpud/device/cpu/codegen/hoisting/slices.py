@@ -1,0 +1,216 @@
+"""Where the value of a register comes from, as far as a stage's own instructions make it.
+
+Problem: an address must be worked out before the loop over threads in which the program computes
+it. Approach: follow the register's definitions back to what is known at the stage's start, and run
+just these instructions, on slots of their own, for any thread.
+
+Terms: a *step* is one instruction of a slice; the *slice* of a register at a place is the steps
+that make the value that it has there.
+
+Properties:
+* where there is a slice, running it gives the value that the register will have at that place, in
+  every thread that comes there;
+* running it reads what the thread has kept, parameters and registers, and writes only its slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpud.compiler.analysis.effects import (
+    MEMORY_READ,
+    MEMORY_WRITE,
+    flags,
+    is_call,
+    read,
+    special_registers,
+    state_space,
+    written,
+)
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emit.thread import zero
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
+
+__all__ = ["Slices", "Step", "UnknownValue"]
+
+_PURE = frozenset(
+    (
+        "add", "sub", "mul", "mul24", "mad", "mad24", "shl", "shr", "and", "or", "xor", "not",
+        "neg", "mov", "cvta", "cvt", "selp", "setp", "min", "max", "bfe", "bfi", "abs", "ld",
+        "gpud", "div", "rem", "sad", "lop3", "prmt", "popc", "clz", "brev", "bfind", "shf",
+    )
+)  # fmt: skip
+_MOST_STEPS = 400
+_UNSTABLE = ("%clock", "%globaltimer", "%smid", "%pm")
+
+
+class UnknownValue(Exception):
+    """The value cannot be worked out before the loop."""
+
+
+@dataclass(eq=False)
+class Step:
+    """One instruction of a slice; ``sources`` are the steps (or None) of what it reads by name."""
+
+    ins: ptx.Instruction
+    now: int
+    """Its place in the stage; -1 for instructions that run before the stage's own."""
+    sources: dict[str, Step | None]
+
+
+class Slices:
+    """The slices of one stage.
+
+    Args:
+        stage: which.
+        varying: its instructions that are not the same for all threads, each with its block.
+    """
+
+    def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
+        self.s = stage
+        self.varying = varying
+        self.e = stage.e
+        self.code = stage.code
+        self._definitions: dict[str, list[tuple[int, int, ptx.Instruction]]] = {}
+        self.where: dict[int, tuple[int, int]] = {}
+        """Place in the stage and block of each instruction, by identity."""
+        for ins, block in varying:
+            number = stage.ordinal[id(ins)]
+            self.where[id(ins)] = (number, block)
+            for register in written(ins):
+                if register.name in stage.w.varying:
+                    self._definitions.setdefault(register.name, []).append((number, block, ins))
+        self.recipe: dict[str, ptx.Instruction] = {}
+        """What makes a register anew at the stage's start, by name."""
+        self._steps: dict[tuple[int, bool], Step] = {}
+
+    def definitions(self, name: str) -> list[tuple[int, int, ptx.Instruction]]:
+        """The stage's instructions that write a varying register: (place, block, instruction)."""
+        return self._definitions.get(name, [])
+
+    def reaching(self, name: str, now: int, block: int) -> Step | None:
+        """The instruction whose result ``name`` holds at a place; None: what it was at first."""
+        if name not in self.s.w.varying:
+            return None
+        before = [d for d in self._definitions.get(name, ()) if d[0] < now]
+        after = [d for d in self._definitions.get(name, ()) if d[0] >= now]
+        if before:
+            number, where, ins = before[-1]
+            same = where == block
+            only = len(before) == 1 and not after and self.s.w.flow.dominates(where, block)
+            if ins.guard is not None or not (same or only):
+                raise UnknownValue
+            return self._step(ins, number, where)
+        if any(self._in_one_loop(block, where) for _, where, _ in after):
+            raise UnknownValue
+        recipe = self.recipe.get(name)
+        return None if recipe is None else self._step(recipe, -1, -1)
+
+    def _in_one_loop(self, first: int, second: int) -> bool:
+        """Whether both blocks are in a loop that a thread runs within the stage."""
+        inner = self.s.convergence.inner
+        return any(
+            loop.header in inner and first in loop.blocks and second in loop.blocks
+            for loop in self.s.w.flow.loops
+        )
+
+    def _step(self, ins: ptx.Instruction, number: int, block: int) -> Step:
+        # An instruction can be in the recipe and in the stage, with other values to read.
+        key = id(ins), number < 0
+        found = self._steps.get(key)
+        if found is not None:
+            return found
+        if not self._is_pure(ins) or len(self._steps) > _MOST_STEPS:
+            raise UnknownValue
+        sources: dict[str, Step | None] = {}
+        for register in read(ins):
+            if number < 0:
+                recipe = self.recipe.get(register.name)
+                sources[register.name] = None if recipe is None else self._step(recipe, -1, -1)
+            else:
+                sources[register.name] = self.reaching(register.name, number, block)
+        step = self._steps[key] = Step(ins, number, sources)
+        return step
+
+    def _is_pure(self, ins: ptx.Instruction) -> bool:
+        base = ins.opcode.base
+        if ins.guard is not None or base not in _PURE or ins.opcode.has("cc") or is_call(ins):
+            return False
+        if not isinstance(ins.operands[0], ptx.Register):
+            return False
+        if base == "gpud" and ins.opcode.modifiers[0] != "move":
+            return False
+        bits = flags(ins.opcode)
+        if bits & MEMORY_WRITE or (bits & MEMORY_READ and state_space(ins.opcode) != "param"):
+            return False
+        if base == "ld":
+            # Not what a call has returned: that is memory of the thread's.
+            symbol = getattr(getattr(ins.operands[1], "base", None), "name", "")
+            if symbol not in self.code.places.parameters:
+                return False
+        return not any(name.startswith(_UNSTABLE) for name in special_registers(ins))
+
+    # -- running a slice
+
+    def run(self, steps: list[Step], values: dict[object, str]) -> None:
+        """Compute the slice for the thread at hand; ``values`` are the slots of what is known."""
+        for step in steps:
+            if id(step) in values:
+                continue
+            target = written(step.ins)[0].name
+            slot = self.e.alloca(self.s.kernel.storage[target], "early")
+            with self.reading(step, values):
+                if target in step.sources:
+                    # It reads what it writes: it finds the old value where the new one will be.
+                    type_ = self.s.kernel.storage[target]
+                    old = self.e.value(f"load {type_}, ptr {self.code.slot(target)}")
+                    self.e.do(f"store {type_} {old}, ptr {slot}")
+                self.code.redirect(target, slot)
+                self.code.run(step.ins)
+            values[id(step)] = slot
+
+    @contextmanager
+    def reading(self, step: Step, values: dict[object, str]) -> Iterator[None]:
+        """Operands of ``step`` read what it reads in the program."""
+        names = {register.name for register in (*read(step.ins), *written(step.ins))}
+        slots = {name: self.code.slot(name) for name in names}
+        with self.s.as_of(step.ins, step.now):
+            for name, source in step.sources.items():
+                if name in self.s.w.varying:
+                    self.code.redirect(name, self.slot(name, source, values))
+            yield
+        for name, slot in slots.items():
+            self.code.redirect(name, slot)
+
+    def slot(self, name: str, source: Step | None, values: dict[object, str]) -> str:
+        """Where a varying register is that a step made, or that the thread kept."""
+        if source is not None:
+            return values[id(source)]
+        slot = values.get(name)
+        if slot is None:
+            type_ = self.s.kernel.storage[name]
+            slot = values[name] = self.e.alloca(type_, "kept")
+            value = zero(type_)
+            if name in self.s.live_in:
+                tags = self.s.kernel.spill_tags
+                value = self.e.value(f"load {type_}, ptr {self.s.spill_slot(name)}{tags}")
+            self.e.do(f"store {type_} {value}, ptr {slot}")
+        return slot
+
+    def ordered(self, step: Step) -> list[Step]:
+        """What ``step`` is made of, sources first."""
+        ordered: dict[int, Step] = {}
+
+        def visit(one: Step) -> None:
+            for source in one.sources.values():
+                if source is not None and id(source) not in ordered:
+                    visit(source)
+                    ordered[id(source)] = source
+
+        visit(step)
+        return list(ordered.values())

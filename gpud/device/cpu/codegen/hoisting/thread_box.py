@@ -1,0 +1,168 @@
+"""Which threads of a block an inner block is for: a box of thread numbers, where it is one.
+
+Problem: in ``if (tid < 64) s[tid] += s[tid + 64]`` the addresses of the threads that do not take
+part lie beyond the array. A test for all threads would find them, and be of no use.
+
+Approach: a condition that compares a value which grows by one from thread to thread along one axis
+with something that is the same for all of them holds for a range of that axis. `Box` is what the
+conditions in front of an access leave of the block; its ends may be known only when code runs.
+
+Properties: every thread that meets the conditions is in the box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.hoisting.thread_strides import Stride, Strides
+
+__all__ = ["AlignedRanges", "Box", "compared", "narrowed", "span_of"]
+
+Ends = tuple[Stride, Stride]
+"""The first of a range and the one after its last: numbers, or LLVM i64."""
+_NEGATIVE = -(1 << 63)
+
+_FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "lo": "hs", "ls": "hi", "hi": "ls",
+            "hs": "lo", "eq": "ne", "ne": "eq"}  # fmt: skip
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "lo": "hi", "ls": "hs", "hi": "lo",
+             "hs": "ls", "eq": "eq", "ne": "ne"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Box:
+    """Ranges of x, y and z; ``some`` is an i1, whether there are threads in it, "" if always."""
+
+    ends: tuple[Ends, Ends, Ends]
+    some: str = ""
+
+
+class AlignedRanges:
+    """Whether any of some offsets is too large or not aligned, in few steps and without branches.
+
+    An offset is fine if it is not negative, and less than its limit, and a multiple of its
+    alignment: ``limit - 1 - offset`` is not negative either. So all that matters of each offset are
+    some bits of two numbers, and those of all offsets are joined before they are looked at.
+    """
+
+    def __init__(self, e: Emitter) -> None:
+        self.e = e
+        self._joined: dict[str, dict[int, dict[str, None]]] = {}
+        """Numbers by the condition (i1) under which they matter, and by which of their bits do."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there are offsets."""
+        return bool(self._joined)
+
+    def add(self, first: str, end: str, align: int, limit: str, some: str = "") -> None:
+        """Test the offsets from ``first`` to ``end`` (i64), if the i1 ``some`` holds.
+
+        ``first`` must be a multiple of ``align``, and ``end``, which is less than 2**62 above it,
+        less than ``limit`` (i64, unsigned), which is less than 2**63.
+        """
+        masks = self._joined.setdefault(some, {})
+        masks.setdefault(_NEGATIVE + align - 1, {})[first] = None
+        if end != first:
+            masks.setdefault(_NEGATIVE, {})[end] = None
+        last = str(int(limit) - 1) if limit.isdigit() else self.e.value(f"sub i64 {limit}, 1")
+        masks.setdefault(_NEGATIVE, {})[self.e.value(f"sub i64 {last}, {end}")] = None
+
+    def missed(self) -> str:
+        """An i1: whether some offset does not pass."""
+        e, bad = self.e, ""
+        for some, masks in self._joined.items():
+            part = ""
+            for mask, numbers in masks.items():
+                bits = e.value(f"and i64 {self._either(numbers)}, {mask}")
+                part = e.value(f"or i64 {part}, {bits}") if part else bits
+            if some:
+                part = e.value(f"select i1 {some}, i64 {part}, i64 0")
+            bad = e.value(f"or i64 {bad}, {part}") if bad else part
+        return e.value(f"icmp ne i64 {bad}, 0")
+
+    def _either(self, numbers: Iterable[str]) -> str:
+        result = ""
+        for number in numbers:
+            result = self.e.value(f"or i64 {result}, {number}") if result else number
+        return result
+
+
+def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
+    """The comparison that holds, None if it is none of a range.
+
+    Args:
+        how: as ``setp`` names it.
+        negated: it does not hold.
+        mirrored: what differs between threads is on the right.
+    """
+    if negated:
+        how = _FLIPPED.get(how, "")
+    return _MIRRORED.get(how) if mirrored else (how if how in _MIRRORED else None)
+
+
+def narrowed(e: Emitter, box: Box, axis: int, extent: int, how: str, border: str) -> Box:
+    """``box`` without the threads of which ``number`` <how> ``border`` (i64) does not hold.
+
+    ``number`` is that of a thread along ``axis``, of ``extent`` threads.
+    """
+    for name in ("smin", "smax"):
+        e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
+    first, stop = box.ends[axis]
+    if how in ("lt", "lo", "le", "ls", "eq"):
+        after = border if how in ("lt", "lo") else e.value(f"add i64 {border}, 1")
+        stop = e.value(f"call i64 @llvm.smin.i64(i64 {stop}, i64 {after})")
+    if how in ("gt", "hi", "ge", "hs", "eq"):
+        begin = border if how in ("ge", "hs", "eq") else e.value(f"add i64 {border}, 1")
+        first = e.value(f"call i64 @llvm.smax.i64(i64 {first}, i64 {begin})")
+    if how == "ne":
+        is_first = e.value(f"zext i1 {e.value(f'icmp eq i64 {first}, {border}')} to i64")
+        first = e.value(f"add i64 {first}, {is_first}")
+        before = _plus(e, stop, -1)
+        stop = e.value(
+            f"select i1 {e.value(f'icmp eq i64 {before}, {border}')}, i64 {before}, i64 {stop}"
+        )
+    some = e.value(f"icmp slt i64 {first}, {stop}")
+    if box.some:
+        some = e.value(f"and i1 {box.some}, {some}")
+    ends = list(box.ends)
+    ends[axis] = (first, stop)
+    return replace(box, ends=(ends[0], ends[1], ends[2]), some=some)
+
+
+def span_of(e: Emitter, strides: Strides, box: Box) -> tuple[Stride, Stride]:
+    """By how much the lowest and the highest value in a box differ from the first thread's."""
+    lowest: Stride = 0
+    highest: Stride = 0
+    for stride, (first, stop) in zip(strides, box.ends, strict=True):
+        if stride == 0:
+            continue
+        low = _times(e, stride, first)
+        high = _times(e, stride, _plus(e, stop, -1))
+        if isinstance(stride, int):
+            if stride < 0:
+                low, high = high, low
+        else:
+            for name in ("smin", "smax"):
+                e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
+            low, high = (
+                e.value(f"call i64 @llvm.{name}.i64(i64 {low}, i64 {high})")
+                for name in ("smin", "smax")
+            )
+        lowest, highest = _plus(e, lowest, low), _plus(e, highest, high)
+    return lowest, highest
+
+
+def _times(e: Emitter, first: Stride, second: Stride) -> Stride:
+    if isinstance(first, int) and isinstance(second, int):
+        return first * second
+    return e.value(f"mul i64 {first}, {second}")
+
+
+def _plus(e: Emitter, first: Stride, second: Stride) -> Stride:
+    if isinstance(first, int) and isinstance(second, int):
+        return first + second
+    if first == 0:
+        return second
+    return e.value(f"add i64 {first}, {second}")

@@ -1,0 +1,1 @@
+"""PTX to PTX: inlining, checks as pseudo-instructions, split registers, bounds checks."""

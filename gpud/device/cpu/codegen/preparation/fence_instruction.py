@@ -1,0 +1,128 @@
+"""The pseudo-instruction ``gpud.fence``: a check that stands before accesses to memory.
+
+``gpud.fence.<space> [register+low], span, align, claim, low, span, align, site, ...`` means: each
+*member*, ``span`` bytes at ``register + low``, lies in memory that a thread may access there, and
+begins at a multiple of ``align``; if not, the block ends here, and the first member that is illegal
+is reported, with its ``site`` and the task block ``claim``. The first operands are the *hull* of
+all members. A guard on a fence is the guard of its accesses. Behind the space stand the *origins*
+of fences of the program, see `gpud.device.cpu.codegen.preparation.provenance`.
+
+Fences of global and generic accesses come from the program
+(`gpud.compiler.instrumentation.fences`); those of other spaces are the CPU device's own
+(`gpud.device.cpu.codegen.preparation.bounds_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.instrumentation import fences
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.layout import Space
+from gpud.device.cpu.codegen.preparation.provenance import allowed, opcode, origins_of
+
+__all__ = [
+    "NO_CLAIM",
+    "SPACES",
+    "FenceOperands",
+    "Member",
+    "decode_fence",
+    "fence",
+    "from_program",
+    "without_claim",
+]
+
+SPACES = {
+    "global": Space.GLOBAL,
+    "generic": Space.GLOBAL,
+    "shared": Space.SHARED,
+    "local": Space.LOCAL,
+    "const": Space.CONST,
+    "param": Space.PARAM,
+}
+
+
+NO_CLAIM = ptx.Immediate(str(cw.NOTHING), cw.NOTHING)
+_CLAIM = 3
+"""Its place among the operands."""
+
+
+class Member(NamedTuple):
+    """One access: ``span`` bytes from the register's value + ``low`` on; ``site`` -1: not known."""
+
+    low: int
+    span: int
+    align: int
+    site: int
+
+
+class FenceOperands(NamedTuple):
+    """The parts of a ``gpud.fence``.
+
+    ``base`` is a register, a symbol or nothing.
+    """
+
+    space: str
+    base: ptx.Register | ptx.Symbol | None
+    low: int
+    span: int
+    align: int
+    claim: ptx.Operand
+    members: tuple[Member, ...]
+    origins: tuple[str, ...]
+
+
+def fence(
+    space: str,
+    base: ptx.Register | ptx.Symbol | None,
+    members: Sequence[Member],
+    claim: ptx.Operand,
+    guard: ptx.Guard | None = None,
+    line: int = 0,
+    origins: Sequence[str] = (),
+) -> ptx.Instruction:
+    """The pseudo-instruction for accesses through one register."""
+    low = min(member.low for member in members)
+    span = max(member.low + member.span for member in members) - low
+    align = max(member.align for member in members)
+    if any((member.low - low) % member.align for member in members):
+        # The hull begins where not every member may; `aligned_hull` keeps this from happening.
+        raise ValueError("the accesses of one fence are not aligned alike")
+    numbers = [span, align]
+    operands: list[ptx.Operand] = [ptx.Address(base, low), *map(_number, numbers), claim]
+    for member in members:
+        operands += map(_number, member)
+    return ptx.Instruction(opcode(space, origins), tuple(operands), guard, line)
+
+
+def _number(value: int) -> ptx.Immediate:
+    return ptx.Immediate(str(value), value)
+
+
+def decode_fence(ins: ptx.Instruction) -> FenceOperands:
+    """The parts of a ``gpud.fence``."""
+    address, long, even, claim, *rest = ins.operands
+    assert isinstance(address, ptx.Address)
+    numbers = [
+        operand.value for operand in (long, even, *rest) if isinstance(operand, ptx.Immediate)
+    ]
+    members = tuple(Member(*numbers[at : at + 4]) for at in range(2, len(numbers), 4))
+    space = ins.opcode.modifiers[1]
+    span, align = numbers[:2]
+    origins = origins_of(ins)
+    return FenceOperands(space, address.base, address.offset, span, align, claim, members, origins)
+
+
+def without_claim(ins: ptx.Instruction) -> ptx.Instruction:
+    """A ``gpud.fence`` that reports no task block."""
+    operands = (*ins.operands[:_CLAIM], NO_CLAIM, *ins.operands[_CLAIM + 1 :])
+    return ptx.Instruction(ins.opcode, operands, ins.guard, ins.line)
+
+
+def from_program(found: fences.Fence, claim: ptx.Operand) -> ptx.Instruction:
+    """The pseudo-instruction for a fence of the program."""
+    members = [Member(m.low, m.span, m.align, m.site) for m in found.members]
+    origins = allowed(found)
+    return fence(found.space, found.register, members, claim, found.guard, origins=origins)

@@ -1,0 +1,299 @@
+"""From a flat PTX kernel to one that the CPU code generator can cut into regions.
+
+Problem: a thread that waits (at a barrier, a warp collective, in a loop that polls memory) must be
+left and entered again later. That is simple where the waiting stands in the kernel's own body, and
+needs a stack of its own where it stands in a function that the kernel called.
+
+Approach: every function in which a thread can wait, trap or exit is inlined into the kernel, and
+so is one of a few instructions, whose results may be the same for all threads, or indices; an
+indirect call that may reach one becomes a chain of comparisons over the functions whose
+address the program takes. All other functions stay functions, compiled as they are. Parameters of
+calls, which PTX keeps in ``.param`` variables, become registers where they are scalars.
+
+Terms: a function *suspends* if a thread can wait or end inside it: it has a barrier, a collective,
+a trap, an ``exit``, a polling loop, or calls a function that suspends. The pseudo-instructions
+made here are ``gpud.move`` (register copy of any type), ``gpud.resume`` (write the results of the
+collective or reduction before it) and ``gpud.callee`` (does a function pointer equal this one?);
+`gpud.device.cpu.codegen.preparation.pseudo_instructions` makes others before.
+
+Properties:
+* after `prepare` the kernel's body holds no call of a suspending function;
+* no barrier, collective, trap or atomic has a guard: guards became branches around them;
+* what a collective's operands are known to be, they are;
+* the instruction after a waiting one begins a basic block that nothing else can enter.
+
+Recursion through a suspending function is refused: there is no place for its frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gpud.compiler.abi.reserved_names import PRINT
+from gpud.compiler.analysis.cfg import ControlFlow
+from gpud.compiler.analysis.definitions import Definitions
+from gpud.compiler.analysis.effects import (
+    ATOMIC,
+    BARRIER,
+    COLLECTIVE,
+    EXIT,
+    TERMINATOR,
+    TRAP,
+    callee,
+    flags,
+    is_call,
+)
+from gpud.compiler.ptx import model as ptx
+from gpud.compiler.ptx.printer import print_instruction
+from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
+from gpud.device.cpu.codegen.artifact import addressed_functions
+from gpud.device.cpu.codegen.emit.addresses import Shape
+from gpud.device.cpu.codegen.preparation.bounds_checks import insert_bounds_checks
+from gpud.device.cpu.codegen.preparation.inliner import Inliner, around
+from gpud.device.cpu.codegen.preparation.matrix_moves import expand_matrices
+from gpud.device.cpu.codegen.preparation.provenance import infer_origins
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import ENDINGS, fold_pseudos
+from gpud.device.cpu.codegen.preparation.webs import split_webs
+from gpud.device.cpu.lower.collectives import check_barrier, collective_kind
+from gpud.errors import KernelRejected
+
+__all__ = ["Prepared", "prepare"]
+
+_SMALL = 40
+"""Instructions of a function that is inlined although its threads cannot wait there."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A kernel ready for code generation.
+
+    Attributes:
+        entry: the kernel with suspending functions inlined.
+        functions: the remaining functions that it may call, by name.
+        addressed: functions whose address is taken, in module order; a function pointer is the
+            index here plus one.
+    """
+
+    entry: ptx.Function
+    functions: dict[str, ptx.Function]
+    addressed: tuple[str, ...]
+
+
+def prepare(
+    module: ptx.Module, entry: ptx.Function, shape: Shape | None = None, *, fenced: bool = False
+) -> Prepared:
+    """Inline what suspends, turn call parameters into registers, and isolate every wait.
+
+    Args:
+        module: flattened (no `Scope` in any body).
+        entry: the kernel of ``module`` to prepare.
+        shape: of its blocks, if it is known.
+        fenced: whether accesses to memory are checked.
+
+    Raises:
+        KernelRejected: a suspending function is recursive, or a called function is not defined.
+    """
+    defined = {f.name: f for f in module.functions() if f.body is not None and not _is_own(f.name)}
+    functions = {
+        name: fold_pseudos(expand_matrices(_parameters_to_registers(f)), fenced=fenced)
+        for name, f in defined.items()
+    }
+    if fenced:
+        functions = {name: insert_bounds_checks(module, f, shape) for name, f in functions.items()}
+    addressed = tuple(n for n in addressed_functions(module) if n in defined)
+    suspending = _suspending(functions, addressed)
+    inlined = suspending | {n for n, f in functions.items() if n not in addressed and _is_small(f)}
+    body = Inliner(functions, addressed, inlined).expand(functions[entry.name])
+    prepared = ptx.Function(
+        "entry",
+        entry.name,
+        entry.parameters,
+        (),
+        entry.attributes,
+        _isolate_waits(body),
+        entry.linkage,
+    )
+    prepared = split_webs(prepared)
+    prepared = replace(prepared, body=_fold_constant_operands(prepared.body or []))
+    rest = {n: f for n, f in functions.items() if f.kind == "func" and n not in suspending}
+    if fenced:
+        prepared, *others = infer_origins(module, [prepared, *rest.values()], addressed)
+        rest = {function.name: function for function in others}
+    return Prepared(prepared, rest, addressed)
+
+
+def _is_own(name: str) -> bool:
+    """Whether this device has its own code for a function that gpud's passes have added."""
+    return name in ENDINGS or name.startswith(PRINT)
+
+
+def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) -> set[str]:
+    calls: dict[str, set[str]] = {}
+    found: set[str] = set()
+    for name, function in functions.items():
+        if function.kind != "func":
+            continue
+        calls[name] = set()
+        for ins in _instructions(function):
+            if flags(ins.opcode) & (BARRIER | COLLECTIVE | TRAP | EXIT):
+                found.add(name)
+            elif is_call(ins):
+                target = callee(ins)
+                if isinstance(target, ptx.Symbol):
+                    calls[name].add(target.name)
+                else:
+                    calls[name].update(addressed)
+        if spin_headers(ControlFlow(function)):
+            found.add(name)
+    changed = True
+    while changed:
+        more = {n for n, targets in calls.items() if n not in found and targets & found}
+        found |= more
+        changed = bool(more)
+    return found
+
+
+def _is_small(function: ptx.Function) -> bool:
+    """Whether a function that does not suspend is straight code, and little of it."""
+    instructions = _instructions(function)
+    if function.kind != "func" or len(instructions) > _SMALL:
+        return False
+    if any(isinstance(s, ptx.Variable) for s in function.body or ()):
+        return False
+    last = instructions[-1] if instructions else None
+    return all(
+        not is_call(ins) and (ins is last or not flags(ins.opcode) & TERMINATOR)
+        for ins in instructions
+    )
+
+
+def _instructions(function: ptx.Function) -> list[ptx.Instruction]:
+    return [s for s in function.body or () if isinstance(s, ptx.Instruction)]
+
+
+# -- call parameters ---------------------------------------------------------------------------
+
+
+def _parameters_to_registers(function: ptx.Function) -> ptx.Function:
+    """Make every scalar ``.param`` variable of calls and of a ``.func`` a register ``%P.name``."""
+    assert function.body is not None
+    scalars: dict[str, str] = {}
+    registers: list[ptx.Statement] = []
+    if function.kind == "func":
+        for parameter in (*function.parameters, *function.returns):
+            if parameter.space == "reg":
+                registers.append(ptx.RegisterDeclaration(parameter.type, parameter.name))
+            elif not parameter.dims:
+                scalars[parameter.name] = parameter.type
+    for statement in function.body:
+        if isinstance(statement, ptx.Variable) and statement.space == "param":
+            if not statement.dims:
+                scalars[statement.name] = statement.type
+    body: list[ptx.Statement] = [
+        *registers,
+        *(ptx.RegisterDeclaration(type_, f"%P.{name}") for name, type_ in scalars.items()),
+    ]
+    for statement in function.body:
+        if isinstance(statement, ptx.Variable) and statement.name in scalars:
+            continue
+        if isinstance(statement, ptx.Instruction):
+            body.append(_use_registers(statement, scalars))
+        else:
+            body.append(statement)
+    return replace(function, body=body)
+
+
+def _use_registers(ins: ptx.Instruction, scalars: dict[str, str]) -> ptx.Instruction:
+    base, modifiers = ins.opcode.base, ins.opcode.modifiers
+    if is_call(ins):
+        operands = tuple(
+            ptx.Tuple(tuple(_scalar(o, scalars) for o in operand.items))
+            if isinstance(operand, ptx.Tuple)
+            else operand
+            for operand in ins.operands
+        )
+        return ptx.Instruction(ins.opcode, operands, ins.guard, ins.line)
+    if base in ("ld", "st") and modifiers[0].startswith("param"):
+        position = 1 if base == "ld" else 0
+        address = ins.operands[position]
+        if (
+            isinstance(address, ptx.Address)
+            and isinstance(address.base, ptx.Symbol)
+            and address.base.name in scalars
+        ):
+            if address.offset or isinstance(ins.operands[1 - position], ptx.Vector):
+                raise KernelRejected(
+                    "unsupported-instruction",
+                    "parts of a scalar call parameter are accessed, which the CPU device does not "
+                    "run",
+                    print_instruction(ins),
+                    ins.line,
+                )
+            register = ptx.Register(f"%P.{address.base.name}")
+            source = ins.operands[1] if base == "st" else register
+            target = register if base == "st" else ins.operands[0]
+            opcode = ptx.opcode(f"gpud.move.{modifiers[-1]}")
+            return ptx.Instruction(opcode, (target, source), ins.guard, ins.line)
+    return ins
+
+
+def _scalar(operand: ptx.Operand, scalars: dict[str, str]) -> ptx.Operand:
+    if isinstance(operand, ptx.Symbol) and operand.name in scalars:
+        return ptx.Register(f"%P.{operand.name}")
+    return operand
+
+
+# -- waits -------------------------------------------------------------------------------------
+
+
+def _fold_constant_operands(body: list[ptx.Statement]) -> list[ptx.Statement]:
+    """Give collectives the masks and lanes that compilers keep in registers as numbers."""
+    known = Definitions(body).constant
+
+    def number(operand: ptx.Operand) -> ptx.Operand:
+        value = known(operand)
+        return operand if value is None else ptx.Immediate(str(value), value)
+
+    return [
+        replace(statement, operands=tuple(map(number, statement.operands)))
+        if isinstance(statement, ptx.Instruction) and flags(statement.opcode) & COLLECTIVE
+        else statement
+        for statement in body
+    ]
+
+
+def _isolate_waits(body: list[ptx.Statement]) -> list[ptx.Statement]:
+    """Unguard waits and traps, and put a block boundary and a ``gpud.resume`` after each wait."""
+    result: list[ptx.Statement] = []
+    for number, statement in enumerate(body):
+        if not isinstance(statement, ptx.Instruction):
+            result.append(statement)
+            continue
+        bits = flags(statement.opcode)
+        waits = bits & COLLECTIVE or (bits & BARRIER and not statement.opcode.has("arrive"))
+        if not (
+            waits or bits & (BARRIER | TRAP) or (bits & ATOMIC and statement.guard is not None)
+        ):
+            result.append(statement)
+            continue
+        if bits & BARRIER:
+            check_barrier(statement)
+        elif bits & COLLECTIVE:
+            collective_kind(statement)
+        bare = ptx.Instruction(statement.opcode, statement.operands, None, statement.line)
+        unit: list[ptx.Statement] = [bare]
+        if waits:
+            unit.append(ptx.Label(f"$resume.{number}"))
+            has_result = bool(bits & COLLECTIVE) or statement.opcode.has("red")
+            operands = statement.operands[:1] if has_result else ()
+            if statement.opcode.base == "bar" and statement.opcode.modifiers[:1] == ("warp",):
+                operands = ()
+            resume = ptx.opcode(f"gpud.resume.{statement.opcode.text}")
+            unit.append(ptx.Instruction(resume, operands, None, statement.line))
+        if statement.guard is not None:
+            unit = around(statement, unit, f"$skip.{number}")
+        result.extend(unit)
+        if waits and statement.guard is None:
+            result.append(ptx.Label(f"$go.{number}"))
+    return result

@@ -1,0 +1,268 @@
+"""Which memory the address of a fence most likely means: what its quick test asks first.
+
+Problem: a legal address may lie in the arena, in the module's variables, in the program's heap, or,
+if it is generic, in the thread's own local or the block's shared memory. The quick test of a fence
+compares with one range; where that is the wrong one, every access takes the slow way.
+
+Approach: an address begins as something whose range is known: a parameter of the kernel (the
+arena), a symbol, a result of ``malloc``. Arithmetic keeps it there. So each register gets an
+*origin* from all of its definitions, a parameter of a function from all calls of it. A fence whose
+register has one asks for that range alone; others for what their program allows, first the
+likeliest: where the address of a function is loaded from, the module's variables, for that is where
+C++ keeps tables of virtual functions, else the arena.
+
+Terms: origins are ``arena``, ``data`` (the module's variables), ``heap``, ``shared``, ``static``
+(the part of shared memory whose size is known when code is generated), ``local`` (of the function
+at hand), ``thread`` (local memory of the kernel itself) and ``param``. They stand behind the space
+in a fence's opcode, each with ``in_`` before it.
+
+Properties:
+* every origin of a fence is a range in which its accesses are legal, so no wrong guess lets
+  anything
+  through: what none of them holds is checked exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpud.compiler.abi.reserved_names import GRID_SYNC, HEAP
+from gpud.compiler.analysis.effects import callee, is_call, state_space, written
+from gpud.compiler.instrumentation import fences
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_callees
+
+__all__ = ["MAX_ORIGINS", "allowed", "infer_origins", "is_dynamic", "opcode", "origins_of"]
+
+MAX_ORIGINS = 3
+"""So many ranges are tested where a fence stands; the rest is judged."""
+
+_MARK = "in_"
+_NONE, _UNKNOWN = "", "?"
+_WINDOWS = {"local": "thread", "shared": "shared", "shared::cluster": "shared", "param": "param"}
+_NARROW = ("shared", "static")
+"""Addresses there may have 32 bits."""
+_MOST_ROUNDS = 50
+_FENCED = ("global", "generic", "shared")
+_OF_SPACE = {"global": "data", "const": "data", "shared": "shared", "local": "local",
+             "param": "param"}  # fmt: skip
+_WEAK = ("", "arena")
+"""A number that a kernel is given looks like an address; the sum of both has the other's origin."""
+
+
+def allowed(fence: fences.Fence) -> tuple[str, ...]:
+    """The origins that the accesses of a program's fence may have, the likeliest first."""
+    names = {variable.name for variable in fence.variables}
+    found = ["arena"]
+    if HEAP in names:
+        found.append("heap")
+    windows = [_WINDOWS[window] for window in fence.windows]
+    if "thread" in windows:
+        found.append("thread")
+    if names - {GRID_SYNC, HEAP}:
+        found.append("data")
+    return (*found, *(origin for origin in windows if origin != "thread"))
+
+
+def origins_of(ins: ptx.Instruction) -> tuple[str, ...]:
+    """The origins that stand in a fence's opcode."""
+    return tuple(
+        modifier.removeprefix(_MARK)
+        for modifier in ins.opcode.modifiers
+        if modifier.startswith(_MARK)
+    )
+
+
+def opcode(space: str, origins: Iterable[str]) -> ptx.Opcode:
+    """The opcode of a fence of accesses to ``space``."""
+    return ptx.opcode(".".join((f"gpud.fence.{space}", *(_MARK + origin for origin in origins))))
+
+
+def infer_origins(
+    module: ptx.Module, functions: Sequence[ptx.Function], addressed: Sequence[str]
+) -> list[ptx.Function]:
+    """``functions``, whose bodies are flat, with the origins of their fences that are known.
+
+    Args:
+        module: the program.
+        functions: a kernel and all functions that it may call.
+        addressed: those that pointers can mean.
+    """
+    if not any(_is_open(s) for function in functions for s in function.body or ()):
+        return list(functions)
+    named = {function.name: function for function in functions}
+    found = {name: _Origins(module, function) for name, function in named.items()}
+    work = dict.fromkeys(named)
+    while work:
+        name = next(iter(work))
+        del work[name]
+        found[name].solve()
+        for target, given in found[name].calls(named, addressed):
+            if found[target].join_parameters(given):
+                work[target] = None
+    return [_settled(function, found[function.name]) for function in functions]
+
+
+def _settled(function: ptx.Function, origins: _Origins) -> ptx.Function:
+    changed = [origins.settled(s) if _is_open(s) else s for s in function.body or []]  # type: ignore[arg-type]
+    return replace(function, body=changed)
+
+
+def is_dynamic(variable: ptx.Variable) -> bool:
+    """Whether the launch says how large a shared variable is."""
+    return variable.linkage == "extern" or None in variable.dims
+
+
+def _is_open(statement: ptx.Statement) -> bool:
+    """Whether this is a fence of accesses whose origin may be found out."""
+    if not isinstance(statement, ptx.Instruction) or statement.opcode.base != "gpud":
+        return False
+    what, *space = statement.opcode.modifiers
+    return what == "fence" and space[0] in _FENCED
+
+
+class _Origins:
+    """The origins of a function's registers: the least fixed point over their definitions."""
+
+    def __init__(self, module: ptx.Module, function: ptx.Function) -> None:
+        self._is_entry = function.kind == "entry"
+        self._symbols: dict[str, str] = {}
+        variables = [item for item in module.items if isinstance(item, ptx.Variable)]
+        variables += [s for s in function.body or () if isinstance(s, ptx.Variable)]
+        for variable in variables:
+            self._symbols[variable.name] = _OF_SPACE.get(variable.space, _UNKNOWN)
+            if variable.space == "param":
+                self._symbols[variable.name] = "local"  # a struct that a call passes
+            if variable.space == "shared" and not is_dynamic(variable):
+                self._symbols[variable.name] = "static"
+        for parameter in (*function.parameters, *function.returns):
+            self._symbols[parameter.name] = "param" if self._is_entry else _UNKNOWN
+        self._made: dict[str, list[ptx.Instruction]] = {}
+        self._calls: list[ptx.Instruction] = []
+        self._tables: set[str] = set()
+        for statement in function.body or ():
+            if isinstance(statement, ptx.Instruction):
+                for register in written(statement):
+                    self._made.setdefault(register.name, []).append(statement)
+                if is_call(statement):
+                    self._calls.append(statement)
+        called = {callee(ins) for ins in self._calls}
+        for statement in function.body or ():
+            if isinstance(statement, ptx.Instruction) and statement.opcode.base == "ld":
+                target, address = statement.operands[:2]
+                if isinstance(address, ptx.Address) and isinstance(address.base, ptx.Register):
+                    if isinstance(target, ptx.Register) and target in called:
+                        self._tables.add(address.base.name)
+        self._origins: dict[str, str] = {}
+        self._parameters = [
+            f"%P.{one.name}" if one.space == "param" else one.name for one in function.parameters
+        ]
+
+    def solve(self) -> None:
+        """Find the origins of all registers, given those of the parameters."""
+        for _ in range(_MOST_ROUNDS):  # an origin that is not the right one yet does no harm
+            changed = False
+            for name, definitions in self._made.items():
+                origin = _joined(self._made_by(ins) for ins in definitions)
+                if name in self._parameters:
+                    origin = _joined((origin, self._origins.get(name, _NONE)))
+                if origin != self._origins.get(name, _NONE):
+                    self._origins[name] = origin
+                    changed = True
+            if not changed:
+                return
+
+    def join_parameters(self, given: Sequence[str]) -> bool:
+        """Whether a call with arguments that have these origins tells anything new."""
+        changed = False
+        for name, origin in zip(self._parameters, given, strict=False):
+            joined = _joined((origin, self._origins.get(name, _NONE)))
+            changed = changed or joined != self._origins.get(name, _NONE)
+            self._origins[name] = joined
+        return changed
+
+    def calls(
+        self, functions: Mapping[str, ptx.Function], addressed: Sequence[str]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """(function, origins of the arguments) of every call of one of ``functions``."""
+        # The caller's own local memory is neither the kernel's nor the frame of who is called.
+        own = "thread" if self._is_entry else _UNKNOWN
+        for ins in self._calls:
+            origins = [self._of(operand) for operand in call_parts(ins)[1]]
+            for name in possible_callees(ins, functions, addressed):
+                yield name, [own if origin == "local" else origin for origin in origins]
+
+    def settled(self, ins: ptx.Instruction) -> ptx.Instruction:
+        """A fence with the origin of its register alone, if that is known and may be."""
+        address, may = ins.operands[0], origins_of(ins)
+        assert isinstance(address, ptx.Address)
+        origin = _UNKNOWN if address.base is None else self._of(address.base)
+        space = ins.opcode.modifiers[1]
+        if origin == "local" and not self._is_entry and "thread" in may:
+            may = (*may, "local")
+        if origin == "local" and self._is_entry:
+            origin = "thread"
+        found: tuple[str, ...] = ()
+        if origin == "static" and (space == "shared" or "shared" in may):
+            found = ("static", "shared")
+        elif origin in may or (origin == "data" and space in ("global", "generic")):
+            found = (origin,)
+        if not found:
+            if not isinstance(address.base, ptx.Register) or "data" not in may:
+                return ins
+            if address.base.name not in self._tables:
+                return ins
+            found = ("data", *(origin for origin in may if origin != "data"))
+        return ptx.Instruction(opcode(space, found), ins.operands, ins.guard, ins.line)
+
+    def _of(self, operand: ptx.Operand) -> str:
+        match operand:
+            case ptx.Register(name):
+                return self._origins.get(name, _NONE)
+            case ptx.Symbol(name) | ptx.SymbolOffset(ptx.Symbol(name)):
+                return self._symbols.get(name, _UNKNOWN)
+        return _NONE
+
+    def _made_by(self, ins: ptx.Instruction) -> str:
+        """The origin of what ``ins`` computes; `_NONE` for numbers."""
+        base, modifiers, operands = ins.opcode.base, ins.opcode.modifiers, ins.operands
+        if is_call(ins):
+            target = callee(ins)
+            return "heap" if target == ptx.Symbol("malloc") else _UNKNOWN
+        if base == "ld":
+            if modifiers[-1] not in ("u64", "s64", "b64"):
+                return _NONE
+            return "arena" if state_space(ins.opcode) == "param" and self._is_entry else _UNKNOWN
+        if base == "cvta" and modifiers[0] not in ("to", "global"):
+            origin = _OF_SPACE.get(modifiers[0].partition("::")[0], _UNKNOWN)
+            return "static" if origin == "shared" and self._of(operands[1]) == "static" else origin
+        if base == "cvt":
+            origin = self._of(operands[1])
+            return origin if origin in _NARROW else _NONE
+        if base == "mov" and isinstance(operands[1], ptx.Vector):
+            return _UNKNOWN
+        if base in ("mov", "cvta") or (base == "gpud" and modifiers[0] == "move"):
+            return self._of(operands[1])
+        if base in ("add", "or"):
+            return _stronger(self._of(operands[1]), self._of(operands[2]))
+        if base in ("sub", "and", "xor"):
+            return self._of(operands[1])
+        if base == "mad":
+            return self._of(operands[3])
+        if base == "selp":
+            return _joined(self._of(operand) for operand in operands[1:3])
+        return _NONE
+
+
+def _stronger(first: str, second: str) -> str:
+    """The origin of a sum: one side is an address, the other an offset."""
+    if first in _WEAK or second in _WEAK:
+        return max(first, second, key=lambda origin: (origin not in _WEAK, origin != _NONE))
+    return first if first == second else _UNKNOWN
+
+
+def _joined(origins: Iterable[str]) -> str:
+    """The origin of what may be any of several; null pointers have none."""
+    found = {origin for origin in origins if origin != _NONE}
+    return found.pop() if len(found) == 1 else _UNKNOWN if found else _NONE

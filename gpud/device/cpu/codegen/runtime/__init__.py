@@ -1,0 +1,1 @@
+"""Scheduling of the threads of a resident block: collectives, barriers, reconvergence."""

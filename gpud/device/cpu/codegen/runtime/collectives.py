@@ -1,0 +1,208 @@
+"""Warp collectives and barriers: what a thread offers, how offers meet, what it gets back.
+
+Problem: ``shfl``, ``vote``, ``match``, ``redux``, ``elect``, ``activemask`` and ``bar.red`` compute
+from the values of several threads, and threads of a block run one after another.
+
+Approach: three steps. *Offer*: a thread writes its sources, its member mask and the collective's
+key into its block's arrays and waits. *Exchange*: when all lanes that the mask names wait with the
+same key, what each gets back is computed for all of them
+(`gpud.device.cpu.codegen.runtime.warp_exchange`).
+*Resume*: the thread copies its result into its registers and goes on. Exchange is separate from
+resume because a lane that has gone on may already offer to the next collective while others have
+not yet read its value. Threads that are together, and whose mask is known to name all lanes, offer
+their sources only.
+
+Terms: the *key* numbers the spelling of a collective within a kernel; lanes meet when key and
+mask agree, wherever in the program each stands; a *group* is the lanes that meet, as a bit mask.
+
+Properties:
+* results depend only on the offers of the group, not on the order in which lanes arrived;
+* lanes of a warp that do not exist (partial warps) or have ended are not waited for;
+* a source lane outside the group gives the reader its own value, so that nothing undefined is read.
+
+Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync), 9.7.13 (vote, match, activemask, redux, elect).
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.analysis.effects import barrier
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
+from gpud.device.cpu.codegen.runtime.warp_exchange import ExchangeFunctions
+from gpud.device.cpu.lower.collectives import collective_kind
+
+__all__ = ["Collectives"]
+
+_ALL = 0xFFFFFFFF
+_ALONE = "0"
+"""Mask of a collective that does not wait: it meets whoever stands at the same instruction."""
+
+
+class Collectives(ExchangeFunctions):
+    """The collectives of one kernel: gives out keys, emits offers, exchanges and resumes."""
+
+    # -- offers
+
+    def offer(self, code: ThreadCode, ins: ptx.Instruction, *, together: bool = False) -> None:
+        """Write what ``ins`` offers for the current thread.
+
+        ``together``: all threads of the block come to it in step.
+        """
+        kind = collective_kind(ins)
+        operands = ins.operands
+        met = together and self.meets_all(ins)
+        match kind.name:
+            case "shfl":
+                self._store(code, "xa", code.read(operands[1], "b32"))
+                if not met or _known_lanes(ins) is None:
+                    self._store(code, "xb", code.read(operands[2], "b32"))
+                    self._store(code, "xc", code.read(operands[3], "b32"))
+            case "vote":
+                held = code.read(operands[1], "pred")
+                self._store(code, "xa", code.convert(held, "i1", "i32"))
+            case "match" if kind.type.endswith("64"):
+                value = code.read(operands[1], kind.type)
+                high = code.e.value(f"lshr i64 {value}, 32")
+                self._store(code, "xa", code.convert(value, "i64", "i32"))
+                self._store(code, "xb", code.convert(high, "i64", "i32"))
+            case "match" | "redux":
+                self._store(code, "xa", code.read(operands[1], "b32"))
+        if met:
+            return
+        key = self.keys.setdefault(kind, len(self.keys) + 1)
+        self._store(code, "key", str(key))
+        mask = self.mask_of(ins)
+        self._store(code, "mask", _ALONE if mask is None else code.read(mask, "b32"))
+
+    def offer_barrier(self, code: ThreadCode, ins: ptx.Instruction) -> None:
+        """Write barrier number, expected threads (0: all) and predicate of a block-wide barrier."""
+        parts = barrier(ins)
+        self._store(code, "key", code.read(parts.id, "b32"))
+        self._store(code, "count", "0" if parts.count is None else code.read(parts.count, "b32"))
+        if parts.action == "red":
+            held = code.read(ins.operands[-1], "pred")
+            self._store(code, "xa", code.convert(held, "i1", "i32"))
+
+    # -- resuming
+
+    def resume(self, code: ThreadCode, ins: ptx.Instruction) -> None:
+        """Write the results of the wait before a ``gpud.resume`` instruction."""
+        if not ins.operands:
+            return
+        names = ins.opcode.modifiers[1:]
+        target = ins.operands[0]
+        second: ptx.Operand | None = None
+        if isinstance(target, ptx.Pair):
+            second = target.second
+            target = target.first
+        value = self._load(code, "result")
+        if names[0] in ("bar", "barrier"):
+            self._resume_reduction(code, target, names, value)
+        elif names[0] == "vote" and "ballot" not in names:
+            code.write(target, "pred", code.e.value(f"trunc i32 {value} to i1"))
+        else:
+            code.write(target, "b32", value)
+        if second is not None:
+            flag = self._load(code, "result_pred")
+            code.write(second, "pred", code.e.value(f"trunc i32 {flag} to i1"))
+
+    def _resume_reduction(
+        self, code: ThreadCode, target: ptx.Operand, names: tuple[str, ...], ones: str
+    ) -> None:
+        """``bar.red``: from the number of true predicates, and the other result: of threads."""
+        e = code.e
+        if "popc" in names:
+            code.write(target, "u32", ones)
+        elif "and" in names:
+            threads = self._load(code, "result_pred")
+            code.write(target, "pred", e.value(f"icmp eq i32 {ones}, {threads}"))
+        else:
+            code.write(target, "pred", e.value(f"icmp ne i32 {ones}, 0"))
+
+    def _store(self, code: ThreadCode, name: str, value: str) -> None:
+        self._put(code.e, name, code.places.thread, value)
+
+    def _load(self, code: ThreadCode, name: str) -> str:
+        return self._get(code.e, name, code.places.thread)
+
+    # -- exchanges of a block whose threads are together
+
+    @staticmethod
+    def mask_of(ins: ptx.Instruction) -> ptx.Operand | None:
+        """The member mask operand, None for a collective without one."""
+        base, operands = ins.opcode.base, ins.operands
+        position = {"shfl": 4, "vote": 2, "match": 2, "redux": 2, "elect": 1, "bar": 0}
+        at = position.get("bar" if base == "barrier" else base)
+        return operands[at] if at is not None and at < len(operands) else None
+
+    @classmethod
+    def meets_all(cls, ins: ptx.Instruction) -> bool:
+        """Whether threads that come together to ``ins`` are known to wait for no others."""
+        mask = cls.mask_of(ins)
+        if isinstance(mask, ptx.Immediate):
+            return mask.value & _ALL == _ALL
+        return mask is None
+
+    def _existing(self) -> int:
+        """The lanes of the last warp that exist, as an i32."""
+        lanes = self.layout.threads - (self.layout.warps - 1) * 32
+        return -1 if lanes == 32 else (1 << lanes) - 1
+
+    def masks_are_full(self, e: Emitter) -> str:
+        """i1: whether every thread's mask names all lanes of its warp that exist."""
+        slot = e.alloca("i32", "partial")
+        e.do(f"store i32 0, ptr {slot}")
+        final = (self.layout.warps - 1) * 32
+        with e.count("0", str(self.layout.threads)) as thread:
+            last = e.value(f"icmp sge i32 {thread}, {final}")
+            need = e.value(f"select i1 {last}, i32 {self._existing()}, i32 -1")
+            absent = e.value(f"xor i32 {self._get(e, 'mask', thread)}, -1")
+            missing = e.value(f"and i32 {need}, {absent}")
+            sofar = e.value(f"load i32, ptr {slot}")
+            e.do(f"store i32 {e.value(f'or i32 {sofar}, {missing}')}, ptr {slot}")
+        return e.value(f"icmp eq i32 {e.value(f'load i32, ptr {slot}')}, 0")
+
+    def exchange_all(self, e: Emitter, ins: ptx.Instruction) -> None:
+        """Exchange in every warp of the block, all of whose lanes have offered."""
+        kind = collective_kind(ins)
+        if kind.name == "bar":
+            return
+        lanes = _known_lanes(ins)
+        key = 0 if lanes else self.keys.setdefault(kind, len(self.keys) + 1)
+
+        def exchange(first: str, group: int) -> None:
+            if lanes:
+                self.shuffle_known(e, kind.mode, lanes, first, group)
+            else:
+                e.do(f"call void @exchange.{key}(ptr %b, i32 {first}, i32 {group})")
+
+        whole = self.layout.warps - (0 if self._existing() == -1 else 1)
+        if whole:
+            with e.count("0", str(whole)) as warp:
+                exchange(e.value(f"mul i32 {warp}, 32"), -1)
+        if whole < self.layout.warps:
+            exchange(str(whole * 32), self._existing())
+
+    def reduce_all(self, e: Emitter) -> None:
+        """The reduction of a barrier that all threads of the block have come to."""
+        ones = e.alloca("i32", "ones")
+        e.do(f"store i32 0, ptr {ones}")
+        with e.count("0", str(self.layout.threads)) as thread:
+            bit = e.value(f"and i32 {self._get(e, 'xa', thread)}, 1")
+            sofar = e.value(f"load i32, ptr {ones}")
+            e.do(f"store i32 {e.value(f'add i32 {sofar}, {bit}')}, ptr {ones}")
+        total = e.value(f"load i32, ptr {ones}")
+        with e.count("0", str(self.layout.threads)) as thread:
+            self._put(e, "result", thread, total)
+            self._put(e, "result_pred", thread, str(self.layout.threads))
+
+
+def _known_lanes(ins: ptx.Instruction) -> tuple[int, int] | None:
+    """The operands b and c of a ``shfl`` that the program gives as numbers."""
+    if ins.opcode.base != "shfl":
+        return None
+    b, c = ins.operands[2:4]
+    if isinstance(b, ptx.Immediate) and isinstance(c, ptx.Immediate):
+        return b.value, c.value
+    return None

@@ -1,0 +1,140 @@
+"""Parting and coming together: what is uniform becomes each thread's own, and the other way round.
+
+A kernel's table ``common`` (`gpud.device.cpu.codegen.emit.lockstep`) says which registers are
+uniform at which block, where each thread's copy goes and where the common one is.
+"""
+
+from __future__ import annotations
+
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.runtime.block_functions import CUT_MASK, BlockFunctions
+
+__all__ = ["ReconvergenceFunctions"]
+
+
+class ReconvergenceFunctions(BlockFunctions):
+    """Writes ``@find_row``, ``@broadcast``, ``@diverge`` and ``@reconverge``."""
+
+    def define_reconvergence(self) -> None:
+        """Define all of them."""
+        self._define_find_row()
+        self._define_broadcast()
+        self._define_divergence()
+        self._define_reconvergence()
+
+    def _define_find_row(self) -> None:
+        """The row of a block in the kernel's table ``common`` (see `stages`), null if none."""
+        e = self.begin("define internal ptr @find_row(ptr %b, i32 %block)")
+        row = e.alloca("ptr", "row")
+        e.do(f"store ptr {self.function(e, 'common')}, ptr {row}")
+        with e.loop() as (_, out):
+            here = e.value(f"load ptr, ptr {row}")
+            number = e.value(f"load i32, ptr {here}")
+            with e.when(e.value(f"icmp eq i32 {number}, %block")):
+                e.end(f"ret ptr {here}")
+            onward = e.label("onward")
+            e.branch(e.value(f"icmp slt i32 {number}, 0"), out, onward)
+            e.place(onward)
+            count = self.word(e, here, 2)
+            words = e.value(f"add i32 {e.value(f'mul i32 {count}, 3')}, 3")
+            e.do(f"store ptr {e.value(f'getelementptr i32, ptr {here}, i32 {words}')}, ptr {row}")
+        e.end("ret ptr null")
+        e.finish()
+
+    @staticmethod
+    def word(e: Emitter, row: str, index: int) -> str:
+        """A word of a row of the table, as i32."""
+        return e.value(f"load i32, ptr {e.value(f'getelementptr i32, ptr {row}, i32 {index}')}")
+
+    def _define_broadcast(self) -> None:
+        """Give every thread its own copy of the registers of a row."""
+        e = self.begin("define internal void @broadcast(ptr %b, i32 %block)")
+        row = e.value("call ptr @find_row(ptr %b, i32 %block)")
+        found, done = e.label("found"), e.label("spread")
+        e.branch(e.value(f"icmp ne ptr {row}, null"), found, done)
+        e.place(found)
+        with e.count("0", self.word(e, row, 2)) as index:
+            array, size, common = self._entry(e, row, index)
+            for bits in (8, 16, 32, 64):
+                with e.when(e.value(f"icmp eq i32 {size}, {bits // 8}")):
+                    value = e.value(f"load i{bits}, ptr {common}")
+                    with e.count("0", self.threads) as thread:
+                        mine = e.value(f"getelementptr i{bits}, ptr {array}, i32 {thread}")
+                        e.do(f"store i{bits} {value}, ptr {mine}")
+        e.place(done)
+        e.end("ret void")
+        e.finish()
+
+    def _entry(self, e: Emitter, row: str, index: str) -> tuple[str, str, str]:
+        """(pointer to the array, size, pointer to the common copy) of a register of a row."""
+        at = e.value(f"add i32 {e.value(f'mul i32 {index}, 3')}, 3")
+        triple = e.value(f"getelementptr i32, ptr {row}, i32 {at}")
+        array = e.value(f"getelementptr i8, ptr %b, i32 {self.word(e, triple, 0)}")
+        common = e.value(f"getelementptr i8, ptr %b, i32 {self.word(e, triple, 2)}")
+        return array, self.word(e, triple, 1), common
+
+    def _define_divergence(self) -> None:
+        """The threads part: copies of what is uniform, and a state, for each of them."""
+        e = self.begin("define internal void @diverge(ptr %b)")
+        votes = e.value(f"load i32, ptr {self.header(e, 'votes')}")
+        words = [e.value(f"load i32, ptr {self.header(e, name)}") for name in ("taken", "falls")]
+        for word in words:
+            block = e.value(f"and i32 {word}, {CUT_MASK}")
+            e.do(f"call void @broadcast(ptr %b, i32 {block})")
+        with e.count("0", self.threads) as thread:
+            vote = e.value(f"icmp ne i32 {self.load(e, 'key', thread)}, 0")
+            alike = e.value(f"icmp eq i32 {votes}, 0")
+            took = e.value(f"or i1 {vote}, {alike}")
+            word = e.value(f"select i1 {took}, i32 {words[0]}, i32 {words[1]}")
+            self.store(e, "state", thread, word)
+        e.end("ret void")
+        e.finish()
+
+    def _define_reconvergence(self) -> None:
+        """Whether the threads may go on as one; the header then says where.
+
+        They may if all stand at one place that allows it and agree on what is uniform there.
+        """
+        e = self.begin("define internal i1 @reconverge(ptr %b)")
+        no = e.label("no")
+        differ = e.alloca("i64", "differ")
+        e.do(f"store i64 0, ptr {differ}")
+        first = self.load(e, "state", "0")
+        with e.count("0", self.threads) as thread:
+            other = e.value(f"xor i32 {self.load(e, 'state', thread)}, {first}")
+            self._differ(e, differ, e.value(f"zext i32 {other} to i64"))
+        row, same = e.label("row"), e.label("same")
+        e.branch(e.value(f"icmp eq i64 {e.value(f'load i64, ptr {differ}')}, 0"), row, no)
+        e.place(row)
+        found = e.value(f"call ptr @find_row(ptr %b, i32 {first})")
+        known = e.label("known")
+        e.branch(e.value(f"icmp ne ptr {found}, null"), known, no)
+        e.place(known)
+        may = e.value(f"icmp ne i32 {self.word(e, found, 1)}, 0")
+        compare = e.label("compare")
+        e.branch(may, compare, no)
+        e.place(compare)
+        with e.count("0", self.word(e, found, 2)) as index:
+            array, size, common = self._entry(e, found, index)
+            for bits in (8, 16, 32, 64):
+                with e.when(e.value(f"icmp eq i32 {size}, {bits // 8}")):
+                    value = e.value(f"load i{bits}, ptr {array}")
+                    e.do(f"store i{bits} {value}, ptr {common}")
+                    with e.count("0", self.threads) as thread:
+                        mine = e.value(f"getelementptr i{bits}, ptr {array}, i32 {thread}")
+                        other = e.value(f"load i{bits}, ptr {mine}")
+                        change = e.value(f"xor i{bits} {value}, {other}")
+                        wide = f"zext i{bits} {change} to i64"
+                        self._differ(e, differ, change if bits == 64 else e.value(wide))
+        e.branch(e.value(f"icmp eq i64 {e.value(f'load i64, ptr {differ}')}, 0"), same, no)
+        e.place(same)
+        e.do(f"store i32 {first}, ptr {self.header(e, 'together')}")
+        e.end("ret i1 true")
+        e.place(no)
+        e.end("ret i1 false")
+        e.finish()
+
+    @staticmethod
+    def _differ(e: Emitter, slot: str, change: str) -> None:
+        sofar = e.value(f"load i64, ptr {slot}")
+        e.do(f"store i64 {e.value(f'or i64 {sofar}, {change}')}, ptr {slot}")

@@ -1,0 +1,279 @@
+"""Warp collectives, second step: what each lane of a warp gets back, for all lanes at once.
+
+The offers are in the block's arrays (`gpud.device.cpu.codegen.runtime.collectives` has the
+protocol), and a warp's part of such an array is one LLVM vector of 32 numbers. So a vote is a
+comparison, and a shuffle whose lanes are known when code is generated is one ``shufflevector``.
+
+Terms: a *group* is the lanes that meet, as an i32 with a bit for each.
+
+Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync), 9.7.13 (vote, match, activemask, redux, elect).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.layout import WARP, BlockLayout
+from gpud.device.cpu.lower.collectives import CollectiveKind
+
+__all__ = ["ExchangeFunctions", "array_slot"]
+
+_LANES = f"<{WARP} x i32>"
+_BITS = f"<{WARP} x i1>"
+
+
+class ExchangeFunctions:
+    """Writes the exchange functions of one kernel.
+
+    Args:
+        layout: of its blocks.
+        tags: metadata of accesses to the blocks' arrays.
+
+    Attributes:
+        keys: the number of each spelling that the kernel uses.
+    """
+
+    def __init__(self, layout: BlockLayout, tags: str) -> None:
+        self.layout = layout
+        self.tags = tags
+        self.keys: dict[CollectiveKind, int] = {}
+
+    def define_exchange(self, e: Emitter) -> None:
+        """Emit the body of ``void @exchange(ptr %b, i32 %first, i32 %group, i32 %key)``.
+
+        It computes the results of the lanes in ``group`` of the warp that begins at thread
+        ``first``.
+        """
+        done = e.label("exchanged")
+        targets = {key: (kind, e.label(kind.name)) for kind, key in self.keys.items()}
+        arms = " ".join(f"i32 {key}, label %{label}" for key, (_, label) in targets.items())
+        e.end(f"switch i32 %key, label %{done} [{arms}]")
+        for key, (kind, label) in targets.items():
+            e.place(label)
+            e.do(f"call void @exchange.{key}(ptr %b, i32 %first, i32 %group)")
+            e.jump(done)
+            header = f"define internal void @exchange.{key}(ptr %b, i32 %first, i32 %group)"
+            one = Emitter(e.module, header)
+            self._exchange(one, kind)
+            one.end("ret void")
+            one.finish()
+        e.place(done)
+        e.end("ret void")
+
+    def shuffle_known(
+        self, e: Emitter, mode: str, lanes: tuple[int, int], first: str, group: int
+    ) -> None:
+        """``shfl`` with known operands b and c in the warp that begins at thread ``first``."""
+        sources = [_source(mode, lane, *lanes) for lane in range(WARP)]
+        known = [s if inside and group >> s & 1 else n for n, (s, inside) in enumerate(sources)]
+        mine = self._lanes(e, "xa", first)
+        others = f"shufflevector {_LANES} {mine}, {_LANES} poison, {_LANES} {_constant(known)}"
+        self._give(e, "result", first, e.value(others))
+        self._give(e, "result_pred", first, _constant([int(inside) for _, inside in sources]))
+
+    def _exchange(self, e: Emitter, kind: CollectiveKind) -> None:
+        match kind.name:
+            case "shfl":
+                self._shuffle(e, kind.mode)
+            case "match":
+                self._match(e, kind)
+            case "vote":
+                self._answer(e, self._vote(e, kind.mode))
+            case "redux":
+                reduce = self._reduce_floats if kind.type == "f32" else self._reduce
+                self._answer(e, reduce(e, kind))
+            case "activemask":
+                self._answer(e, "%group")
+            case "elect":
+                leader = _lowest(e, "%group")
+                self._answer(e, leader)
+                chosen = e.value(f"icmp eq {_LANES} {_constant(range(WARP))}, {_splat(e, leader)}")
+                self._answer_each(e, "result_pred", e.value(f"zext {_BITS} {chosen} to {_LANES}"))
+
+    # -- lanes
+
+    def _at(self, e: Emitter, name: str, thread: str) -> str:
+        return array_slot(e, self.layout, name, thread)
+
+    def _lanes(self, e: Emitter, name: str, first: str) -> str:
+        return e.value(f"load {_LANES}, ptr {self._at(e, name, first)}, align 64{self.tags}")
+
+    def _give(self, e: Emitter, name: str, first: str, value: str) -> None:
+        e.do(f"store {_LANES} {value}, ptr {self._at(e, name, first)}, align 64{self.tags}")
+
+    def _answer_each(self, e: Emitter, name: str, value: str) -> None:
+        """Give the lanes of ``%group`` their results; others may not have read theirs yet."""
+        members = e.value(f"bitcast i32 %group to {_BITS}")
+        old = self._lanes(e, name, "%first")
+        new = e.value(f"select {_BITS} {members}, {_LANES} {value}, {_LANES} {old}")
+        self._give(e, name, "%first", new)
+
+    def _answer(self, e: Emitter, value: str) -> None:
+        self._answer_each(e, "result", _splat(e, value))
+
+    def _get(self, e: Emitter, name: str, thread: str) -> str:
+        return e.value(f"load i32, ptr {self._at(e, name, thread)}{self.tags}")
+
+    def _put(self, e: Emitter, name: str, thread: str, value: str) -> None:
+        e.do(f"store i32 {value}, ptr {self._at(e, name, thread)}{self.tags}")
+
+    # -- the collectives
+
+    def _shuffle(self, e: Emitter, mode: str) -> None:
+        """A shuffle whose lanes may differ between threads: see `_source`."""
+        with e.count("0", str(WARP)) as lane:
+            bit = e.value(f"shl i32 1, {lane}")
+            member = e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")
+            with e.when(member):
+                self._shuffle_lane(e, mode, lane, e.value(f"add i32 %first, {lane}"))
+
+    def _shuffle_lane(self, e: Emitter, mode: str, lane: str, thread: str) -> None:
+        b = e.value(f"and i32 {self._get(e, 'xb', thread)}, 31")
+        c = self._get(e, "xc", thread)
+        clamp = e.value(f"and i32 {c}, 31")
+        segment = e.value(f"and i32 {e.value(f'lshr i32 {c}, 8')}, 31")
+        inverse = e.value(f"xor i32 {segment}, 31")
+        low = e.value(f"and i32 {lane}, {segment}")
+        top = e.value(f"or i32 {low}, {e.value(f'and i32 {clamp}, {inverse}')}")
+        match mode:
+            case "up":
+                source = e.value(f"sub i32 {lane}, {b}")
+            case "down":
+                source = e.value(f"add i32 {lane}, {b}")
+            case "bfly":
+                source = e.value(f"xor i32 {lane}, {b}")
+            case _:
+                source = e.value(f"or i32 {low}, {e.value(f'and i32 {b}, {inverse}')}")
+        order = "sge" if mode == "up" else "sle"
+        inside = e.value(f"icmp {order} i32 {source}, {top}")
+        chosen = e.value(f"select i1 {inside}, i32 {source}, i32 {lane}")
+        bit = e.value(f"shl i32 1, {chosen}")
+        there = e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")
+        chosen = e.value(f"select i1 {there}, i32 {chosen}, i32 {lane}")
+        other = e.value(f"add i32 %first, {chosen}")
+        self._put(e, "result", thread, self._get(e, "xa", other))
+        self._put(e, "result_pred", thread, e.value(f"zext i1 {inside} to i32"))
+
+    def _match(self, e: Emitter, kind: CollectiveKind) -> None:
+        names = ("xa", "xb") if kind.type.endswith("64") else ("xa",)
+        values = {name: self._lanes(e, name, "%first") for name in names}
+
+        def same(lane: str) -> str:
+            """The lanes of the group that offer what ``lane`` does."""
+            found, thread = "%group", e.value(f"add i32 %first, {lane}")
+            for name, value in values.items():
+                one = _splat(e, self._get(e, name, thread))
+                alike = _mask(e, e.value(f"icmp eq {_LANES} {value}, {one}"))
+                found = e.value(f"and i32 {found}, {alike}")
+            return found
+
+        if kind.mode == "all":
+            every = e.value(f"icmp eq i32 {same(_lowest(e, '%group'))}, %group")
+            self._answer(e, e.value(f"select i1 {every}, i32 %group, i32 0"))
+            held = _splat(e, e.value(f"zext i1 {every} to i32"))
+            self._answer_each(e, "result_pred", held)
+            return
+        with e.count("0", str(WARP)) as lane:
+            bit = e.value(f"shl i32 1, {lane}")
+            with e.when(e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")):
+                self._put(e, "result", e.value(f"add i32 %first, {lane}"), same(lane))
+
+    def _vote(self, e: Emitter, mode: str) -> str:
+        offered = self._lanes(e, "xa", "%first")
+        held = _mask(e, e.value(f"icmp ne {_LANES} {offered}, zeroinitializer"))
+        ballot = e.value(f"and i32 {held}, %group")
+        if mode == "ballot":
+            return ballot
+        all_ = e.value(f"icmp eq i32 {ballot}, %group")
+        any_ = e.value(f"icmp ne i32 {ballot}, 0")
+        agree = e.value(f"or i1 {all_}, {e.value(f'xor i1 {any_}, true')}")
+        answer = {"all": all_, "any": any_, "uni": agree}[mode]
+        return e.value(f"zext i1 {answer} to i32")
+
+    def _reduce(self, e: Emitter, kind: CollectiveKind) -> str:
+        name = kind.mode
+        if name in ("min", "max"):
+            name = kind.type[0] + name
+        none = {"and": -1, "umin": -1, "smin": (1 << 31) - 1, "smax": -(1 << 31)}.get(name, 0)
+        members = e.value(f"bitcast i32 %group to {_BITS}")
+        offered = self._lanes(e, "xa", "%first")
+        value = e.value(
+            f"select {_BITS} {members}, {_LANES} {offered}, {_LANES} splat (i32 {none})"
+        )
+        function = f"@llvm.vector.reduce.{name}.v{WARP}i32"
+        e.module.declare(f"declare i32 {function}({_LANES})")
+        return e.value(f"call i32 {function}({_LANES} {value})")
+
+    def _reduce_floats(self, e: Emitter, kind: CollectiveKind) -> str:
+        """The least or greatest: one lane after another, for NaNs keep to their rules."""
+        mode = kind.mode.split(".")
+        name = f"llvm.{mode[0]}{'imum' if 'NaN' in mode else 'imumnum'}.f32"
+        e.module.declare(f"declare float @{name}(float, float)")
+        e.module.declare("declare float @llvm.fabs.f32(float)")
+
+        def offered(lane: str) -> str:
+            bits = self._get(e, "xa", e.value(f"add i32 %first, {lane}"))
+            value = e.value(f"bitcast i32 {bits} to float")
+            if "abs" not in mode:
+                return value
+            return e.value(f"call float @llvm.fabs.f32(float {value})")
+
+        best = e.alloca("float", "best")
+        e.do(f"store float {offered(_lowest(e, '%group'))}, ptr {best}")
+        with e.count("0", str(WARP)) as lane:
+            bit = e.value(f"shl i32 1, {lane}")
+            with e.when(e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")):
+                sofar = e.value(f"load float, ptr {best}")
+                better = e.value(f"call float @{name}(float {sofar}, float {offered(lane)})")
+                e.do(f"store float {better}, ptr {best}")
+        return e.value(f"load i32, ptr {best}")
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _source(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
+    """Where ``shfl`` of one lane reads, and whether that is inside of its segment.
+
+    PTX ISA 9.0, 9.7.9.6: the segment mask is in bits 8-12 of c, the clamp in bits 0-4.
+    """
+    b, clamp, segment = b & 31, c & 31, c >> 8 & 31
+    low = lane & segment
+    top = low | clamp & ~segment
+    match mode:
+        case "up":
+            return lane - b, lane - b >= top
+        case "down":
+            return lane + b, lane + b <= top
+        case "bfly":
+            return lane ^ b, lane ^ b <= top
+        case _:
+            source = low | b & ~segment
+            return source, source <= top
+
+
+def _constant(numbers: Sequence[int]) -> str:
+    return f"<{', '.join(f'i32 {number}' for number in numbers)}>"
+
+
+def _splat(e: Emitter, value: str) -> str:
+    one = e.value(f"insertelement {_LANES} poison, i32 {value}, i32 0")
+    return e.value(f"shufflevector {_LANES} {one}, {_LANES} poison, {_LANES} zeroinitializer")
+
+
+def _mask(e: Emitter, bits: str) -> str:
+    return e.value(f"bitcast {_BITS} {bits} to i32")
+
+
+def _lowest(e: Emitter, group: str) -> str:
+    e.module.declare("declare i32 @llvm.cttz.i32(i32, i1)")
+    return e.value(f"call i32 @llvm.cttz.i32(i32 {group}, i1 false)")
+
+
+def array_slot(e: Emitter, layout: BlockLayout, name: str, thread: str, type_: str = "") -> str:
+    """``ptr`` to the element of thread ``thread`` (i32) in one of the block's arrays."""
+    offset, found = layout.array(name, type_ or "i32")
+    base = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
+    wide = e.value(f"zext i32 {thread} to i64")
+    return e.value(f"getelementptr {found}, ptr {base}, i64 {wide}")

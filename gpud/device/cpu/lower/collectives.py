@@ -1,0 +1,96 @@
+"""Barriers and warp collectives: which spellings there are, and what they ask for.
+
+They are the code generator's, but as with every instruction no modifier is ignored.
+
+Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync) and 9.7.13 (barriers, vote, match, activemask,
+redux, elect).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpud.compiler.analysis.effects import barrier
+from gpud.compiler.ptx.model import Immediate, Instruction
+from gpud.device.cpu.lower.registry import Modifiers, reject
+from gpud.device.cpu.lower.unsupported import rejection
+
+__all__ = ["CollectiveKind", "check_barrier", "collective_kind"]
+
+_SHUFFLES = ("up", "down", "bfly", "idx")
+_VOTES = {"all": "pred", "any": "pred", "uni": "pred", "ballot": "b32"}
+_REDUCTIONS = {
+    **dict.fromkeys(("and", "or", "xor"), ("b32",)),
+    "add": ("u32", "s32"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "f32")),
+}
+_BARRIER_REDUCTIONS = {"popc": "u32", "and": "pred", "or": "pred"}
+_BARRIERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveKind:
+    """A spelling of a collective: its name, mode (``bfly``, ``all``, ``min.abs``) and type."""
+
+    name: str
+    mode: str = ""
+    type: str = ""
+
+
+def collective_kind(ins: Instruction) -> CollectiveKind:
+    """What a warp collective asks for.
+
+    Raises:
+        KernelRejected: there is no such collective, or the CPU device does not run it.
+    """
+    refused = rejection(ins)
+    if refused is not None:
+        raise refused
+    base = ins.opcode.base
+    m = Modifiers(ins)
+    m.flag("sync")
+    mode = type_ = ""
+    match base:
+        case "shfl":
+            mode, type_ = m.require(*_SHUFFLES), m.require("b32")
+        case "vote":
+            mode = m.require(*_VOTES)
+            type_ = m.require(_VOTES[mode])
+        case "match":
+            mode, type_ = m.require("all", "any"), m.require("b32", "b64")
+        case "redux":
+            operation = m.require(*_REDUCTIONS)
+            type_ = m.require(*_REDUCTIONS[operation])
+            of_floats = [word for word in ("abs", "NaN") if type_ == "f32" and m.flag(word)]
+            mode = ".".join((operation, *of_floats))
+        case "activemask":
+            m.require("b32")
+        case "bar":
+            m.require("warp")
+        case "elect":
+            pass
+        case _:
+            raise reject(ins, "it is not known here")
+    m.done()
+    return CollectiveKind(base, mode, type_)
+
+
+def check_barrier(ins: Instruction) -> None:
+    """Refuse a barrier of the block that no GPU has.
+
+    Raises:
+        KernelRejected: its spelling, its number or the number of threads.
+    """
+    m = Modifiers(ins)
+    m.flag("cta")
+    m.flag("aligned")
+    if m.require("sync", "arrive", "red") == "red":
+        m.require(_BARRIER_REDUCTIONS[m.require(*_BARRIER_REDUCTIONS)])
+    m.done()
+    parts = barrier(ins)
+    if parts.constant_id is not None and not 0 <= parts.constant_id < _BARRIERS:
+        raise reject(ins, f"a block has barriers 0 to {_BARRIERS - 1}")
+    if isinstance(parts.count, Immediate) and parts.count.value % 32:
+        raise reject(ins, "a barrier counts whole warps, in multiples of 32 threads")
+    if parts.action == "arrive" and parts.count is None:
+        raise reject(ins, "it needs a number of threads")

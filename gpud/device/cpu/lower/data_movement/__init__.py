@@ -1,0 +1,1 @@
+"""Lowerings of moves, loads, stores, atomics and copies, and of state spaces."""

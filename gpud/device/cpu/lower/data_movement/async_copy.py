@@ -1,0 +1,106 @@
+"""cp.async: copies from global to shared memory, done at once.
+
+A program may not rely on a copy being unfinished, so waiting for it, or for groups of them, has
+nothing to do; an arrival on an mbarrier that a copy triggers happens where it is asked for.
+
+Source: PTX ISA 9.0, section 9.7.9.25 (asynchronous copy).
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.ptx.model import Instruction, Operand
+from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.lower.data_movement.mbarrier import arrive
+from gpud.device.cpu.lower.data_movement.state_spaces import element, space_of
+from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.values import Value, constant, read
+
+_HINTS = ("L1::", "L2::")
+
+
+@lowering("cp")
+def _cp(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    m.require("async")
+    if m.flag("commit_group") or m.flag("wait_all"):
+        m.done(0)
+        return
+    if m.flag("wait_group"):
+        m.done(1)
+        return
+    if m.flag("mbarrier"):
+        _arrive_when_copied(t, ins, m)
+        return
+    _copy(t, ins, m)
+
+
+def _arrive_when_copied(t: Thread, ins: Instruction, m: Modifiers) -> None:
+    """``cp.async.mbarrier.arrive{.noinc}``: the copies are done, so the arrival happens now.
+
+    Without ``.noinc`` the pending count is first raised by one, so that nothing changes.
+    """
+    m.require("arrive")
+    counts, space = m.flag("noinc"), space_of(m)
+    m.require("b64")
+    m.done(1)
+    if counts:
+        arrive(t, t.pointer(ins.operands[0], space), constant(t.e, "i64", 1))
+
+
+def _copy(t: Thread, ins: Instruction, m: Modifiers) -> None:
+    """A copy to shared memory, done at once; ``wait_group`` then has nothing to wait for."""
+    m.require("ca", "cg")
+    to = m.require("shared", "shared::cta", "shared::cluster")
+    m.require("global")
+    hinted = m.flag("L2::cache_hint")
+    m.skip(*_HINTS)
+    m.done()
+    operands = list(ins.operands[: len(ins.operands) - hinted])
+    target, source = t.pointer(operands[0], to), t.pointer(operands[1], "global")
+    size = getattr(operands[2], "value", 0)
+    if size not in (4, 8, 16) or len(operands) > 4:
+        raise reject(ins, "it copies 4, 8 or 16 bytes")
+    if len(operands) == 4:
+        _copy_some(t, target, source, size, operands[3])
+        return
+    for index in range(size // 4):
+        value = t.e.value(f"load i32, ptr {element(t, source, index, 4)}, align 4{t.tags}")
+        t.e.do(f"store i32 {value}, ptr {element(t, target, index, 4)}, align 4{t.tags}")
+
+
+def _copy_some(t: Thread, target: str, source: str, size: int, count: Operand) -> None:
+    """Copy the first bytes and fill the rest of ``size`` with zeros, without reading it."""
+    stored = t.storage.get(getattr(count, "name", ""), "i32")
+    if stored == "i1":  # ignore-src: a predicate that asks for zeros only
+        number = read(t, count, "pred").select(constant(t.e, "i32", 0), size)
+    else:
+        number = read(t, count, "u32").min_u(size)
+    t.e.module.define_once("gpud.copy.zero", _COPY_ZERO)
+    pointers = (Value(t.e, "ptr", text) for text in (target, source))
+    arguments = ", ".join(
+        f"{a.type} {a.text}" for a in (*pointers, number, constant(t.e, "i32", size))
+    )
+    t.e.do(f"call void @gpud.copy.zero({arguments})")
+
+
+_COPY_ZERO = """define internal void @gpud.copy.zero(ptr %to, ptr %from, i32 %count, i32 %size) {
+entry:
+  br label %loop
+loop:
+  %i = phi i32 [0, %entry], [%next, %stored]
+  %have = icmp ult i32 %i, %count
+  br i1 %have, label %read, label %stored
+read:
+  %source = getelementptr i8, ptr %from, i32 %i
+  %byte = load i8, ptr %source
+  br label %stored
+stored:
+  %value = phi i8 [0, %loop], [%byte, %read]
+  %target = getelementptr i8, ptr %to, i32 %i
+  store i8 %value, ptr %target
+  %next = add i32 %i, 1
+  %more = icmp ult i32 %next, %size
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}"""

@@ -1,0 +1,141 @@
+"""Loads, stores, and hints to caches.
+
+Vector accesses are one scalar access an element: LLVM's loop vectoriser refuses loops that hold
+vector instructions, and joins neighbouring scalars by itself. For the same reason an access
+claims the alignment of its element only; unaligned vector moves cost nothing on current CPUs.
+
+Memory order: a block runs on one OS thread, so nothing but the compiler can reorder its accesses
+to shared memory as the block sees them. Strong accesses become LLVM atomics all the same: that
+keeps LLVM from caching a value that another thread of the block writes between two yields.
+
+Source: PTX ISA 9.0, section 9.7.9 (data movement), chapter 8 (memory consistency model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpud.compiler.ptx.model import (
+    Address,
+    Instruction,
+    Operand,
+    Vector,
+)
+from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.lower.data_movement.state_spaces import element, space_of
+from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, reject
+from gpud.device.cpu.lower.values import Value, constant, read, write
+
+__all__ = ["Access"]
+
+_HINTS = ("L1::", "L2::")
+_ORDERS = ("weak", "volatile", "relaxed", "mmio")
+# What only loads have, and only stores: orders and cache operators.
+_LOADS = (("acquire",), ("ca", "cg", "cs", "lu", "cv", "nc"))
+_STORES = (("release",), ("wb", "cg", "cs", "wt"))
+_LLVM_ORDER = {
+    "volatile": "monotonic",
+    "relaxed": "monotonic",
+    "mmio": "monotonic",
+    "acquire": "acquire",
+    "release": "release",
+}
+
+
+class Access:
+    """What the modifiers of ``ld`` or ``st`` ask for."""
+
+    def __init__(self, ins: Instruction) -> None:
+        m = Modifiers(ins)
+        orders, operators = _STORES if ins.opcode.base == "st" else _LOADS
+        self.orders = [order for order in (*_ORDERS, *orders) if m.flag(order)]
+        scope = m.choice(*SCOPES)
+        self.space = space_of(m)
+        if "cv" in [operator for operator in operators if m.flag(operator)]:
+            self.orders.append("volatile")  # "don't cache and fetch again": it must not be hoisted
+        hinted = m.flag("L2::cache_hint")
+        m.skip(*_HINTS)
+        self.count = int(m.choice("v2", "v4", "v8", default="v1")[1:])
+        self.type = m.type()
+        m.done()
+        if self.type == "pred" or self.type in ("f16x2", "bf16x2", "tf32"):
+            raise reject(ins, f"memory holds no .{self.type}")
+        strong = [order for order in self.orders if order not in ("weak", "mmio")]
+        if scope and not strong:
+            raise reject(ins, "a scope needs .relaxed, .acquire or .release")
+        expected = 3 if hinted else 2
+        if len(ins.operands) != expected:
+            raise reject(ins, f"it has {len(ins.operands)} operands instead of {expected}")
+        self.llvm = LLVM_TYPE[self.type]
+        self.bytes = int(self.type.lstrip("bsufe")) // 8
+
+    def words(self) -> tuple[str, str]:
+        """(what follows ``load``/``store``, what follows the pointer)."""
+        strong = [_LLVM_ORDER[order] for order in self.orders if order != "weak"]
+        if not strong:
+            # 16-byte registers are read in halves, as are vectors in elements.
+            return "", f", align {min(self.bytes, 8)}"
+        align = f", align {self.bytes}"
+        if self.bytes > 8:
+            # No CPU promises 16-byte atomic loads without extensions; the ISA only asks for them
+            # of accesses that race.
+            return "volatile ", align
+        order = max(strong, key=("monotonic", "acquire", "release").index)
+        volatile = "volatile " if {"volatile", "mmio"} & set(self.orders) else ""
+        return f"atomic {volatile}", f" {order}{align}"
+
+    def elements(self, ins: Instruction, operand: Operand) -> Sequence[Operand]:
+        """The registers or values of the access, one an element."""
+        items = operand.items if isinstance(operand, Vector) else (operand,)
+        if len(items) != self.count:
+            raise reject(ins, f"it has {len(items)} elements instead of {self.count}")
+        return items
+
+
+@lowering("ld", "ldu")
+def _ld(t: Thread, ins: Instruction) -> None:
+    access = Access(ins)
+    pointer = t.pointer(ins.operands[1], access.space)
+    before, after = access.words()
+    tags = t.ordered_tags if before else t.tags
+    targets = access.elements(ins, ins.operands[0])
+    # All elements are read before the first is written: the address may be a destination.
+    values = []
+    for index in range(access.count):
+        at = element(t, pointer, index, access.bytes)
+        text = f"load {before}{access.llvm}, ptr {at}{after}{tags}"
+        values.append(Value(t.e, access.llvm, t.e.value(text)))
+    for target, value in zip(targets, values, strict=True):
+        write(t, target, access.type, value)
+
+
+@lowering("st")
+def _st(t: Thread, ins: Instruction) -> None:
+    access = Access(ins)
+    pointer = t.pointer(ins.operands[0], access.space)
+    before, after = access.words()
+    tags = t.ordered_tags if before else t.tags
+    for index, source in enumerate(access.elements(ins, ins.operands[1])):
+        value = read(t, source, access.type)
+        at = element(t, pointer, index, access.bytes)
+        t.e.do(f"store {before}{access.llvm} {value.text}, ptr {at}{after}{tags}")
+
+
+# -- hints
+
+
+@lowering("prefetch", "prefetchu", "applypriority", "discard", "createpolicy")
+def _cache_control(t: Thread, ins: Instruction) -> None:
+    """No-ops, but for ``createpolicy``, whose opaque result is 0.
+
+    ``discard`` allows what is in memory to become undefined; leaving it is allowed.
+    """
+    if ins.opcode.base == "createpolicy":
+        write(t, ins.operands[0], "b64", constant(t.e, "i64", 0))
+    elif not isinstance(ins.operands[0], Address):
+        raise reject(ins, "it needs an address")
+
+
+@lowering("griddepcontrol", "pmevent")
+def _nothing(t: Thread, ins: Instruction) -> None:
+    """No-ops here: grids of one stream run one after the other."""

@@ -1,0 +1,75 @@
+"""mov: between registers, of addresses and special registers, and packing into wider registers.
+
+Source: PTX ISA 9.0, sections 9.7.9.2 and 9.7.9.3 (mov).
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.ptx.model import Instruction, Operand, SpecialRegister, Symbol, Vector
+from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.values import constant, read, write
+
+
+@lowering("mov")
+def _mov(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    count = int(m.choice("v2", "v4", default="v1")[1:])
+    type_ = m.type()
+    m.done(2)
+    target, source = ins.operands
+    if count > 1:
+        _move_vector(t, ins, count, type_)
+    elif isinstance(target, Vector):
+        _unpack(t, ins, target, source, type_)
+    elif isinstance(source, Vector):
+        _pack(t, ins, target, source, type_)
+    else:
+        write(t, target, type_, read(t, source, type_))
+
+
+def _move_vector(t: Thread, ins: Instruction, count: int, type_: str) -> None:
+    """``mov.v4.u32 {a, b, c, d}, %tid``, or from one vector to another."""
+    target, source = ins.operands
+    if isinstance(source, SpecialRegister):
+        names = [f"{source.name}.{suffix}" for suffix in "xyz"[:count]]
+        values = [read(t, SpecialRegister(name), type_) for name in names]
+        if count == 4:
+            values.append(constant(t.e, LLVM_TYPE[type_], 0))  # .w of every special register
+    elif isinstance(source, Vector):
+        values = [read(t, item, type_) for item in source.items]
+    else:
+        raise reject(ins, "its source must be a vector")
+    targets = target.items if isinstance(target, Vector) else ()
+    if len(targets) != count or len(values) != count:
+        raise reject(ins, f"it needs vectors of {count} elements")
+    for item, value in zip(targets, values, strict=True):
+        write(t, item, type_, value)
+
+
+def _part(ins: Instruction, vector: Vector, type_: str) -> str:
+    """The type of the elements of a packed value."""
+    bits, rest = divmod(int(type_.lstrip("bsuf")), len(vector.items))
+    if rest or f"b{bits}" not in LLVM_TYPE:
+        raise reject(ins, f".{type_} does not divide into {len(vector.items)} elements")
+    return f"b{bits}"
+
+
+def _pack(t: Thread, ins: Instruction, target: Operand, source: Vector, type_: str) -> None:
+    part = _part(ins, source, type_)
+    whole = f"b{type_.lstrip('bsuf')}"
+    bits = int(part[1:])
+    result = constant(t.e, LLVM_TYPE[whole], 0)
+    for index, item in enumerate(source.items):
+        piece = read(t, item, part).zext(result.type)
+        result = result | (piece << (bits * index)) if index else piece
+    write(t, target, whole, result)
+
+
+def _unpack(t: Thread, ins: Instruction, target: Vector, source: Operand, type_: str) -> None:
+    part = _part(ins, target, type_)
+    value = read(t, source, f"b{type_.lstrip('bsuf')}")
+    bits = int(part[1:])
+    for index, item in enumerate(target.items):
+        if not (isinstance(item, Symbol) and item.name == "_"):
+            write(t, item, part, (value >> (bits * index)).trunc(LLVM_TYPE[part]))

@@ -1,0 +1,85 @@
+"""State spaces: pointers into them, and conversion to and from generic addresses.
+
+Generic, global, const, param and local addresses are host addresses. A shared address is an offset
+from the block's shared memory, so that 32-bit ones work.
+
+Source: PTX ISA 9.0, chapter 5.1 and sections 9.7.9.20 (isspacep) and 9.7.9.19 (cvta).
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.ptx.model import Instruction
+from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.lower.registry import Modifiers, lowering
+from gpud.device.cpu.lower.values import Value, read, write
+
+__all__ = ["SPACES", "element", "generic_shared", "space_of"]
+
+SPACES = (
+    "global",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "local",
+    "const",
+    "param",
+    "param::entry",
+    "param::func",
+)
+
+
+def space_of(m: Modifiers) -> str:
+    """Take the state space modifier; "" is generic."""
+    return m.choice(*SPACES)
+
+
+def element(t: Thread, pointer: str, index: int, size: int) -> str:
+    """``ptr`` to element ``index`` of ``size`` bytes from ``pointer`` on."""
+    if index == 0:
+        return pointer
+    return t.e.value(f"getelementptr i8, ptr {pointer}, i64 {index * size}")
+
+
+def generic_shared(t: Thread) -> Value:
+    """The generic address at which the block's shared memory begins."""
+    return Value(t.e, "i64", t.e.value(f"ptrtoint ptr {t.addresses.shared_base()} to i64"))
+
+
+@lowering("cvta")
+def _cvta(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    to, space = m.flag("to"), m.require(*SPACES)
+    type_ = m.require("u64", "u32")
+    m.done(2)
+    value = read(t, ins.operands[1], type_).zext("i64")
+    if space.startswith("shared"):
+        base = generic_shared(t)
+        value = value - base if to else value + base
+    write(t, ins.operands[0], type_, value.trunc(LLVM_TYPE[type_]))
+
+
+@lowering("isspacep")
+def _isspacep(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    space = m.require(*SPACES)
+    m.done(2)
+    address = read(t, ins.operands[1], "u64")
+
+    def inside(bounds: tuple[str, str]) -> Value:
+        first, size = (Value(t.e, "i64", text) for text in bounds)
+        return (address - first).compare("ult", size)
+
+    shared = (generic_shared(t).text, t.addresses.shared_size())
+    ranges = {
+        "shared": shared,
+        "local": t.addresses.local_range(),
+        "const": t.addresses.const_range(),
+        "param": t.addresses.param_range(),
+    }
+    if space == "global":
+        result = ~inside(ranges["shared"])
+        for other in ("local", "const", "param"):
+            result = result & ~inside(ranges[other])
+    else:
+        result = inside(ranges[space.partition("::")[0]])
+    write(t, ins.operands[0], "pred", result)

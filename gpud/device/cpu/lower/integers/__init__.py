@@ -1,0 +1,1 @@
+"""Lowerings of integer instructions: arithmetic, logic, dot products, video."""

@@ -1,0 +1,201 @@
+"""Integer arithmetic: add, sub, mul, mad, their carry chains and 24-bit forms, abs, neg, sad.
+
+Source: PTX ISA 9.0, sections 9.7.1 (integer) and 9.7.2 (extended precision). The ISA leaves open
+what an addition finds in the carry flag after a subtraction. NVRTC's division of 128-bit integers
+takes it for set if nothing was borrowed, and ptxas 13.0 makes machine code that does the same:
+a - b is a + ~b + 1, and the flag is the carry of that.
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.ptx.model import Instruction
+from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.values import Value, intrinsic, read, write
+
+__all__ = ["INTEGERS", "join_halves", "split_halves"]
+
+INTEGERS = "u16 s16 u32 s32 u64 s64"
+_PACKED = "u16x2 s16x2"
+_WIDER = {"16": "32", "32": "64", "64": "128"}
+
+
+def split_halves(value: Value) -> tuple[Value, Value]:
+    """(low, high) i16 halves of an i32."""
+    return value.trunc("i16"), (value >> 16).trunc("i16")
+
+
+def join_halves(low: Value, high: Value) -> Value:
+    """The i32 of two i16 halves."""
+    return low.zext("i32") | (high.zext("i32") << 16)
+
+
+@lowering("add", "sub", types=f"{INTEGERS} {_PACKED}")
+def _add_sub(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    saturate, carry, type_ = m.flag("sat"), m.flag("cc"), m.type()
+    m.done(3)
+    base = ins.opcode.base
+    if (saturate and (carry or type_ != "s32")) or (carry and "16" in type_):
+        raise reject(ins, f".{type_} has no such modifier")
+    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+
+    def one(a: Value, b: Value) -> Value:
+        if saturate:
+            return intrinsic(f"s{base}.sat", a, b)
+        return a + b if base == "add" else a - b
+
+    if type_ in ("u16x2", "s16x2"):
+        pairs = zip(split_halves(a), split_halves(b), strict=True)
+        result = join_halves(*(one(x, y) for x, y in pairs))
+    else:
+        result = one(a, b)
+    if carry:
+        out = result.compare("ult", a) if base == "add" else a.compare("uge", b)
+        t.write_carry(out.text)
+    write(t, ins.operands[0], type_, result)
+
+
+def _carry_in(t: Thread, like: Value) -> Value:
+    return Value(t.e, "i1", t.read_carry()).zext(like.type)
+
+
+def _add_with_carry(t: Thread, a: Value, b: Value, *, carry_out: bool) -> Value:
+    """The sum a + b + CC.CF; its two partial sums cannot both overflow."""
+    partial = a + b
+    result = partial + _carry_in(t, a)
+    if carry_out:
+        t.write_carry((partial.compare("ult", a) | result.compare("ult", partial)).text)
+    return result
+
+
+@lowering("addc", "subc", types="u32 s32 u64 s64")
+def _add_sub_carry(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    carry_out, type_ = m.flag("cc"), m.type()
+    m.done(3)
+    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+    term = b if ins.opcode.base == "addc" else ~b
+    result = _add_with_carry(t, a, term, carry_out=carry_out)
+    write(t, ins.operands[0], type_, result)
+
+
+# -- products
+
+
+def _wide_product(a: Value, b: Value, type_: str) -> Value:
+    """The whole product, in an integer of twice the width."""
+    wide = f"i{_WIDER[type_[1:]]}"
+    extend = Value.sext if type_[0] == "s" else Value.zext
+    return extend(a, wide) * extend(b, wide)
+
+
+def _product(a: Value, b: Value, type_: str, part: str) -> Value:
+    if part == "lo":
+        return a * b
+    wide = _wide_product(a, b, type_)
+    return wide if part == "wide" else (wide >> a.width).trunc(a.type)
+
+
+def _product_24(a: Value, b: Value, type_: str, part: str) -> Value:
+    """Bits 31..0 or 47..16 of the product of the low 24 bits of both."""
+    a, b = (((v << 8).sar(8) if type_[0] == "s" else v & 0xFFFFFF) for v in (a, b))
+    if part == "lo":
+        return a * b
+    return (_wide_product(a, b, type_) >> 16).trunc("i32")
+
+
+@lowering("mul", types=INTEGERS)
+def _mul(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    part, type_ = m.require("lo", "hi", "wide"), m.type()
+    m.done(3)
+    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+    result = _product(a, b, type_, part)
+    if part == "wide":
+        if type_[1:] == "64":
+            raise reject(ins, "mul.wide of 64-bit integers does not exist")
+        type_ = type_[0] + _WIDER[type_[1:]]
+    write(t, ins.operands[0], type_, result)
+
+
+@lowering("mul24", types="u32 s32")
+def _mul24(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    part, type_ = m.require("lo", "hi"), m.type()
+    m.done(3)
+    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+    write(t, ins.operands[0], type_, _product_24(a, b, type_, part))
+
+
+@lowering("mad", "madc", "mad24", types=INTEGERS)
+def _mad(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    base = ins.opcode.base
+    part = m.require("lo", "hi", "wide")
+    carry, saturate, type_ = m.flag("cc"), m.flag("sat"), m.type()
+    m.done(4)
+    if saturate and (part, type_) != ("hi", "s32"):
+        raise reject(ins, "only .hi.s32 saturates")
+    a, b = (read(t, operand, type_) for operand in ins.operands[1:3])
+    if base == "mad24":
+        product = _product_24(a, b, type_, part)
+    else:
+        product = _product(a, b, type_, part)
+    if part == "wide":
+        if type_[1:] == "64" or base != "mad":
+            raise reject(ins, "there is no wide form of this type")
+        type_ = type_[0] + _WIDER[type_[1:]]
+    c = read(t, ins.operands[3], type_)
+    if saturate:
+        result = intrinsic("sadd.sat", product, c)
+    elif base == "madc":
+        result = _add_with_carry(t, product, c, carry_out=carry)
+    else:
+        result = product + c
+        if carry:
+            t.write_carry(result.compare("ult", c).text)
+    write(t, ins.operands[0], type_, result)
+
+
+# -- one operand, and sad
+
+
+@lowering("abs", "neg", types="s16 s32 s64")
+def _abs_neg(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    type_ = m.type()
+    m.done(2)
+    a = read(t, ins.operands[1], type_)
+    write(t, ins.operands[0], type_, -a if ins.opcode.base == "neg" else a.unary("abs"))
+
+
+@lowering("min", "max", types=f"{INTEGERS} {_PACKED}")
+def _min_max(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    relu, type_ = m.flag("relu"), m.type()
+    m.done(3)
+    if relu and type_ not in ("s32", "s16x2"):
+        raise reject(ins, f".{type_} has no .relu")
+    a, b = (read(t, operand, type_) for operand in ins.operands[1:])
+
+    def one(a: Value, b: Value) -> Value:
+        result = intrinsic(f"{type_[0]}{ins.opcode.base}", a, b)
+        return result.max_s(0) if relu else result
+
+    if type_ in ("u16x2", "s16x2"):
+        pairs = zip(split_halves(a), split_halves(b), strict=True)
+        result = join_halves(*(one(x, y) for x, y in pairs))
+    else:
+        result = one(a, b)
+    write(t, ins.operands[0], type_, result)
+
+
+@lowering("sad", types=INTEGERS)
+def _sad(t: Thread, ins: Instruction) -> None:
+    m = Modifiers(ins)
+    type_ = m.type()
+    m.done(4)
+    a, b, c = (read(t, operand, type_) for operand in ins.operands[1:])
+    less = a.compare("slt" if type_[0] == "s" else "ult", b)
+    write(t, ins.operands[0], type_, c + less.select(b - a, a - b))

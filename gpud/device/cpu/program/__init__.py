@@ -1,0 +1,1 @@
+"""A loaded program: its variables, its heap, and its kernels as machine code."""

@@ -1,0 +1,38 @@
+"""Makes machine code: the code generator and LLVM, one after the other."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gpud.compiler.abi.reserved_names import ARENA
+from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.ptx import model as ptx
+from gpud.compiler.ptx.parser import parse
+from gpud.device.cpu.codegen.artifact import layout_module
+from gpud.device.cpu.codegen.emit.addresses import ModuleLayout, Shape
+from gpud.device.cpu.codegen.kernel import generate_kernel
+from gpud.device.cpu.program import jit
+from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
+
+__all__ = ["compile_kernel"]
+
+
+def compile_kernel(wanted: CompileRequest) -> CompileResult:
+    """Make it here and now.
+
+    Raises:
+        KernelRejected: the kernel uses something that the CPU device does not run.
+        InternalError: LLVM refuses the code.
+    """
+    program, layout = _program(wanted.text)
+    shape = Shape(*wanted.block)
+    arena = wanted.arena if ARENA in layout.data.offsets else None
+    generated = generate_kernel(program, wanted.entry, shape, layout, arena, wanted.heap)
+    return CompileResult(generated, jit.object_code(generated.ir))
+
+
+@lru_cache(maxsize=4)
+def _program(text: str) -> tuple[ptx.Module, ModuleLayout]:
+    """Kernels of one program are mostly asked for one after the other."""
+    program = flatten_module(parse(text))
+    return program, layout_module(program)

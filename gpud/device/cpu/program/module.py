@@ -1,0 +1,169 @@
+"""A loaded program on the CPU device: its variables, and its kernels compiled for block shapes.
+
+Code is generated for one block shape at a time, because loops over a known number of threads are
+what LLVM vectorises. The first launch with a new shape pays for it; `CPUKernel.compiled` can be
+called ahead of time.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpud.compiler.abi.reserved_names import ARENA, HEAP
+from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.ptx import model as ptx
+from gpud.compiler.ptx.parser import parse
+from gpud.device.cpu.codegen.artifact import ENTRY_POINTS, GeneratedKernel, layout_module
+from gpud.device.cpu.codegen.emit.addresses import Shape
+from gpud.device.cpu.program import jit, printf
+from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult, KernelCompiler
+from gpud.device.cpu.program.heap import Heap
+from gpud.device.cpu.program.heap import install as install_heap
+from gpud.device.cpu.program.module_data import ModuleData
+from gpud.device.interface import Parameter, parameters_of
+from gpud.errors import KernelNotFound
+
+__all__ = ["CPUKernel", "CPUModule", "CompiledKernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel for one block shape: native code, and what its blocks need.
+
+    ``code`` has the functions that a block's header points to; see
+    `gpud.device.cpu.codegen.artifact.GeneratedKernel` for ``generated``.
+    """
+
+    name: str
+    shape: Shape
+    generated: GeneratedKernel
+    code: jit.NativeCode
+    data: ModuleData
+
+
+class CPUKernel:
+    """An entry of a loaded module."""
+
+    def __init__(self, module: CPUModule, entry: ptx.Function) -> None:
+        self.module = module
+        self.name = entry.name
+        self.parameters: tuple[Parameter, ...] = parameters_of(entry)
+        self.plans: dict[tuple[tuple[int, int, int], int, bool], Any] = {}
+        """What launches have in common, by block shape and shared memory: `Chain` keeps it here."""
+        self._compiled: dict[Shape, CompiledKernel] = {}
+        self._lock = threading.Lock()
+
+    def compiled(self, block: tuple[int, int, int]) -> CompiledKernel:
+        """The kernel for a block shape, compiled on first use.
+
+        Raises:
+            KernelRejected: it uses something that the CPU device does not run.
+            CompileError: whoever makes machine code for this device gave up.
+        """
+        shape = Shape(*block)
+        with self._lock:
+            found = self._compiled.get(shape)
+            if found is None:
+                native = self._native(block)
+                printf.install()
+                code = jit.link(native.code, ENTRY_POINTS)
+                found = CompiledKernel(self.name, shape, native.generated, code, self.module.data)
+                self._compiled[shape] = found
+        return found
+
+    def _native(self, block: tuple[int, int, int]) -> CompileResult:
+        module = self.module
+        if module.compiler is None:
+            generated = self.generate(Shape(*block))
+            return CompileResult(generated, jit.object_code(generated.ir))
+        return module.compiler(
+            CompileRequest(module.text, self.name, block, module.fenced, module.heap_range)
+        )
+
+    def generate(self, shape: Shape) -> GeneratedKernel:
+        """LLVM assembly for a block shape, not compiled."""
+        # Not above: a device for which another process does it starts faster without.
+        from gpud.device.cpu.codegen.kernel import generate_kernel
+
+        module = self.module
+        return generate_kernel(
+            module.program, self.name, shape, module.layout, module.fenced, module.heap_range
+        )
+
+    def static_shared(self, block: tuple[int, int, int]) -> int:
+        """Bytes of shared memory of a block without the dynamic part; gpud's own count, too."""
+        generated = self.compiled(block).generated
+        return generated.dynamic_shared_at + generated.hidden_shared_bytes
+
+
+class CPUModule:
+    """A PTX program loaded on the CPU device.
+
+    Args:
+        text: PTX, rewritten or not.
+        arena: address and size of its session's memory, None if it may reach everything.
+        compiler: makes its kernels' machine code; by default it is made here.
+
+    Raises:
+        CompileError: it is not PTX that can be read.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        arena: tuple[int, int] | None = None,
+        compiler: KernelCompiler | None = None,
+    ) -> None:
+        if compiler is not None:
+            compiler.warm_up()
+        program = flatten_module(parse(text))
+        self.text = text
+        self.compiler = compiler
+        self.arena = arena
+        self.program = program
+        self.layout = layout_module(program)
+        fenced = ARENA in self.layout.data.offsets
+        self.fenced = arena if fenced else None
+        """What its accesses are checked against: None if they are not, or have no fences."""
+        self.heap: Heap | None = None
+        if self.fenced is not None and HEAP in self.layout.data.offsets:
+            install_heap()
+            self.heap = Heap()
+        ranges = {ARENA: arena, HEAP: self.heap_range}
+        self.data = ModuleData(program, self.layout, ranges)
+        self._kernels: dict[str, CPUKernel] = {}
+
+    @property
+    def heap_range(self) -> tuple[int, int] | None:
+        """Address and size of the heap of ``malloc``, if it has one."""
+        return None if self.heap is None else self.heap.range
+
+    def kernel(self, name: str) -> CPUKernel:
+        """The entry ``name``.
+
+        Raises:
+            KernelNotFound: there is none.
+        """
+        found = self._kernels.get(name)
+        if found is None:
+            entries = self.program.entries()
+            if name not in entries:
+                raise KernelNotFound(name, available=tuple(entries))
+            found = self._kernels[name] = CPUKernel(self, entries[name])
+        return found
+
+    def symbol(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a ``__device__`` or ``__constant__`` variable, writable, uint8.
+
+        Raises:
+            KeyError: there is no such variable; the message lists those that there are.
+        """
+        if name not in self.data.sizes:
+            known = ", ".join(sorted(self.data.sizes)) or "none"
+            raise KeyError(f"no variable {name!r} in this program; it has: {known}")
+        return self.data.symbol(name)

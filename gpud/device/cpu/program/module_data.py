@@ -1,0 +1,141 @@
+"""A module's ``.const`` and ``.global`` variables as one piece of host memory.
+
+Initial values are written once, when the module is loaded; addresses in them are resolved to
+wherever the memory is, function names to their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from gpud.compiler.abi.reserved_names import ARENA, HEAP
+from gpud.compiler.analysis.data_layout import size_and_align, type_bytes
+from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.emit.addresses import ModuleLayout
+
+__all__ = ["ModuleData"]
+
+_EVERYTHING = (0, 2**64 - 1)
+_HIDDEN = (ARENA, HEAP)
+_NO_RANGES: Mapping[str, tuple[int, int] | None] = {}
+
+
+class ModuleData:
+    """The variables of one loaded module.
+
+    Args:
+        module: flattened.
+        layout: of its variables.
+        ranges: address and size for gpud's own variables, by name; without: everything.
+
+    Attributes:
+        memory: all variables, uint8.
+        address: host address of the first byte.
+        sizes: bytes of each variable by its plain name; gpud's own are not among them.
+    """
+
+    def __init__(
+        self,
+        module: ptx.Module,
+        layout: ModuleLayout,
+        ranges: Mapping[str, tuple[int, int] | None] = _NO_RANGES,
+    ) -> None:
+        self._layout = layout
+        padded = np.zeros(layout.data.size + 256, np.uint8)
+        skip = -padded.ctypes.data % 256
+        self.memory: npt.NDArray[np.uint8] = padded[skip : skip + layout.data.size + 1]
+        self.address: int = self.memory.ctypes.data
+        self.sizes: dict[str, int] = {}
+        for variable in _variables(module):
+            offset = layout.data.offsets.get(variable.name)
+            if offset is None or variable.space not in ("const", "global"):
+                continue
+            if variable.name in _HIDDEN:
+                # Code of this device does not read them: a program sees what a GPU's would.
+                self._set_range(offset, ranges.get(variable.name) or _EVERYTHING)
+                continue
+            self.sizes[variable.name] = size_and_align(variable)[0]
+            if variable.init is not None:
+                self._write(variable, offset, variable.init)
+
+    def _set_range(self, offset: int, values: tuple[int, int]) -> None:
+        raw = b"".join(value.to_bytes(8, "little") for value in values)
+        self.memory[offset : offset + len(raw)] = np.frombuffer(raw, np.uint8)
+
+    def symbol(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a variable, writable.
+
+        Raises:
+            KeyError: the module has no such variable.
+        """
+        offset = self._layout.data.offsets[name]
+        return self.memory[offset : offset + self.sizes[name]]
+
+    def _write(self, variable: ptx.Variable, offset: int, value: ptx.InitialValue) -> None:
+        size = type_bytes(variable.type)
+        for at, leaf in _leaves(value, offset, variable, size):
+            number = leaf.value if isinstance(leaf, ptx.Immediate) else self._resolve(leaf)
+            if isinstance(leaf, ptx.Immediate):
+                number = _as_type(leaf, variable.type)
+            data = (number & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
+            self.memory[at : at + size] = np.frombuffer(data, np.uint8)
+
+    def _resolve(self, leaf: ptx.Initializer) -> int:
+        layout = self._layout
+        if leaf.name in layout.data.offsets:
+            value = self.address + layout.data.offsets[leaf.name] + leaf.offset
+        elif leaf.name in layout.functions:
+            value = layout.functions[leaf.name]
+        else:
+            value = leaf.offset
+        if leaf.mask is not None:
+            lowest = (leaf.mask & -leaf.mask).bit_length() - 1
+            value = (value & leaf.mask) >> lowest
+        return value
+
+
+def _variables(module: ptx.Module) -> Iterator[ptx.Variable]:
+    for item in module.items:
+        if isinstance(item, ptx.Variable):
+            yield item
+        elif isinstance(item, ptx.Function):
+            yield from (s for s in item.body or () if isinstance(s, ptx.Variable))
+
+
+def _leaves(
+    value: ptx.InitialValue, offset: int, variable: ptx.Variable, size: int
+) -> Iterator[tuple[int, ptx.Immediate | ptx.Initializer]]:
+    """(byte offset, leaf) of a possibly nested initialiser; what is left out stays zero."""
+
+    def walk(
+        part: ptx.InitialValue, at: int, dims: tuple[int | None, ...]
+    ) -> Iterator[tuple[int, ptx.Immediate | ptx.Initializer]]:
+        if isinstance(part, ptx.RawOperand):
+            return  # fields of a sampler: this device has none
+        if not isinstance(part, tuple):
+            yield at, part
+            return
+        step = size
+        for length in dims[1:]:
+            step *= length or 1
+        if len(dims) <= 1 and variable.vector and part and isinstance(part[0], tuple):
+            step *= int(variable.vector[1:])
+        for item in part:
+            yield from walk(item, at, dims[1:])
+            at += step
+
+    yield from walk(value, offset, variable.dims)
+
+
+def _as_type(literal: ptx.Immediate, type_: str) -> int:
+    """The bits of a literal as a value of a PTX type."""
+    if literal.kind == "int" and type_ in ("f32", "f64"):
+        kind = np.float32 if type_ == "f32" else np.float64
+        return int.from_bytes(np.array(literal.value, kind).tobytes(), "little")
+    if literal.kind == "f64" and type_ == "f32":
+        double = np.array(literal.value, np.uint64).view(np.float64)
+        return int.from_bytes(np.float32(double).tobytes(), "little")
+    return literal.value

@@ -1,0 +1,124 @@
+"""Why a block was ended, read from its header: from words in memory to the error of its job.
+
+Problem: the block has left its worker's memory as it was when a thread failed; what it says of the
+task block depends on the form of the launch, and its strings are pointers of a kernel.
+
+Approach: the header's fields become a `gpud.compiler.abi.fault_record.FaultRecord`, the same that a
+device without headers reads from the job's record, and `gpud.device.faults` makes the error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.abi.fast_division import coordinates
+from gpud.compiler.abi.fault_record import FaultKind, FaultRecord
+from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES
+from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
+from gpud.device.cpu.scheduling.worker import Worker, word_of
+from gpud.device.cpu.sm.records import NONE
+from gpud.device.faults import error_of
+from gpud.device.readable import ReadableRanges
+from gpud.errors import IllegalAddress, KernelTrap
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.scheduling.chain import Chain
+
+__all__ = ["failure_of"]
+
+_KINDS = {
+    Failure.TRAP: FaultKind.TRAP,
+    Failure.ASSERT: FaultKind.ASSERT,
+    Failure.ADDRESS: FaultKind.ADDRESS,
+    Failure.MISALIGNED: FaultKind.MISALIGNED,
+    Failure.BREAKPOINT: FaultKind.BREAKPOINT,
+    Failure.TARGET: FaultKind.TARGET,
+}
+_SPACES = {
+    Space.GLOBAL: "global",
+    Space.SHARED: "shared",
+    Space.LOCAL: "local",
+    Space.CONST: "const",
+    Space.PARAM: "param",
+}
+_DEADLOCK = (
+    "deadlock: every thread of a block waits at a barrier or a warp collective that others of the "
+    "block will never reach"
+)
+_STACK = (
+    f"stack exhausted: calls inside each other need more than {STACK_BYTES} bytes for their local "
+    "variables; end the recursion earlier, or keep less in each call"
+)
+
+
+def failure_of(worker: Worker, chain: Chain) -> IllegalAddress | KernelTrap | None:
+    """What a job fails with whose block in ``worker`` was ended; None if it was told to end."""
+    error, stage = _read(worker, "error"), _read(worker, "stage")
+    if error == Failure.KILLED:
+        return None
+    launched = chain.launches[stage]
+    launch = stage if len(chain.launches) > 1 else None
+    claim = _claim(worker, launched.form, launched.grid)
+    place = None if claim is None else coordinates(claim, launched.grid)
+    if error == Failure.DEADLOCK:
+        return KernelTrap(_DEADLOCK, kernel=launched.name, launch=launch, task_block=place)
+    line = _read(worker, "error_line")
+    thread = _thread(_read(worker, "error_thread"), chain.blocks[stage])
+    if error == Failure.STACK:
+        return KernelTrap(
+            _STACK,
+            kernel=launched.name,
+            launch=launch,
+            task_block=place,
+            thread=thread,
+        )
+    kind = _KINDS.get(error, FaultKind.TRAP)
+    site = _read(worker, "error_site")
+    record = FaultRecord(
+        kind,
+        -1 if site == NONE else site,
+        claim,
+        thread,
+        line,
+        _read(worker, "error_address"),
+        _read(worker, "error_file"),
+        _read(worker, "error_function"),
+    )
+    return error_of(
+        record,
+        ReadableRanges(chain.reach(stage, worker.block)),
+        kernel=launched.name,
+        grid=launched.grid,
+        launch=launch,
+        space=_SPACES.get(_read(worker, "error_space"), "global"),
+        line=None if kind == FaultKind.ASSERT else line or None,
+    )
+
+
+def _read(worker: Worker, name: str) -> int:
+    """A field of the worker or of its block's header, as an unsigned number."""
+    at = word_of(name)
+    value: int = worker.words[at]
+    if name in HEADER and HEADER[name][1] == "i64":
+        value |= worker.words[at + 1] << 32
+    return value
+
+
+def _claim(worker: Worker, form: str, grid: tuple[int, int, int]) -> int | None:
+    """The number of the task block; None if nobody knows."""
+    claim = _read(worker, "error_claim")
+    if _read(worker, "error") not in (Failure.DEADLOCK, Failure.NONE) and claim != cw.NOTHING:
+        return claim
+    if form == "persistent":
+        claim = _read(worker, "claim")
+        return None if claim == cw.NOTHING else claim
+    x, y, z = (_read(worker, f"ctaid_{axis}") for axis in "xyz")
+    return x if form == "sliced" else (z * grid[1] + y) * grid[0] + x
+
+
+def _thread(number: int, block: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The coordinates of a thread from its number, x fastest."""
+    rows, x = divmod(number, block[0])
+    z, y = divmod(rows, block[1])
+    return x, y, z

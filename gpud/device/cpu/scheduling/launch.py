@@ -1,0 +1,90 @@
+"""One launch of a raw grid on the CPU device: what `CPUDevice.launch` returns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from gpud.errors import GpudError
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.device import CPUDevice
+    from gpud.device.cpu.scheduling.chain import Chain
+
+__all__ = ["Launch"]
+
+
+class Launch:
+    """A grid of raw blocks on its way through the device, begun when this is made.
+
+    Args:
+        device: where.
+        chain: one launch, not rewritten.
+        on_done: called once, on an SM's thread, when the last block has left.
+        cleared: SMs where it has no blocks.
+    """
+
+    def __init__(
+        self,
+        device: CPUDevice,
+        chain: Chain,
+        on_done: Callable[[Launch], None] | None,
+        cleared: Collection[int] = (),
+    ) -> None:
+        self._name = chain.launches[0].name
+        self._on_done = on_done
+        self._done = threading.Event()
+        self._gang = device.gang(chain, 0, on_left=lambda: None, on_over=self._over)
+        if cleared:
+            self._gang.clear(cleared)
+        self._gang.resize(1)
+
+    @property
+    def active(self) -> int:
+        """Blocks that are resident now."""
+        return self._gang.present
+
+    @property
+    def output(self) -> bytes:
+        """What its blocks printed so far."""
+        return self._gang.output
+
+    @property
+    def error(self) -> GpudError | None:
+        """Why it failed, or ``None``."""
+        return self._gang.error
+
+    def stop(self) -> None:
+        """Start no further raw block; running ones go on to their end."""
+        self._gang.end()
+
+    def kill(self) -> None:
+        """`stop`; running blocks leave at their next kill poll."""
+        self._gang.kill()
+
+    def _over(self) -> None:
+        self._done.set()
+        if self._on_done is not None:
+            self._on_done(self)
+
+    @property
+    def done(self) -> bool:
+        """Whether the last block has left."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the last block has left, at most ``timeout`` seconds; whether it has."""
+        return self._done.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> None:
+        """`wait`, then raise what the launch failed with.
+
+        Raises:
+            TimeoutError: it is still running after ``timeout`` seconds.
+            JobError: a block trapped, failed an assertion or can never go on.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"{self._name} is still running after {timeout} s")
+        if self._gang.error is not None:
+            raise self._gang.error

@@ -1,0 +1,145 @@
+"""Workers: memory for one resident block, used again by one gang after another."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpud.compiler.abi import control_words as cw
+from gpud.device.cpu.codegen.layout import HEADER, align_up
+from gpud.device.cpu.program import printf
+from gpud.device.cpu.sm.records import CONTROL, WORKER, WORKER_BYTES
+from gpud.device.readable import ReadableRanges
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.scheduling.gang import Gang
+    from gpud.device.cpu.sm.virtual_sm import VirtualSM
+
+__all__ = ["STAYS", "Worker", "WorkerPool", "word_of"]
+
+
+def word_of(name: str) -> int:
+    """The index in `Worker.words` of a field of the block's header, or of `WORKER`."""
+    if name in WORKER:
+        return WORKER[name][0] // 4
+    return (WORKER_BYTES + HEADER[name][0]) // 4
+
+
+_IDLE_BYTES = 32 << 20
+"""Of idle workers, from which on those of other owners are used before new ones are made."""
+
+_MAX_IDLE_BYTES = 256 << 20
+"""Of idle workers, beyond which memory is given back: kernels may have much local memory."""
+
+STAYS = (CONTROL + cw.STAYS) // 4
+"""The index in `Worker.words` of the word that the kernel reads: 0 has its block release, 1 not."""
+
+
+class Worker:
+    """The memory of one resident block: its worker record, header, arrays and memories.
+
+    Attributes:
+        block: the address of the header.
+        words: 32-bit words from the worker record on; see `word_of`.
+        gang: whose it is now.
+        sm: where it is now.
+        index: its number in the gang, `NONE` once it is released.
+        owner: whose data is in its memory, see `gpud.device.cpu.scheduling.chain.Chain.owner`.
+    """
+
+    __slots__ = ("_memory", "block", "gang", "index", "owner", "size", "sm", "words")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._memory = np.zeros(WORKER_BYTES + size + 256, np.uint8)
+        first = self._memory.ctypes.data
+        self.block: int = align_up(first + WORKER_BYTES, 256)
+        start = self.block - WORKER_BYTES - first
+        end = start + (WORKER_BYTES + size) // 4 * 4
+        self.words = self._memory.data[start:end].cast("I")
+        self.gang: Gang | None = None
+        self.sm: VirtualSM | None = None
+        self.index = 0
+        self.owner: object = None
+        printf.register(self.block, self)
+
+    def clear(self) -> None:
+        """Zero all of its memory; nothing runs in it."""
+        self._memory[:] = 0
+
+    # -- what its block says, on the SM's thread
+
+    @property
+    def hears(self) -> bool:
+        """Whether what its block prints now is kept."""
+        return self.gang is not None and self.gang.printed.accepting
+
+    def print(self, text: bytes) -> None:
+        """Its block has printed this."""
+        if self.gang is not None:
+            self.gang.printed.add(text)
+
+    def reach(self) -> ReadableRanges:
+        """What its block's pointers may mean: see `gpud.device.readable`."""
+        if self.gang is None:
+            return ReadableRanges(())
+        return ReadableRanges(self.gang.chain.reach(self.words[word_of("stage")], self.block))
+
+
+class WorkerPool:
+    """Workers that nobody uses, by size and by whose data is in them. The caller has a lock.
+
+    What one owner's blocks leave behind must not be seen by another's. Zeroing workers at each
+    change would delay jobs of sessions that take turns, so each owner gets its own workers back;
+    only when many lie idle are others' zeroed and used, and the largest let go.
+    """
+
+    def __init__(self) -> None:
+        # By size, then by owner, the one that has used its workers last at the end.
+        self._free: dict[int, OrderedDict[int, list[Worker]]] = {}
+        self._free_bytes = 0
+        self.by_block: dict[int, Worker] = {}
+
+    def acquire(self, size: int, owner: object) -> Worker:
+        """A worker with at least ``size`` bytes from its block's address on.
+
+        It reads as zero, but for what blocks of the same owner may have left.
+        """
+        # Few sizes, so that jobs can use each other's: at most a fifth is wasted.
+        step = 1 << max(10, size.bit_length() - 3)
+        rounded = align_up(size, step)
+        owners = self._free.get(rounded)
+        if owners and id(owner) in owners:
+            return self._pop(owners, id(owner))
+        if owners and self._free_bytes >= _IDLE_BYTES:
+            worker = self._pop(owners, next(iter(owners)))
+            worker.clear()
+        else:
+            worker = Worker(rounded)
+            self.by_block[worker.block] = worker
+        worker.owner = owner
+        return worker
+
+    def release(self, worker: Worker) -> None:
+        """Take back a worker that has left its SM."""
+        worker.gang = worker.sm = None
+        # The worker keeps its owner alive, so nobody else has its id.
+        owners = self._free.setdefault(worker.size, OrderedDict())
+        owners.setdefault(id(worker.owner), []).append(worker)
+        owners.move_to_end(id(worker.owner))
+        self._free_bytes += worker.size
+        while self._free_bytes > _MAX_IDLE_BYTES:
+            largest = self._free[max(size for size, owners in self._free.items() if owners)]
+            gone = self._pop(largest, next(iter(largest)))
+            del self.by_block[gone.block]
+            printf.unregister(gone.block)
+
+    def _pop(self, owners: OrderedDict[int, list[Worker]], key: int) -> Worker:
+        workers = owners[key]
+        worker = workers.pop()
+        if not workers:
+            del owners[key]
+        self._free_bytes -= worker.size
+        return worker

@@ -1,0 +1,92 @@
+"""What an SM's thread does with nothing to run: it yields, backs off, waits on a futex.
+
+Problem: an SM that waits must take nothing from the others, and must be there at once when a worker
+comes.
+
+Approach: a doorbell in the SM's record is a futex. Who rings makes the system call only if the SM
+sleeps.
+
+Properties:
+* without a worker the OS thread sleeps;
+* with only polling workers it yields the CPU every round, and after a while naps for an eighth of
+  the time that it has waited.
+"""
+
+from __future__ import annotations
+
+import platform
+
+from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
+from gpud.device.cpu.sm.record_access import Record, compare, load, offset, store
+from gpud.device.cpu.sm.records import SM
+
+__all__ = ["back_off", "define_wake", "wait_for_doorbell"]
+
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
+_FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
+_YIELD_NS, _NAP_PART, _NAP_NS = 50_000, 8, 200_000
+"""With nothing but polling workers an SM yields for so long; then it naps for this part of the time
+that it has waited, at most so long. A poller makes the other hardware thread of its core slower."""
+
+
+def back_off(e: Emitter, sm: Record, idle: str) -> None:
+    """Nothing but polling workers: let other OS threads run, and the other half of the core.
+
+    Args:
+        e: writes the code.
+        sm: the SM.
+        idle: where it is kept since when nothing else was done, in ns; 0 before the first time.
+    """
+    over = e.label("over")
+    now = e.value("call i64 @now()")
+    with e.when(compare(e, "eq", "i64", load(e, "i64", idle), 0)):
+        e.do(f"store i64 {now}, ptr {idle}")
+    waited = e.value(f"sub i64 {now}, {load(e, 'i64', idle)}")
+    short, long = e.label("short"), e.label("long")
+    e.branch(compare(e, "ult", "i64", waited, _YIELD_NS), short, long)
+    e.place(short)
+    e.do("call i32 @sched_yield()")
+    e.jump(over)
+    e.place(long)
+    part = e.value(f"udiv i64 {waited}, {_NAP_PART}")
+    little = compare(e, "ult", "i64", part, _NAP_NS)
+    nap = e.value(f"select i1 {little}, i64 {part}, i64 {_NAP_NS}")
+    time = e.alloca("[2 x i64]", "nap")
+    store(e, "i64", 0, time)
+    store(e, "i64", nap, offset(e, time, 8))
+    wait_for_doorbell(e, sm, time)
+    e.jump(over)
+    e.place(over)
+
+
+def wait_for_doorbell(e: Emitter, sm: Record, timeout: str = "null") -> None:
+    """Wait until somebody rings, or the time is over."""
+    sm.store("sleeping", 1, "seq_cst")
+    e.do(
+        f"call i64 (i64, ...) @syscall(i64 {_futex()}, ptr {sm.at('doorbell')}, "
+        f"i64 {_FUTEX_WAIT_PRIVATE}, i64 0, ptr {timeout})"
+    )
+    sm.store("sleeping", 0, "seq_cst")
+
+
+def define_wake(ir: IRModule) -> None:
+    """``void @sm_wake(ptr %sm)``: have the SM look at its record."""
+    e = Emitter(ir, "define void @sm_wake(ptr %sm)")
+    sm = Record(e, "%sm", SM)
+    sm.store("doorbell", 1, "seq_cst")
+    slept = e.value(f"atomicrmw xchg ptr {sm.at('sleeping')}, i32 0 seq_cst")
+    with e.when(compare(e, "ne", "i32", slept, 0)):
+        e.do(
+            f"call i64 (i64, ...) @syscall(i64 {_futex()}, ptr {sm.at('doorbell')}, "
+            f"i64 {_FUTEX_WAKE_PRIVATE}, i64 1)"
+        )
+    e.end("ret void")
+    e.finish()
+
+
+def _futex() -> int:
+    """The number of the system call."""
+    number = _FUTEX.get(platform.machine())
+    if number is None:
+        raise RuntimeError(f"the CPU device does not know Linux on {platform.machine()}")
+    return number

@@ -1,0 +1,364 @@
+"""The SM loop in native code: turns between workers, claims, and the way from launch to launch.
+
+Problem: a chain of many short launches must not wait for Python between them, and neither must a
+block that has ended. Approach: everything that happens again and again is generated code, which
+runs outside the GIL on the SM's thread; Python is needed only to put a worker on an SM and to hear
+that workers have left.
+
+A *turn* of the loop does something for one worker:
+
+* a worker with a block steps it until it is done, gives way, polls or fails;
+* a worker without one looks for the next (``@next_block``): a claim of the stage that is current,
+  or, in persistent form, another run of the kernel, which claims for itself.
+
+A stage is over when all its task blocks are done: the worker whose block was the last makes the
+next stage current. Workers find it there at their next turn, and copy the new launch's header and
+parameters into their own memory.
+
+At most one worker of a gang runs on an SM, unless its block polls: a block in its middle holds a
+claim that it must keep, and an OS thread is no faster with several. So a released worker leaves
+within one task block, mostly at once.
+
+Workers that were told to leave give way to others in the meantime: `gpud.device.cpu.sm.throttling`.
+With
+nothing to do the thread rests: `gpud.device.cpu.sm.idle`.
+
+Once a block of a gang has failed, or the gang was killed, its other blocks have no further turn:
+what they do is of no use, and they may wait for the one that is gone.
+
+Properties:
+* a block stays in its worker until it is done, unless its gang has failed or was killed: started
+  blocks are never evicted;
+* no task block of a stage begins before all of the stage before are done;
+* workers begin in turn as long as those that have begun poll: whoever waits for another is
+  answered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.layout import HEADER, Failure, Fresh
+from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELDED, define_scheduler
+from gpud.device.cpu.program import jit
+from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
+from gpud.device.cpu.sm.next_block import LEAVE, RUN, define_next_block
+from gpud.device.cpu.sm.record_access import (
+    Record,
+    add,
+    chain_of,
+    compare,
+    header_of,
+    load,
+    offset,
+    stage_of,
+    store,
+    worker_of,
+)
+from gpud.device.cpu.sm.records import (
+    BUSY_COUNT_BYTES,
+    CHAIN_BYTES,
+    MAX_SLOTS,
+    NONE,
+    SM,
+    SM_GONE,
+    SM_INBOX,
+    SM_SLOTS,
+    WORKER,
+    WORKER_BYTES,
+    ExitReason,
+    WorkerState,
+)
+from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn
+
+__all__ = ["CLOSING", "GONE", "NativeLoop", "native_loop"]
+
+GONE, CLOSING = 1, 2
+"""Why the loop returns: workers have left; the SM is to end."""
+
+_STALL_NS = 10_000_000
+"""A block that gives way again and again while its gang claims nothing may poll through barriers:
+after so long another block of the gang may begin on its SM."""
+
+
+class NativeLoop(NamedTuple):
+    """The native functions; addresses are ints.
+
+    Attributes:
+        loop: ``(sm) -> GONE | CLOSING``; runs without the GIL until there is something to tell.
+        add: ``(sm, block, chain, index)``: gives an SM a worker. Quick, keeps the GIL.
+        wake: ``(sm)``: has the SM look at its record.
+        code: what must live as long as the functions.
+    """
+
+    loop: Any
+    add: Any
+    wake: Any
+    code: jit.NativeCode
+
+
+@cache
+def native_loop() -> NativeLoop:
+    """The functions, compiled at the first call."""
+    ir = IRModule()
+    define_scheduler(ir)
+    ir.declare("declare i32 @sched_yield()")
+    ir.declare("declare i64 @syscall(i64, ...)")
+    ir.metadata("!0", "!0 = !{}")
+    define_next_block(ir)
+    define_may_run_released(ir)
+    _define_leave(ir)
+    _define_loop(ir)
+    define_wake(ir)
+    _define_add(ir)
+    code = jit.assemble(ir.text(), ("sm_loop", "sm_add", "sm_wake"))
+    address = ctypes.c_void_p
+    return NativeLoop(
+        code.function("sm_loop", ctypes.CFUNCTYPE(ctypes.c_int32, address)),
+        code.function(
+            "sm_add", ctypes.PYFUNCTYPE(None, address, address, address, ctypes.c_uint32)
+        ),
+        code.function("sm_wake", ctypes.PYFUNCTYPE(None, address)),
+        code,
+    )
+
+
+# -- the loop --------------------------------------------------------------------------------------
+
+
+def _define_loop(ir: IRModule) -> None:
+    e = Emitter(ir, "define i32 @sm_loop(ptr %sm)")
+    sm = Record(e, "%sm", SM)
+    busy, at, idle = e.alloca("i1", "busy"), e.alloca("i32", "at"), e.alloca("i64", "idle")
+    e.do(f"store i64 0, ptr {idle}")
+    e.do(f"store i32 0, ptr {at}")
+    e.do(f"store i1 false, ptr {busy}")
+    with e.loop() as (again, _):
+        with e.when(compare(e, "ne", "i32", sm.load("doorbell", "acquire"), 0)):
+            _drain_inbox(e, sm)
+        end_throttled_turn(e, sm)
+        index = e.value(f"load i32, ptr {at}")
+        with e.when(compare(e, "uge", "i32", index, sm.load("count"))):
+            _end_round(e, sm, busy, at, idle)
+            e.jump(again)
+        e.do(f"store i32 {e.value(f'add i32 {index}, 1')}, ptr {at}")
+        slots = offset(e, "%sm", SM_SLOTS)
+        block = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {index}')}")
+        fresh = Record(e, block, HEADER).at("fresh")
+        empty = compare(e, "eq", "i32", load(e, "i32", fresh), Fresh.BLOCK)
+        look, run, step = e.label("look"), e.label("run"), e.label("step")
+        e.branch(empty, look, run)
+        e.place(run)
+        # Workers that have left are told of at the end of the round: let no block delay that.
+        check, released = e.label("check"), e.label("released")
+        e.branch(compare(e, "eq", "i32", sm.load("gone"), 0), check, again)
+        e.place(check)
+        worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
+        with e.when(compare(e, "ne", "i32", chain_of(e, worker).load("kill", "monotonic"), 0)):
+            Record(e, block, HEADER).store("error", Failure.KILLED)
+            _abort_block(e, sm, block, at, busy)
+            e.jump(again)
+        kept = worker.load("index", "monotonic")
+        e.branch(compare(e, "eq", "i32", kept, NONE), released, step)
+        e.place(released)
+        e.branch(e.value(f"call i1 @may_run_released(ptr %sm, ptr {block})"), step, again)
+        e.place(step)
+        _step(e, sm, block, at, busy, again)
+        e.place(look)
+        _apply_next_block(
+            e, e.value(f"call i32 @next_block(ptr {block}, i1 false)"), block, at, again
+        )
+    e.end("unreachable")
+    e.finish()
+
+
+def _drain_inbox(e: Emitter, sm: Record) -> None:
+    """Somebody rang: add the workers of the inbox, or return."""
+    e.do(f"atomicrmw xchg ptr {sm.at('doorbell')}, i32 0 seq_cst")
+    with e.when(compare(e, "ne", "i32", sm.load("closing", "acquire"), 0)):
+        e.end(f"ret i32 {CLOSING}")
+    with e.loop() as (_, out):
+        head = sm.load("inbox_head")
+        more = e.label("more")
+        e.branch(compare(e, "ne", "i32", head, sm.load("inbox_tail", "acquire")), more, out)
+        e.place(more)
+        place = e.value(f"and i32 {head}, {MAX_SLOTS - 1}")
+        inbox = offset(e, "%sm", SM_INBOX)
+        added = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {inbox}, i32 {place}')}")
+        count = sm.load("count")
+        slots = offset(e, "%sm", SM_SLOTS)
+        e.do(f"store ptr {added}, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {count}')}")
+        sm.store("count", e.value(f"add i32 {count}, 1"))
+        sm.store("inbox_head", e.value(f"add i32 {head}, 1"))
+
+
+def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str) -> None:
+    """Every worker has had its turn."""
+    with e.when(compare(e, "ne", "i32", sm.load("gone"), 0)):
+        e.end(f"ret i32 {GONE}")
+    empty, some, over = e.label("empty"), e.label("some"), e.label("over")
+    worked, polled = e.label("worked"), e.label("polled")
+    e.branch(compare(e, "eq", "i32", sm.load("count"), 0), empty, some)
+    e.place(empty)
+    wait_for_doorbell(e, sm)
+    e.jump(worked)
+    e.place(some)
+    e.branch(e.value(f"load i1, ptr {busy}"), worked, polled)
+    e.place(worked)
+    e.do(f"store i64 0, ptr {idle}")
+    e.jump(over)
+    e.place(polled)
+    back_off(e, sm, idle)
+    e.jump(over)
+    e.place(over)
+    e.do(f"store i1 false, ptr {busy}")
+    e.do(f"store i32 0, ptr {at}")
+
+
+def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) -> None:
+    """Run a worker's block for a turn."""
+    worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
+
+    def becomes(state: int) -> None:
+        worker.store("state", state)
+
+    def was(state: int) -> str:
+        return compare(e, "eq", "i32", worker.load("state"), state)
+
+    result = e.value(f"call i32 @step(ptr {block})")
+    polls, done, failed, goes_on = (e.label(n) for n in ("polls", "done", "failed", "goes_on"))
+    e.end(
+        f"switch i32 {result}, label %{goes_on} [i32 {YIELDED}, label %{polls} "
+        f"i32 {DONE}, label %{done} i32 {FAILED}, label %{failed}]"
+    )
+    e.place(polls)
+    with e.when(was(WorkerState.RUNS)):
+        becomes(WorkerState.POLLS)
+        add(e, worker.load("busy_count"), -1)
+    e.jump(again)
+    e.place(goes_on)
+    e.do(f"store i1 true, ptr {busy}")
+    _detect_stall(e, worker, becomes, was)
+    e.jump(again)
+    e.place(failed)
+    _abort_block(e, sm, block, at, busy)
+    e.jump(again)
+    e.place(done)
+    _end_block(e, worker, block, busy)
+    _apply_next_block(e, e.value(f"call i32 @next_block(ptr {block}, i1 true)"), block, at, again)
+
+
+def _end_block(e: Emitter, worker: Record, block: str, busy: str) -> None:
+    """The worker has no block any more."""
+    e.do(f"store i1 true, ptr {busy}")
+    with e.when(compare(e, "eq", "i32", worker.load("state"), WorkerState.RUNS)):
+        add(e, worker.load("busy_count"), -1)
+    worker.store("state", WorkerState.IDLE)
+    Record(e, block, HEADER).store("fresh", Fresh.BLOCK)
+
+
+def _abort_block(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None:
+    """A block was ended in its middle: its worker leaves, and so do all others of the gang."""
+    worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
+    _end_block(e, worker, block, busy)
+    chain = chain_of(e, worker)
+    chain.store("stop", 1, "seq_cst")
+    chain.store("kill", 1, "monotonic")
+    worker.store("reason", ExitReason.FAILED)
+    e.do(f"call void @leave(ptr {sm.pointer}, ptr {block}, ptr {at})")
+
+
+def _detect_stall(
+    e: Emitter, worker: Record, becomes: Callable[[int], None], was: Callable[[int], str]
+) -> None:
+    """A block has given way without polling: find out whether it may wait for another one.
+
+    It may if it polls through barriers; then nobody claims anything for long.
+    """
+    stage = stage_of(e, chain_of(e, worker), worker.load("stage"))
+    claimed = stage.load("next", "monotonic")
+    now = e.value("call i64 @now()")
+    goes_on, stands, over = e.label("goes_on"), e.label("stands"), e.label("over")
+    e.branch(compare(e, "ne", "i32", claimed, worker.load("claimed")), goes_on, stands)
+    e.place(goes_on)
+    worker.store("claimed", claimed)
+    worker.store("since", now)
+    with e.when(was(WorkerState.POLLS)):
+        becomes(WorkerState.RUNS)
+        add(e, worker.load("busy_count"), 1)
+    e.jump(over)
+    e.place(stands)
+    waited = e.value(f"sub i64 {now}, {worker.load('since')}")
+    long = compare(e, "ugt", "i64", waited, _STALL_NS)
+    with e.when(e.value(f"and i1 {long}, {was(WorkerState.RUNS)}")):
+        becomes(WorkerState.POLLS)
+        add(e, worker.load("busy_count"), -1)
+    e.place(over)
+
+
+def _apply_next_block(e: Emitter, what: str, block: str, at: str, again: str) -> None:
+    """Do what ``@next_block`` said."""
+    run, leave = e.label("run"), e.label("leave")
+    e.end(
+        f"switch i32 {what}, label %{again} [i32 {RUN}, label %{run} i32 {LEAVE}, label %{leave}]"
+    )
+    e.place(run)
+    worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
+    worker.store("state", WorkerState.RUNS)
+    add(e, worker.load("busy_count"), 1)
+    e.jump(again)
+    e.place(leave)
+    e.do(f"call void @leave(ptr %sm, ptr {block}, ptr {at})")
+    e.jump(again)
+
+
+def _define_leave(ir: IRModule) -> None:
+    """``void @leave(ptr %sm, ptr %b, ptr %at)``: the worker before ``%at`` leaves its slot."""
+    e = Emitter(ir, "define internal void @leave(ptr %sm, ptr %b, ptr %at) nounwind")
+    sm = Record(e, "%sm", SM)
+    index = e.value(f"sub i32 {load(e, 'i32', '%at')}, 1")
+    store(e, "i32", index, "%at")
+    count = e.value(f"sub i32 {sm.load('count')}, 1")
+    sm.store("count", count)
+    slots = offset(e, "%sm", SM_SLOTS)
+    last = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {count}')}")
+    e.do(f"store ptr {last}, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {index}')}")
+    gone = sm.load("gone")
+    list_ = offset(e, "%sm", SM_GONE)
+    e.do(f"store ptr %b, ptr {e.value(f'getelementptr ptr, ptr {list_}, i32 {gone}')}")
+    sm.store("gone", e.value(f"add i32 {gone}, 1"))
+    e.end("ret void")
+    e.finish()
+
+
+# -- what Python calls -----------------------------------------------------------------------------
+
+
+def _define_add(ir: IRModule) -> None:
+    e = Emitter(ir, "define void @sm_add(ptr %sm, ptr %b, ptr %chain, i32 %index)")
+    sm, worker, header = Record(e, "%sm", SM), worker_of(e), header_of(e)
+    number = sm.load("index")
+    worker.store("chain", "%chain")
+    counts = offset(e, "%chain", CHAIN_BYTES)
+    skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {BUSY_COUNT_BYTES}")
+    worker.store("busy_count", offset(e, counts, skip))
+    worker.store("index", "%index", "monotonic")
+    for name in ("stage", "loaded"):
+        worker.store(name, NONE)
+    worker.store("state", WorkerState.IDLE)
+    worker.store("reason", ExitReason.OVER)
+    header.store("smid", number)
+    header.store("error", 0)
+    header.store("fresh", Fresh.BLOCK)
+    tail = sm.load("inbox_tail")
+    place = e.value(f"and i32 {tail}, {MAX_SLOTS - 1}")
+    inbox = offset(e, "%sm", SM_INBOX)
+    e.do(f"store ptr %b, ptr {e.value(f'getelementptr ptr, ptr {inbox}, i32 {place}')}")
+    sm.store("inbox_tail", e.value(f"add i32 {tail}, 1"), "release")
+    e.do("call void @sm_wake(ptr %sm)")
+    e.end("ret void")
+    e.finish()

@@ -1,0 +1,257 @@
+"""A worker's way through its chain, in native code: what comes next when it has no block.
+
+``i32 @next_block(ptr %b, i1 %ended)`` counts the block that has ended, makes the next stage current
+if it was the last of its stage, and gives the worker its next block if there is one. The first time
+that a worker works in a stage it copies the launch's header and parameters into its own memory.
+
+Properties:
+* no task block of a stage begins before all of the stage before are done;
+* a worker that was released, or whose gang has stopped, gets no further block.
+"""
+
+from __future__ import annotations
+
+from gpud.compiler.abi import control_words as cw
+from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
+from gpud.device.cpu.codegen.layout import TEMPLATE_BYTES, Fresh
+from gpud.device.cpu.sm.record_access import (
+    Record,
+    chain_of,
+    compare,
+    header_of,
+    load,
+    offset,
+    stage_of,
+    store,
+    worker_of,
+)
+from gpud.device.cpu.sm.records import CONTROL, NONE, STAGE, STATUS, ClaimMode
+
+__all__ = ["LEAVE", "RUN", "WAIT", "define_next_block"]
+
+RUN, WAIT, LEAVE = range(3)
+"""What ``@next_block`` returns: the worker has a block, there is none now, there will be none."""
+
+_CLOCK_MONOTONIC = 1
+
+
+def define_next_block(ir: IRModule) -> None:
+    """Define ``@next_block``, and ``i64 @now()``, nanoseconds on the monotonic clock."""
+    ir.declare("declare i32 @clock_gettime(i32, ptr)")
+    ir.declare("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+    _define_now(ir)
+    _define_begin(ir)
+    _define_next_block(ir)
+
+
+def _define_now(ir: IRModule) -> None:
+    e = Emitter(ir, "define internal i64 @now() nounwind")
+    time = e.alloca("[2 x i64]", "time")
+    e.do(f"call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr {time})")
+    seconds = e.value(f"mul i64 {load(e, 'i64', time)}, 1000000000")
+    rest = load(e, "i64", offset(e, time, 8))
+    e.end(f"ret i64 {e.value(f'add i64 {seconds}, {rest}')}")
+    e.finish()
+
+
+def _define_next_block(ir: IRModule) -> None:
+    """``i32 @next_block(ptr %b, i1 %ended)``: what comes next for a worker without a block.
+
+    ``%ended``: its last block has just ended.
+    """
+    e = Emitter(ir, "define internal i32 @next_block(ptr %b, i1 %ended) nounwind")
+    worker = worker_of(e)
+    chain = chain_of(e, worker)
+    with e.when("%ended"):
+        _count_and_publish(e, worker, chain)
+    with e.loop() as (again, _):
+        wait, leave = e.label("wait"), e.label("leave")
+        current = chain.load("current", "acquire")
+        stage = stage_of(e, chain, current)
+        _leave_if_told(e, worker, chain, stage, leave)
+        claimed = e.value(f"icmp uge i32 {stage.load('next', 'monotonic')}, {stage.load('total')}")
+        left, none = e.label("left"), e.label("none")
+        e.branch(claimed, none, left)
+        e.place(none)
+        # The last stage has nothing for anybody; after any other there is more to come.
+        following = e.value(f"add i32 {current}, 1")
+        e.branch(compare(e, "eq", "i32", following, chain.load("stages")), leave, wait)
+        e.place(left)
+        active = e.label("active")
+        e.branch(_is_active(e, worker, chain, stage), active, wait)
+        e.place(active)
+        alone = e.label("alone")
+        e.branch(compare(e, "eq", "i32", load(e, "i32", worker.load("busy_count")), 0), alone, wait)
+        e.place(alone)
+        begun = e.value(f"call i1 @begin(ptr %b, ptr {stage.pointer}, i32 {current})")
+        run = e.label("run")
+        e.branch(begun, run, again)
+        e.place(run)
+        e.end(f"ret i32 {RUN}")
+        e.place(wait)
+        e.end(f"ret i32 {WAIT}")
+        e.place(leave)
+        e.end(f"ret i32 {LEAVE}")
+    e.end("unreachable")
+    e.finish()
+
+
+def _count_and_publish(e: Emitter, worker: Record, chain: Record) -> None:
+    """Count the task block that has ended, and go on to the next stage after the last one."""
+    number = worker.load("stage")
+    stage = stage_of(e, chain, number)
+    with e.when(compare(e, "eq", "i32", stage.load("mode"), ClaimMode.LOOP)):
+        e.do(f"atomicrmw add ptr {stage.at('done')}, i32 1 acq_rel")
+    e.do("fence acq_rel")
+    with e.when(compare(e, "eq", "i32", stage.load("done", "acquire"), stage.load("total"))):
+        following = e.value(f"add i32 {number}, 1")
+        with e.when(compare(e, "ult", "i32", following, chain.load("stages"))):
+            # Several workers may see that it is over; the first one is right.
+            e.do(
+                f"cmpxchg ptr {chain.at('current')}, i32 {number}, i32 {following} "
+                "acq_rel monotonic"
+            )
+
+
+def _leave_if_told(e: Emitter, worker: Record, chain: Record, stage: Record, leave: str) -> None:
+    """Go to ``leave`` if the gang has stopped, or has no use for this worker any more."""
+    stays, asked, fits = e.label("stays"), e.label("asked"), e.label("fits")
+    stop = compare(e, "ne", "i32", chain.load("stop", "monotonic"), 0)
+    released = compare(e, "eq", "i32", worker.load("index", "monotonic"), NONE)
+    e.branch(e.value(f"or i1 {stop}, {released}"), leave, asked)
+    e.place(asked)
+    # A stage in form whole that has begun goes on to its end, whatever the gang has now.
+    fixed = compare(e, "ne", "i32", stage.load("fixed"), 0)
+    begun = compare(e, "ne", "i32", stage.load("next", "monotonic"), 0)
+    e.branch(e.value(f"and i1 {fixed}, {begun}"), stays, fits)
+    e.place(fits)
+    some = compare(e, "ne", "i32", chain.load("slices", "monotonic"), 0)
+    held = compare(e, "ult", "i32", worker.load("index", "monotonic"), chain.load("fixed"))
+    within = _within(e, worker, chain, chain.load("max_occupancy"))
+    belongs = e.value(f"and i1 {some}, {e.value(f'or i1 {held}, {within}')}")
+    e.branch(belongs, stays, leave)
+    e.place(stays)
+
+
+def _within(e: Emitter, worker: Record, chain: Record, occupancy: str) -> str:
+    """Whether ``slices * occupancy // M`` workers include this one."""
+    one = e.value(f"zext i32 {worker.load('index', 'monotonic')} to i64")
+    least = e.value(f"add i64 {one}, 1")
+    m = e.value(f"zext i32 {chain.load('occupancy')} to i64")
+    slices = e.value(f"zext i32 {chain.load('slices', 'monotonic')} to i64")
+    mine = e.value(f"zext i32 {occupancy} to i64")
+    return compare(
+        e,
+        "ule",
+        "i64",
+        e.value(f"mul i64 {least}, {m}"),
+        e.value(f"mul i64 {slices}, {mine}"),
+    )
+
+
+def _is_active(e: Emitter, worker: Record, chain: Record, stage: Record) -> str:
+    within = _within(e, worker, chain, stage.load("occupancy"))
+    return e.value(f"or i1 {within}, {compare(e, 'ne', 'i32', stage.load('fixed'), 0)}")
+
+
+def _define_begin(ir: IRModule) -> None:
+    """``i1 @begin(ptr %b, ptr %stage, i32 %number)``: a block for the worker; false: look again."""
+    e = Emitter(ir, "define internal i1 @begin(ptr %b, ptr %stage, i32 %number) nounwind")
+    worker, header = worker_of(e), header_of(e)
+    chain = chain_of(e, worker)
+    stage = Record(e, "%stage", STAGE)
+    worker.store("stage", "%number")
+    with e.when(compare(e, "ne", "i32", worker.load("loaded"), "%number")):
+        _load_stage(e, worker, chain, stage, header)
+    again = e.label("again")
+    by_kernel, by_loop, ready = e.label("by_kernel"), e.label("by_loop"), e.label("ready")
+    stays = offset(e, worker.pointer, CONTROL + cw.STAYS)
+    e.branch(compare(e, "eq", "i32", stage.load("mode"), ClaimMode.KERNEL), by_kernel, by_loop)
+    e.place(by_kernel)
+    # Whoever releases the worker writes its index before this: look at both the other way round.
+    store(e, "i32", 1, stays, "seq_cst")
+    e.do("fence seq_cst")
+    kept = compare(e, "ne", "i32", worker.load("index", "seq_cst"), NONE)
+    goes_on = compare(e, "eq", "i32", chain.load("stop", "seq_cst"), 0)
+    active = e.value(f"and i1 {_is_active(e, worker, chain, stage)}, {goes_on}")
+    first = e.label("first")
+    e.branch(e.value(f"and i1 {active}, {kept}"), first, again)
+    e.place(first)
+    for axis in "xyz":
+        header.store(f"ctaid_{axis}", 0)
+    e.jump(ready)
+    e.place(by_loop)
+    number = e.value(f"atomicrmw add ptr {stage.at('next')}, i32 1 monotonic")
+    mine = e.label("mine")
+    e.branch(compare(e, "ult", "i32", number, stage.load("total")), mine, again)
+    e.place(mine)
+    _place_block(e, header, stage, number)
+    e.jump(ready)
+    e.place(ready)
+    now = e.value("call i64 @now()")
+    with e.when(compare(e, "eq", "i64", chain.load("first_ns", "monotonic"), 0)):
+        chain.store("first_ns", now, "monotonic")
+    worker.store("claimed", stage.load("next", "monotonic"))
+    worker.store("since", now)
+    header.store("fresh", Fresh.STATES)
+    e.end("ret i1 true")
+    e.place(again)
+    e.end("ret i1 false")
+    e.finish()
+
+
+def _load_stage(e: Emitter, worker: Record, chain: Record, stage: Record, header: Record) -> None:
+    """Make the worker's header, parameters and launch record those of a stage."""
+
+    def place(name: str) -> str:
+        return offset(e, "%b", e.value(f"zext i32 {stage.load(name)} to i64"))
+
+    def copy(target: str, source: str, size: object) -> None:
+        e.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {source}, i64 {size}, i1 false)")
+
+    def pointer(name: str) -> str:
+        return e.value(f"inttoptr i64 {stage.load(name)} to ptr")
+
+    worker.store("loaded", "%number")
+    copy("%b", pointer("template"), TEMPLATE_BYTES)
+    params = place("params_at")
+    copy(params, pointer("params"), e.value(f"zext i32 {stage.load('params_bytes')} to i64"))
+    header.store("params", params)
+    header.store("shared", place("shared_at"))
+    header.store("locals", place("locals_at"))
+    number = e.value("zext i32 %number to i64")
+    header.store("grid_id", e.value(f"add i64 {chain.load('grid_id')}, {number}"))
+    control = offset(e, worker.pointer, CONTROL)
+    at = stage.load("control_at")
+    with e.when(compare(e, "ne", "i32", at, NONE)):
+        hidden = offset(e, params, e.value(f"zext i32 {at} to i64"))
+        store(e, "ptr", control, hidden)
+    store(e, "ptr", stage.pointer, offset(e, control, cw.JOB))
+    status = offset(e, worker.pointer, STATUS)
+    store(e, "ptr", status, offset(e, control, cw.STATUS))
+    store(e, "i32", 1, offset(e, status, cw.LIVE))
+    store(e, "i32", 0, offset(e, control, cw.BASE))
+    store(e, "i32", 0, offset(e, control, cw.NAMED))  # Python knows where workers are
+
+
+def _place_block(e: Emitter, header: Record, stage: Record, number: str) -> None:
+    """Set the coordinates of raw block ``number``."""
+    width = stage.load("width")
+    # A grid of one row needs no division, and divisions take longer than the rest of this.
+    row, rows_, placed = e.label("row"), e.label("rows"), e.label("placed")
+    e.branch(compare(e, "ult", "i32", number, width), row, rows_)
+    e.place(row)
+    e.jump(placed)
+    e.place(rows_)
+    height = stage.load("height")
+    rest = e.value(f"urem i32 {number}, {width}")
+    rows = e.value(f"udiv i32 {number}, {width}")
+    lower = e.value(f"urem i32 {rows}, {height}")
+    upper = e.value(f"udiv i32 {rows}, {height}")
+    e.jump(placed)
+    e.place(placed)
+    x = e.value(f"phi i32 [ {number}, %{row} ], [ {rest}, %{rows_} ]")
+    y = e.value(f"phi i32 [ 0, %{row} ], [ {lower}, %{rows_} ]")
+    z = e.value(f"phi i32 [ 0, %{row} ], [ {upper}, %{rows_} ]")
+    for axis, value in (("x", x), ("y", y), ("z", z)):
+        header.store(f"ctaid_{axis}", value)

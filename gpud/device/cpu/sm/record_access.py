@@ -1,0 +1,101 @@
+"""Reading and writing the records of `gpud.device.cpu.sm.records` in generated code."""
+
+from __future__ import annotations
+
+from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.codegen.layout import HEADER
+from gpud.device.cpu.sm.records import CHAIN, STAGE, STAGE_BYTES, WORKER, WORKER_BYTES
+
+__all__ = [
+    "Record",
+    "add",
+    "chain_of",
+    "compare",
+    "header_of",
+    "load",
+    "offset",
+    "stage_of",
+    "store",
+    "worker_of",
+]
+
+
+class Record:
+    """The fields of a record at a pointer."""
+
+    def __init__(self, e: Emitter, pointer: str, fields: dict[str, tuple[int, str]]) -> None:
+        self.e = e
+        self.pointer = pointer
+        self.fields = fields
+
+    def at(self, name: str) -> str:
+        """The field's address."""
+        return offset(self.e, self.pointer, self.fields[name][0])
+
+    def load(self, name: str, order: str = "") -> str:
+        """The field's value; ``order`` makes the load atomic."""
+        type_ = self.fields[name][1]
+        return load(self.e, type_, self.at(name), order)
+
+    def store(self, name: str, value: object, order: str = "") -> None:
+        """Set the field; ``order`` makes the store atomic."""
+        type_ = self.fields[name][1]
+        store(self.e, type_, value, self.at(name), order)
+
+
+def offset(e: Emitter, pointer: str, offset: object) -> str:
+    """``pointer`` and some bytes."""
+    return e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+
+
+def load(e: Emitter, type_: str, pointer: str, order: str = "") -> str:
+    """A value from memory; ``order`` makes the load atomic."""
+    if not order:
+        return e.value(f"load {type_}, ptr {pointer}")
+    return e.value(f"load atomic {type_}, ptr {pointer} {order}, align {_size(type_)}")
+
+
+def store(e: Emitter, type_: str, value: object, pointer: str, order: str = "") -> None:
+    """Write to memory; ``order`` makes the store atomic."""
+    if not order:
+        e.do(f"store {type_} {value}, ptr {pointer}")
+    else:
+        e.do(f"store atomic {type_} {value}, ptr {pointer} {order}, align {_size(type_)}")
+
+
+def _size(type_: str) -> int:
+    return 4 if type_ == "i32" else 8
+
+
+def add(e: Emitter, pointer: str, change: int) -> None:
+    """Change a word that only one thread writes."""
+    before = load(e, "i32", pointer)
+    store(e, "i32", e.value(f"add i32 {before}, {change}"), pointer)
+
+
+def header_of(e: Emitter) -> Record:
+    """The header of the block ``%b``."""
+    return Record(e, "%b", HEADER)
+
+
+def worker_of(e: Emitter) -> Record:
+    """The worker record of the block ``%b``."""
+    return Record(e, offset(e, "%b", -WORKER_BYTES), WORKER)
+
+
+def chain_of(e: Emitter, worker: Record) -> Record:
+    """The record of the chain that a worker works on."""
+    return Record(e, worker.load("chain"), CHAIN)
+
+
+def stage_of(e: Emitter, chain: Record, number: str) -> Record:
+    """The record of one of its stages, by number."""
+    wide = e.value(f"zext i32 {chain.load('stages_at')} to i64")
+    table = offset(e, chain.pointer, wide)
+    skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {STAGE_BYTES}")
+    return Record(e, offset(e, table, skip), STAGE)
+
+
+def compare(e: Emitter, comparison: str, type_: str, left: object, right: object) -> str:
+    """``icmp``: an i1."""
+    return e.value(f"icmp {comparison} {type_} {left}, {right}")

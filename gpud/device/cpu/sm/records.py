@@ -1,0 +1,195 @@
+"""The records in memory through which Python and the native SM loop talk.
+
+Four kinds, all little-endian and naturally aligned. A *gang* is what runs a job's chain of launches
+here: the persistent blocks ("workers") of one job. A *stage* is one launch of the chain.
+
+* `SM`: one for each virtual SM: its slots, what is to be added, what has left.
+* `CHAIN`: one for each gang: which stage runs, how many slices the gang has, whether it must stop;
+  then a *busy count* for each SM, then the stages' records.
+* `STAGE`: one for each launch: the job record that the kernel sees
+  (`gpud.compiler.abi.control_words`), and what a worker needs to run this launch.
+* `WORKER`: one for each resident block, `WORKER_BYTES` in front of the block's header: where it is
+  in its chain, and the launch record that the kernel sees.
+
+Offsets are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpud.compiler.abi import control_words as cw
+from gpud.device.cpu.codegen.layout import align_up
+
+__all__ = [
+    "BUSY_COUNT_BYTES",
+    "CHAIN",
+    "CHAIN_BYTES",
+    "CONTROL",
+    "MAX_SLOTS",
+    "NONE",
+    "SM",
+    "SM_BYTES",
+    "SM_GONE",
+    "SM_INBOX",
+    "SM_SLOTS",
+    "STAGE",
+    "STAGE_BYTES",
+    "STATUS",
+    "WORKER",
+    "WORKER_BYTES",
+    "ClaimMode",
+    "ExitReason",
+    "WorkerState",
+    "stages_at",
+]
+
+Fields = dict[str, tuple[int, str]]
+
+NONE: Final = 0xFFFFFFFF
+"""No stage, no index, no offset."""
+
+MAX_SLOTS: Final = 64
+"""Slots of one SM, a power of two; no real SM holds more than 32 blocks."""
+
+
+class ClaimMode:
+    """Who hands out a stage's task blocks."""
+
+    KERNEL = 0
+    """The kernel claims them itself: persistent form."""
+    LOOP = 1
+    """The SM loop does: all other forms."""
+
+
+class WorkerState:
+    """What the block of a worker is doing."""
+
+    IDLE = 0
+    """Nothing: it is between two blocks."""
+    RUNS = 1
+    POLLS = 2
+
+
+class ExitReason:
+    """Why a worker has left its gang."""
+
+    OVER = 0
+    """Nothing to run, or released."""
+    FAILED = 1
+    """Its block failed."""
+
+
+def _fields(*fields: tuple[str, str]) -> tuple[Fields, int]:
+    offsets, at = {}, 0
+    for name, type_ in fields:
+        size = 4 if type_ == "i32" else 8
+        at = align_up(at, size)
+        offsets[name] = (at, type_)
+        at += size
+    return offsets, align_up(at, 64)
+
+
+SM, _sm_head = _fields(
+    ("next_turn_ns", "i64"),
+    ("turn_since_ns", "i64"),
+    ("doorbell", "i32"),
+    ("sleeping", "i32"),
+    ("closing", "i32"),
+    ("index", "i32"),
+    ("count", "i32"),
+    ("gone", "i32"),
+    ("inbox_head", "i32"),
+    ("inbox_tail", "i32"),
+)
+"""``doorbell``: somebody added a worker or closes; ``sleeping``: whether the SM's thread waits for
+it. ``count`` slots are in use, ``gone`` workers have left and are to be told. The inbox is a ring.
+``next_turn_ns``: when a released worker may have its next turn beside others; ``turn_since_ns``:
+when the
+turn began that one has now, 0 if none has."""
+
+SM_SLOTS: Final = _sm_head
+SM_INBOX: Final = SM_SLOTS + 8 * MAX_SLOTS
+SM_GONE: Final = SM_INBOX + 8 * MAX_SLOTS
+SM_BYTES: Final = SM_GONE + 8 * MAX_SLOTS
+
+CHAIN, CHAIN_BYTES = _fields(
+    ("first_ns", "i64"),
+    ("grid_id", "i64"),
+    ("current", "i32"),
+    ("stages", "i32"),
+    ("slices", "i32"),
+    ("occupancy", "i32"),
+    ("max_occupancy", "i32"),
+    ("fixed", "i32"),
+    ("stop", "i32"),
+    ("stages_at", "i32"),
+    ("kill", "i32"),
+)
+"""``first_ns``: when the first block began, on the monotonic clock. ``current``: the stage whose
+task blocks may run, of ``stages``. ``occupancy`` is M of the chain, ``max_occupancy`` the largest M
+of a
+stage. ``fixed``: workers that no resize takes away, the most that a stage in form whole needs.
+``stop``: no worker begins another block. ``stages_at``: bytes to the first stage's record.
+``kill``:
+blocks have no further turn, and those that poll for it end at their next poll."""
+
+BUSY_COUNT_BYTES: Final = 64
+"""One for each SM, each on a cache line of its own: how many workers of the gang there run a block
+that does not poll."""
+
+STAGE, _stage_rest = _fields(
+    ("template", "i64"),
+    ("params", "i64"),
+    ("mode", "i32"),
+    ("fixed", "i32"),
+    ("occupancy", "i32"),
+    ("params_bytes", "i32"),
+    ("control_at", "i32"),
+    ("width", "i32"),
+    ("height", "i32"),
+    ("params_at", "i32"),
+    ("locals_at", "i32"),
+    ("shared_at", "i32"),
+)
+"""``template``: the beginning of a block's header; ``params``: its parameters, the hidden one at
+``control_at``. ``width`` and ``height``: the raw grid's x and y. The rest: where a worker keeps its
+parameters, local and shared memory, from the block's address."""
+
+STAGE = {
+    **{name: (cw.JOB_BYTES + at, type_) for name, (at, type_) in STAGE.items()},
+    "next": (cw.NEXT, "i32"),
+    "total": (cw.TOTAL, "i32"),
+    "done": (cw.DONE, "i32"),
+}
+STAGE_BYTES: Final = cw.JOB_BYTES + _stage_rest
+
+WORKER, _worker_rest = _fields(
+    ("chain", "ptr"),
+    ("busy_count", "ptr"),
+    ("since", "i64"),
+    ("claimed", "i32"),
+    ("index", "i32"),
+    ("stage", "i32"),
+    ("loaded", "i32"),
+    ("state", "i32"),
+    ("reason", "i32"),
+)
+"""``index``: its number in the gang, `NONE` once it is released. ``stage``: where it is;
+``loaded``: whose header it has. ``state`` is a `WorkerState`, ``reason`` an `ExitReason`.
+``claimed``: what
+the gang had claimed of the stage when this worker's block last saw that change; ``since``: when."""
+
+CONTROL: Final = _worker_rest
+"""The launch record that the kernel sees, of one block with index 0."""
+
+STATUS: Final = CONTROL + cw.launch_bytes(1)
+"""The status record behind it."""
+
+WORKER_BYTES: Final = 128
+assert STATUS + cw.status_bytes(1) <= WORKER_BYTES
+
+
+def stages_at(sms: int) -> int:
+    """Bytes from a chain's record to its first stage's."""
+    return CHAIN_BYTES + BUSY_COUNT_BYTES * sms

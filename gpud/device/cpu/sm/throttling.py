@@ -1,0 +1,67 @@
+"""Throttling of released workers that are in the middle of a task block.
+
+Problem: they were told to leave, and their room is others' already. An online job whose victims
+have long task blocks would share its SM in equal turns with one such worker of each. But other
+blocks of their own job may wait for them, so they must not wait for good.
+
+Approach: beside workers of other jobs that may stay, released workers wait `_FIRST_WAIT_NS`, then
+have a turn
+from time to time: after each they pause for `_PAUSE_FACTOR` times as long as it took.
+
+Properties:
+* beside others, released workers together have about a quarter of an SM's time after the first
+  wait;
+* without others on their SM they go on at once.
+"""
+
+from __future__ import annotations
+
+from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
+from gpud.device.cpu.sm.record_access import Record, compare, offset, worker_of
+from gpud.device.cpu.sm.records import NONE, SM, SM_SLOTS, WORKER, WORKER_BYTES
+
+__all__ = ["define_may_run_released", "end_throttled_turn"]
+
+_FIRST_WAIT_NS, _PAUSE_FACTOR, _STALE_NS = 3_000_000, 3, 100_000_000
+"""How long released workers wait for their first turn; how many times as long as each turn for the
+next; after how long without one they wait as for the first. With 10 ms in place of 3, online
+requests were no quicker, and a released task block could take so much longer to leave."""
+
+
+def end_throttled_turn(e: Emitter, sm: Record) -> None:
+    """If a released worker has just had its turn, say when the next one may be."""
+    since = sm.load("turn_since_ns")
+    with e.when(compare(e, "ne", "i64", since, 0)):
+        now = e.value("call i64 @now()")
+        took = e.value(f"sub i64 {now}, {since}")
+        pause = e.value(f"mul i64 {took}, {_PAUSE_FACTOR}")
+        sm.store("next_turn_ns", e.value(f"add i64 {now}, {pause}"))
+        sm.store("turn_since_ns", 0)
+
+
+def define_may_run_released(ir: IRModule) -> None:
+    """``i1 @may_run_released(ptr %sm, ptr %b)``: whether a released worker may have a turn now."""
+    e = Emitter(ir, "define internal i1 @may_run_released(ptr %sm, ptr %b) nounwind")
+    sm, own = Record(e, "%sm", SM), worker_of(e).load("chain")
+    slots = offset(e, "%sm", SM_SLOTS)
+    others = e.alloca("i1", "others")
+    e.do(f"store i1 false, ptr {others}")
+    with e.count("0", sm.load("count")) as index:
+        block = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {index}')}")
+        worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
+        stays = compare(e, "ne", "i32", worker.load("index", "monotonic"), NONE)
+        other = compare(e, "ne", "ptr", worker.load("chain"), own)
+        with e.when(e.value(f"and i1 {stays}, {other}")):
+            e.do(f"store i1 true, ptr {others}")
+    with e.when(e.value(f"xor i1 {e.value(f'load i1, ptr {others}')}, true")):
+        e.end("ret i1 true")
+    now, then = e.value("call i64 @now()"), sm.load("next_turn_ns")
+    stale = compare(e, "ugt", "i64", now, e.value(f"add i64 {then}, {_STALE_NS}"))
+    with e.when(stale):
+        sm.store("next_turn_ns", e.value(f"add i64 {now}, {_FIRST_WAIT_NS}"))
+        e.end("ret i1 false")
+    with e.when(compare(e, "ult", "i64", now, then)):
+        e.end("ret i1 false")
+    sm.store("turn_since_ns", now)
+    e.end("ret i1 true")
+    e.finish()

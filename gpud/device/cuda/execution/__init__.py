@@ -1,0 +1,1 @@
+"""A run of a chain: the gang, what it launches, what is seen of it, and how it ends."""

@@ -1,0 +1,42 @@
+"""What a run on the GPU failed with, read from the job record of the stage that ran last.
+
+The same record as on every device; its strings are read by copies, from the program's variables and
+from what the session has memory behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpud.compiler.abi.fault_record import fault_of
+from gpud.device.faults import error_of
+from gpud.device.readable import ReadableRanges
+from gpud.errors import GpudError, InternalError
+
+if TYPE_CHECKING:
+    from gpud.device.cuda.execution.gang import Gang
+
+__all__ = ["failure_of"]
+
+
+def failure_of(record: bytes, gang: Gang, stage: int) -> GpudError | None:
+    """The error for a job record; None if it says that nothing failed."""
+    chain = gang.chain
+    launched = chain.launches[stage]
+    try:
+        fault = fault_of(record)
+    except ValueError as error:
+        return InternalError(
+            f"the fault record of {launched.name} is none: {error}", stage="device host, CUDA"
+        )
+    if fault is None:
+        return None
+    device, module = chain.device, chain.stages[stage].kernel.module
+    ranges = (*module.ranges(), *device.arenas.ranges(module.arena))
+    return error_of(
+        fault,
+        ReadableRanges(ranges, device.read),
+        kernel=launched.name,
+        grid=launched.grid,
+        launch=stage if len(chain.launches) > 1 else None,
+    )

@@ -1,0 +1,1 @@
+"""Launches: a chain made ready, what each launch holds, gates, release paths, output."""

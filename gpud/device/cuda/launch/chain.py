@@ -1,0 +1,266 @@
+"""A chain of launches made ready for the GPU, to be run any number of times.
+
+Problem: a service submits the same hundred launches again and again. What does not change from run
+to run (parameters, job records) is laid out once; what does is one block of device memory, which is
+set back by one copy on the run's own stream.
+
+Terms: a *stage* is one launch of the chain. Stages in persistent form follow each other on the
+device (`gpud.device.cuda.launch.gate`); the others are *hosted*: the host starts each when all
+before it is over, in sub-grids if it is sliced.
+
+Properties:
+* a chain may run several times at once: each run has records of its own;
+* a run begins with nothing claimed and nothing done; all stages but the first are closed;
+* blocks claim as the launch says, else as the kernel's last run suggests
+  (`gpud.device.claim_size`).
+
+Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.abi.print_buffer import OUTPUT_RECORD_BYTES
+from gpud.compiler.abi.reserved_names import kernel_of
+from gpud.device.claim_size import choose_claims
+from gpud.device.cuda.program.module import CUDAKernel
+from gpud.device.interface import REWRITTEN, Form, LaunchSpec, as_dim3
+from gpud.errors import LaunchConfigError
+
+if TYPE_CHECKING:
+    from gpud.device.cuda.device import CUDADevice
+
+__all__ = ["Chain", "LaunchInfo", "Stage"]
+
+Dim3 = tuple[int, int, int]
+
+_GRID_LIMITS = (2**31 - 1, 65535, 65535)
+
+
+class LaunchInfo(NamedTuple):
+    """What people are told of a stage: the kernel's name, the form and the user's grid."""
+
+    name: str
+    form: str
+    grid: Dim3
+
+
+class Stage(NamedTuple):
+    """A launch of the chain.
+
+    Attributes:
+        kernel: its code.
+        form: how it is launched.
+        grid: the user's.
+        block: threads in x, y, z.
+        shared: dynamic shared memory of a block, in bytes.
+        total: task blocks.
+        occupancy: M of this launch.
+        pointers: address of the array of pointers to its parameters.
+        prints: whether it writes down what it prints.
+    """
+
+    kernel: CUDAKernel
+    form: Form
+    grid: Dim3
+    block: Dim3
+    shared: int
+    total: int
+    occupancy: int
+    pointers: int
+    prints: bool
+
+
+class Chain:
+    """Launches that run one after the other, as `gpud.device.interface.Device.prepare` says.
+
+    Attributes:
+        device: where.
+        launches: what people are told of each stage.
+        stages: what is launched.
+        before: task blocks of all stages before each.
+        total: task blocks in all.
+        occupancy: M of the chain.
+        image: address of the job records of a fresh run, page-locked.
+        record_bytes: how many bytes they are, with the output record, if anything prints, and the
+            bitmap that names SMs behind them.
+        output: distance from the first job record to the output record; 0: nothing prints.
+        arenas: first addresses of the arenas that its kernels reach.
+    """
+
+    def __init__(
+        self, device: CUDADevice, specs: Sequence[LaunchSpec], occupancy: int | None = None
+    ) -> None:
+        if not specs:
+            raise ValueError("a job has one launch or more")
+        self.device = device
+        self._parameters = _Parameters(specs)
+        self.stages = [
+            _stage(device, spec, self._parameters.pointers(index))
+            for index, spec in enumerate(specs)
+        ]
+        self.launches = tuple(
+            LaunchInfo(kernel_of(stage.kernel.name), stage.form, stage.grid)
+            for stage in self.stages
+        )
+        measured = [stage.occupancy for stage in self.stages]
+        self.occupancy = min(measured) if occupancy is None else occupancy
+        if not 1 <= self.occupancy <= min(measured):
+            raise ValueError(
+                f"M of a job is between 1 and the least of its launches', {min(measured)}, not "
+                f"{self.occupancy}"
+            )
+        totals = [stage.total for stage in self.stages]
+        self.arenas = frozenset(
+            stage.kernel.module.arena[0] for stage in self.stages if stage.kernel.module.arena
+        )
+        self.before = [0, *accumulate(totals)]
+        self.total = self.before.pop()
+        # The most slices that what follows each stage can use.
+        slices = [self.slices_of(index, stage.total) for index, stage in enumerate(self.stages)]
+        self._later = [*list(accumulate(reversed(slices), max))[::-1][1:], 0]
+        jobs_bytes = cw.JOB_BYTES * len(self.stages)
+        self.output = jobs_bytes if any(stage.prints for stage in self.stages) else 0
+        fresh = b"".join(
+            cw.job_record(
+                stage.grid,
+                spec.claims or self._claims(n),
+                output=self.output - cw.JOB_BYTES * n if stage.prints else 0,
+            )
+            for n, (stage, spec) in enumerate(zip(self.stages, specs, strict=True))
+        )
+        fresh += bytes(OUTPUT_RECORD_BYTES if self.output else 0) + cw.named_sms(())
+        self.record_bytes = len(fresh)
+        if self.output:
+            device.output_buffers.prepare()
+        block = device.host_blocks.take(self.record_bytes)
+        weakref.finalize(self, device.host_blocks.give, block)
+        block.view[: self.record_bytes] = np.frombuffer(fresh, np.uint8)
+        words = block.words[: jobs_bytes // 4].reshape(-1, cw.JOB_BYTES // 4)
+        words[1:, cw.NEXT // 4] = words[1:, cw.TOTAL // 4]
+        self._words = words
+        self._tuned = [spec.claims is None for spec in specs]
+        self.image: int = block.address
+
+    def blocks(self, stage: int, slices: int) -> int:
+        """How many blocks a stage has with so many slices of the job."""
+        return min(
+            slices * self.stages[stage].occupancy // self.occupancy, self.stages[stage].total
+        )
+
+    def slices_of(self, stage: int, blocks: int) -> int:
+        """How many slices of the job so many blocks of a stage occupy, rounded up."""
+        return -(-blocks * self.occupancy // self.stages[stage].occupancy)
+
+    def takes_ns(self, stage: int, slices: int) -> float:
+        """What a stage takes with so many slices, as its kernel was last; 0: that is not known."""
+        what = self.stages[stage]
+        return (
+            what.kernel.block_ns.get(what.block, 0)
+            * what.total
+            / max(1, self.blocks(stage, slices))
+        )
+
+    def later(self, stage: int, slices: int) -> int:
+        """How many of ``slices`` the stages after ``stage`` can use."""
+        return min(slices, self._later[stage])
+
+    def tune(self, stage: int) -> None:
+        """Have later runs claim in ``stage`` by what is known now of its kernel's block time.
+
+        A run that is being set up gets each word as it was or as it is: either is right.
+        """
+        if self._tuned[stage]:
+            chunk, ahead = self._claims(stage)
+            self._words[stage, cw.CHUNK // 4] = chunk
+            self._words[stage, cw.AHEAD // 4] = ahead
+
+    def _claims(self, number: int) -> cw.Claims:
+        stage = self.stages[number]
+        block_ns = stage.kernel.block_ns.get(stage.block)
+        if block_ns is None:
+            return cw.ONE_AT_A_TIME
+        most = self.blocks(number, self.device.sms * self.occupancy)
+        return choose_claims(block_ns, stage.total, most)
+
+    def parameters(self, stage: int, control: int) -> int:
+        """Where the parameters for a launch are, with the address of its launch record.
+
+        They are used by one launch at a time: the driver copies them.
+        """
+        self._parameters.set_control(stage, control)
+        return self.stages[stage].pointers
+
+
+class _Parameters:
+    """The parameter buffers of all stages, each parameter with a pointer, and a hidden one last."""
+
+    def __init__(self, specs: Sequence[LaunchSpec]) -> None:
+        starts, buffers, at = [], [], 0
+        for spec in specs:
+            room = (len(spec.parameters) + 15) & ~15
+            starts.append(at)
+            buffers.append(spec.parameters.ljust(room, b"\0"))
+            at += room
+        self._values = np.frombuffer(bytearray(b"".join(buffers) or b"\0"), np.uint8)
+        self._controls = np.zeros(len(specs), np.uint64)
+        self._pointers: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
+        for index, spec in enumerate(specs):
+            first = self._values.ctypes.data + starts[index]
+            known = spec.kernel.parameters
+            own = known[:-1] if spec.form in REWRITTEN else known
+            found = [first + parameter.offset for parameter in own]
+            found.append(self._controls.ctypes.data + 8 * index)
+            self._pointers.append(np.array(found, np.uint64))
+
+    def pointers(self, stage: int) -> int:
+        """Address of a stage's array of pointers."""
+        return int(self._pointers[stage].ctypes.data)
+
+    def set_control(self, stage: int, address: int) -> None:
+        """What the hidden parameter of a stage is in the next launch."""
+        self._controls[stage] = address
+
+
+def _stage(device: CUDADevice, spec: LaunchSpec, pointers: int) -> Stage:
+    """A launch that was checked.
+
+    Raises:
+        LaunchConfigError: the device does not allow this grid, block or shared memory.
+        ValueError: the parameters' size is not the kernel's, or the kernel has no hidden one.
+    """
+    kernel: CUDAKernel = spec.kernel
+    grid, block = as_dim3("grid", spec.grid), as_dim3("block", spec.block)
+    total = grid[0] * grid[1] * grid[2]
+    if total > cw.MAX_TASK_BLOCKS:
+        raise LaunchConfigError(
+            "grid",
+            grid,
+            f"{total} task blocks are over {cw.MAX_TASK_BLOCKS}; split the work into launches",
+            limit=cw.MAX_TASK_BLOCKS,
+        )
+    if spec.form not in ("persistent", "sliced"):
+        for extent, limit in zip(grid, _GRID_LIMITS, strict=True):
+            if extent > limit:
+                raise LaunchConfigError("grid", grid, f"an extent is over {limit}", limit=limit)
+    own = kernel.parameters
+    if spec.form in REWRITTEN:
+        if not own or own[-1].size != 8:
+            raise ValueError(f"{kernel.name} is no rewritten kernel: it has no hidden parameter")
+        own = own[:-1]
+    size = own[-1].offset + own[-1].size if own else 0
+    if len(spec.parameters) != size:
+        raise ValueError(
+            f"{kernel.name} takes {size} bytes of parameters, not {len(spec.parameters)}"
+        )
+    measured = device.occupancy(kernel, block, spec.shared)
+    occupancy = spec.occupancy or measured
+    prints = kernel.prints and spec.form in REWRITTEN
+    return Stage(kernel, spec.form, grid, block, spec.shared, total, occupancy, pointers, prints)

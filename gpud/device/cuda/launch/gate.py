@@ -1,0 +1,110 @@
+"""The gate between two launches of a job: a kernel of one thread that opens the next launch.
+
+Problem: launches of a job follow each other; a service's have 5 to 50 us each, so the host cannot
+stand between them. But they cannot just be queued either: a launch may be told to release in the
+middle, leaves task blocks unclaimed, and the next one must not begin.
+
+Approach: a job's stages are queued on one stream with a gate before each. Every stage but the first
+begins *closed*: its ``next`` is ``total``, so that its blocks find nothing to claim and leave. The
+gate opens it, by setting ``next`` to 0, if all task blocks of the stage before are done; else it
+and all gates behind it leave the rest closed, and the host begins anew when it has more to give.
+
+Terms: *run words*: one job's words in host memory that the GPU sees: `CURRENT`, the last stage that
+was opened, written by gates; `STOP`, written by the host: open nothing more; `HELPED`, written by
+the host before it adds a launch to a running stage: the number of the stage after that.
+
+Why `HELPED`: the stream has only waited for its own launches. What a helping one has written is in
+memory for certain when that launch is over, and a task block is counted as done a little earlier.
+So the gate stays closed behind a stage that was helped, and the host, which waits for all launches,
+begins anew with the next.
+
+Order: what the stage before wrote the next one sees because both are on one stream with the gate
+between them. So the task blocks that count themselves as done need no fence for it. Two orders are
+the gate's own: it looks at `HELPED` after ``done``, which an acquiring load is for (a helper that
+has counted anything was launched after the host had written `HELPED`); and whoever sees `CURRENT`,
+the host that then launches a helper, sees what the gate has seen and done: a releasing store.
+
+Properties:
+* a stage is opened at most once, and only after all task blocks of the one before are done and what
+  they wrote can be seen;
+* `CURRENT` never goes back, and is written after the stage was opened;
+* a gate waits for nothing.
+
+It assembles for sm_75 and later; it has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from gpud.compiler.abi import control_words as cw
+
+__all__ = ["CURRENT", "GATE", "HELPED", "PTX", "RUN_BYTES", "STOP", "GateParameters"]
+
+CURRENT: Final = 0
+STOP: Final = 2
+HELPED: Final = 3
+RUN_BYTES: Final = 64
+"""`CURRENT`, `STOP` and `HELPED` are the numbers of 32-bit words in so many bytes.
+
+The gate reads the last two at once: each look over the bus takes about a microsecond.
+"""
+
+assert (STOP % 2, HELPED) == (0, STOP + 1), "they are loaded as one vector"
+
+GATE: Final = "gpud_gate"
+
+PTX: Final = f"""
+.version 6.4
+.target sm_75
+.address_size 64
+
+.visible .entry {GATE}(
+    .param .u64 job, .param .u64 previous, .param .u64 run, .param .u32 stage)
+.maxntid 1, 1, 1
+{{
+    .reg .b64 %job, %previous, %run;
+    .reg .b32 %stage, %done, %total, %stop, %helped;
+    .reg .pred %yes, %follows;
+    ld.param.u64 %job, [job];
+    ld.param.u64 %previous, [previous];
+    ld.param.u64 %run, [run];
+    ld.param.u32 %stage, [stage];
+    setp.ne.u64 %follows, %previous, 0;
+    @!%follows bra $words;
+    ld.acquire.sys.global.u32 %done, [%previous+{cw.DONE}];
+    ld.global.u32 %total, [%previous+{cw.TOTAL}];
+    setp.ne.u32 %yes, %done, %total;
+    @%yes bra $closed;
+$words:
+    ld.volatile.global.v2.u32 {{%stop, %helped}}, [%run+{STOP * 4}];
+    setp.ne.u32 %yes, %stop, 0;
+    @%yes bra $closed;
+    setp.eq.and.u32 %yes, %helped, %stage, %follows;
+    @%yes bra $closed;
+    st.volatile.global.u32 [%job+{cw.NEXT}], 0;
+    st.release.sys.global.u32 [%run+{CURRENT * 4}], %stage;
+$closed:
+    ret;
+}}
+"""
+
+
+class GateParameters:
+    """The gate's parameters as a launch takes them: one buffer, used by one launch at a time.
+
+    Attributes:
+        pointers: address of the array of pointers to them.
+    """
+
+    def __init__(self) -> None:
+        self._values = np.zeros(4, np.uint64)
+        self._pointers = self._values.ctypes.data + 8 * np.arange(4, dtype=np.uint64)
+        self.pointers: int = int(self._pointers.ctypes.data)
+
+    def set(self, job: int, previous: int, run: int, stage: int) -> Any:
+        """Fill in; ``previous`` 0: open in any case. Returns `pointers`."""
+        self._values[:] = job, previous, run, stage
+        return self.pointers

@@ -1,0 +1,265 @@
+"""How running blocks learn that they are to release: the words, and four ways to set them.
+
+Problem: a persistent block looks at a word of its launch record before every claim. The word must
+change while the kernel runs, soon, and without a place on an SM, for there may be none; and looking
+must be cheap. Which way is fastest is for a GPU to say.
+
+Approach: what blocks tell (`gpud.compiler.abi.control_words`, the status record) is always in host
+memory that the GPU writes over the bus, so that the host sees it without asking the driver. A
+release path is where launch records are, and how their words are set.
+
+``mapped``       in host memory that the GPU reads over the bus; setting a word is one store. The
+                 default until the others have been measured.
+``write_value``  in device memory; ``cuStreamWriteValue32`` for each word that changes, on a stream
+                 of its own.
+``copy``         in device memory; one copy of all words on a stream of its own.
+``memset``       in device memory; a memset of each word that changes on a stream of its own.
+
+Blocks subtract from ``live`` at the GPU's scope: on host memory that is atomic among them, and at
+the system's scope only where the bus has atomics. The host stores and loads whole words, which is
+atomic for both sides (CUDA Programming Guide 13, 5.7.3). No word is written by both.
+
+Where launch records are in device memory, the driver writes them, and while it does not answer
+(`gpud.device.cuda.driver.watchdog`) nobody is told anything by them. There kernels look at ``halt``
+in the status record as well, now and then (`gpud.device.cuda.program.host_poll`).
+
+Properties:
+* a record is complete before the launch that follows it on its stream begins, and a word that was
+  set after `ReleasePath.place` is never undone by it;
+* a slot's memory is used again only after it was given back, and that for launch records only
+  which the driver writes: what it writes there late is behind it before the next `place`;
+* `Slot.live` is never less than the truth.
+
+None of the four has run on a GPU yet. A memset may be a kernel, which waits for room.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gpud.compiler.abi import control_words as cw
+from gpud.device.cuda.driver.context import Context
+from gpud.device.cuda.memory.pool import DeviceBlock, MappedBlock, Pool
+
+__all__ = ["RELEASE_PATHS", "ReleasePath", "Slot"]
+
+_STAYS, _NAMED = range(2)
+
+
+class Slot:
+    """The records of one launch.
+
+    Args:
+        page: host memory that the GPU sees: for the launch record, or what it is copied from, and
+            behind it the status record.
+        blocks: persistent blocks; 0 in other forms.
+        record: device memory for the launch record; None: it is in the page.
+
+    Attributes:
+        address: of the launch record, the kernel's hidden parameter.
+        orders: of each 32 blocks the two words that they read, as the host has them; uint32[n, 2].
+        sms: 1 + the SM of each block; 0: it has not begun, or is not in persistent form.
+    """
+
+    __slots__ = ("_status", "address", "blocks", "orders", "page", "record", "size", "sms")
+
+    def __init__(self, page: MappedBlock, blocks: int, record: DeviceBlock | None = None) -> None:
+        self.page = page
+        self.blocks = blocks
+        self.record = record
+        self.size = size = cw.launch_bytes(blocks)
+        self.address = page.address if record is None else record.address
+        self.orders: npt.NDArray[np.uint32] = page.words[cw.ORDERS // 4 : size // 4].reshape(-1, 2)
+        self._status = page.words[size // 4 :]
+        places = page.view[size + cw.SM : size + cw.SM + 2 * blocks]
+        self.sms: npt.NDArray[np.uint16] = places.view(np.uint16)
+
+    def write(self, job: int, base: int, named: int) -> None:
+        """Make both records those of a launch that has not begun."""
+        status = cw.status_record(self.blocks)
+        at = self.page.address + self.size
+        record = cw.launch_record(job, at, self.blocks, base=base, named=named) + status
+        self.page.view[: len(record)] = np.frombuffer(record, np.uint8)
+
+    def halt(self) -> None:
+        """Have blocks release that look here, now and then."""
+        self._status[cw.HALT // 4] = 1
+
+    @property
+    def job(self) -> int:
+        """The address of the job record."""
+        return int(self.page.words[:2].view(np.uint64)[0])
+
+    @property
+    def live(self) -> int:
+        """How many persistent blocks have not left."""
+        return int(self._status[cw.LIVE // 4])
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first block has begun; may be late to say so."""
+        return bool(self.sms[0] if self.blocks else self._status[cw.BEGUN // 4])
+
+
+class ReleasePath:
+    """Launch records in host memory that the GPU reads: ``mapped``.
+
+    Args:
+        context: of the device.
+        host: where host memory comes from that the GPU sees.
+
+    Attributes:
+        name: as in `RELEASE_PATHS`.
+        host_poll: whether what blocks always look at is not in the host's memory.
+    """
+
+    name: ClassVar[str] = "mapped"
+    host_poll: ClassVar[bool] = False
+
+    def __init__(self, context: Context, host: Pool) -> None:
+        self._context = context
+        self._host = host
+
+    def take(self, blocks: int) -> Slot:
+        """Room for the records of a launch of so many persistent blocks; 0 in other forms.
+
+        Raises:
+            OutOfMemory: the driver has none left.
+        """
+        return Slot(self._page(blocks), blocks)
+
+    def give(self, slot: Slot) -> None:
+        """Take it back: the launch is over, or never began."""
+        self._host.give(slot.page)
+
+    def place(self, slot: Slot, job: int, base: int, named: int, stream: Any) -> None:
+        """Write the records for a launch that will follow on ``stream``."""
+        slot.write(job, base, named)
+
+    def set_stays(self, slot: Slot, stays: npt.NDArray[np.uint32]) -> None:
+        """Tell blocks whose bit is 0 to release; returns at once."""
+        self._set(slot, _STAYS, stays)
+
+    def halt(self, slot: Slot) -> None:
+        """Tell all blocks to release, without the driver and without a lock."""
+        slot.orders[:, _STAYS] = 0
+
+    def set_named(self, slot: Slot, named: int) -> None:
+        """Set the address of the bitmap that names SMs, 0: none are named; returns at once."""
+        value = cw.named_at(slot.job, named)
+        self._set(slot, _NAMED, np.full(len(slot.orders), value, np.uint32))
+
+    def _set(self, slot: Slot, which: int, values: npt.NDArray[np.uint32]) -> None:
+        """Set the words of all pairs at once."""
+        slot.orders[:, which] = values
+
+    def _page(self, blocks: int) -> MappedBlock:
+        page: MappedBlock = self._host.take(cw.launch_bytes(blocks) + cw.status_bytes(blocks))
+        return page
+
+    def close(self) -> None:
+        """Give everything back; no launch is on the device."""
+
+
+class _InDeviceMemory(ReleasePath):
+    """Launch records in device memory, written on a stream of their own."""
+
+    host_poll = True
+
+    def __init__(self, context: Context, host: Pool) -> None:
+        super().__init__(context, host)
+        with ExitStack() as undo:
+            driver = context.enter()
+            self._own = Pool(context, DeviceBlock)
+            undo.callback(self._own.close)
+            self._stream = driver.call(
+                "cuStreamCreateWithPriority",
+                int(driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING),
+                context.greatest_priority,
+            )
+            undo.callback(driver.call, "cuStreamDestroy", self._stream)
+            timing = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            self._placed = driver.call("cuEventCreate", timing)
+            undo.callback(driver.call, "cuEventDestroy", self._placed)
+            self._close = undo.pop_all()
+
+    def take(self, blocks: int) -> Slot:
+        record = self._own.take(cw.launch_bytes(blocks))
+        try:
+            return Slot(self._page(blocks), blocks, record)
+        except Exception:
+            self._own.give(record)
+            raise
+
+    def give(self, slot: Slot) -> None:
+        super().give(slot)
+        self._own.give(slot.record)
+
+    def place(self, slot: Slot, job: int, base: int, named: int, stream: Any) -> None:
+        super().place(slot, job, base, named, stream)
+        driver = self._context.enter()
+        # On our stream, so that whatever sets a word afterwards comes afterwards.
+        source = slot.page.address
+        driver.call("cuMemcpyHtoDAsync", slot.address, source, slot.size, self._stream)
+        driver.call("cuEventRecord", self._placed, self._stream)
+        driver.call("cuStreamWaitEvent", stream, self._placed, 0)
+
+    def halt(self, slot: Slot) -> None:
+        slot.halt()
+
+    def _set(self, slot: Slot, which: int, values: npt.NDArray[np.uint32]) -> None:
+        changed = np.flatnonzero(slot.orders[:, which] != values)
+        super()._set(slot, which, values)
+        at = slot.address + cw.ORDERS + 4 * which
+        for pair in changed.tolist():
+            self._write(at + cw.ORDER_BYTES * pair, int(values[pair]))
+
+    def _write(self, address: int, value: int) -> None:
+        """Have ``value`` written at ``address``."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._close.close()
+
+
+class WriteValue(_InDeviceMemory):
+    """``write_value``: the stream itself writes each word."""
+
+    name = "write_value"
+
+    def _write(self, address: int, value: int) -> None:
+        self._context.enter().call("cuStreamWriteValue32", self._stream, address, value, 0)
+
+
+class Copy(_InDeviceMemory):
+    """``copy``: all pairs from page-locked memory.
+
+    The copy may read a word later, and then finds what was set since: as good.
+    """
+
+    name = "copy"
+
+    def _set(self, slot: Slot, which: int, values: npt.NDArray[np.uint32]) -> None:
+        slot.orders[:, which] = values
+        source, size = slot.page.address + cw.ORDERS, slot.size - cw.ORDERS
+        driver = self._context.enter()
+        driver.call("cuMemcpyHtoDAsync", slot.address + cw.ORDERS, source, size, self._stream)
+
+
+class Memset(_InDeviceMemory):
+    """``memset``: each word."""
+
+    name = "memset"
+
+    def _write(self, address: int, value: int) -> None:
+        self._context.enter().call("cuMemsetD32Async", address, value, 1, self._stream)
+
+
+RELEASE_PATHS: dict[str, type[ReleasePath]] = {
+    path.name: path for path in (ReleasePath, WriteValue, Copy, Memset)
+}
+"""Every release path by its name."""

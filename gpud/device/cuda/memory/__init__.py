@@ -1,0 +1,1 @@
+"""Memory: the driver's virtual memory, sessions' arenas, pools and staged copies."""

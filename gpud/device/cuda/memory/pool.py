@@ -1,0 +1,218 @@
+"""Blocks of memory: on the GPU, and page-locked on the host where both sides see it.
+
+Problem: control words must be set up for each run without asking the driver for memory: giving
+memory back waits for every kernel on the device, and a persistent kernel may run for hours.
+
+Approach: blocks come from a pool by powers of two and go back there; the driver gets them when the
+device is closed. Small ones are cut from *slabs*, the first of which is taken when the device is
+opened: whether the driver waits for kernels when it is asked for memory is not written down, and
+runs begin with the device's lock held. `MappedBlock` is host memory that the GPU reads and writes
+over the bus at the same address; `DeviceBlock` is the GPU's own.
+
+Properties:
+* a block that was taken twice is zero both times where that is said, and nobody else's in between;
+* nothing is given back to the driver while kernels may run, but by `DeviceMemory.close`, which says
+  that it waits.
+
+This module has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpud.device.cuda.driver.calls import DriverError
+from gpud.device.cuda.driver.context import Context
+from gpud.errors import OutOfMemory
+
+__all__ = ["DeviceBlock", "DeviceMemory", "MappedBlock", "Pool", "out_of_memory"]
+
+_LEAST_BYTES = 256
+_SLAB_BYTES = 1 << 20
+
+
+def out_of_memory(
+    context: Context, error: DriverError, size: int, limit: str = "device"
+) -> Exception:
+    """What to raise when the driver has refused ``size`` bytes with ``error``."""
+    if error.status != "OUT_OF_MEMORY":
+        return error
+    return OutOfMemory(size, context.free_bytes(), limit=limit)
+
+
+class MappedBlock:
+    """Page-locked host memory that the GPU addresses, zeroed; the interface's `Memory`.
+
+    Attributes:
+        address: the same for both sides.
+        view: the bytes, uint8.
+        words: the same as uint32.
+    """
+
+    __slots__ = ("_context", "address", "size", "view", "words")
+
+    def __init__(self, context: Context, size: int) -> None:
+        self._context = context
+        self.size = size
+        rounded = -(-size // _LEAST_BYTES) * _LEAST_BYTES
+        driver = context.enter()
+        api = driver.api
+        flags = int(api.CU_MEMHOSTALLOC_PORTABLE) | int(api.CU_MEMHOSTALLOC_DEVICEMAP)
+        try:
+            with context.watchdog.blocking_call():
+                self.address = int(driver.call("cuMemHostAlloc", rounded, flags))
+        except DriverError as error:
+            raise out_of_memory(context, error, size) from error
+        held = (ctypes.c_uint8 * rounded).from_address(self.address)
+        whole: npt.NDArray[np.uint8] = np.frombuffer(memoryview(held).cast("B"), np.uint8)
+        whole[:] = 0
+        self.view = whole[:size]
+        self.words: npt.NDArray[np.uint32] = whole.view(np.uint32)
+
+    def part(self, offset: int, size: int) -> MappedBlock:
+        """Some of it, which is not to be freed; both are multiples of 256."""
+        made = object.__new__(MappedBlock)
+        made._context, made.size, made.address = self._context, size, self.address + offset
+        made.view = self.view[offset : offset + size]
+        made.words = self.words[offset // 4 : (offset + size) // 4]
+        return made
+
+    def free(self) -> None:
+        """Give it back to the driver; waits for the device."""
+        self._context.enter().call("cuMemFreeHost", self.address)
+
+
+class DeviceBlock:
+    """The GPU's own memory, with whatever was in it before.
+
+    Attributes:
+        address: on the device.
+        size: in bytes.
+    """
+
+    __slots__ = ("_context", "address", "size")
+
+    def __init__(self, context: Context, size: int) -> None:
+        self._context = context
+        self.size = size
+        try:
+            driver = context.enter()
+            with context.watchdog.blocking_call():
+                self.address = int(driver.call("cuMemAlloc", size))
+        except DriverError as error:
+            raise out_of_memory(context, error, size) from error
+
+    def part(self, offset: int, size: int) -> DeviceBlock:
+        """Some of it, which is not to be freed."""
+        made = object.__new__(DeviceBlock)
+        made._context, made.size, made.address = self._context, size, self.address + offset
+        return made
+
+    def free(self) -> None:
+        """Give it back to the driver; waits for the device."""
+        self._context.enter().call("cuMemFree", self.address)
+
+
+class Pool:
+    """Blocks by powers of two. Thread-safe.
+
+    Args:
+        context: where they live.
+        kind: `MappedBlock` or `DeviceBlock`.
+    """
+
+    def __init__(self, context: Context, kind: Any) -> None:
+        self._context = context
+        self._kind = kind
+        # What is given back by a finalizer may be while the same thread is in here.
+        self._lock = threading.RLock()
+        self._free: dict[int, list[Any]] = {}
+        self._slab: Any = kind(context, _SLAB_BYTES)
+        self._used = 0
+        self._all = [self._slab]
+
+    def take(self, size: int) -> Any:
+        """A block of ``size`` bytes or more; what is in it is nobody's business.
+
+        Raises:
+            OutOfMemory: the driver has none left.
+        """
+        rounded = max(_LEAST_BYTES, 1 << (size - 1).bit_length())
+        with self._lock:
+            free = self._free.get(rounded)
+            if free:
+                return free.pop()
+            if self._used + rounded <= self._slab.size:
+                self._used += rounded
+                return self._slab.part(self._used - rounded, rounded)
+        if rounded > _SLAB_BYTES // 8:
+            block = self._kind(self._context, rounded)
+            with self._lock:
+                self._all.append(block)
+            return block
+        slab = self._kind(self._context, _SLAB_BYTES)
+        with self._lock:
+            self._all.append(slab)
+            self._slab, self._used = slab, rounded
+        return slab.part(0, rounded)
+
+    def give(self, block: Any) -> None:
+        """Take back what `take` gave; no kernel uses it any more."""
+        with self._lock:
+            self._free.setdefault(block.size, []).append(block)
+
+    def close(self) -> None:
+        """Give everything back to the driver."""
+        with self._lock:
+            blocks, self._all, self._free = self._all, [], {}
+        for block in blocks:
+            block.free()
+
+
+class DeviceMemory:
+    """The GPU's own memory for whoever measures or tests; sessions have arenas.
+
+    Every copy waits until it is done.
+
+    Attributes:
+        address: on the device.
+        size: in bytes.
+    """
+
+    def __init__(self, context: Context, size: int) -> None:
+        self._context = context
+        self._block = DeviceBlock(context, size)
+        self.address = self._block.address
+        self.size = size
+        self.fill(0)
+
+    def upload(self, data: Any, offset: int = 0) -> None:
+        """Copy bytes, or an array that is contiguous, to ``offset``."""
+        source = np.ascontiguousarray(np.frombuffer(memoryview(data).cast("B"), np.uint8))
+        self._check(offset, source.size)
+        self._context.copy_in(self.address + offset, source.ctypes.data, source.size)
+
+    def download(self, size: int | None = None, offset: int = 0) -> bytes:
+        """``size`` bytes from ``offset`` on; None: all the rest."""
+        count = self.size - offset if size is None else size
+        self._check(offset, count)
+        target = np.empty(count, np.uint8)
+        self._context.copy_out(target.ctypes.data, self.address + offset, count)
+        return target.tobytes()
+
+    def fill(self, byte: int) -> None:
+        """Set every byte."""
+        self._context.fill(self.address, byte, self.size)
+
+    def close(self) -> None:
+        """Give it back; waits for everything that runs on the device."""
+        self._block.free()
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise ValueError(f"{size} bytes at {offset} are not all within {self.size}")

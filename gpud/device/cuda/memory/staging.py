@@ -1,0 +1,162 @@
+"""Copies between memory files and the GPU's memory, through page-locked memory of our own.
+
+Problem: copies that the GPU makes by itself need page-locked memory. A session's file is as large
+as its arena, its client writes to it, and pages of it are given back while it is used: locking it
+would keep host memory for every array, written or not, and leave the GPU with old pages wherever
+some were given back.
+
+Approach: a small page-locked buffer in two halves. While the GPU copies one, the other is read from
+the file or written to it, with calls that fill no holes of the file by reading them.
+
+Properties:
+* what a copy has to do is done when it returns, or it raises, and nothing of it goes on;
+* nothing of a file is locked, mapped or made larger; a hole that is read stays one.
+
+Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Any, Final
+
+from gpud.device.cuda.driver.calls import DriverError
+from gpud.device.cuda.driver.context import Context
+from gpud.device.cuda.memory.pool import MappedBlock
+from gpud.errors import DeviceLost, InternalError
+
+__all__ = ["Staging"]
+
+_HALF_BYTES: Final = 4 << 20
+
+
+class Staging:
+    """The buffer and its stream. For one thread at a time.
+
+    Args:
+        context: of the device.
+
+    Raises:
+        OutOfMemory: so much cannot be page-locked.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        driver = context.enter()
+        api = driver.api
+        flags = int(api.CUevent_flags.CU_EVENT_DISABLE_TIMING) | int(
+            api.CUevent_flags.CU_EVENT_BLOCKING_SYNC
+        )
+        with ExitStack() as undo:
+            self._stream = driver.call(
+                "cuStreamCreateWithPriority",
+                int(api.CUstream_flags.CU_STREAM_NON_BLOCKING),
+                context.least_priority,
+            )
+            undo.callback(driver.call, "cuStreamDestroy", self._stream)
+            self._halves: list[tuple[MappedBlock, Any]] = []
+            for _ in range(2):
+                block = MappedBlock(context, _HALF_BYTES)
+                undo.callback(block.free)
+                event = driver.call("cuEventCreate", flags)
+                undo.callback(driver.call, "cuEventDestroy", event)
+                self._halves.append((block, event))
+            self._close = undo.pop_all()
+
+    def up(self, descriptor: int, offset: int, address: int, size: int) -> None:
+        """Copy ``size`` bytes of a file from ``offset`` on to the device."""
+        driver = self._context.enter()
+        try:
+            for at, count, block, event in self._parts(size):
+                driver.call("cuEventSynchronize", event)  # its last copy
+                _read(descriptor, offset + at, block.view[:count])
+                driver.call("cuMemcpyHtoDAsync", address + at, block.address, count, self._stream)
+                driver.call("cuEventRecord", event, self._stream)
+        finally:
+            self._wait()
+
+    def down(self, address: int, descriptor: int, offset: int, size: int) -> None:
+        """Copy ``size`` bytes of the device from ``address`` on into a file."""
+        driver = self._context.enter()
+        last: tuple[int, int, MappedBlock, Any] | None = None
+        try:
+            for part in self._parts(size):
+                at, count, block, event = part
+                driver.call("cuMemcpyDtoHAsync", block.address, address + at, count, self._stream)
+                driver.call("cuEventRecord", event, self._stream)
+                if last is not None:
+                    self._written(descriptor, offset, *last)
+                last = part
+            if last is not None:
+                self._written(descriptor, offset, *last)
+        finally:
+            self._wait()
+
+    def zero(self, address: int, size: int) -> None:
+        """Set bytes of the device to 0.
+
+        A memset would do less work but needs room on an SM, and a full device may have none for
+        hours; copies have engines of their own.
+        """
+        driver = self._context.enter()
+        block, _ = self._halves[0]
+        block.view[: min(size, _HALF_BYTES)] = 0
+        try:
+            for at in range(0, size, _HALF_BYTES):
+                count = min(size - at, _HALF_BYTES)
+                driver.call("cuMemcpyHtoDAsync", address + at, block.address, count, self._stream)
+        finally:
+            self._wait()
+
+    def close(self) -> None:
+        """Give it back."""
+        self._close.close()
+
+    def _parts(self, size: int) -> Any:
+        """(offset, size, half, its event) of each part of a copy."""
+        for index, at in enumerate(range(0, size, _HALF_BYTES)):
+            yield at, min(size - at, _HALF_BYTES), *self._halves[index % 2]
+
+    def _written(
+        self, descriptor: int, offset: int, at: int, count: int, block: MappedBlock, event: Any
+    ) -> None:
+        self._context.driver.call("cuEventSynchronize", event)
+        _write(descriptor, offset + at, block.view[:count])
+
+    def _wait(self) -> None:
+        try:
+            self._context.driver.call("cuStreamSynchronize", self._stream)
+        except DriverError as error:
+            raise DeviceLost(f"a copy of an arena cannot be waited for: {error}") from error
+
+
+def _read(descriptor: int, offset: int, target: Any) -> None:
+    view = memoryview(target)
+    while view:
+        try:
+            count = os.preadv(descriptor, [view], offset)
+        except OSError as error:
+            raise _file_error("read", error) from error
+        if not count:
+            raise InternalError("the session's memory file ends too early", stage="device host")
+        offset += count
+        view = view[count:]
+
+
+def _write(descriptor: int, offset: int, source: Any) -> None:
+    view = memoryview(source)
+    while view:
+        try:
+            count = os.pwritev(descriptor, [view], offset)
+        except OSError as error:
+            raise _file_error("written", error) from error
+        offset += count
+        view = view[count:]
+
+
+def _file_error(what: str, error: OSError) -> InternalError:
+    return InternalError(
+        f"the session's memory file cannot be {what}: {error.strerror}; is the host's memory full?",
+        stage="device host",
+    )

@@ -1,0 +1,1 @@
+"""On which SMs blocks are: partitions, compaction, and which blocks leave first."""

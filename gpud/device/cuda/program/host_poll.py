@@ -1,0 +1,108 @@
+"""Kernels that poll host memory now and then, though what they read always is on the GPU.
+
+Problem: where launch records are in device memory (`gpud.device.cuda.launch.release_path`), only
+the driver can tell blocks to release; and while a call waits in the driver until kernels make way,
+the driver does nothing else (`gpud.device.cuda.driver.watchdog`).
+
+Approach: the leader looks, before a claim, at the word ``halt`` of the status record, which is in
+host memory, too: when `PERIOD` clocks of its SM have gone by since it did so last. A look over the
+bus takes a microsecond or two; one in a hundred microseconds costs little, and makes way soon
+enough for a call that is stuck for milliseconds. When it looked last is kept beside the claims, in
+the word of the slots that the loop does not use.
+
+That word holds anything at first: the first look may come at once, or a period late.
+
+Properties:
+* ``heeded``: a block that finds ``halt`` set does what it does if it is told to release;
+* kernels of other forms, and all functions, stay as they are.
+
+It assembles for sm_75 and later; it has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.passes.builder import CodeBuilder, immediate, map_functions
+from gpud.compiler.passes.forms.persistent import claim_and_slot
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Instruction,
+    Module,
+    Register,
+    SpecialRegister,
+    Statement,
+    Symbol,
+)
+from gpud.device.cuda.program.report_starts import is_persistent
+
+__all__ = ["PERIOD", "add_host_poll"]
+
+PERIOD: Final = 1 << 17
+"""Clocks from one look to the next: 66 us at 2 GHz, 100 at 1.3."""
+
+_LOOKED = 12  # from the slots on
+
+
+def add_host_poll(program: Module) -> Module:
+    """``program``, flat, whose kernels in persistent form look at ``halt`` as well."""
+
+    def change(function: Function) -> Function:
+        return _changed(function) if is_persistent(function) else function
+
+    return map_functions(program, change)
+
+
+def _changed(entry: Function) -> Function:
+    control = entry.parameters[-1].name
+    _, slot = claim_and_slot(entry)
+    code = CodeBuilder(f"{control}_far")
+    body: list[Statement] = []
+    statements = entry.body or []
+    for number, statement in enumerate(statements):
+        if _looks(statement):
+            told = next(
+                one.operands[0]
+                for one in statements[number:]
+                if isinstance(one, Instruction) and one.opcode.base == "bra"
+            )
+            assert isinstance(told, Symbol)
+            _look(code, f"near{number}", Symbol(control), slot, told)
+            body += code.body
+            code.body = []
+        body.append(statement)
+    return replace(entry, body=[*code.declarations, *body])
+
+
+def _looks(statement: Statement) -> bool:
+    """Whether the loop reads here whether its block is told."""
+    return (
+        isinstance(statement, Instruction)
+        and statement.opcode.text == "ld.volatile.global.v2.u32"
+        and isinstance(statement.operands[1], Address)
+        and statement.operands[1].offset == cw.ORDERS
+        and "_orders" in repr(statement.operands[1].base)
+    )
+
+
+def _look(code: CodeBuilder, behind: str, control: Symbol, slot: Register, told: Symbol) -> None:
+    """Go to ``told`` if it is time to look and the host has all blocks release."""
+    place, now, since = (code.register(name) for name in ("place", "now", "since"))
+    ctl, status = code.register("control", "b64"), code.register("status", "b64")
+    yes, near = code.register("yes", "pred"), code.label(behind)
+    code("and.b32", place, slot, immediate(-8))
+    code("mov.u32", now, SpecialRegister("%clock"))
+    code("ld.shared.u32", since, Address(place, _LOOKED))
+    code("sub.u32", since, now, since)
+    code("setp.lt.u32", yes, since, PERIOD)
+    code("bra", near, when=yes)
+    code("st.shared.u32", Address(place, _LOOKED), now)
+    code("ld.param.u64", ctl, Address(control))
+    code("ld.global.nc.u64", status, Address(ctl, cw.STATUS))
+    code("ld.volatile.global.u32", since, Address(status, cw.HALT))
+    code("setp.ne.u32", yes, since, 0)
+    code("bra", told, when=yes)
+    code.place(near)

@@ -1,0 +1,79 @@
+"""PTX to machine code, apart from loading it.
+
+Problem: the driver compiles PTX when it is asked to load it, for a tenth of a second or more, and
+loading keeps the context to itself (`gpud.device.cuda.driver.watchdog`). Nobody could launch
+anything meanwhile, and how long a load takes would not tell whether it waits.
+
+Approach: the driver's linker makes machine code first, which does nothing on the device. What was
+made is kept for programs that are loaded again, for another session for instance. A program that
+the linker does not take is left to the load, which says what is wrong with it.
+
+Linked code is compiled as *relocatable*, which may cost a kernel some registers, or save them.
+
+Source: CUDA Driver API 13.0, ``cuLinkCreate``. It has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from contextlib import suppress
+from typing import Final
+
+from gpud.device.cuda.driver.calls import Driver, DriverError
+
+__all__ = ["MachineCode"]
+
+_MOST_BYTES: Final = 64 << 20
+
+
+class MachineCode:
+    """What programs were made into; the oldest go first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[bytes, bytes] = {}
+        self._bytes = 0
+
+    def of(self, driver: Driver, text: str) -> bytes | None:
+        """The machine code of a program in PTX; None if the linker does not take it.
+
+        Args:
+            driver: entered.
+            text: the program.
+        """
+        key = hashlib.sha256(text.encode()).digest()
+        with self._lock:
+            found = self._kept.get(key)
+        if found is None:
+            found = _linked(driver, text)
+            if found is not None:
+                self._keep(key, found)
+        return found
+
+    def _keep(self, key: bytes, code: bytes) -> None:
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = code
+                self._bytes += len(code)
+            while self._bytes > _MOST_BYTES:
+                self._bytes -= len(self._kept.pop(next(iter(self._kept))))
+
+
+def _linked(driver: Driver, text: str) -> bytes | None:
+    image = text.encode() + b"\0"
+    kind = driver.api.CUjitInputType.CU_JIT_INPUT_PTX
+    try:
+        state = driver.call("cuLinkCreate", 0, [], [])
+    except DriverError:
+        return None
+    try:
+        driver.call("cuLinkAddData", state, kind, image, len(image), b"program", 0, [], [])
+        address, size = driver.call("cuLinkComplete", state)
+        return ctypes.string_at(int(address), int(size))
+    except DriverError:
+        return None
+    finally:
+        with suppress(DriverError):  # then its memory is lost, and nothing else
+            driver.call("cuLinkDestroy", state)

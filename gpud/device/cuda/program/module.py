@@ -1,0 +1,384 @@
+"""A program on the GPU: loaded from PTX, with its kernels and variables.
+
+Problem: the driver compiles PTX, and says what it does not like in a log; fences must know the
+session's range before the first kernel; and a variable lies in device memory, which Python cannot
+touch.
+
+Approach: the program is parsed for what the driver does not tell (the layout of parameters, the
+variables and their sizes) and loaded with a buffer for the log. Fences read `ARENA`, which is
+written right after the load, and again as memory is put behind the range (`CUDAModule.widen`).
+`DeviceBytes` stands for a variable: slices of it are read and written by copies.
+
+Variables without linkage are made visible before: the driver tells the address of no others, and
+what an assertion says lies in such.
+
+Properties:
+* a program that cannot be loaded leaves nothing behind;
+* gpud's own variables are no symbols of the module.
+
+A program with fences that calls ``malloc`` has a heap of its own (`gpud.device.cuda.program.heap`);
+without fences it has the driver's. Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpud.compiler.abi.reserved_names import ARENA, HEAP, PRINT
+from gpud.compiler.analysis.call_graph import call_graph
+from gpud.compiler.analysis.data_layout import size_and_align
+from gpud.compiler.passes.flatten import flatten_module
+from gpud.compiler.ptx import model as ptx
+from gpud.compiler.ptx.parser import parse
+from gpud.compiler.ptx.printer import print_module
+from gpud.device.cuda.driver.calls import DriverError
+from gpud.device.cuda.driver.context import Context
+from gpud.device.cuda.memory.pool import Pool, out_of_memory
+from gpud.device.cuda.program.heap import BLOCK_BYTES, HEAP_BYTES, with_own_heap
+from gpud.device.cuda.program.hoist_job import hoist_job_address
+from gpud.device.cuda.program.host_poll import add_host_poll
+from gpud.device.cuda.program.report_starts import is_rewritten, report_starts
+from gpud.device.interface import Parameter, parameters_of
+from gpud.errors import CompileError, KernelNotFound
+
+__all__ = ["CUDAKernel", "CUDAModule", "DeviceBytes", "visible"]
+
+_LOG_BYTES = 1 << 16
+_REFUSALS = frozenset(
+    (
+        "INVALID_IMAGE",
+        "INVALID_PTX",
+        "INVALID_SOURCE",
+        "NO_BINARY_FOR_GPU",
+        "SHARED_OBJECT_SYMBOL_NOT_FOUND",
+        "UNSUPPORTED_PTX_VERSION",
+    )
+)
+"""Statuses of a load that are about the program."""
+_EVERYTHING = (0, 2**64 - 1)
+_NOTHING = (0, 0)
+_SPACES = ("global", "const")
+_ATTRIBUTES = {
+    "registers": "NUM_REGS",
+    "shared_bytes": "SHARED_SIZE_BYTES",
+    "local_bytes": "LOCAL_SIZE_BYTES",
+    "max_threads": "MAX_THREADS_PER_BLOCK",
+}
+
+
+class CUDAKernel:
+    """An entry of a loaded module.
+
+    Attributes:
+        module: it belongs to.
+        name: in the PTX.
+        handle: the driver's.
+        parameters: with the offsets that PTX gives them.
+        prints: whether it may print, and for its own job.
+        occupancies: M by block shape and dynamic shared memory, as far as it was asked for.
+        block_ns: nanoseconds that a task block takes, by block shape, as last measured.
+    """
+
+    def __init__(
+        self, module: CUDAModule, entry: ptx.Function, handle: Any, *, prints: bool
+    ) -> None:
+        self.module = module
+        self.prints = prints
+        self.name = entry.name
+        self.handle = handle
+        self.parameters: tuple[Parameter, ...] = parameters_of(entry)
+        self.occupancies: dict[tuple[tuple[int, int, int], int], int] = {}
+        self.block_ns: dict[tuple[int, int, int], float] = {}
+
+    def attribute(self, name: str) -> int:
+        """``registers``, ``shared_bytes`` (static), ``local_bytes`` (a thread), ``max_threads``."""
+        driver = self.module.context.enter()
+        which = getattr(driver.api.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{_ATTRIBUTES[name]}")
+        return int(driver.call("cuFuncGetAttribute", which, self.handle))
+
+    def set_attribute(self, name: str, value: int) -> None:
+        """Set an attribute by its name without ``CU_FUNC_ATTRIBUTE_``; may wait for the device."""
+        driver = self.module.context.enter()
+        which = getattr(driver.api.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        with self.module.context.watchdog.blocking_call():
+            driver.call("cuFuncSetAttribute", self.handle, which, value)
+
+    def share_sms(self) -> None:
+        """Have SMs divided between cache and shared memory as all kernels have them divided.
+
+        An SM is divided anew only when no block is on it, and persistent blocks stay: a kernel that
+        needs more shared memory than those before it would wait for all of them to leave. So all
+        ask for the most shared memory that there is, and nothing is ever divided anew. They pay
+        with cache, which is what is left: 28 of 256 KB on an H100.
+
+        Source: CUDA Driver API 13.0, ``cuFuncSetCacheConfig`` ("may insert a device-side
+        synchronization point"), and ``CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT``.
+        """
+        api = self.module.context.driver.api
+        most = int(api.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)
+        self.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", most)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Static shared memory of a block."""
+        return self.attribute("shared_bytes")
+
+
+class CUDAModule:
+    """A PTX program loaded on the GPU.
+
+    Args:
+        context: where.
+        text: PTX, rewritten or not.
+        arena: address and size of its session's memory, None if it may reach everything.
+        blocks: where memory for its heap comes from, and goes back to when nobody has the module
+            any more; None: it may call ``malloc`` only without fences.
+        host_poll: whether its kernels' launch records are not in the host's memory.
+
+    Attributes:
+        context: as given.
+        arena: as given.
+        fenced: address and size of what its fences let through; None: it has no fences.
+        sizes: bytes of each variable by name; gpud's own are not among them.
+
+    Raises:
+        CompileError: it is not PTX that can be read, or the driver refuses it; with its log.
+        OutOfMemory: there is none left for its heap.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        text: str,
+        arena: tuple[int, int] | None = None,
+        blocks: Pool | None = None,
+        *,
+        host_poll: bool = False,
+    ) -> None:
+        flat = flatten_module(parse(text))
+        program = visible(
+            hoist_job_address(report_starts(add_host_poll(flat) if host_poll else flat))
+        )
+        self.context = context
+        self.arena = arena
+        # Without their code: what Python knows, its garbage collector stops all threads to look at.
+        self._entries = {
+            name: replace(entry, body=None) for name, entry in program.entries().items()
+        }
+        self._printing = _printing(program)
+        self._kernels: dict[str, CUDAKernel] = {}
+        self._addresses: dict[str, int | None] = {}
+        variables = [
+            item
+            for item in program.items
+            if isinstance(item, ptx.Variable) and item.space in _SPACES and item.linkage != "extern"
+        ]
+        self.sizes = {one.name: size_and_align(one)[0] for one in variables}
+        own = {name for name in (ARENA, HEAP) if self.sizes.pop(name, None) is not None}
+        heap = _NOTHING if arena is not None else _EVERYTHING
+        if HEAP in own and arena is not None and blocks is not None:
+            program = with_own_heap(program)
+            heap = self._take_heap(blocks)
+        self._handle = _loaded(context, print_module(program))
+        self._owned = True
+        try:
+            if ARENA in own:
+                self._write_range(ARENA, _EVERYTHING if arena is None else arena)
+            if HEAP in own:
+                self._write_range(HEAP, heap)
+        except BaseException:
+            self.close()
+            raise
+        self.fenced = arena if ARENA in own else None
+
+    def kernel(self, name: str) -> CUDAKernel:
+        """The entry ``name``.
+
+        Raises:
+            KernelNotFound: there is none.
+        """
+        found = self._kernels.get(name)
+        if found is None:
+            if name not in self._entries:
+                raise KernelNotFound(name, available=tuple(self._entries))
+            handle = self.context.enter().call("cuModuleGetFunction", self._handle, name.encode())
+            entry = self._entries[name]
+            found = CUDAKernel(self, entry, handle, prints=name in self._printing)
+            if is_rewritten(entry):
+                found.share_sms()
+            self._kernels[name] = found
+        return found
+
+    def symbol(self, name: str) -> Any:
+        """The bytes of a ``__device__`` or ``__constant__`` variable: `DeviceBytes`.
+
+        Raises:
+            KeyError: there is no such variable; the message lists those that there are.
+        """
+        address = self._address(name) if name in self.sizes else None
+        if address is None:
+            known = ", ".join(sorted(self.sizes)) or "none"
+            raise KeyError(f"no variable {name!r} in this program; it has: {known}")
+        return DeviceBytes(self.context, address, self.sizes[name])
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """(address, size) of its variables: what may be read there for one of its kernels."""
+        placed = [(self._address(name), size) for name, size in self.sizes.items()]
+        return tuple((address, size) for address, size in placed if address and size)
+
+    def widen(self, size: int) -> None:
+        """Let its fences pass the first ``size`` bytes of its arena from the next launch on.
+
+        The driver copies so few bytes, aligned, at once: no kernel reads half of an old size. One
+        that runs meanwhile goes by the old size or by the new one.
+        """
+        if self.fenced is None or self.fenced[1] == size:
+            return
+        address = self._address(ARENA)
+        if address is not None:
+            raw = size.to_bytes(8, "little")
+            DeviceBytes(self.context, address + 8, len(raw))[:] = raw
+        self.fenced = self.fenced[0], size
+
+    def close(self) -> None:
+        """Unload it; may wait for the device. None of its kernels runs, or will."""
+        if self._owned:
+            self.context.enter().call("cuModuleUnload", self.release())
+
+    def release(self) -> Any:
+        """The driver's handle, which is to be unloaded by the caller."""
+        self._owned = False
+        return self._handle
+
+    def _take_heap(self, blocks: Pool) -> tuple[int, int]:
+        """Address and size of a heap that reads as zero, with its records.
+
+        By a copy: a memset needs room on an SM, and a full device may have none for hours.
+        """
+        block = blocks.take(BLOCK_BYTES)
+        weakref.finalize(self, blocks.give, block).atexit = False
+        zero = np.zeros(BLOCK_BYTES, np.uint8)
+        self.context.copy_in(block.address, zero.ctypes.data, BLOCK_BYTES)
+        return block.address, HEAP_BYTES
+
+    def _address(self, name: str) -> int | None:
+        """Where a variable lies; None if the driver knows none: nothing uses it."""
+        if name not in self._addresses:
+            driver = self.context.enter()
+            try:
+                address, _ = driver.call("cuModuleGetGlobal", self._handle, name.encode())
+                self._addresses[name] = int(address)
+            except DriverError as error:
+                if error.status != "NOT_FOUND":
+                    raise
+                self._addresses[name] = None
+        return self._addresses[name]
+
+    def _write_range(self, name: str, values: tuple[int, int]) -> None:
+        address = self._address(name)
+        if address is not None:
+            raw = b"".join(value.to_bytes(8, "little") for value in values)
+            DeviceBytes(self.context, address, len(raw))[:] = raw
+
+
+class DeviceBytes:
+    """Bytes in device memory: slices without a step, read and written by copies that wait.
+
+    Attributes:
+        address: on the device.
+        size: in bytes.
+    """
+
+    __slots__ = ("_context", "address", "size")
+
+    def __init__(self, context: Context, address: int, size: int) -> None:
+        self._context = context
+        self.address = address
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> DeviceBytes:
+        start, size = self._part(part)
+        return DeviceBytes(self._context, self.address + start, size)
+
+    def __setitem__(self, part: slice, data: Any) -> None:
+        start, size = self._part(part)
+        raw = np.frombuffer(memoryview(data).cast("B"), np.uint8)
+        if raw.size != size:
+            raise ValueError(f"{raw.size} bytes do not fill {size}")
+        self._context.copy_in(self.address + start, raw.ctypes.data, size)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("what lies in device memory is always copied")
+        found = np.empty(self.size, np.uint8)
+        self._context.copy_out(found.ctypes.data, self.address, self.size)
+        return found if dtype is None else found.astype(dtype)
+
+    def tobytes(self) -> bytes:
+        """A copy."""
+        return self.__array__().tobytes()
+
+    def _part(self, part: slice) -> tuple[int, int]:
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise ValueError("device memory is read and written without steps")
+        return start, max(0, stop - start)
+
+
+def _printing(program: ptx.Module) -> frozenset[str]:
+    """The entries of ``program`` that can reach `gpud.compiler.abi.reserved_names.PRINT`."""
+    if not any(function.name == PRINT for function in program.functions()):
+        return frozenset()
+    found = call_graph(program)
+    return frozenset(
+        name
+        for name in program.entries()
+        if any(uses.function.name == PRINT for uses in found.closure(name))
+    )
+
+
+def visible(program: ptx.Module) -> ptx.Module:
+    """``program`` with every variable of its own visible to the driver."""
+    return replace(
+        program,
+        items=[
+            replace(item, linkage="visible")
+            if isinstance(item, ptx.Variable) and item.linkage is None and item.space in _SPACES
+            else item
+            for item in program.items
+        ],
+    )
+
+
+def _loaded(context: Context, text: str) -> Any:
+    """The driver's handle of a program.
+
+    Raises:
+        CompileError: the driver refuses it.
+    """
+    driver = context.enter()
+    log = bytearray(_LOG_BYTES)
+    option = driver.api.CUjit_option
+    names = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    values: list[Any] = [log, _LOG_BYTES]
+    image = text.encode() + b"\0"
+    code = context.machine_code.of(driver, text)
+    try:
+        with context.watchdog.blocking_call():
+            return driver.call("cuModuleLoadDataEx", code or image, len(names), names, values)
+    except DriverError as error:
+        said = log.partition(b"\0")[0].decode(errors="replace").strip()
+        if not said and error.status not in _REFUSALS:
+            raise out_of_memory(context, error, len(image)) from error
+        first = said.splitlines()[0] if said else "it says nothing more"
+        raise CompileError(f"the GPU's driver refuses the program ({error.status}): {first}",
+                           log=said) from error  # fmt: skip

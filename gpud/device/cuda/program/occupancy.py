@@ -1,0 +1,108 @@
+"""How many blocks of a kernel fit on an SM, and why none does.
+
+Problem: the driver says how many blocks fit, and where none does, nothing of why. Approach: what a
+block may have is checked here first, so that an error names the limit that it breaks.
+
+It has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpud.device.cuda.program.module import CUDAKernel
+from gpud.device.interface import as_dim3
+from gpud.errors import LaunchConfigError
+
+__all__ = ["check_shape", "checked_block", "measured"]
+
+_BLOCK_LIMITS: Final = (1024, 1024, 64)
+_FREE_SHARED_BYTES: Final = 48 << 10
+"""Dynamic shared memory beyond has to be asked for, kernel by kernel."""
+
+
+def checked_block(block: Sequence[int]) -> tuple[int, int, int]:
+    """A block shape as (x, y, z).
+
+    Raises:
+        LaunchConfigError: no block can be so large.
+    """
+    x, y, z = as_dim3("block", tuple(block))
+    for extent, limit in zip((x, y, z), _BLOCK_LIMITS, strict=True):
+        if extent > limit:
+            raise LaunchConfigError("block", (x, y, z), f"an extent is over {limit}", limit=limit)
+    if x * y * z > _BLOCK_LIMITS[0]:
+        raise LaunchConfigError(
+            "block",
+            (x, y, z),
+            f"{x * y * z} threads are more than the {_BLOCK_LIMITS[0]} that a block may have; "
+            "launch more, smaller blocks",
+            limit=_BLOCK_LIMITS[0],
+        )
+    return x, y, z
+
+
+def check_shape(
+    kernel: CUDAKernel, shape: tuple[int, int, int], shared: int, shared_limit: int
+) -> None:
+    """Returns if blocks of the kernel may have this shape.
+
+    Args:
+        kernel: which.
+        shape: threads in x, y, z.
+        shared: bytes of dynamic shared memory.
+        shared_limit: bytes of shared memory that a block may have on the device.
+
+    Raises:
+        LaunchConfigError: they may not, or not so much shared memory.
+    """
+    if shared < 0:
+        raise LaunchConfigError("shared", shared, "shared memory cannot be negative")
+    x, y, z = shape
+    threads, most = x * y * z, kernel.attribute("max_threads")
+    if threads > most:
+        raise LaunchConfigError(
+            "block",
+            shape,
+            f"{threads} threads are more than the {most} that a block of this kernel may have; "
+            "launch more, smaller blocks",
+            limit=most,
+        )
+    in_all = kernel.shared_bytes + shared
+    if in_all > shared_limit:
+        raise LaunchConfigError(
+            "shared",
+            in_all,
+            f"static and dynamic shared memory of a block come to {in_all} bytes, more than the "
+            f"{shared_limit} that an SM gives one block; use smaller tiles",
+            limit=shared_limit,
+        )
+
+
+def measured(
+    kernel: CUDAKernel, shape: tuple[int, int, int], shared: int, shared_limit: int
+) -> int:
+    """What the driver says fits on an SM; arguments as those of `check_shape`, which has passed.
+
+    Raises:
+        LaunchConfigError: not even one block.
+    """
+    x, y, z = shape
+    threads = x * y * z
+    if shared > _FREE_SHARED_BYTES - kernel.shared_bytes:
+        # All that a block may have, so that a later, smaller launch takes nothing back.
+        room = shared_limit - kernel.shared_bytes
+        kernel.set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)
+    driver = kernel.module.context.enter()
+    what = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+    found = int(driver.call(what, kernel.handle, threads, shared))
+    if not found:
+        registers = kernel.attribute("registers")
+        raise LaunchConfigError(
+            "block",
+            shape,
+            f"no block fits on an SM: {registers} registers a thread are too many for "
+            f"{threads} threads; launch smaller blocks",
+        )
+    return found

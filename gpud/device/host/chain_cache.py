@@ -1,0 +1,101 @@
+"""What jobs launch, from the bytes of `StartJob`: checked, resolved, made ready, and kept.
+
+A service submits the same chain again and again. Its `StartJob` then holds the same bytes, so what
+was made of them once is found by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gpud.device.host.messages import HOST_PROTOCOL, Launch
+from gpud.device.interface import Device, LaunchSpec
+from gpud.errors import GpudError, InvalidArgument
+
+__all__ = ["ChainCache"]
+
+_MOST_LAUNCHES = 1 << 20
+_LIMIT_BYTES = 32 << 20
+"""Of the chains that are kept, as `StartJob` has them; made ready they take several times that."""
+
+
+class _Kept(NamedTuple):
+    modules: frozenset[int]
+    chain: Any
+
+
+class ChainCache:
+    """Chains of a device by the bytes that describe them. For one thread.
+
+    Args:
+        device: prepares them.
+        kernel: finds a loaded kernel by module number and name; raises if there is none.
+        limit_bytes: how much is kept; the oldest go first.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        kernel: Callable[[int, str], Any],
+        *,
+        limit_bytes: int = _LIMIT_BYTES,
+    ) -> None:
+        self._device = device
+        self._kernel = kernel
+        self._limit_bytes = limit_bytes
+        self._kept: dict[tuple[bytes, int], _Kept] = {}
+        self._bytes = 0
+
+    def prepared(self, packed: bytes, occupancy: int) -> Any:
+        """The chain that ``packed`` describes, see `gpud.device.host.messages.StartJob`.
+
+        Args:
+            packed: its launches.
+            occupancy: M of the job.
+
+        Raises:
+            ProtocolError: ``packed`` describes no launches.
+            UnknownName: it names a module that is not loaded.
+            KernelNotFound: or a kernel that the module does not have.
+            InvalidArgument: M, or a parameter buffer, does not fit the launches.
+            LaunchConfigError, KernelRejected: the device cannot run one of them.
+        """
+        found = self._kept.get((packed, occupancy))
+        if found is None:
+            found = self._made(packed, occupancy)
+            if len(packed) <= self._limit_bytes:
+                self._keep((packed, occupancy), found)
+        return found.chain
+
+    def forget(self, modules: set[int]) -> None:
+        """Drop what was made with these modules."""
+        for key in [key for key, one in self._kept.items() if not one.modules.isdisjoint(modules)]:
+            self._drop(key)
+
+    def _made(self, packed: bytes, occupancy: int) -> _Kept:
+        rows = HOST_PROTOCOL.decode_records(Launch, packed, least=1, most=_MOST_LAUNCHES)
+        try:
+            chain = self._device.prepare([self._resolved(row) for row in rows], occupancy)
+        except GpudError:
+            raise
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
+        return _Kept(frozenset(row.module for row in rows), chain)
+
+    def _resolved(self, row: Launch) -> LaunchSpec:
+        kernel = self._kernel(row.module, row.entry)
+        form: Any = row.form
+        return LaunchSpec(
+            kernel, form, row.grid, row.block, row.parameters, row.shared, row.occupancy
+        )
+
+    def _keep(self, key: tuple[bytes, int], made: _Kept) -> None:
+        self._kept[key] = made
+        self._bytes += len(key[0])
+        while self._bytes > self._limit_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: tuple[bytes, int]) -> None:
+        del self._kept[key]
+        self._bytes -= len(key[0])

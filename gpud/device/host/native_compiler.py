@@ -1,0 +1,245 @@
+"""Has the CPU device's machine code made by a process of its own, in limited time and memory.
+
+Problem: LLVM in the device host cannot be interrupted. One user's kernel on which it runs for ever,
+takes all memory or crashes would end everybody's jobs there.
+
+Approach: a child process makes it (`gpud.device.host.native_worker`), one kernel at a time. If it
+takes too long it is ended, and whoever asked gets an error. If it ends by itself, somebody else may
+have killed it: so the kernel is tried once more, in a new one.
+
+Properties:
+    bounded: each kernel costs at most `MOST_TRIES` processes and twice the time limit;
+    not_again: a kernel that was given up is refused from then on, without another try;
+    once: who loads a program again gets what was made of it, the last `_KEPT_BYTES` of it;
+    no_false_blame: a process that does not start is no kernel's fault, and none is given up for it;
+    small: of a kernel that was given up only a digest and the message are kept, of the last
+        `_MOST_KNOWN`; a process makes `_MOST_KERNELS` and is replaced, since LLVM keeps something
+        of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from gpud.device.host.native_messages import (
+    MAX_FRAME_BYTES,
+    MOST_TRIES,
+    NATIVE_PROTOCOL,
+    Failed,
+    Make,
+)
+from gpud.errors import CompileError, InternalError, from_wire
+from gpud.errors.base import shorten
+from gpud.wire.framing import FrameDecoder
+from gpud.wire.message_table import Sender
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
+
+__all__ = ["COMMAND", "NativeCompiler"]
+
+_MOST_KNOWN = 256
+_MOST_KERNELS = 500
+_KEPT_BYTES = 16 << 20
+_READ_BYTES = 1 << 18
+_START_S = 60.0
+COMMAND = ("-m", "gpud.device.host.native_worker")
+
+
+class NativeCompiler:
+    """Makes machine code; a `gpud.device.cpu.program.compile_request.KernelCompiler`.
+
+    Args:
+        limit_s: how long one kernel may take.
+        memory_bytes: addresses that the process may have; 0 for no limit.
+    """
+
+    def __init__(self, limit_s: float, memory_bytes: int) -> None:
+        self._limit_s = limit_s
+        self._memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._given_up: OrderedDict[bytes, str] = OrderedDict()
+        self._made: OrderedDict[bytes, CompileResult] = OrderedDict()
+        self._made_bytes = 0
+
+    def __call__(self, wanted: CompileRequest) -> CompileResult:
+        """Make machine code; blocks.
+
+        Raises:
+            KernelRejected: the kernel uses something that the CPU device does not run.
+            CompileError: it takes too long, too much memory, or LLVM crashes on it.
+            InternalError: no process could be started that makes it.
+        """
+        case = hashlib.sha256(repr(wanted).encode()).digest()
+        with self._lock:
+            known = self._given_up.get(case)
+            if known is not None:
+                raise CompileError(known)
+            made = self._made.get(case)
+            if made is not None:
+                self._made.move_to_end(case)
+                return made
+            why = ""
+            for left in reversed(range(MOST_TRIES)):
+                try:
+                    made = self._ready().make(wanted)
+                    self._keep(case, made)
+                    return made
+                except _NotStarted as error:
+                    self._end()
+                    if left and error.ended:  # somebody may have killed it
+                        continue
+                    raise InternalError(
+                        f"the process that makes machine code {error}; submit the job again, and "
+                        "if that does not help, see the daemon's log",
+                        stage="starting a process for machine code",
+                    ) from None
+                except TimeoutError:
+                    self._end()
+                    why = (
+                        f"took longer than {self._limit_s:g} s and was ended; make the kernel "
+                        "smaller, or raise compile_timeout in the daemon's configuration"
+                    )
+                    break
+                except ConnectionError:
+                    why = (
+                        f"ended the process that does it ({_described(self._end())}); it may have "
+                        "run out of memory: compile_memory_bytes in the daemon's configuration"
+                    )
+            x, y, z = wanted.block
+            what = f"compiling {shorten(wanted.entry)} for blocks of {x} x {y} x {z} {why}"
+            self._given_up[case] = what
+            if len(self._given_up) > _MOST_KNOWN:
+                self._given_up.popitem(last=False)
+            raise CompileError(what)
+
+    def warm_up(self) -> None:
+        """Start the process, without waiting for it: somebody will ask soon."""
+        with self._lock:
+            self._ready()
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _keep(self, case: bytes, made: CompileResult) -> None:
+        self._made[case] = made
+        self._made_bytes += len(made.code)
+        while self._made_bytes > _KEPT_BYTES:
+            _, oldest = self._made.popitem(last=False)
+            self._made_bytes -= len(oldest.code)
+
+    def _ready(self) -> _Worker:
+        if self._worker is not None and self._worker.made >= _MOST_KERNELS:
+            self._end()
+        if self._worker is None:
+            self._worker = _Worker(self._limit_s, self._memory_bytes)
+        return self._worker
+
+    def _end(self) -> int:
+        """End the process if there is one; its exit status."""
+        worker, self._worker = self._worker, None
+        return 0 if worker is None else worker.end()
+
+
+class _NotStarted(Exception):
+    """The process was asked for nothing yet; says what is wrong with it.
+
+    Attributes:
+        ended: it has ended by itself.
+    """
+
+    def __init__(self, problem: str, *, ended: bool) -> None:
+        super().__init__(problem)
+        self.ended = ended
+
+
+class _Worker:
+    """One process, for one kernel after the other.
+
+    Attributes:
+        made: how many kernels it was asked for.
+    """
+
+    def __init__(self, limit_s: float, memory_bytes: int) -> None:
+        self.made = 0
+        self._limit_s = limit_s
+        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            number = theirs.fileno()
+            limits = ("--fd", str(number), "--memory-bytes", str(memory_bytes))
+            self._process = subprocess.Popen(
+                [sys.executable, *COMMAND, *limits],
+                pass_fds=(number,),
+                stdin=subprocess.DEVNULL,
+            )
+
+    def make(self, wanted: CompileRequest) -> CompileResult:
+        """Ask and wait.
+
+        Raises:
+            _NotStarted: the process is not ready in time, or has ended before.
+            TimeoutError: no answer came in time.
+            ConnectionError: the process has ended.
+        """
+        if not self.made:
+            self._await_start()
+        self.made += 1
+        asked = Make(wanted.text, wanted.entry, wanted.block, wanted.arena, wanted.heap)
+        self._socket.settimeout(self._limit_s)
+        self._socket.sendall(NATIVE_PROTOCOL.encode(asked))
+        answer = self._next(self._limit_s)
+        if isinstance(answer, Failed):
+            raise from_wire(answer.error)
+        # The host starts this process first, and loads what it needs itself meanwhile.
+        from gpud.device.cpu.codegen.artifact import GeneratedKernel
+        from gpud.device.cpu.program.compile_request import CompileResult
+
+        return CompileResult(GeneratedKernel("", **answer.generated), answer.code)
+
+    def _await_start(self) -> None:
+        try:
+            self._next(_START_S)
+        except TimeoutError:
+            problem = f"has not started within {_START_S:g} s: the machine may be overloaded"
+            raise _NotStarted(problem, ended=False) from None
+        except ConnectionError:
+            raise _NotStarted("has ended while it started", ended=True) from None
+
+    def _next(self, limit_s: float) -> Any:
+        """The next message."""
+        end = time.monotonic() + limit_s
+        while True:
+            self._socket.settimeout(max(0.001, end - time.monotonic()))
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionResetError("the process has ended")
+            self._decoder.feed(data)
+            for body in self._decoder.frames():
+                return NATIVE_PROTOCOL.decode(body, Sender.DAEMON)
+
+    def end(self) -> int:
+        """Kill it; its exit status, negative for a signal that ended it before."""
+        self._socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(0.2)
+        self._process.kill()
+        return self._process.wait()
+
+
+def _described(status: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"exit status {status}"

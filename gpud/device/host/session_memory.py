@@ -1,0 +1,177 @@
+"""Sessions' memory on a device: arenas mapped, and arrays copied, on a thread of their own.
+
+Problem: to map or copy much memory takes seconds, in which jobs must start and small copies of
+other sessions must be made.
+
+Approach: every command goes to a queue of `gpud.device.host.fair_queue`, that of its session, or
+the one of all arenas. What is large is committed, released and copied in pieces, a step each.
+
+Properties:
+* arenas are opened and closed in the order of the commands, copies of one session made in theirs;
+* an arena with jobs stays mapped; one that cannot be unmapped ends the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from gpud.device.host import messages as m
+from gpud.device.host.fair_queue import FairQueue
+from gpud.device.host.link import Link
+from gpud.device.interface import Arena, Device
+from gpud.errors import DeviceLost, GpudError, InvalidArgument, UnknownName
+
+__all__ = ["SessionMemory"]
+
+Handler = Callable[[Any], Any]
+
+_PIECE_BYTES = 32 << 20
+"""What is committed, released or copied at once; then it is another session's turn."""
+
+_MAPS = -1
+"""The queue of arenas that are opened and closed: one may get the place of another."""
+
+_NOWHERE = (2**64 - 2**20, 2**20)
+"""The arena of a session that has none: no memory lies there, so nothing can be reached."""
+
+_COPIES = (m.Commit, m.Release, m.Upload, m.Download)
+
+
+class _Arena(NamedTuple):
+    """A session's memory; all its modules are loaded with the same ``range``, the very object."""
+
+    arena: Arena
+    range: tuple[int, int]
+
+
+class SessionMemory:
+    """Of all sessions on one device.
+
+    Args:
+        device: maps arenas.
+        link: to the front.
+        guarded: called with a handler and a command; calls it, and sees to what it raises.
+        has_jobs: whether a session has jobs on the device.
+
+    Attributes:
+        handlers: what carries out the commands on memory, by kind; all return at once.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        link: Link,
+        guarded: Callable[[Handler, Any], None],
+        has_jobs: Callable[[int], bool],
+    ) -> None:
+        self._device = device
+        self._link = link
+        self._send = link.send
+        self._guarded = guarded
+        self._has_jobs = has_jobs
+        self._arenas: dict[int, _Arena] = {}
+        self._queues = FairQueue("map", guarded, self._session_gone)
+        put = self._queues.put
+        self.handlers: dict[type, Handler] = {
+            m.OpenArena: self._open_in_turn,
+            m.Ping: lambda command: put(_MAPS, self._ping, command),
+            m.Commit: lambda command: put(command.session, self._commit, command),
+            m.Release: lambda command: put(command.session, self._in_pieces, command),
+            m.Upload: lambda command: put(command.session, self._in_pieces, command),
+            m.Download: lambda command: put(command.session, self._in_pieces, command),
+        }
+
+    def range_of(self, session: int) -> tuple[int, int]:
+        """(address, size) of a session's arena; of no memory at all if it has none."""
+        opened = self._arenas.get(session)
+        return _NOWHERE if opened is None else opened.range
+
+    def close_session(self, command: m.CloseArena) -> None:
+        """Make no more copies for a session, and unmap its arena in its turn."""
+        for copy in self._queues.drop(command.session, lambda one: isinstance(one, _COPIES)):
+            self._guarded(self._session_gone, copy)
+        self._queues.put(_MAPS, self._close_arena, command)
+
+    # -- arenas: on the mapping thread
+
+    def _open_in_turn(self, command: m.OpenArena) -> None:
+        # The descriptor is taken now: the next one is of another command.
+        open_arena = partial(self._open_arena, self._link.take_descriptor())
+        self._queues.put(_MAPS, open_arena, command)
+
+    def _open_arena(self, descriptor: int | None, command: m.OpenArena) -> None:
+        try:
+            if command.session in self._arenas:
+                raise InvalidArgument(f"session {command.session} has its arena already")
+            if descriptor is None:
+                raise InvalidArgument("OpenArena came without a file descriptor")
+            arena = self._device.map_arena(descriptor, command.size, command.base)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._arenas[command.session] = _Arena(arena, (arena.address, command.size))
+        self._send(m.Replied(command.ticket, arena.address))
+
+    def _close_arena(self, command: m.CloseArena) -> None:
+        if self._has_jobs(command.session):
+            raise InvalidArgument(
+                f"session {command.session} has jobs: its arena stays mapped for good"
+            )
+        opened = self._arenas.pop(command.session, None)
+        if opened is None:
+            return
+        try:
+            opened.arena.close()
+        except Exception as error:
+            # Its place is about to be another session's.
+            raise DeviceLost(
+                f"the memory of session {command.session} cannot be unmapped: {error}"
+            ) from error
+
+    def _ping(self, command: m.Ping) -> None:
+        self._send(m.Replied(command.ticket))
+
+    # -- arrays, where they are copied: on the mapping thread, in pieces
+
+    def _commit(self, command: m.Commit) -> Iterator[None]:
+        arena = self._arena(command.session)
+        done: list[tuple[int, int]] = []
+        try:
+            for offset, size in _pieces(command):
+                arena.commit(offset, size, from_file=command.from_file)
+                done.append((offset, size))
+                yield
+        except GpudError:
+            for offset, size in done:
+                arena.release(offset, size)
+            raise
+        self._send(m.Replied(command.ticket))
+
+    def _in_pieces(self, command: m.Release | m.Upload | m.Download) -> Iterator[None]:
+        arena = self._arena(command.session)
+        act = {m.Release: arena.release, m.Upload: arena.upload, m.Download: arena.download}
+        for offset, size in _pieces(command):
+            act[type(command)](offset, size)
+            yield
+        self._send(m.Replied(command.ticket))
+
+    def _arena(self, session: int) -> Any:
+        opened = self._arenas.get(session)
+        if opened is None:
+            raise UnknownName(f"session {session} has no memory on this device")
+        return opened.arena
+
+    def _session_gone(self, command: Any) -> None:
+        raise UnknownName(f"session {command.session} was closed meanwhile")
+
+
+def _pieces(command: Any) -> Iterator[tuple[int, int]]:
+    """(offset, size) of the pieces of a command's part of an arena; equal parts have equal ones."""
+    at, end = command.offset, command.offset + command.size
+    while at < end:
+        following = min(end, (at // _PIECE_BYTES + 1) * _PIECE_BYTES)
+        yield at, following - at
+        at = following

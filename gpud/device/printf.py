@@ -1,0 +1,198 @@
+"""The text of a kernel's ``printf``: made by the host from the format and the arguments.
+
+Problem: a kernel chooses the format, the values and the pointers among them, so any of them may be
+wrong or hostile; what comes of it must be text, and bounded.
+
+Approach: values are formatted by the C library, conversion by conversion, so every flag means what
+C says; the conversions that it gets are written anew from what was understood of the kernel's.
+Where arguments and texts come from is the device's affair: `PrintfArguments`.
+
+Properties:
+* no value is taken for a pointer by the C library, and no field is wider than `MOST_WIDTH`;
+* a call prints `MOST_BYTES` at most, and a run `gpud.device.interface.OUTPUT_LIMIT_BYTES`: the rest
+  is dropped, and the end says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from functools import cache
+from typing import Protocol
+
+from gpud.compiler.abi.print_buffer import TEXT_LIMIT_BYTES
+from gpud.device.interface import OUTPUT_LIMIT_BYTES
+from gpud.device.readable import UNREADABLE
+
+__all__ = [
+    "MOST_BYTES",
+    "MOST_WIDTH",
+    "PrintfArguments",
+    "PrintfOutput",
+    "conversions",
+    "format_printf",
+]
+
+_CONVERSION = re.compile(
+    rb"%([-+ #0]*)(\*|\d+)?(?:(\.)(\*|\d+)?)?(hh|h|ll|l|j|z|t|L)?([diouxXcfFeEgGaAsp%])"
+)
+_LONG = (b"l", b"ll", b"j", b"z", b"t")
+_FLOATING = b"fFeEgGaA"
+_TRUNCATED = b"\n... output truncated\n"
+
+MOST_WIDTH = 1024
+"""Widths and precisions are cut to this: memory is taken for each character of a field."""
+
+MOST_BYTES = 1 << 20
+"""What one call prints at most. CUDA's buffer for the output of all threads is as large."""
+
+
+class PrintfOutput:
+    """What a run has printed, `OUTPUT_LIMIT_BYTES` at most. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._lock = threading.Lock()
+        self._accepting = True
+
+    @property
+    def accepting(self) -> bool:
+        """Whether what is added now is kept."""
+        return self._accepting
+
+    @property
+    def text(self) -> bytes:
+        """All of it so far; what was dropped is replaced by a word of that."""
+        with self._lock:
+            return bytes(self._text)
+
+    def add(self, text: bytes) -> None:
+        """Something more."""
+        with self._lock:
+            if self._accepting:
+                room = OUTPUT_LIMIT_BYTES - len(_TRUNCATED) - len(self._text)
+                self._text += text[:room]
+                if len(text) > room:
+                    self._truncate()
+
+    def truncate(self) -> None:
+        """What comes now is lost."""
+        with self._lock:
+            if self._accepting:
+                self._truncate()
+
+    def _truncate(self) -> None:
+        self._text += _TRUNCATED
+        self._accepting = False
+
+
+class PrintfArguments(Protocol):
+    """The packed arguments of one call, and the memory that pointers among them mean.
+
+    The packing is that of CUDA's ``vprintf``: C's default promotions, each value aligned to its
+    size (CUDA C++ Programming Guide 13.0, "Formatted Output").
+    """
+
+    def value(self, offset: int, size: int) -> bytes | None:
+        """``size`` bytes of the arguments; None: they cannot be read."""
+
+    def text(self, offset: int, address: int, most: int | None) -> bytes | None:
+        """The text that the pointer at ``offset`` means, up to its NUL or to ``most`` bytes.
+
+        None: it cannot be read, or has no end where it must have one.
+        """
+
+
+def format_printf(text: bytes, arguments: PrintfArguments) -> bytes:
+    """What ``printf`` writes for a format and its arguments."""
+    pieces = []
+    at = size = 0
+    taken = _Taken(arguments)
+    for match in _CONVERSION.finditer(text):
+        for piece in (text[at : match.start()], taken.convert(match)):
+            pieces.append(piece)
+            size += len(piece)
+        at = match.end()
+        if size > MOST_BYTES:
+            break
+    else:
+        pieces.append(text[at:])
+    return b"".join(pieces)[:MOST_BYTES]
+
+
+def conversions(text: bytes) -> int:
+    """What ``printf`` returns on a GPU: how many conversions take arguments."""
+    return sum(match[-1] != b"%" for match in _CONVERSION.findall(text))
+
+
+class _Taken:
+    """Arguments of one call, taken one after the other."""
+
+    def __init__(self, arguments: PrintfArguments) -> None:
+        self._at = 0
+        self._arguments = arguments
+
+    def convert(self, match: re.Match[bytes]) -> bytes:
+        """What a conversion writes; it takes its arguments."""
+        flags, width, dot, precision, length, letter = match.groups()
+        if letter == b"%":
+            return b"%"
+        wide = self._extent(width)
+        fine = None if dot is None else self._extent(precision) if precision else 0
+        kind = ctypes.c_int64 if letter in b"sp" or length in _LONG else ctypes.c_int
+        data = self._take(8 if letter in _FLOATING else ctypes.sizeof(kind))
+        if (width and wide is None) or (precision and fine is None) or data is None:
+            return UNREADABLE
+        specification = b"%" + flags
+        if wide is not None:
+            if wide < 0:
+                specification += b"-"
+            specification += str(min(abs(wide), MOST_WIDTH)).encode()
+        number = int.from_bytes(data, "little", signed=True)
+        if letter == b"s":
+            return self._string(number & (1 << 64) - 1, specification, fine)
+        if fine is not None and fine >= 0 and letter != b"p":  # C: a negative one is none
+            specification += b".%d" % min(fine, MOST_WIDTH)
+        if letter in _FLOATING:
+            return _written(specification + letter, ctypes.c_double.from_buffer_copy(data))
+        if letter in b"cp":
+            return _written(specification + letter, kind(number))
+        narrow = length if length in (b"h", b"hh") else b"ll" if kind is ctypes.c_int64 else b""
+        return _written(specification + narrow + letter, kind(number))
+
+    def _string(self, address: int, specification: bytes, most: int | None) -> bytes:
+        limit = None if most is None or most < 0 else min(most, TEXT_LIMIT_BYTES)
+        text: bytes | None = b"(null)"
+        if address:
+            text = self._arguments.text(self._at - 8, address, limit)
+        if text is None:
+            return UNREADABLE
+        text = text[:limit]
+        return text if specification == b"%" else _written(specification + b"s", text)
+
+    def _extent(self, given: bytes | None) -> int | None:
+        """A width or precision: given, taken from the arguments, or None."""
+        if given == b"*":
+            data = self._take(4)
+            return None if data is None else int.from_bytes(data, "little", signed=True)
+        return None if given is None else min(int(given[:6]), MOST_WIDTH)
+
+    def _take(self, size: int) -> bytes | None:
+        at = (self._at + size - 1) & -size
+        self._at = at + size
+        return self._arguments.value(at, size)
+
+
+def _written(specification: bytes, value: object) -> bytes:
+    """What C writes for one conversion, which has no ``*`` left."""
+    library = _c_library()
+    needed = library.snprintf(None, ctypes.c_size_t(0), specification, value)
+    buffer = ctypes.create_string_buffer(needed + 1)
+    library.snprintf(buffer, ctypes.c_size_t(needed + 1), specification, value)
+    return buffer.raw[:needed]
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -1,0 +1,376 @@
+"""The memory behind the arrays: one sealed, sparse file for each session and device.
+
+The ledger (`gpud.core.memory.ledger`) says where arrays are; this makes the files, hands them out,
+and gives pages back. A file is as large as its arena and takes what was written to it.
+
+Giving many pages back takes the kernel a while, so a large range is punched on a thread; arrays
+that the session asks for meanwhile wait, for the range must read as zero before it is used again.
+For the same reason a file that holds much is emptied on a thread when its session goes.
+
+If a device has its own memory (`gpud.server.arrays.device_memory`), ranges are given back there.
+
+A client maps its whole file, and can write where it has no array: that memory would be counted
+nowhere. So the files are checked now and then (`Arenas.find_excess`). What lies outside of all
+arrays is given back; a session that goes on so is told to the server, which ends it.
+
+Properties:
+    counted: a session that holds `SLACK_BYTES` more than its arrays have, at `MOST_STRIKES` looks
+        in a row, is told; a session that does not write outside of its arrays never is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from gpud.core.memory.allocator import Arena
+from gpud.core.memory.ledger import FreeRange, Ledger, MemoryUsage
+from gpud.errors import GpudError, InternalError, LimitExceeded, UnknownName
+from gpud.server.arrays import memfd
+from gpud.server.arrays.device_memory import DeviceArrays
+from gpud.server.ipc import file_descriptors
+from gpud.server.settings import MemoryLimits
+from gpud.units import Address, SessionId
+
+__all__ = ["MOST_STRIKES", "SLACK_BYTES", "Arenas", "MemoryExcess"]
+
+SLACK_BYTES = 16 << 20
+"""What a file may hold beyond its arrays: pages that are just being given back, stray writes."""
+
+MOST_STRIKES = 3
+"""Looks in a row at which a session may hold too much before it is told."""
+
+_LARGE_BYTES = 64 << 20  # punching so much takes some 5 ms
+_LEAST_ARENA_BYTES = 1 << 20  # checks of accesses subtract up to some KiB from an arena's size
+
+
+_NONE: Mapping[int, DeviceArrays] = {}
+
+
+class MemoryExcess(NamedTuple):
+    """A session that keeps memory outside of its arrays."""
+
+    session: SessionId
+    device: int
+    held_bytes: int
+    arrays_bytes: int
+
+
+class Arenas:
+    """Every session's memory. Empty until `set_up`, when the devices have said what they have.
+
+    Attributes:
+        session_limit_bytes: the most that a session can have, on the device where that is most.
+        descriptors_left: how many descriptors clients can have more.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ledger = Ledger([])
+        self._files: dict[tuple[SessionId, int], int] = {}
+        self._opened: set[SessionId] = set()
+        self._announced: set[tuple[SessionId, int]] = set()
+        self._strikes: dict[tuple[SessionId, int], int] = {}
+        self._reclaiming: set[tuple[SessionId, int]] = set()
+        self._freeing_bytes: dict[SessionId, int] = {}
+        self._punching: dict[SessionId, int] = {}
+        self._waiting: dict[SessionId, list[Callable[[], None]]] = {}
+        self._capacities: tuple[int, ...] = ()
+        self._closing = False
+        self._device_arrays: Mapping[int, DeviceArrays] = {}
+        self.descriptors_left: Callable[[], int] = lambda: 1 << 30
+        self.session_limit_bytes = 0
+
+    def set_up(self, limits: MemoryLimits, copied: Mapping[int, DeviceArrays] = _NONE) -> None:
+        """Say what there is, before the first session; ``copied`` by the device's index."""
+        self._device_arrays = copied
+        self._ledger = Ledger(
+            limits.device,
+            session_bytes=limits.session,
+            user_bytes=limits.user,
+            least_arena_bytes=_LEAST_ARENA_BYTES,
+        )
+        self._capacities = tuple(limits.device)
+        self.session_limit_bytes = max(limits.session, default=0)
+
+    # -- arrays
+
+    def allocate(
+        self, session: SessionId, user: int, device: int, size: int
+    ) -> tuple[Address, Arena | None]:
+        """Returns the address of a new array, and its arena if it is the first there.
+
+        Raises:
+            OutOfMemory, InvalidArgument, UnknownName, LimitExceeded: as the ledger.
+            InternalError: the kernel gives no file for a new arena, or no descriptor.
+        """
+        self._open(session, user)
+        address = self._ledger.allocate(session, device, size)
+        try:
+            arena = self._with_file(session, device)
+        except GpudError:
+            self._ledger.free(session, device, address)
+            raise
+        if device in self._device_arrays:
+            self._device_arrays[device].copies.allocated(session, address, size)
+        if (session, device) in self._announced:
+            return address, None
+        self._announced.add((session, device))
+        return address, arena
+
+    def undo(self, session: SessionId, device: int, address: int) -> bool:
+        """Forget an array that the device has no memory for; whether it was there still."""
+        if session in self._opened:
+            with suppress(UnknownName):  # freed by a client that guessed where it would be
+                self._ledger.free(session, device, address)
+                self._device_arrays[device].copies.removed(session, address)
+                return True
+        return False
+
+    def reserve(self, session: SessionId, user: int, device: int, size: int) -> None:
+        """Count ``size`` bytes for module variables, and see to it that the session has an arena.
+
+        Raises:
+            OutOfMemory, UnknownName, LimitExceeded: as the ledger.
+            InternalError: the kernel gives no file for a new arena.
+        """
+        self._open(session, user)
+        self._ledger.reserve(session, device, size)
+        try:
+            self._with_file(session, device)
+        except GpudError:
+            self._ledger.release(session, device, size)
+            raise
+
+    def release(self, session: SessionId, device: int, size: int) -> None:
+        """Count out what was reserved with the same ``size``."""
+        if session in self._opened:
+            self._ledger.release(session, device, size)
+
+    def _open(self, session: SessionId, user: int) -> None:
+        if session not in self._opened:
+            self._opened.add(session)
+            self._ledger.open(session, user)
+
+    def _with_file(self, session: SessionId, device: int) -> Arena:
+        """The session's arena with its file, made if it is not."""
+        arena = self._ledger.open_arena(session, device)
+        key = (session, device)
+        if key not in self._files:
+            if self.descriptors_left() < file_descriptors.PER_ARENA:
+                raise LimitExceeded(
+                    f"the daemon has no descriptors for the memory of more than {self.files} "
+                    "sessions; end some, or raise the daemon's LimitNOFILE",
+                    limit="LimitNOFILE",
+                    value=self.files,
+                )
+            try:
+                self._files[key] = memfd.create(f"gpud-{session}-{device}", arena.size)
+            except OSError as error:
+                raise InternalError(
+                    f"the kernel gives no memory file: {error.strerror}; raise the daemon's limit "
+                    "of open files",
+                    stage="server",
+                ) from error
+        return arena
+
+    def file(self, arena: Arena) -> int:
+        """The descriptor of an arena's memory file."""
+        return self._files[arena.session, arena.device]
+
+    def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
+        """Free an array when the session's jobs up to ``last_job`` have ended: see `settle`.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        self._ledger.free_after(session, device, address, last_job)
+        if device in self._device_arrays:
+            self._device_arrays[device].copies.freed(session, address, last_job)
+
+    def settle(self, session: SessionId, oldest_job: int | None) -> int:
+        """Give back what no job of the session uses any more; returns how many arrays."""
+        if session not in self._opened:
+            return 0
+        found = self._ledger.reclaim(session, oldest_job)
+        for piece in found:
+            self._release(piece)
+        return len(found)
+
+    def when_zeroed(self, session: SessionId, action: Callable[[], None]) -> None:
+        """Do ``action`` as soon as all that the session has freed reads as zero."""
+        if session in self._punching:
+            self._waiting.setdefault(session, []).append(action)
+        else:
+            action()
+
+    def _release(self, piece: FreeRange) -> None:
+        arena = self._ledger.arena(piece.session, piece.device)
+        assert arena is not None
+        offset = piece.address - arena.base
+        if piece.device in self._device_arrays:
+            self._release_on_device(piece, offset)
+        else:
+            self._punch(piece, offset)
+
+    def _release_on_device(self, piece: FreeRange, offset: int) -> None:
+        """Give a range back on the device, which may be copying it, and then in the file."""
+        session = piece.session
+        gone = self._count_freeing(piece)
+        self._punching[session] = self._punching.get(session, 0) + 1
+
+        def released(_: object, error: GpudError | None) -> None:
+            # With an error its host is lost, or its session: then it has nothing there any more.
+            if (session, piece.device) in self._files:
+                self._punch(piece, offset)
+            self._punched(session, gone)
+
+        self._device_arrays[piece.device].release(session, piece.address, piece.size, released)
+
+    def _punch(self, piece: FreeRange, offset: int) -> None:
+        descriptor = self._files[piece.session, piece.device]
+        if piece.size < _LARGE_BYTES:
+            memfd.punch(descriptor, offset, piece.size)
+        else:
+            self._punch_later(
+                piece.session, descriptor, [(offset, piece.size)], self._count_freeing(piece)
+            )
+
+    def _count_freeing(self, piece: FreeRange) -> Callable[[], None]:
+        """Count a range as held until what is returned is called."""
+        freeing = self._freeing_bytes
+        freeing[piece.session] = freeing.get(piece.session, 0) + piece.size
+
+        def gone() -> None:
+            freeing[piece.session] -= piece.size
+            if not freeing[piece.session]:
+                del freeing[piece.session]
+
+        return gone
+
+    def _punch_later(
+        self,
+        session: SessionId,
+        descriptor: int,
+        pieces: list[tuple[int, int]],
+        gone: Callable[[], None],
+    ) -> None:
+        """Give (offset, size) back on a thread, then call ``gone``; see `when_zeroed`."""
+        own = os.dup(descriptor)  # the session may go meanwhile
+        self._punching[session] = self._punching.get(session, 0) + 1
+        done = self._loop.run_in_executor(None, _punch_and_close, own, pieces)
+        done.add_done_callback(lambda _: self._punched(session, gone))
+
+    def _punched(self, session: SessionId, gone: Callable[[], None]) -> None:
+        gone()
+        self._punching[session] -= 1
+        if self._punching[session]:
+            return
+        del self._punching[session]
+        for action in self._waiting.pop(session, ()):
+            action()
+
+    # -- sessions
+
+    def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
+        """(base, size, descriptor) of a session's memory on a device, if it has any there."""
+        arena = self._ledger.arena(SessionId(session), device)
+        if arena is None or (arena.session, device) not in self._files:
+            return None
+        return arena.base, arena.size, self.file(arena)
+
+    def nearest_array(self, session: int, device: int, address: int) -> tuple[int, int] | None:
+        """(address, size as asked for) of the session's array there nearest to an address."""
+        return self._ledger.nearest(SessionId(session), device, address)
+
+    def close_session(self, session: SessionId) -> None:
+        """Free all that a session has; no device uses it any more."""
+        if session not in self._opened:
+            return
+        self._opened.discard(session)
+        for arena in self._ledger.close(session):
+            key = (session, arena.device)
+            self._announced.discard(key)
+            self._strikes.pop(key, None)
+            descriptor = self._files.pop(key, None)
+            if descriptor is None:
+                continue
+            if _held_bytes(descriptor) < _LARGE_BYTES or self._closing:
+                os.close(descriptor)
+            else:
+                self._loop.run_in_executor(None, _punch_and_close, descriptor, [(0, arena.size)])
+
+    def close(self) -> None:
+        """Free everything. The event loop may end then."""
+        self._closing = True
+        for session in sorted(self._opened):
+            self.close_session(session)
+
+    # -- what is held
+
+    def find_excess(self) -> list[MemoryExcess]:
+        """Look at what the files hold; returns the sessions that go on to hold too much.
+
+        To be called from time to time, such as once in a second. It costs a system call a file.
+        """
+        found = []
+        for (session, device), descriptor in self._files.items():
+            held_bytes = _held_bytes(descriptor)
+            arrays_bytes = self._ledger.array_bytes(session, device)
+            freeing_bytes = self._freeing_bytes.get(session, 0)
+            if held_bytes <= arrays_bytes + freeing_bytes + SLACK_BYTES:
+                self._strikes.pop((session, device), None)
+                continue
+            if (session, device) in self._reclaiming:
+                continue  # what was found at the last look is still being given back
+            strikes = self._strikes.get((session, device), 0) + 1
+            self._strikes[session, device] = strikes
+            if strikes >= MOST_STRIKES:
+                found.append(MemoryExcess(session, device, held_bytes, arrays_bytes))
+                continue
+            arena = self._ledger.arena(session, device)
+            assert arena is not None
+            holes = self._ledger.holes(session, device)
+            pieces = [(hole.address - arena.base, hole.size) for hole in holes]
+            self._reclaiming.add((session, device))
+            self._punch_later(
+                session, descriptor, pieces, partial(self._reclaiming.discard, (session, device))
+            )
+        return found
+
+    # -- looking
+
+    @property
+    def files(self) -> int:
+        """How many there are."""
+        return len(self._files)
+
+    def capacity_bytes(self, device: int) -> int:
+        """What a device has for arrays; 0 before `set_up`."""
+        return self._capacities[device] if device < len(self._capacities) else 0
+
+    def used_bytes(self, device: int) -> int:
+        """What of it is used."""
+        return self._ledger.used_bytes(device) if self._capacities else 0
+
+    def usage(self) -> Iterator[MemoryUsage]:
+        """What each session has on each device where it has any; see `Ledger.usage`."""
+        # A session that has loaded a program has an arena for its fences, arrays or not.
+        return (use for use in self._ledger.usage() if use.arrays or use.used_bytes)
+
+
+def _held_bytes(descriptor: int) -> int:
+    """The memory that a file has, whoever has written it."""
+    return os.fstat(descriptor).st_blocks * 512
+
+
+def _punch_and_close(descriptor: int, pieces: list[tuple[int, int]]) -> None:
+    try:
+        for offset, size in pieces:
+            memfd.punch(descriptor, offset, size)
+    finally:
+        os.close(descriptor)

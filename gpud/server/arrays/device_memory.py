@@ -1,0 +1,278 @@
+"""A device's arrays where they lie in memory of its own, beside the sessions' files.
+
+Problem: memory has to be there before an array is used, and the values with it; neither a client
+nor a job may see what a lost host has left behind; and nobody is to wait for another's copies.
+
+Approach: `gpud.core.memory.coherence` knows what the files hold, `gpud.core.memory.pending_writes`
+who must wait for what is on its way. Requests go through the registry
+(`gpud.server.hosts.resources`), so a new host gets the arrays again when a session first needs it.
+
+Properties:
+    seen: a job that is submitted after an array was written finds what was written, and does not
+        wait for what is written later;
+    bounded: however often a session writes, at most `MOST_PARTS` copies of an array wait;
+    said: values that are lost, or could not be copied, are an error for whoever would use them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from gpud.core.memory.coherence import ArrayExtent, CoherenceTracker, LostArrays
+from gpud.core.memory.pending_writes import PendingWrites
+from gpud.errors import DeviceLost, GpudError, LimitExceeded, OutOfMemory
+from gpud.server.hosts.current_host import CurrentHost
+from gpud.server.hosts.requests import HostRequests
+from gpud.server.ipc.child_process import OnReply
+from gpud.units import SessionId
+
+__all__ = ["MOST_PARTS", "MOST_READS", "DeviceArrays"]
+
+MOST_PARTS = 64
+"""Different parts of one array that may wait to be copied to the device."""
+
+MOST_READS = 4096
+"""Copies from the device that a session may wait for."""
+
+_KEEP_TRYING = "write all of it with set(), or free it"
+
+
+class _Parts:
+    """Parts of an array, (offset, bytes), that wait behind the one that is being copied.
+
+    Each has the number of the first write of it, which is the one that is waited for longest.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[tuple[int, int], int] = {}
+
+
+class DeviceArrays:
+    """Of one device.
+
+    Args:
+        host: the device.
+        requests: what is asked of it.
+    """
+
+    def __init__(self, host: CurrentHost, requests: HostRequests) -> None:
+        self.copies = CoherenceTracker()
+        self._host = host
+        self._requests = requests
+        self._parts: dict[tuple[SessionId, int], _Parts] = {}
+        self._writes = PendingWrites()
+        self._when_written: dict[SessionId, list[tuple[int, Callable[[], None]]]] = {}
+        self._reads: Counter[SessionId] = Counter()
+        self._releases = 0
+        self._when_released: list[Callable[[], None]] = []
+
+    # -- arrays
+
+    def arrays_of(self, session: int) -> list[ArrayExtent]:
+        """What a new host needs memory for."""
+        return self.copies.arrays(SessionId(session))
+
+    def commit(self, session: SessionId, address: int, on_reply: OnReply) -> None:
+        """Have memory behind a new array."""
+        array = partial(self.copies.array, session, address)
+
+        def committed(value: Any, error: GpudError | None) -> None:
+            if isinstance(error, OutOfMemory) and self._releases:
+                # What it lacks may just be on its way back.
+                self._when_released.append(again)
+            else:
+                on_reply(value, error)
+
+        def again() -> None:
+            self._requests.ask(
+                lambda reply: self._host.registry.commit(session, array, reply), committed
+            )
+
+        again()
+
+    def release(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
+        """Take the memory of an array back that no job can use any more."""
+        self.copies.removed(session, address)
+        parts = self._parts.pop((session, address), None)
+        if parts is not None:
+            self._arrived(session, parts.waiting.values())
+        self._releases += 1
+
+        def released(value: Any, error: GpudError | None) -> None:
+            self._releases -= 1
+            done(value, error)
+            if not self._releases:
+                waiting, self._when_released = self._when_released, []
+                for action in waiting:
+                    action()
+
+        self._host.registry.release(session, address, size, released)
+
+    def close_session(self, session: SessionId) -> None:
+        """Forget a session's arrays; its arena is closed."""
+        self.copies.closed(session)
+        self._writes.closed(session)
+        self._when_written.pop(session, None)
+        for key in [key for key in self._parts if key[0] == session]:
+            del self._parts[key]
+
+    # -- from the file to the device
+
+    def write(
+        self, session: SessionId, address: int, offset: int, size: int, last_job: int
+    ) -> None:
+        """The session has written a part of an array into the file.
+
+        Jobs after ``last_job``, which is the number of the session's newest one so far, find it.
+
+        Raises:
+            UnknownName, InvalidArgument: there is no such part.
+            LimitExceeded: too many different parts of the array wait.
+        """
+        self.copies.check(session, address, offset, size)
+        part = (offset, size)
+        key = (session, address)
+        parts = self._parts.get(key)
+        if parts is not None and part not in parts.waiting:
+            if len(parts.waiting) >= MOST_PARTS:
+                raise LimitExceeded(
+                    f"{MOST_PARTS} parts of the array at {address:#x} wait to be copied to the "
+                    "device; write larger parts, or wait for a job",
+                    limit="parts",
+                    value=MOST_PARTS,
+                )
+        self.copies.written(session, address, offset, size)
+        if parts is None:
+            self._write(key, _Parts(), part, self._writes.begin(session, last_job))
+        elif part not in parts.waiting:
+            parts.waiting[part] = self._writes.begin(session, last_job)
+
+    def _write(
+        self, key: tuple[SessionId, int], parts: _Parts, part: tuple[int, int], number: int
+    ) -> None:
+        session, address = key
+        registry = self._host.registry
+        if registry.has_array(session, address):
+            self._parts[key] = parts
+            registry.upload(session, address, *part, partial(self._written, key, parts, number))
+        else:  # all of it is copied when the host gets the array
+            self._arrived(session, (number, *parts.waiting.values()))
+
+    def _written(
+        self,
+        key: tuple[SessionId, int],
+        parts: _Parts,
+        number: int,
+        _: Any,
+        error: GpudError | None,
+    ) -> None:
+        session, address = key
+        arrived = [number]
+        if self._parts.get(key) is parts:
+            del self._parts[key]
+            if error is not None and not isinstance(error, DeviceLost):
+                reason = f"could not be copied to the device ({error.message})"
+                self.copies.mark_lost(session, address, reason)
+                arrived += parts.waiting.values()
+            elif parts.waiting:
+                part, following = next(iter(parts.waiting.items()))
+                del parts.waiting[part]
+                self._write(key, parts, part, following)
+        self._arrived(session, arrived)
+
+    def _arrived(self, session: SessionId, writes: Iterable[int]) -> None:
+        """Nobody needs to wait any more for these."""
+        self._writes.end(session, writes)
+        waiting = self._when_written.pop(session, ())
+        still = [one for one in waiting if self._writes.is_waited_for(session, one[0])]
+        if still:
+            self._when_written[session] = still
+        for one in waiting:
+            if one not in still:
+                one[1]()
+
+    # -- from the device to the file
+
+    def read(
+        self, session: SessionId, address: int, offset: int, size: int, on_reply: OnReply
+    ) -> None:
+        """Have the file hold a part of an array as the device has it.
+
+        Raises:
+            UnknownName, InvalidArgument: there is no such part.
+            LimitExceeded: the session waits for too many already.
+        """
+        self.copies.check(session, address, offset, size)
+        if self._reads[session] >= MOST_READS:
+            raise LimitExceeded(
+                f"the session waits for {MOST_READS} copies from the device; wait for some",
+                limit="reads",
+                value=MOST_READS,
+            )
+        self._reads[session] += 1
+
+        def told(value: Any, error: GpudError | None) -> None:
+            self._reads[session] -= 1
+            if not self._reads[session]:
+                del self._reads[session]
+            on_reply(value, error)
+
+        def ask(reply: OnReply) -> None:
+            try:
+                self.copies.check(session, address, offset, size)  # it may have been freed
+                reason = self.copies.loss_reason(session, address)
+            except GpudError as error:
+                reply(None, error)
+                return
+            if reason is not None:
+                told(None, self._lost_array(address, reason))  # no other host has them either
+            elif self.copies.in_file(session, address):
+                reply(None, None)
+            else:
+                epoch = self.copies.begin_read(session, address)
+
+                def copied(value: Any, error: GpudError | None) -> None:
+                    if error is None:
+                        self.copies.end_read(session, address, offset, size, epoch)
+                    reply(value, error)
+
+                self._host.registry.download(session, address, offset, size, copied)
+
+        self._requests.ask(ask, told)
+
+    def _lost_array(self, address: int, reason: str) -> DeviceLost:
+        return self._host.lost_error(
+            f"has lost the array at {address:#x}: its values {reason}; {_KEEP_TRYING}"
+        )
+
+    # -- jobs
+
+    def problem(self, session: SessionId, number: int) -> DeviceLost | None:
+        """Why a job must not be started: it could use values that are lost."""
+        found = self.copies.lost_arrays(session, number)
+        return None if found is None else self._host.lost_error(_described(found))
+
+    def is_written(self, session: SessionId, number: int) -> bool:
+        """Whether what the session had written before its job ``number`` has arrived."""
+        return not self._writes.is_waited_for(session, number)
+
+    def when_written(self, session: SessionId, number: int, action: Callable[[], None]) -> None:
+        """Do ``action`` as soon as that is so."""
+        if self.is_written(session, number):
+            action()
+        else:
+            self._when_written.setdefault(session, []).append((number, action))
+
+
+def _described(found: LostArrays) -> str:
+    count = len(found.arrays) + found.freed
+    arrays = "an array" if count == 1 else f"{count} arrays"
+    where = f" (at {', '.join(map(hex, found.arrays[:3]))})" if found.arrays else ""
+    them, its = ("it", "its") if count == 1 else ("them", "their")
+    return (
+        f"has lost {arrays}{where} of the session's, which the job could have used: {its} values "
+        f"{found.reason}; write all of {them} with set(), or free {them}, and submit again"
+    )

@@ -1,0 +1,1 @@
+"""Clients: their connections, sessions and quotas, and a handler for each request."""

@@ -1,0 +1,210 @@
+"""Large answers, made in slices: what one client asks does not hold up the others.
+
+Problem: an answer about thousands of jobs, or about all changes that are kept, takes a tenth of a
+second to make. Nobody else is served meanwhile, a client that was killed is not noticed, and the
+hundred thousand small objects of such an answer leave the process's memory full of holes.
+
+Approach: an answer is made by a generator that gives way after every row. Its first slice is made
+at once, and most answers are whole then. What is left is made in later turns of the event loop, one
+slice in each, sessions in turns. Rows become bytes a few at a time. As long as its answer is being
+made, a session is not read from.
+
+Terms:
+    steps: a generator that gives way, with nothing, after some tens of microseconds each time, and
+        returns what it has made.
+    slice [s]: as long as steps are gone on with before others get their turn.
+
+Properties:
+    one_slice_a_turn: however many answers are being made, others wait for one slice of them;
+    in_order: the answers of a session leave in the order in which they were begun;
+    bounded: a session's next question is not looked at before its answer is made, and an answer of
+        rows ends, beginning with the latest, at `MOST_BYTES`;
+    not_for_the_dead: an answer is given up at the first slice after its client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+
+from gpud.server.clients.session import Session, internal_error
+from gpud.wire import messages as wm
+
+__all__ = ["MOST_BYTES", "Answers", "Packed", "Steps", "items", "latest", "rows"]
+
+_LOG = logging.getLogger(__name__)
+_SLICE_S = 0.002
+_ROWS_AT_ONCE = 64  # that become bytes together: some 10 KiB
+_LOOKS_AT_ONCE = 32
+
+MOST_BYTES = 32 << 20
+"""Of the rows of one answer; a client reads twice as much."""
+
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+
+
+class Packed(NamedTuple):
+    """An array as msgpack has it, without its header."""
+
+    parts: list[bytes]
+    length: int
+
+
+class _Work(NamedTuple):
+    """An answer that is being made."""
+
+    request: int
+    steps: Steps[Any]
+    then: Callable[[Any], None]
+
+
+class Answers:
+    """Of all sessions.
+
+    Args:
+        loop: the event loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: OrderedDict[Session, deque[_Work]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many sessions wait for one."""
+        return len(self._waiting)
+
+    def answer(self, session: Session, request: int, steps: Steps[Any]) -> None:
+        """Send what ``steps`` return as `gpud.wire.messages.Answer`."""
+
+        def send(value: Any) -> None:
+            # Some MiB, perhaps: not copied into one piece.
+            for piece in wm.CLIENT_PROTOCOL.encode_with(wm.Answer(request), _packed(value)):
+                session.stream.send(piece)
+
+        self.make(session, request, steps, send)
+
+    def make(
+        self, session: Session, request: int, steps: Steps[_T], then: Callable[[_T], None]
+    ) -> None:
+        """Call ``then`` with what ``steps`` return, maybe before this returns.
+
+        It is never called if the client has gone; should something fail, ``request`` fails.
+        """
+        work = _Work(request, steps, then)
+        waiting = self._waiting.get(session)
+        if waiting is not None:
+            waiting.append(work)
+        elif not self._advance(session, work):
+            self._waiting[session] = deque([work])
+            session.stream.pause()
+            if len(self._waiting) == 1:
+                self._loop.call_soon(self._next_slice)
+
+    def _next_slice(self) -> None:
+        """A slice of the session whose turn it is."""
+        session, waiting = next(iter(self._waiting.items()))
+        if not session.gone and session.stream.hung_up():
+            session.stream.abort("closed by the peer")
+        if session.gone:
+            waiting.clear()
+        elif self._advance(session, waiting[0]):
+            waiting.popleft()
+        if waiting:
+            self._waiting.move_to_end(session)
+        else:
+            del self._waiting[session]
+            session.stream.resume()
+        if self._waiting:
+            self._loop.call_soon(self._next_slice)
+
+    def _advance(self, session: Session, work: _Work) -> bool:
+        """Go on for one slice; whether it is over."""
+        until = time.monotonic() + _SLICE_S
+        try:
+            try:
+                while True:
+                    next(work.steps)
+                    if time.monotonic() > until:
+                        return False
+            except StopIteration as end:
+                work.then(end.value)
+                return True
+        except Exception as error:  # noqa: BLE001 - one answer must not stop the daemon
+            _LOG.exception("an answer for session %d was not made", session.number)
+            session.fail(work.request, internal_error(error))
+            return True
+
+
+# -- what answers are made of ----------------------------------------------------------------------
+
+
+def latest(found: Sequence[_T], limit: int, fits: Callable[[_T], bool]) -> Steps[list[_T]]:
+    """The last ``limit`` of those that fit, in their order; 0: all."""
+    chosen: list[_T] = []
+    for index, one in enumerate(reversed(found)):
+        if not index % _LOOKS_AT_ONCE:
+            yield
+        if fits(one):
+            chosen.append(one)
+            if len(chosen) == limit:
+                break
+    chosen.reverse()
+    return chosen
+
+
+def rows(found: Sequence[_T], row: Callable[[_T], Any]) -> Steps[Packed]:
+    """An array of ``row(one)`` for each; of the last ones, should all be too many bytes."""
+    packer = msgpack.Packer(autoreset=False)
+    parts: list[bytes] = []
+    size = 0
+    first = end = len(found)
+    while first and size < MOST_BYTES:
+        start, first = first, max(0, first - _ROWS_AT_ONCE)
+        for one in found[first:start]:
+            packer.pack(row(one))
+            yield
+        parts.append(packer.bytes())
+        packer.reset()
+        size += len(parts[-1])
+    parts.reverse()
+    return Packed(parts, end - first)
+
+
+def items(found: Iterable[Any]) -> Steps[Packed]:
+    """An array of what an iterator gives."""
+    packer = msgpack.Packer(autoreset=False)
+    parts: list[bytes] = []
+    count = 0
+    left = iter(found)
+    while True:
+        before = count
+        for one in islice(left, _ROWS_AT_ONCE):
+            packer.pack(one)
+            count += 1
+            yield
+        if count == before:
+            return Packed(parts, count)
+        parts.append(packer.bytes())
+        packer.reset()
+
+
+def _packed(value: Any) -> list[bytes]:
+    """A value as msgpack; it, or a map's values, may be `Packed`."""
+    packer = msgpack.Packer()
+    if isinstance(value, Packed):
+        return [packer.pack_array_header(value.length), *value.parts]
+    if isinstance(value, dict):
+        parts = [packer.pack_map_header(len(value))]
+        for name, one in value.items():
+            parts.append(packer.pack(name))
+            parts += _packed(one)
+        return parts
+    return [packer.pack(value)]

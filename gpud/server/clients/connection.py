@@ -1,0 +1,175 @@
+"""One client's connection: frames in, one handler for each kind of message, answers out.
+
+What a client sends is checked before anything is touched: the frame and the message by
+`gpud.wire`, the names and amounts by the handlers, which raise before they change anything.
+
+Properties:
+    answered: every request is answered once, with what was asked for or with `Failed`;
+    goes_on: a well-framed message with bad content costs the client that message only;
+    broken_is_the_end: after a frame that is none the client gets `Goodbye` and is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gpud.errors import FrameError, GpudError, ProtocolError
+from gpud.server.clients import job_requests, memory_requests, program_requests, queries, submission
+from gpud.server.clients.access import Peer
+from gpud.server.clients.session import Session, internal_error
+from gpud.server.ipc.stream import Limits, Stream
+from gpud.wire import messages as wm
+from gpud.wire.message_table import Sender
+
+if TYPE_CHECKING:
+    from gpud.server.front import Front
+
+__all__ = ["Connection"]
+
+_LOG = logging.getLogger(__name__)
+_HELLO_S = 30.0  # a connection that says nothing for so long is closed
+
+_HANDLERS: dict[type, Callable[[Session, Any], None]] = {
+    wm.Submit: submission.submit,
+    wm.Compile: program_requests.compile_program,
+    wm.Unload: program_requests.unload,
+    wm.Measure: program_requests.measure,
+    wm.ReadSymbol: program_requests.read_symbol,
+    wm.WriteSymbol: program_requests.write_symbol,
+    wm.Allocate: memory_requests.allocate,
+    wm.Free: memory_requests.free,
+    wm.Upload: memory_requests.upload,
+    wm.Download: memory_requests.download,
+    wm.Resize: job_requests.resize,
+    wm.Cancel: job_requests.cancel,
+    wm.Describe: job_requests.describe,
+    wm.Query: queries.query,
+    wm.Follow: queries.follow,
+}
+
+
+class Connection:
+    """A client from its connection to its end.
+
+    Attributes:
+        session: None until it has said hello.
+    """
+
+    def __init__(self, front: Front, sock: socket.socket, peer: Peer) -> None:
+        self._front = front
+        self.peer = peer
+        self.session: Session | None = None
+        self.user = front.users.user(peer.uid)
+        self._reported_bytes = 0
+        self._decode = wm.CLIENT_PROTOCOL.decode
+        self._stream = Stream(
+            sock,
+            front.outbox,
+            Limits(message=front.config.max_message_bytes),
+            on_body=self._on_body,
+            on_end=self._on_end,
+            on_broken=self._on_broken,
+            on_buffered=self._on_buffered,
+        )
+        self._hello_timer: asyncio.TimerHandle | None = front.outbox.loop.call_later(
+            _HELLO_S, self._hello_timed_out
+        )
+        self._stream.start()
+
+    def goodbye(self, error: GpudError) -> None:
+        """Tell the client why, and close the connection."""
+        self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Goodbye(error.to_wire())))
+        self._stream.finish()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._stream.abort("closed by the daemon")
+
+    # -- messages
+
+    def _on_body(self, body: bytes) -> None:
+        message: Any = None
+        session = self.session
+        try:
+            message = self._decode(body, Sender.CLIENT)
+            if session is None:
+                self._hello(message)
+                return
+            handler = _HANDLERS.get(type(message))
+            if handler is None:
+                raise ProtocolError(
+                    f"{type(message).__name__} is the first message of a connection only"
+                )
+            handler(session, message)
+        except FrameError as error:
+            self._on_broken(error)
+        except ProtocolError as error:
+            if session is None:
+                self.goodbye(error)
+            elif error.job is None or error.job in session.jobs:
+                # Of a job that is there `Finished` would say that it has ended.
+                self._failed(error.request or _request(message), error)
+            else:
+                submission.refuse(session, error.job, error)
+        except GpudError as error:
+            self._failed(_request(message), error)
+        except Exception as error:  # noqa: BLE001 - one message must not stop the daemon
+            _LOG.exception("a message of client %s was not handled", self._who)
+            self._failed(_request(message), internal_error(error))
+
+    def _failed(self, request: int, error: GpudError) -> None:
+        self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Failed(request, error.to_wire())))
+
+    def _hello(self, message: object) -> None:
+        if not isinstance(message, wm.Hello):
+            raise ProtocolError(f"the first message is Hello, not {type(message).__name__}")
+        if message.version < 1:
+            raise ProtocolError(f"protocol version {message.version} is none; versions begin at 1")
+        self._stop_hello_timer()
+        session = self._front.open_session(self.peer, message.program, self._stream)
+        self.session = session
+        self.user.host_memory.uncharge(self._reported_bytes)
+        session.host_memory.force_charge(self._reported_bytes)
+        session.send(self._front.welcome(session, message))
+
+    # -- the end
+
+    def _on_broken(self, error: FrameError) -> None:
+        _LOG.info("client %s is disconnected: %s", self._who, error)
+        self.goodbye(error)
+
+    def _on_buffered(self, change: int) -> None:
+        """What the client leaves unread, or does not finish to send, counts as its memory."""
+        self._reported_bytes += change
+        quota = self.user.host_memory if self.session is None else self.session.host_memory
+        error = quota.force_charge(change)
+        if error is not None and change > 0:
+            _LOG.info("client %s is disconnected: %s", self._who, error)
+            self.goodbye(error)
+
+    def _hello_timed_out(self) -> None:
+        self._hello_timer = None
+        self.goodbye(ProtocolError(f"no Hello within {_HELLO_S:g} s"))
+
+    def _stop_hello_timer(self) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+
+    def _on_end(self, reason: str) -> None:
+        self._stop_hello_timer()
+        self._front.connection_ended(self, reason)
+
+    @property
+    def _who(self) -> str:
+        number = "-" if self.session is None else str(self.session.number)
+        return f"{number} (pid {self.peer.pid}, uid {self.peer.uid})"
+
+
+def _request(message: Any) -> int:
+    request = getattr(message, "request", 0)
+    return request if isinstance(request, int) else 0

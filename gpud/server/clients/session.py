@@ -1,0 +1,244 @@
+"""A client's session: what it has named, what it runs, and what waits for its jobs to end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gpud.compiler.program import rejection
+from gpud.errors import GpudError, InternalError, InvalidArgument, LimitExceeded, UnknownName
+from gpud.errors.base import shorten
+from gpud.server.clients.access import Peer
+from gpud.server.clients.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
+from gpud.server.compilation.modules import Kernel, Module
+from gpud.server.ipc.stream import Stream
+from gpud.server.scheduling.jobs import Chain, Job
+from gpud.units import SessionId, job_name
+from gpud.wire.messages import CLIENT_PROTOCOL, Answer, Failed, Finished
+
+if TYPE_CHECKING:
+    from gpud.server.compilation.compile_pool import CompileWaiter
+    from gpud.server.front import Front
+
+__all__ = ["Session", "internal_error"]
+
+_LOG = logging.getLogger(__name__)
+_CHAIN_CACHE_BYTES = 4 << 20
+_MOST_NAME = 4000  # hosts read names of 4,096 characters, and those of variants are longer
+_encode = CLIENT_PROTOCOL.encode
+
+
+class Session:
+    """One connection that has said hello.
+
+    Attributes:
+        number: unique for the life of the daemon.
+        program: what the client calls itself.
+        jobs: those that have not ended, by number, oldest first.
+        last_number: of the session's latest job.
+        failed: how many of its jobs have failed; the first is logged, and how many at the end.
+        user: whose it is, with all that the user's other sessions have.
+        host_memory: what the daemon keeps for this session.
+        waiters: programs that are being compiled for it.
+        gone: whether the client has gone; its jobs are being ended then.
+    """
+
+    def __init__(
+        self, front: Front, number: int, peer: Peer, user: User, program: str, stream: Stream
+    ) -> None:
+        self.front = front
+        self.number = number
+        self.peer = peer
+        self.user = user
+        self.host_memory = user.session_quota()
+        self.waiters: dict[CompileWaiter, None] = {}
+        self.program = program
+        self.stream = stream
+        self.opened_ns = time.monotonic_ns()
+        self.modules: dict[int, Module] = {}
+        self.jobs: dict[int, Job] = {}
+        self.last_number = 0
+        self.failed = 0
+        self.chains: OrderedDict[tuple[int, bytes, bool], Chain] = OrderedDict()
+        self._chain_bytes = 0
+        self._deferred: deque[tuple[int, Callable[[], None]]] = deque()
+        self._freed = 0  # arrays that wait for jobs
+        self.gone = False
+
+    def send(self, message: Any) -> None:
+        """Send a message; it is lost if the client has gone."""
+        self.stream.send(_encode(message))
+
+    def send_with(self, message: Any, descriptor: int) -> None:
+        """`send`, with a descriptor."""
+        self.stream.send_with(_encode(message), descriptor)
+
+    def reply(self, request: int, value: Any, error: GpudError | None) -> None:
+        """Answer a request: with ``value``, or with why not."""
+        if error is None:
+            self.send(Answer(request, value))
+        else:
+            self.fail(request, error)
+
+    def fail(self, request: int, error: GpudError) -> None:
+        """A request was refused, or has failed."""
+        self.send(Failed(request, error.to_wire()))
+
+    # -- names
+
+    def module(self, number: int) -> Module:
+        """The module that the client calls ``number``.
+
+        Raises:
+            UnknownName: it has none of that name.
+        """
+        module = self.modules.get(number)
+        if module is None:
+            raise UnknownName(f"the session has no module {number}; it was unloaded or never made")
+        return module
+
+    def kernel(self, module: Module, index: int) -> Kernel:
+        """A kernel of a module that can be run.
+
+        Raises:
+            UnknownName: the module has no such kernel.
+            KernelRejected: gpud cannot run it.
+            InvalidArgument: no device host can be told its name.
+        """
+        kernels = module.program.kernels
+        if index >= len(kernels):
+            raise UnknownName(f"module {module.number} has {len(kernels)} kernels, none {index}")
+        kernel = kernels[index]
+        if kernel.rejected:
+            raise rejection(kernel.info)
+        if len(kernel.entry) > _MOST_NAME:
+            raise InvalidArgument(
+                f"the name of kernel {shorten(kernel.name)} has {len(kernel.entry)} characters, "
+                f"and kernels with up to {_MOST_NAME} can be run: give it a shorter one"
+            )
+        return kernel
+
+    def forget_module(self, module: Module) -> None:
+        """The client does not want a module any more; jobs submitted before may use it."""
+        del self.modules[module.number]
+        for key in [
+            key for key, chain in self.chains.items() if any(m is module for m, _ in chain.needs)
+        ]:
+            self._chain_bytes -= self.chains.pop(key).size_bytes
+        self.when_idle(lambda: self._unload(module))
+
+    def _unload(self, module: Module) -> None:
+        self.front.devices[module.device].unload(module)
+        self.front.modules.pop(module.number, None)
+        self.front.arenas.release(SessionId(self.number), module.device, module.variable_bytes)
+        self.host_memory.uncharge(module.program.size_bytes)
+
+    def cache_chain(self, key: tuple[int, bytes, bool], chain: Chain) -> None:
+        """Remember a checked chain, and forget the oldest when there are too many."""
+        self.chains[key] = chain
+        self._chain_bytes += chain.size_bytes
+        while self._chain_bytes > _CHAIN_CACHE_BYTES and len(self.chains) > 1:
+            _, dropped = self.chains.popitem(last=False)
+            self._chain_bytes -= dropped.size_bytes
+
+    # -- jobs
+
+    def add_job(self, job: Job) -> None:
+        """Count a job that is about to be submitted.
+
+        Raises:
+            LimitExceeded: the session or its user has too many that have not ended, or too large
+                ones.
+        """
+        most = self.front.config.max_jobs_per_session
+        if len(self.jobs) >= most:
+            raise LimitExceeded(
+                f"the session has {most} jobs that have not ended; wait for some, or raise "
+                "max_jobs_per_session in the daemon's configuration",
+                limit="max_jobs_per_session",
+                value=most,
+            )
+        self.user.check_jobs()
+        chain = job.chain
+        self.host_memory.charge(_size_of(job, chain), "this job")
+        chain.jobs += 1
+        self.user.jobs += 1
+        self.jobs[job.number] = job
+
+    @property
+    def oldest_job(self) -> int | None:
+        """The least number of the jobs that have not ended; None: all have."""
+        return next(iter(self.jobs), None)
+
+    def when_idle(self, action: Callable[[], None]) -> None:
+        """Do ``action`` once the jobs that were submitted until now have ended."""
+        if self.jobs:
+            self._deferred.append((self.last_number, action))
+        else:
+            action()
+
+    def free(self, device: int, address: int) -> None:
+        """Free an array when the jobs that were submitted until now have ended.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        arenas = self.front.arenas
+        arenas.free_after(SessionId(self.number), device, address, self.last_number)
+        self._freed += 1
+        self._settle_arrays(self.oldest_job)
+
+    def _settle_arrays(self, oldest: int | None) -> None:
+        """Give back arrays that were freed and that no job from ``oldest`` on can use."""
+        count = self.front.arenas.settle(SessionId(self.number), oldest)
+        self._freed -= count
+        self.host_memory.uncharge(count * ARRAY_BYTES)
+
+    def job_finished(self, job: Job, state: str, error: GpudError | None) -> None:
+        """A job of this session has ended."""
+        del self.jobs[job.number]
+        self.user.jobs -= 1
+        chain = job.chain
+        chain.jobs -= 1
+        self.host_memory.uncharge(_size_of(job, chain))
+        now_ns = time.monotonic_ns()
+        stats = job.final_stats(now_ns)
+        wire = None if error is None else error.to_wire()
+        if not self.gone:
+            self.send(Finished(job.number, state, wire, job.output, stats, job.progress))
+        self.front.job_ended(job, state, error, now_ns)
+        if state == "failed":
+            self.failed += 1
+            if self.failed == 1:
+                _LOG.info(
+                    "job %s, the first of its session, failed: %s", job_name(job.id), job.error
+                )
+        oldest = self.oldest_job
+        if oldest is None or oldest > job.number:
+            # It was the oldest, so there may be something that has waited for it.
+            self._settle(oldest)
+
+    def _settle(self, oldest: int | None) -> None:
+        """Do what has waited for the jobs up to ``oldest``, which have ended now."""
+        if self._freed:
+            self._settle_arrays(oldest)
+        deferred = self._deferred
+        while deferred and (oldest is None or deferred[0][0] < oldest):
+            deferred.popleft()[1]()
+
+
+def internal_error(error: Exception) -> InternalError:
+    """What a client is told of an exception that its message, and a bug of ours, led to."""
+    return InternalError(
+        f"the daemon failed on this request ({type(error).__name__}); its log says more",
+        stage="server",
+    )
+
+
+def _size_of(job: Job, chain: Chain) -> int:
+    """What is kept for a job, beside other jobs that are counted."""
+    own = JOB_BYTES + FOLLOWED_BYTES * job.follows
+    return own if chain.jobs else own + chain.size_bytes + LAUNCH_BYTES * len(chain.shapes)

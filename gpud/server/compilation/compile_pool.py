@@ -1,0 +1,342 @@
+"""Compiling for the clients: a few worker processes, a queue that is fair, results kept.
+
+Problem: a source can make the compiler run for minutes, fill its memory, or crash it. One user's
+such sources must not keep another's from being compiled.
+
+Approach: a worker process does one program at a time; the front knows at any moment which, ends
+the worker when the program's time is over or finds it dead, tells the program's clients, and starts
+another worker. Users take turns, and each has one program under way at most, so that a second
+worker is there for the others; it is started when it is first needed.
+
+Terms:
+    request (`Source`): everything that a result depends on; requests that are alike and under way
+        at the same time are compiled once, at the turn of whoever comes first.
+    waiter (`CompileWaiter`): somebody who waits for a request.
+
+Properties:
+    one_answer: every waiter is answered once, whatever becomes of the worker, or cancelled;
+    others_unharmed: a program that kills its worker costs those behind it a new worker's start;
+    not_blamed_at_once: a worker may have been killed by somebody else, even before it had read its
+        program, so a program is given to a second worker before it is blamed for the first one;
+    in_order: a user's programs are compiled in the order in which they were asked for;
+    fair: a user with one program waits for at most one program of each other user, divided by
+        the workers, however many those have asked for;
+    not_for_the_dead: what nobody waits for any more is not begun, and ended after `_ABANDONED_S`;
+        its text is let go at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gpud.compiler.program import Program
+from gpud.compiler.worker.messages import CompileDone, CompileFailed
+from gpud.errors import CompileError, GpudError, InternalError, KernelNotFound, from_wire
+from gpud.server.compilation.compile_worker import CompileWorker
+from gpud.server.compilation.modules import CompiledProgram
+from gpud.server.ipc.child_process import ENDED
+from gpud.server.ipc.stream import Outbox
+
+__all__ = ["CompilePool", "CompileWaiter", "Source"]
+
+_LOG = logging.getLogger(__name__)
+_CACHE_BYTES = 64 << 20
+_MOST_IDLE_ENDS = 3  # of workers, one after the other, that had nothing to do
+_ABANDONED_S = 1.0  # a worker's start costs as much as some programs take
+
+OnCompiled = Callable[[CompiledProgram | None, GpudError | None], None]
+
+
+class Source(NamedTuple):
+    """A request."""
+
+    text: str
+    names: tuple[str, ...]
+    options: tuple[str, ...]
+    form: str | None
+    sm: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes to keep."""
+        return len(self.text) + sum(64 + len(text) for text in (*self.names, *self.options))
+
+
+class CompileWaiter:
+    """Somebody who waits for a program.
+
+    Args:
+        user: whose turn it takes.
+        on_compiled: called once with the program or an error, unless it was cancelled.
+    """
+
+    __slots__ = ("cancelled", "on_cancelled", "on_compiled", "user")
+
+    def __init__(self, user: int, on_compiled: OnCompiled) -> None:
+        self.user = user
+        self.on_compiled = on_compiled
+        self.cancelled = False
+        self.on_cancelled: Callable[[], None] | None = None
+
+    def cancel(self) -> None:
+        """Wait no more."""
+        self.cancelled = True
+        if self.on_cancelled is not None:
+            self.on_cancelled()
+
+
+class CompilePool:
+    """The compile workers and what they have made.
+
+    Args:
+        outbox: of the event loop.
+        timeout_s: how long one program may take.
+        cache_dir: of the disk cache; None for the default one, "" for none.
+        workers: how many there may be.
+        arguments: further ones for each worker: see `gpud.compiler.worker.main`.
+        fences: whether programs get checks of their accesses to memory.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        timeout_s: float,
+        cache_dir: str | None,
+        workers: int = 1,
+        arguments: tuple[str, ...] = (),
+        fences: bool = True,
+    ) -> None:
+        self._outbox = outbox
+        self._timeout_s = timeout_s
+        self._cache_dir = cache_dir
+        self._most_workers = workers
+        self._arguments = arguments
+        self._fences = fences
+        self._cached: OrderedDict[Source, CompiledProgram] = OrderedDict()
+        self._cached_bytes = 0
+        self._waiting: dict[Source, dict[CompileWaiter, None]] = {}  # those under way too
+        self._queues: OrderedDict[int, OrderedDict[Source, None]] = OrderedDict()  # in turns
+        self._workers: list[CompileWorker] = []
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._suspected: set[Source] = set()  # those that were there when a worker ended
+        self._closed = False
+        self.compiled = 0
+        self._idle_ends = 0
+
+    def prestart(self) -> None:
+        """Start a worker before anybody asks for it."""
+        if not self._workers:
+            self._start_worker()
+
+    def compile(self, source: Source, waiter: CompileWaiter) -> None:
+        """Have ``source`` compiled; the waiter may be answered before this returns."""
+        kept = self._cached.get(source)
+        if kept is not None:
+            self._cached.move_to_end(source)
+            waiter.on_compiled(kept, None)
+            return
+        if self._closed:
+            waiter.on_compiled(None, CompileError("the daemon is ending; nothing more is compiled"))
+            return
+        waiter.on_cancelled = lambda: self._cancelled(source, waiter)
+        self._waiting.setdefault(source, {})[waiter] = None
+        if not any(worker.source == source for worker in self._workers):
+            self._queue_of(waiter.user)[source] = None
+        self._dispatch()
+
+    def describe(self) -> str:
+        """How it stands, for people."""
+        pids = ", ".join(map(str, self.pids)) or "none"
+        return f"workers: {pids}; {self.compiled} programs compiled, {len(self._waiting)} waiting"
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the worker processes."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def kill(self) -> None:
+        """End the workers at once; what waits gets an error."""
+        self._closed = True
+        for worker in list(self._workers):
+            worker.kill(ENDED)
+        for source in list(self._waiting):
+            self._answer(source, None, CompileError("the daemon is ending"))
+
+    async def close(self) -> None:
+        """`kill`, and wait until the processes are gone."""
+        self.kill()
+        while self._leaving:
+            await asyncio.wait(self._leaving)
+
+    # -- who is next
+
+    def _dispatch(self) -> None:
+        """Give each idle worker a program, or get one more worker."""
+        if self._closed:
+            return
+        while self._queues:
+            busy = {worker.user for worker in self._workers if worker.source is not None}
+            user = next((user for user in self._queues if user not in busy), None)
+            if user is None:
+                return
+            source = self._take_next(user)
+            if source is None:
+                continue
+            worker = next((one for one in self._workers if one.idle), None)
+            if worker is None:
+                self._requeue(user, source)
+                if not any(one.starting for one in self._workers):
+                    self._start_worker()
+                return
+            self._queues.move_to_end(user)
+            worker.compile(source, user, self._cache_dir, self._timeout_s, fence=self._fences)
+
+    def _take_next(self, user: int) -> Source | None:
+        """Takes out the user's next source that is wanted still and not under way."""
+        queue = self._queues[user]
+        while queue:
+            source, _ = queue.popitem(last=False)
+            wanted = source in self._waiting
+            if wanted and not any(worker.source == source for worker in self._workers):
+                return source
+        del self._queues[user]
+        return None
+
+    def _queue_of(self, user: int) -> OrderedDict[Source, None]:
+        return self._queues.setdefault(user, OrderedDict())
+
+    def _requeue(self, user: int, source: Source) -> None:
+        queue = self._queue_of(user)
+        queue[source] = None
+        queue.move_to_end(source, last=False)
+
+    def _cancelled(self, source: Source, waiter: CompileWaiter) -> None:
+        """Somebody waits no more."""
+        waiters = self._waiting.get(source, {})
+        waiters.pop(waiter, None)
+        if waiters:
+            return
+        self._waiting.pop(source, None)
+        self._suspected.discard(source)
+        for user, queue in list(self._queues.items()):
+            queue.pop(source, None)
+            if not queue:
+                del self._queues[user]
+        for worker in self._workers:
+            if worker.source == source:
+                self._outbox.loop.call_later(_ABANDONED_S, self._end_abandoned, worker, source)
+
+    def _end_abandoned(self, worker: CompileWorker, source: Source) -> None:
+        """End what nobody waits for."""
+        if worker in self._workers and worker.source == source and source not in self._waiting:
+            worker.kill("worked for nobody")
+
+    # -- the workers
+
+    def _start_worker(self) -> None:
+        """Start one more worker, if there may be one."""
+        if len(self._workers) >= self._most_workers:
+            return
+        worker = CompileWorker(
+            self._outbox,
+            [
+                *self._arguments,
+                *([] if self._cache_dir is None else ["--cache-dir", self._cache_dir]),
+            ],
+            on_ready=self._dispatch,
+            on_answer=self._on_answer,
+            on_end=self._on_end,
+        )
+        self._workers.append(worker)
+        worker.start()
+
+    def _on_end(self, worker: CompileWorker, reason: str, too_long: bool) -> None:
+        """A worker is gone: it was killed, by us or somebody else, or has crashed."""
+        leaving = asyncio.ensure_future(worker.closed())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        self._workers.remove(worker)
+        source = worker.source
+        if self._closed:
+            return
+        if too_long:
+            problem = CompileError(
+                f"compiling took longer than {self._timeout_s:g} s and was ended; make the program "
+                "smaller, or raise compile_timeout in the daemon's configuration"
+            )
+        else:
+            _LOG.warning("the compile worker %s", reason)
+            problem = CompileError(
+                f"the compiler crashed on this program: its process {reason}; it may have run out "
+                "of memory: compile_memory_bytes in the daemon's configuration"
+            )
+        if source is None:
+            self._idle_ends += 1
+        elif too_long or source in self._suspected:
+            self._answer(source, None, problem)
+        elif source in self._waiting:
+            self._suspected.add(source)
+            self._requeue(worker.user, source)
+        if self._idle_ends < _MOST_IDLE_ENDS:
+            self._dispatch()
+            return
+        # There is no program to blame, so it is the worker that cannot run here.
+        self._idle_ends = 0
+        problem = CompileError(f"the compile worker does not start: it {reason}; see gpud doctor")
+        for waiting in list(self._waiting):
+            self._answer(waiting, None, problem)
+
+    def _on_answer(self, source: Source, message: CompileDone | CompileFailed) -> None:
+        self.compiled += 1
+        self._idle_ends = 0
+        if isinstance(message, CompileFailed):
+            self._answer(source, None, from_wire(message.error))
+        else:
+            try:
+                program = _program(message.program, source.names)
+            except KernelNotFound as error:
+                self._answer(source, None, error)
+            except ValueError as error:
+                problem = InternalError(f"the compile worker sent {error}", stage="server")
+                self._answer(source, None, problem)
+            else:
+                self._cache(source, program)
+                self._answer(source, program, None)
+        self._dispatch()
+
+    # -- results
+
+    def _answer(
+        self, source: Source, program: CompiledProgram | None, error: GpudError | None
+    ) -> None:
+        self._suspected.discard(source)
+        for waiter in self._waiting.pop(source, ()):
+            if waiter.cancelled:
+                continue
+            waiter.on_cancelled = None
+            try:
+                waiter.on_compiled(program, error)
+            except Exception:  # noqa: BLE001 - one client's answer must not cost the others theirs
+                _LOG.exception("what was compiled for user %d was not handled", waiter.user)
+
+    def _cache(self, source: Source, program: CompiledProgram) -> None:
+        self._cached[source] = program
+        self._cached_bytes += program.size_bytes + source.size_bytes
+        while self._cached_bytes > _CACHE_BYTES and len(self._cached) > 1:
+            oldest, dropped = self._cached.popitem(last=False)
+            self._cached_bytes -= dropped.size_bytes + oldest.size_bytes
+
+
+def _program(data: bytes, names: tuple[str, ...]) -> CompiledProgram:
+    """What the worker sent; every name that was asked for must mean one of its kernels."""
+    program = Program.decode(data)
+    for name in names:
+        if program.lowered_names.get(name, name) not in program.kernels:
+            known = [kernel.name for kernel in program.kernels.values()]
+            raise KernelNotFound(name, known, log=program.log)
+    return CompiledProgram(program, names)

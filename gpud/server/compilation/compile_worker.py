@@ -1,0 +1,150 @@
+"""One compile worker as the front sees it: starting, idle, or busy with a program."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpud.compiler.worker.messages import (
+    COMPILE_PROTOCOL,
+    CompileDone,
+    CompileFailed,
+    CompileJob,
+    CompileReady,
+)
+from gpud.server.ipc.child_process import ChildProcess
+from gpud.server.ipc.stream import Outbox
+
+if TYPE_CHECKING:
+    from gpud.server.compilation.compile_pool import Source
+
+__all__ = ["CompileWorker"]
+
+_LOG = logging.getLogger(__name__)
+_START_S = 60.0  # a worker loads NVRTC, from a cold disk at worst
+
+
+class CompileWorker:
+    """A process that compiles one program at a time.
+
+    Args:
+        outbox: of the event loop.
+        arguments: of the process.
+        on_ready: called once, when it can be given a program.
+        on_answer: called with the program's source and what became of it; it is idle then.
+        on_end: called once when it is gone, with the reason, and whether its program took too
+            long; ``source`` is what it was busy with.
+
+    Attributes:
+        source: what it compiles; None: nothing.
+        user: whose program that is.
+        starting: whether it is not ready yet.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        arguments: Sequence[str],
+        *,
+        on_ready: Callable[[], None],
+        on_answer: Callable[[Source, CompileDone | CompileFailed], None],
+        on_end: Callable[[CompileWorker, str, bool], None],
+    ) -> None:
+        self.source: Source | None = None
+        self.user = 0
+        self.starting = True
+        self._outbox = outbox
+        self._arguments = ["-m", "gpud.compiler.worker.main", *arguments]
+        self._on_ready = on_ready
+        self._on_answer = on_answer
+        self._ended = on_end
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._too_long = False
+        self._child = ChildProcess(
+            "compile worker",
+            COMPILE_PROTOCOL,
+            outbox,
+            on_message=self._on_message,
+            on_end=self._on_end,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return self._child.pid
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can be given a program."""
+        return self.source is None and not self.starting and self._child.alive
+
+    def start(self) -> None:
+        """Start the process."""
+        self._timer = self._outbox.loop.call_later(_START_S, self.kill, "did not become ready")
+        self._task = asyncio.ensure_future(self._start())
+
+    async def _start(self) -> None:
+        try:
+            await self._child.start(self._arguments)
+        except OSError as error:
+            self._child.kill(f"cannot be started: {error}")
+
+    def compile(
+        self, source: Source, user: int, cache_dir: str | None, limit_s: float, *, fence: bool
+    ) -> None:
+        """Give it a program, and so much time."""
+        self.source, self.user = source, user
+        self._child.send(
+            CompileJob(
+                1,
+                source.text,
+                source.names,
+                source.options,
+                form=source.form,
+                sm=source.sm,
+                cache_dir=cache_dir,
+                fence=fence,
+            )
+        )
+        self._timer = self._outbox.loop.call_later(limit_s, self._time_is_over)
+
+    def kill(self, why: str) -> None:
+        """End it at once; ``on_end`` is called before this returns."""
+        self._child.kill(why)
+
+    async def closed(self) -> None:
+        """Wait until the process is gone."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        await self._child.closed()
+
+    def _time_is_over(self) -> None:
+        self._too_long = True
+        self.kill("took too long for a program")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_message(self, message: Any) -> None:
+        self._stop_timer()
+        if isinstance(message, CompileReady):
+            self.starting = False
+            if not message.confined:
+                _LOG.info(
+                    "the kernel has no Landlock: sources are kept from other users' files by "
+                    "looking at their text alone"
+                )
+            self._on_ready()
+            return
+        source, self.source = self.source, None
+        if source is not None and isinstance(message, CompileDone | CompileFailed):
+            self._on_answer(source, message)
+
+    def _on_end(self, reason: str) -> None:
+        self._stop_timer()
+        self._ended(self, reason, self._too_long)

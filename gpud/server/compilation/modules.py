@@ -1,0 +1,131 @@
+"""Programs and modules: compiled in the compile worker, named by the sessions that use them.
+
+A *program* is the result of compiling, the same for everybody who asks for the same. A *module* is
+a program in one session on one device: its variables are that session's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpud.compiler.forms.form import Form
+from gpud.compiler.program import KernelInfo, Program, rejection
+
+if TYPE_CHECKING:
+    from gpud.device.host.messages import HostReady
+
+__all__ = ["CompiledProgram", "Kernel", "Module", "Shape", "always_polls"]
+
+Shape = tuple[int, tuple[int, int, int], int, bool]
+"""What is measured: (index of the kernel, block, dynamic shared memory in bytes, whether it is the
+kernel's variant with kill polls)."""
+
+
+def always_polls(device: HostReady | None) -> bool:
+    """Whether every kernel runs with kill polls on a device.
+
+    On the CPU they cost 2 %, and an endless kernel without them costs the jobs beside it the host
+    when it is ended. On a GPU that price is not known, and those pay it that have a timeout.
+    """
+    return device is not None and device.kind == "cpu"
+
+
+class Kernel:
+    """What the front has to know of a kernel."""
+
+    __slots__ = ("entry", "info", "name", "parameter_bytes", "rejected")
+
+    def __init__(self, info: KernelInfo) -> None:
+        self.info = info
+        self.name = info.name
+        self.entry = info.entry
+        self.rejected = info.form is Form.REJECTED
+        last = info.parameters[-1] if info.parameters else None
+        self.parameter_bytes = 0 if last is None else last.offset + last.size
+
+    def describe(self) -> dict[str, Any]:
+        """The kernel as `gpud.wire.messages.Compiled` has it."""
+        info = self.info
+        return {
+            "name": info.name,
+            "entry": info.entry,
+            "form": str(info.form),
+            "exit_aware": info.exit_aware,
+            "why": [str(reason) for reason in info.why],
+            "parameters": [[p.name, p.kind, p.size, p.align, p.offset] for p in info.parameters],
+            "shared_bytes": info.shared_bytes,
+            "max_threads": info.max_threads,
+            "killable": info.killable,
+            "cooperative": info.cooperative,
+            "rejected": rejection(info).to_wire() if self.rejected else None,
+        }
+
+
+class CompiledProgram:
+    """A program as the front keeps it: what clients are told, and what device hosts load."""
+
+    __slots__ = ("descriptions", "kernels", "log", "names", "ptx", "sites", "symbols", "variables")
+
+    def __init__(self, program: Program, names: tuple[str, ...]) -> None:
+        self.ptx = program.ptx
+        self.log = program.log
+        self.sites = program.sites
+        self.kernels = tuple(map(Kernel, program.kernels.values()))
+        self.descriptions = [kernel.describe() for kernel in self.kernels]
+        index = {kernel.entry: at for at, kernel in enumerate(self.kernels)}
+        lowered = program.lowered_names
+        self.names = {name: index[lowered.get(name, name)] for name in names}
+        self.symbols = {symbol.name: symbol.size for symbol in program.symbols.values()}
+        self.variables = frozenset(
+            symbol.name for symbol in program.symbols.values() if symbol.space != "const"
+        )  # those that kernels can write
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes to keep."""
+        texts = len(self.ptx) + len(self.log)
+        parameters = sum(len(kernel.info.parameters) for kernel in self.kernels)
+        return 2048 + texts + 4096 * len(self.kernels) + 512 * (len(self.sites) + parameters)
+
+
+class Module:
+    """A program that a session has loaded on a device.
+
+    Attributes:
+        number: unique among all sessions; hosts and clients know the module by it.
+        measured: (M, form) of each shape that was measured.
+        forgotten: the session has unloaded it; jobs submitted before may still run.
+        variable_bytes: what its variables take on the device.
+    """
+
+    __slots__ = (
+        "device",
+        "forgotten",
+        "measured",
+        "number",
+        "program",
+        "session",
+        "variable_bytes",
+    )
+
+    def __init__(self, number: int, session: int, device: int, program: CompiledProgram) -> None:
+        self.number = number
+        self.session = session
+        self.device = device
+        self.program = program
+        self.measured: dict[Shape, tuple[int, str]] = {}
+        self.forgotten = False
+        self.variable_bytes = sum(program.symbols.values())
+
+    def measured_of(self, index: int) -> dict[tuple[tuple[int, int, int], int], tuple[int, str]]:
+        """`measured` of one kernel: (M, form) by block and dynamic shared memory.
+
+        Those of its variant with kill polls, where nothing else is known.
+        """
+        return {
+            (block, shared): found
+            for (at, block, shared, _), found in sorted(
+                self.measured.items(), key=lambda item: not item[0][3]
+            )
+            if at == index
+        }

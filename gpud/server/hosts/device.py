@@ -1,0 +1,393 @@
+"""Device hosts: one child process for each device, started, fed, replaced.
+
+Problem: a host can crash, hang or lose its context at any moment. Modules, variables and native
+code are lost with it; sessions, arrays and queued jobs are not, and the jobs that wait must run on
+the host that comes next.
+
+Approach: everything that a host knows it was told by the front, which keeps what it takes to tell
+it again: the rewritten PTX, what was written to variables, and the arenas' memory files. Nothing is
+told in advance: a new host learns of an arena or a module when the first job or request needs it.
+A host that is silent too long, or at one compilation, is replaced (`gpud.server.hosts.watchdog`).
+
+Jobs are `gpud.server.hosts.dispatcher`', what else it is asked for `gpud.server.hosts.requests`'.
+
+Terms:
+    registry: what the current host has been told (`gpud.server.hosts.resources`).
+
+Properties:
+    one_failure: for each host that had become ready, the runner is told once that it has failed;
+    fresh: nothing of an earlier host is believed of a later one;
+    nothing_begun: the runner is told which jobs the lost host had not been told of;
+    no_false_blame: a job is named for the loss only if nothing else can be the reason;
+    gives_up: after `_MOST_EARLY_ENDS` hosts in a row that end before they are ready there is no
+        other, and it is said why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpud.device.host import messages as hm
+from gpud.errors import DeviceLost, GpudError, ProtocolError
+from gpud.server.arrays.device_memory import DeviceArrays
+from gpud.server.compilation.modules import Module
+from gpud.server.hosts.dispatcher import JobDispatcher
+from gpud.server.hosts.interface import HOST_COMMAND, Connect, DeviceObserver, HostLimits
+from gpud.server.hosts.loader import Loader
+from gpud.server.hosts.quarantine import Quarantine
+from gpud.server.hosts.requests import HostRequests
+from gpud.server.hosts.resources import ResourceRegistry
+from gpud.server.hosts.validation import check_error, check_reply
+from gpud.server.hosts.watchdog import Watchdog
+from gpud.server.ipc.child_process import ENDED, ChildProcess, OnReply
+from gpud.server.ipc.stream import Outbox
+from gpud.units import JobId, SessionId
+
+__all__ = ["Device"]
+
+_LOG = logging.getLogger(__name__)
+_MOST_EARLY_ENDS = 5
+_ENDS_WITHIN_S = 30.0
+_BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 2.0)
+_END_S = 2.0
+
+
+class Device:
+    """One device and its current host.
+
+    Attributes:
+        state: ``starting``, ``ready``, ``failed`` (given up) or ``stopped``.
+        info: what the host said when it became ready; kept while the next one starts.
+        memory: its arrays, where they lie in memory of its own; None: they are in the files.
+        registry: what the current host has been told.
+        jobs: its jobs.
+        requests: what else is asked of it.
+        failures: what has become of hosts, the latest last.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        spec: str,
+        observer: DeviceObserver,
+        outbox: Outbox,
+        *,
+        connect: Connect | None = None,
+        command: Sequence[str] = HOST_COMMAND,
+        limits: HostLimits = HostLimits(),  # noqa: B008 - a constant
+    ) -> None:
+        self.index = index
+        self.spec = spec
+        self.state = "starting"
+        self.info: hm.HostReady | None = None
+        self.memory: DeviceArrays | None = None
+        self.failures: list[str] = []
+        self.restarts = 0
+        self._observer = observer
+        self._outbox = outbox
+        self._connect = connect
+        self._command = [*command, "--device", spec]
+        self._limits = limits
+        self._host: ChildProcess | None = None
+        self._watchdog: Watchdog | None = None
+        self._replacing = False
+        self._quarantine = Quarantine(
+            outbox,
+            f"device {index} ({spec})",
+            None if connect is not None else lambda child: child.start(self._command),
+            limits.compile,
+        )
+        self._loader = Loader(self._request, lambda: self._host, self._quarantine, self.lost_error)
+        self.jobs = JobDispatcher(self, observer, self._loader.ran)
+        self.requests = HostRequests(self, self._loader)
+        self._starting: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._early_ends = 0  # since a host was ready
+        self._late_ends: list[float] = []
+        self._settled = asyncio.Event()
+        self.registry = self._new_registry()
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            hm.BlocksLeft: self.jobs.blocks_left,
+            hm.JobEnded: self._on_job_ended,
+            hm.Replied: self._on_replied,
+            hm.Refused: self._on_refused,
+            hm.HostReady: self._on_ready,
+            hm.Log: self._on_log,
+        }
+
+    # -- the host process
+
+    @property
+    def pid(self) -> int | None:
+        """Of the host process."""
+        return None if self._host is None else self._host.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a host that can be told something."""
+        return self._host is not None and self._host.alive
+
+    @property
+    def last_failure(self) -> str:
+        """What has become of the last host."""
+        return self.failures[-1] if self.failures else ENDED
+
+    def start(self) -> None:
+        """Start the first host."""
+        self._begin(0.0)
+
+    async def settled(self) -> None:
+        """Wait until a host is ready, or none will be."""
+        await self._settled.wait()
+
+    def replace(self, reason: str) -> None:
+        """End the host now and start another."""
+        if self._host is not None:
+            self._replacing = True
+            self._host.kill(reason)
+
+    def kill(self) -> None:
+        """End the host at once and start no other."""
+        self.state = "stopped"
+        self._quarantine.kill()
+        if self._host is not None:
+            self._host.kill(ENDED)
+        self.requests.refuse_waiting(ENDED)
+
+    async def close(self) -> None:
+        """Let the host end in order, kill it if it does not, and start no other."""
+        self.state = "stopped"
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._host is not None:
+            await self._host.close(_END_S)
+        await self._quarantine.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+        self.requests.refuse_waiting(ENDED)
+
+    def _begin(self, delay_s: float) -> None:
+        self._starting = asyncio.ensure_future(self._start(delay_s))
+
+    async def _start(self, delay_s: float) -> None:
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        host = ChildProcess(
+            f"device host {self.index} ({self.spec})",
+            hm.HOST_PROTOCOL,
+            self._outbox,
+            on_message=lambda message: self._on_message(host, message),
+            on_end=lambda reason: self._on_end(host, reason),
+        )
+        self._host = host
+        self.registry = self._new_registry()
+        self._watchdog = Watchdog(
+            self._outbox.loop,
+            self._limits,
+            self._ask,
+            self._loader.compiling,
+            # A driver may wait for kernels before it unmaps, and those may run for hours.
+            lambda: self.memory is not None and self.jobs.running,
+            self._kill,
+        )
+        try:
+            if self._connect is not None:
+                host.attach(self._connect())
+            else:
+                await host.start(self._command)
+        except OSError as error:
+            self._on_end(host, f"cannot be started: {error}")
+
+    def _on_ready(self, info: hm.HostReady) -> None:
+        self.info = info
+        if self.memory is None and info.arrays == "copied":
+            self.memory = DeviceArrays(self, self.requests)
+        self.state = "ready"
+        self._early_ends = 0
+        if self._watchdog is not None:
+            self._watchdog.started()
+        _LOG.info("device %d is ready: %s (pid %s)", self.index, info.name, self.pid)
+        self._observer.device_ready(self)
+        self._settled.set()
+        self.requests.ready()
+
+    def _on_end(self, host: ChildProcess, reason: str) -> None:
+        if host is not self._host:
+            return
+        self._host = None
+        task = asyncio.ensure_future(host.closed())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        was_ready = self.state == "ready"
+        left = self.jobs.host_lost()
+        # Named only if nothing else can be the reason.
+        culprit = None if self._loader.compiling or self._memory_stuck else left.sole
+        if was_ready:
+            self._lose_arrays(reason)
+        self._forget_host(reason)
+        if self.state == "stopped":
+            self._settled.set()
+            return
+        self.state = "starting"
+        self.failures = [*self.failures, reason][-16:]
+        self.restarts += 1
+        _LOG.error("device host %d (%s) %s", self.index, self.spec, reason)
+        now = time.monotonic()
+        # A job that ends its host each time it runs costs the others a pause, not the device; and
+        # no pause where others get on meanwhile.
+        if was_ready:
+            late = [
+                at for at in self._late_ends if at > now - _ENDS_WITHIN_S and not left.any_ended
+            ]
+            self._late_ends = [*late, now]
+            ends = len(self._late_ends)
+            self._observer.device_failed(self, reason, culprit, left.unsent)
+        else:
+            self._early_ends += 1
+            ends = self._early_ends
+        if self._early_ends >= _MOST_EARLY_ENDS:
+            self.state = "failed"
+            self._settled.set()
+            self.requests.refuse_waiting(reason)
+            self._observer.device_given_up(self, reason)
+            return
+        self._begin(_BACKOFF_S[min(ends, len(_BACKOFF_S)) - 1])
+
+    def lost_error(self, reason: str) -> DeviceLost:
+        """The error for what cannot be done on this device now."""
+        return DeviceLost(f"device {self.index} ({self.spec}) {reason}", device=self.spec)
+
+    def _forget_host(self, reason: str) -> None:
+        """Whatever was known of the host that is gone."""
+        suspect = not (self._replacing or self._memory_stuck or self.state == "stopped")
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+        self.registry = self._new_registry()
+        for module in self._loader.host_lost(reason, suspect=suspect):
+            self._observer.variables_lost(module)
+        self._replacing = False
+
+    def _lose_arrays(self, reason: str) -> None:
+        """The arrays in the device's own memory are gone, but for what the files hold."""
+        if self.memory is not None:
+            said = f"were in the memory of its host, which {reason}"
+            for session, count, size in self.memory.copies.host_lost(said):
+                self._observer.arrays_lost(self, session, count, size)
+
+    @property
+    def _memory_stuck(self) -> bool:
+        """Whether the host is ended for that; nobody's job or program is to blame."""
+        return self._watchdog is not None and self._watchdog.memory_stuck
+
+    def _ask(self, make: Callable[[int], Any], on_reply: OnReply) -> None:
+        """Something that a thread of the host answers at once; nothing while it starts."""
+        if self.state == "ready" and self._host is not None:
+            self._host.request(make, on_reply)
+        else:
+            on_reply(None, None)
+
+    def _kill(self, reason: str) -> None:
+        if self._host is not None:
+            self._host.kill(reason)
+
+    # -- sessions and modules
+
+    def open_arena(self, session: int) -> None:
+        """Map a session's memory now, so that its first job need not wait.
+
+        Should that fail, the job asks again, and hears why.
+        """
+        if self.state == "ready":
+            self.registry.open_arena(session, lambda value, error: None)
+
+    def unload(self, module: Module) -> None:
+        """Forget a module; no job of it is left."""
+        module.forgotten = True
+        self.registry.unload(module.number)
+        self._loader.unload(module.number)
+
+    def read_progress(self, jobs: tuple[JobId, ...], on_reply: OnReply) -> None:
+        """Replies as `hm.ReadProgress` says, of those that the host has."""
+        self._request(lambda t: hm.ReadProgress(t, jobs), on_reply)
+
+    def close_session(self, session: int) -> None:
+        """Forget a session's memory; no job of it is left."""
+        self.registry.close_session(session)
+        if self.memory is not None:
+            self.memory.close_session(SessionId(session))
+
+    # -- the link
+
+    def _new_registry(self) -> ResourceRegistry:
+        return ResourceRegistry(
+            self._loader.request,
+            self.send,
+            lambda session: self._observer.arena_of(session, self.index),
+            lambda session: () if self.memory is None else self.memory.arrays_of(session),
+        )
+
+    def send(self, message: Any) -> None:
+        """Send the host a command that is not answered; it is lost if there is none."""
+        if self._host is not None:
+            self._host.send(message)
+
+    def _request(
+        self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
+    ) -> None:
+        if self._host is None or self.state != "ready":
+            on_reply(None, self.lost_error("is being started again; ask again"))
+            return
+
+        command: Any = None
+
+        def made(ticket: int) -> Any:
+            nonlocal command
+            command = make(ticket)
+            return command
+
+        def replied(value: Any, error: GpudError | None) -> None:
+            try:
+                if error is None:
+                    check_reply(command, value)
+            except ProtocolError as problem:
+                value, error = None, GpudError(f"sent what cannot be: {problem}")
+                self._kill(error.message)
+            # A link that ends says so as a plain error.
+            on_reply(value, self.lost_error(str(error)) if type(error) is GpudError else error)
+
+        self._host.request(made, replied, descriptor)
+
+    def _on_message(self, host: ChildProcess, message: Any) -> None:
+        if host is self._host:
+            self._handlers[type(message)](message)
+
+    def _on_job_ended(self, message: hm.JobEnded) -> None:
+        if message.error is None or self._is_error(message.error):
+            self.jobs.ended(message)
+
+    def _on_replied(self, message: hm.Replied) -> None:
+        assert self._host is not None
+        self._host.reply(message.ticket, message.value)
+
+    def _on_refused(self, message: hm.Refused) -> None:
+        assert self._host is not None
+        if self._is_error(message.error):
+            self._host.reply(message.ticket, None, message.error)
+
+    def _is_error(self, plain: dict[str, Any] | None) -> bool:
+        """Whether an error can be read; the host is replaced if not."""
+        try:
+            check_error(plain)
+        except ProtocolError as problem:
+            self._kill(f"sent what cannot be: {problem}")
+            return False
+        return True
+
+    def _on_log(self, message: hm.Log) -> None:
+        _LOG.log(message.level, "device host %d: %s", self.index, message.text)

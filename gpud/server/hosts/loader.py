@@ -1,0 +1,184 @@
+"""What a device's hosts load and compile, and what of it outlives them.
+
+Problem: a module's native code and variables are lost with its host. The next host needs what the
+session has written to the variables, must not be ended by the same compilation again and again, and
+whoever reads a variable that kernels wrote must not take a first value for the last one.
+
+Approach: every request of the registry (`gpud.server.hosts.resources`) comes here on its way to the
+host. Loading and compiling are noted while they are under way, and asked about first
+(`gpud.server.hosts.quarantine`); after loading, writes are repeated, before anybody else
+speaks to the module.
+
+Properties:
+    constants_survive: variables in constant memory have the same values on every host;
+    told_once: the first read of another variable fails and says so, after its host was lost and
+        kernels of its module had run there, or too much was written to its module to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gpud.device.host import messages as hm
+from gpud.errors import DeviceLost, GpudError
+from gpud.server.compilation.modules import Module
+from gpud.server.hosts.quarantine import Case, Quarantine
+from gpud.server.hosts.resources import Request
+from gpud.server.hosts.variable_writes import VariableWrites
+from gpud.server.ipc.child_process import ChildProcess, OnReply
+from gpud.server.scheduling.jobs import Chain
+
+__all__ = ["Loader", "write_message"]
+
+
+class Loader:
+    """Of one device.
+
+    Args:
+        ask: sends a command that is answered to the current host.
+        host: finds the current host.
+        quarantine: knows what must not be compiled, or not yet.
+        lost: makes the error for what cannot be done now.
+
+    Attributes:
+        compiling: what the host has been told to load or compile and has not yet, by ticket, in
+            its order.
+    """
+
+    def __init__(
+        self,
+        ask: Request,
+        host: Callable[[], ChildProcess | None],
+        quarantine: Quarantine,
+        lost: Callable[[str], DeviceLost],
+    ) -> None:
+        self._ask = ask
+        self._host = host
+        self._quarantine = quarantine
+        self._lost_error = lost
+        self.compiling: dict[int, Case] = {}
+        self._texts: dict[int, str] = {}  # PTX by module
+        self._ran: dict[int, Module] = {}  # modules with jobs on this host
+        self._written: dict[int, tuple[Module, VariableWrites]] = {}
+        self._gone: dict[int, str] = {}  # modules whose variables were lost: with what host
+
+    # -- the host
+
+    def host_lost(self, reason: str, *, suspect: bool) -> list[Module]:
+        """The host is gone; returns the modules whose variables are lost with it.
+
+        Args:
+            reason: what has become of it.
+            suspect: whether what it was compiling may be the reason.
+        """
+        if suspect and self.compiling:
+            self._quarantine.suspect(next(iter(self.compiling.values())), reason)
+        self.compiling.clear()
+        ran, self._ran = self._ran, {}
+        found = {n: one for n, one in ran.items() if n in self._texts and one.program.variables}
+        found.update((n, one) for n, (one, written) in self._written.items() if written.missing)
+        self._gone.update(dict.fromkeys(found, reason))
+        return list(found.values())
+
+    def ran(self, chain: Chain) -> None:
+        """A job was started, or is about to be."""
+        self._ran.update((module.number, module) for module, _ in chain.needs)
+
+    # -- variables
+
+    def record_write(self, module: Module, name: str, offset: int, data: bytes) -> None:
+        """The session has written to a variable."""
+        if module.number in self._texts:
+            _, written = self._written.setdefault(module.number, (module, VariableWrites()))
+            written.write(name, offset, data, constant=name not in module.program.variables)
+
+    def read_problem(self, module: Module, name: str) -> DeviceLost | None:
+        """Why a variable should not be read, once after it was lost."""
+        if name not in module.program.variables or module.number not in self._gone:
+            return None
+        reason = self._gone.pop(module.number)
+        return self._lost_error(
+            f"{reason}, and what kernels had written to {name!r} was lost with its host: the "
+            "module's variables have what the session wrote to them last, as far as that is kept, "
+            "or their first values; ask again to read that"
+        )
+
+    def unload(self, number: int) -> None:
+        """Forget a module."""
+        self._texts.pop(number, None)
+        self._written.pop(number, None)
+        self._gone.pop(number, None)
+        self._ran.pop(number, None)
+
+    # -- requests
+
+    def request(
+        self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
+    ) -> None:
+        """Send what the registry asks for; see `gpud.server.hosts.resources.Request`."""
+        message = make(0)
+        if isinstance(message, hm.Load):
+            self._texts[message.module] = message.ptx
+            self._compile(Case(message.ptx), make, self._rewriting(message.module, on_reply))
+        elif isinstance(message, hm.Measure):
+            text = self._texts.get(message.module, "")
+            case = Case(text, message.entry, message.block, message.shared)
+            self._compile(case, make, on_reply)
+        else:
+            self._ask(make, on_reply, descriptor)
+
+    def _compile(self, case: Case, make: Callable[[int], Any], on_reply: OnReply) -> None:
+        """Have the host compile something, unless it is known to end hosts."""
+        host = self._host()
+        tickets: list[int] = []
+
+        def verdict(error: GpudError | None) -> None:
+            if error is not None:
+                on_reply(None, error)
+            elif host is not self._host():
+                on_reply(None, self._lost_error("was started again meanwhile; ask again"))
+            else:
+                self._ask(noted, replied)
+
+        def noted(ticket: int) -> Any:
+            self.compiling[ticket] = case
+            tickets.append(ticket)
+            return make(ticket)
+
+        def replied(value: Any, error: GpudError | None) -> None:
+            # What is left when a host is lost is what it was at.
+            if tickets and host is not None and host.alive:
+                self.compiling.pop(tickets[0], None)
+            on_reply(value, error)
+
+        self._quarantine.ask(case, verdict)
+
+    def _rewriting(self, module: int, on_reply: OnReply) -> OnReply:
+        """Has what was written to a module's variables written again once it is loaded."""
+        if module not in self._written:
+            return on_reply
+        written = self._written[module][1]
+
+        def loaded(value: Any, error: GpudError | None) -> None:
+            left = 1
+
+            def replied(_: Any, problem: GpudError | None) -> None:
+                nonlocal left, error
+                left -= 1
+                error = error or problem
+                if not left:
+                    on_reply(value, error)
+
+            for name, offset, data in list(written.pieces()) if error is None else ():
+                left += 1
+                self._ask(partial(write_message, module, name, offset, data), replied)
+            replied(None, None)
+
+        return loaded
+
+
+def write_message(module: int, name: str, offset: int, data: bytes, ticket: int) -> hm.WriteSymbol:
+    """What writes to a variable."""
+    return hm.WriteSymbol(ticket, module, name, offset, data)

@@ -1,0 +1,237 @@
+"""Compilations during which a device host was lost: tried in a host of their own before the next.
+
+Problem: programs are read in the device host, and on a GPU the driver makes machine code there. One
+on which that crashes takes everybody else's jobs with it, again each time that somebody asks for
+it. But when a host is lost while it compiles, the kernel need not be the reason: jobs ran there,
+and hosts are killed from outside.
+
+Approach: what was being compiled is suspected, not blamed. When it is asked for again, a host is
+started that does nothing but this one compilation: if that host survives, the kernel is cleared and
+goes to the real one; if it does not, twice, the kernel is refused from then on.
+
+Terms: a *case* is what decides how a compilation goes: the program's text, and for a kernel its
+block shape; a *trial* is the host that does nothing else.
+
+Properties:
+    no_blame_by_accident: only hosts that were lost with nothing else in them count;
+    bounded: a case costs the real host once, and `MOST_TRIALS` others;
+    one_answer: whoever asks about a case hears of it once;
+    small: of a program that nobody asks about only a digest is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from gpud.device.host import messages as hm
+from gpud.errors import CompileError, GpudError
+from gpud.errors.base import shorten
+from gpud.server.ipc.child_process import ENDED, ChildProcess
+from gpud.server.ipc.stream import Outbox
+
+__all__ = ["MOST_TRIALS", "Case", "Quarantine"]
+
+_LOG = logging.getLogger(__name__)
+_MOST_CASES = 256
+_START_S = 60.0
+_END_S = 2.0
+MOST_TRIALS = 2
+
+Verdict = Callable[[GpudError | None], None]
+
+
+class Case(NamedTuple):
+    """A compilation.
+
+    Attributes:
+        ptx: the program.
+        entry: the kernel; None for loading the program.
+        block, shared: its block shape.
+    """
+
+    ptx: str
+    entry: str | None = None
+    block: tuple[int, int, int] = (0, 0, 0)
+    shared: int = 0
+
+    @property
+    def digest(self) -> Case:
+        """The same, with a digest in the program's place."""
+        return self._replace(ptx=hashlib.sha256(self.ptx.encode()).hexdigest())
+
+    def __str__(self) -> str:
+        if self.entry is None:
+            return "loading the program"
+        x, y, z = self.block
+        return f"compiling {shorten(self.entry)} for blocks of {x} x {y} x {z}"
+
+
+class Quarantine:
+    """Of one device.
+
+    Args:
+        outbox: of the event loop.
+        what: the device, for messages.
+        start: starts a child as a host of the device; None: there can be no trials, so that nothing
+            is ever suspected.
+        limit_s: how long a trial may take, the host's start not counted.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        what: str,
+        start: Callable[[ChildProcess], Awaitable[None]] | None,
+        limit_s: float,
+    ) -> None:
+        self._outbox = outbox
+        self._what = what
+        self._start = start
+        self._limit_s = limit_s
+        # By their digests.
+        self._banned: OrderedDict[Case, CompileError] = OrderedDict()
+        self._suspected: OrderedDict[Case, list[Verdict]] = OrderedDict()
+        self._trials: set[asyncio.Task[None]] = set()
+        self._hosts: list[ChildProcess] = []
+
+    def suspect(self, case: Case, reason: str) -> None:
+        """The host was lost while it was at this case."""
+        key = case.digest
+        if self._start is None or key in self._suspected or key in self._banned:
+            return
+        _LOG.warning("%s: its host %s while it was %s", self._what, reason, case)
+        self._suspected[key] = []
+        if len(self._suspected) > _MOST_CASES:
+            oldest = next(iter(self._suspected))
+            if not self._suspected[oldest]:
+                del self._suspected[oldest]
+
+    def ask(self, case: Case, verdict: Verdict) -> None:
+        """Calls ``verdict`` with None when the case may be compiled, or with why it may not.
+
+        At once unless the case is suspected: it is tried then.
+        """
+        if not self._banned and not self._suspected:
+            verdict(None)
+            return
+        key = case.digest
+        banned, waiting = self._banned.get(key), self._suspected.get(key)
+        if banned is not None or waiting is None:
+            verdict(banned)
+            return
+        waiting.append(verdict)
+        if len(waiting) == 1:
+            task = asyncio.ensure_future(self._run_trials(case))
+            self._trials.add(task)
+            task.add_done_callback(self._trials.discard)
+
+    def kill(self) -> None:
+        """End all trials at once."""
+        self._start = None
+        for host in list(self._hosts):
+            host.kill(ENDED)
+
+    async def close(self) -> None:
+        """`kill`, and wait until nothing is left."""
+        self.kill()
+        if self._trials:
+            await asyncio.wait(self._trials)
+
+    # -- trials
+
+    async def _run_trials(self, case: Case) -> None:
+        error: GpudError | None = None
+        reason: str | None = None
+        for trial in range(1, MOST_TRIALS + 1):
+            reason = await self._run_trial(case)
+            if reason is None or self._start is None:
+                break
+            _LOG.warning("%s: trial %d of %s: the host %s", self._what, trial, case, reason)
+        else:
+            error = self._banned[case.digest] = CompileError(
+                f"{case} ends the device's host: tried {MOST_TRIALS} times in one of its own, it "
+                f"{reason}; the daemon does not try it again until it is restarted. Change the "
+                "kernel, and report this"
+            )
+            if len(self._banned) > _MOST_CASES:
+                self._banned.popitem(last=False)
+        for verdict in self._suspected.pop(case.digest, ()):
+            verdict(error)
+
+    async def _run_trial(self, case: Case) -> str | None:
+        """What became of a host that did nothing but this; None if it is well."""
+        start = self._start
+        if start is None:
+            return None
+        trial = _Trial(self._outbox, self._what, case, self._limit_s)
+        self._hosts.append(trial.host)
+        try:
+            return await trial.run(start)
+        finally:
+            self._hosts.remove(trial.host)
+
+
+class _Trial:
+    """A host that does nothing but one case."""
+
+    def __init__(self, outbox: Outbox, what: str, case: Case, limit_s: float) -> None:
+        self._loop = outbox.loop
+        self._case = case
+        self._limit_s = limit_s
+        self._began = False
+        self._over: asyncio.Future[str | None] = self._loop.create_future()
+        self.host = ChildProcess(
+            f"trial host of {what}",
+            hm.HOST_PROTOCOL,
+            outbox,
+            on_message=self._on_message,
+            # What ends before it has begun says nothing about the case.
+            on_end=lambda reason: self._decide(reason if self._began else None),
+        )
+        self._timer = self._end_after(_START_S)
+
+    async def run(self, start: Callable[[ChildProcess], Awaitable[None]]) -> str | None:
+        """What became of it; None if it is well. It is gone when this returns."""
+        try:
+            await start(self.host)
+            return await self._over
+        except OSError:
+            return None  # there is no host to try it in: no blame
+        finally:
+            self._timer.cancel()
+            await self.host.close(_END_S)
+
+    def _decide(self, reason: str | None) -> None:
+        if not self._over.done():
+            self._over.set_result(reason)
+
+    def _end_after(self, limit_s: float) -> asyncio.TimerHandle:
+        return self._loop.call_later(limit_s, self.host.kill, f"took longer than {limit_s:g} s")
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, hm.HostReady):
+            self._began = True
+            self._timer.cancel()
+            self._timer = self._end_after(self._limit_s)
+            self.host.request(lambda t: hm.Load(t, 1, 1, self._case.ptx), self._loaded)
+        elif isinstance(message, hm.Replied):
+            self.host.reply(message.ticket, message.value)
+        elif isinstance(message, hm.Refused):
+            self.host.reply(message.ticket, None, message.error)
+
+    def _loaded(self, _: Any, error: GpudError | None) -> None:
+        _, entry, block, shared = self._case
+        if error is not None or entry is None:
+            self._measured(None, error)
+        else:
+            self.host.request(lambda t: hm.Measure(t, 1, entry, block, shared), self._measured)
+
+    def _measured(self, _: Any, error: GpudError | None) -> None:
+        # A host that is gone answers with a plain error, and says in on_end what it was.
+        if type(error) is not GpudError:
+            self._decide(None)

@@ -1,0 +1,309 @@
+"""What one host process has been told: memory mapped, modules loaded, kernels measured.
+
+A new host gets a new, empty registry, so nothing of an earlier host is assumed of a later one; what
+still comes for the earlier one ends in its own registry, which nobody looks at any more.
+
+Each thing is asked for once: who wants it meanwhile waits for the same answer. What failed may be
+asked for again.
+
+Properties:
+    nothing_of_the_dead: of a module that was unloaded, or a session that was closed, nothing is
+        kept, whatever the host had been asked about it and answers later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gpud.core.memory.coherence import ArrayExtent
+from gpud.device.host import messages as hm
+from gpud.errors import GpudError, UnknownName
+from gpud.server.compilation.modules import Module, Shape
+from gpud.server.ipc.child_process import OnReply
+from gpud.server.scheduling.jobs import Chain
+
+__all__ = ["ArenaOf", "ArraysOf", "Request", "ResourceRegistry"]
+
+ArenaOf = Callable[[int], tuple[int, int, int] | None]
+"""(base, size, descriptor) of a session's memory on the device, if it has any there."""
+
+ArraysOf = Callable[[int], Sequence[ArrayExtent]]
+"""A session's arrays on the device, where they are copied."""
+
+_Waiting = dict[int, list[OnReply] | None]
+"""By number: None for what is there; for what was asked for, who waits for it."""
+
+
+class Request(Protocol):
+    """Sends a command with a ticket to the host, and gives its answer to ``on_reply``."""
+
+    def __call__(
+        self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
+    ) -> None:
+        """See `gpud.server.ipc.child_process.ChildProcess.request`."""
+
+
+class ResourceRegistry:
+    """Of one host.
+
+    Args:
+        request: sends a command that is answered.
+        send: sends one that is not.
+        arena_of: finds a session's memory.
+        arrays_of: finds what of it needs memory of the device's own.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        send: Callable[[Any], None],
+        arena_of: ArenaOf,
+        arrays_of: ArraysOf = lambda session: (),
+    ) -> None:
+        self._request = request
+        self._send = send
+        self._arena_of = arena_of
+        self._arrays_of = arrays_of
+        self._arenas: _Waiting = {}
+        self._arrays: dict[int, _Waiting] = {}  # by session and address
+        self._modules: _Waiting = {}
+        self._measured: dict[int, set[Shape]] = {}  # by module
+
+    # -- jobs
+
+    def is_ready(self, chain: Chain, session: int) -> bool:
+        """Whether a job could start at once."""
+        if chain.ready is not self:
+            measured = self._measured
+            if not all(shape in measured.get(one.number, ()) for one, shape in chain.needs):
+                return False
+            chain.ready = self
+        return self._arenas.get(session, False) is None or self._arena_of(session) is None
+
+    def make_ready(
+        self, chain: Chain, session: int, on_ready: Callable[[GpudError | None], None]
+    ) -> None:
+        """Map, load and measure what a job needs; ``on_ready`` gets the first error, or None."""
+        left = len(chain.needs) + 1
+        failed = False
+
+        def on_reply(_: Any, error: GpudError | None) -> None:
+            nonlocal left, failed
+            left -= 1
+            if failed:
+                return
+            if error is not None:
+                failed = True
+                on_ready(error)
+            elif not left:
+                on_ready(None)
+
+        self.open_arena(session, on_reply)
+        for module, shape in chain.needs:
+            self.measure(module, shape, on_reply)
+
+    # -- things
+
+    def open_arena(self, session: int, on_reply: OnReply) -> None:
+        """Map a session's memory, if it has any here, with the arrays that it has."""
+        arena = self._arena_of(session)
+        if arena is None:
+            on_reply(None, None)
+            return
+        base, size, descriptor = arena
+
+        def request(
+            make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
+        ) -> None:
+            def opened(value: Any, error: GpudError | None) -> None:
+                if error is not None or session not in self._arenas:
+                    on_reply(value, error)
+                else:
+                    self._commit_all(session, on_reply)
+
+            self._request(make, opened, descriptor)
+
+        self._once(
+            self._arenas,
+            session,
+            lambda ticket: hm.OpenArena(ticket, session, base, size),
+            on_reply,
+            descriptor,
+            request,
+        )
+
+    # -- arrays, where they are copied
+
+    def _commit_all(self, session: int, on_reply: OnReply) -> None:
+        """Give a session's arrays memory on a new host; what fails leaves the arena closed."""
+        left = 1
+        problem: GpudError | None = None
+
+        def committed(_: Any, error: GpudError | None) -> None:
+            nonlocal left, problem
+            left -= 1
+            problem = problem or error
+            if not left:
+                if problem is not None and self._arrays.pop(session, None) is not None:
+                    self._send(hm.CloseArena(session))
+                on_reply(None, problem)
+
+        for held in self._arrays_of(session):
+            left += 1
+            self._commit(session, held, committed)
+        committed(None, None)
+
+    def _commit(self, session: int, held: ArrayExtent, on_reply: OnReply) -> None:
+        address, size, from_file = held
+        offset = self._offset(session, address)
+        self._once(
+            self._arrays.setdefault(session, {}),
+            address,
+            lambda ticket: hm.Commit(ticket, session, offset, size, from_file),
+            on_reply,
+        )
+
+    def commit(
+        self, session: int, array: Callable[[], ArrayExtent | None], on_reply: OnReply
+    ) -> None:
+        """Have memory behind an array, if it is there still when the arena is open."""
+
+        def opened(_: Any, error: GpudError | None) -> None:
+            held = array()
+            if error is not None or held is None:
+                on_reply(None, error)
+            else:
+                self._commit(session, held, on_reply)
+
+        self.open_arena(session, opened)
+
+    def has_array(self, session: int, address: int) -> bool:
+        """Whether the host has an array, or was told of it."""
+        return address in self._arrays.get(session, ())
+
+    def release(self, session: int, address: int, size: int, on_reply: OnReply) -> None:
+        """Take the memory of an array back, if the host has it."""
+        if self._arrays.get(session, {}).pop(address, False) is False:
+            on_reply(None, None)
+        else:
+            offset = self._offset(session, address)
+            self._request(lambda ticket: hm.Release(ticket, session, offset, size), on_reply)
+
+    def upload(self, session: int, address: int, offset: int, size: int, on_reply: OnReply) -> None:
+        """Copy a part of an array that the host has from the file to the device."""
+        at = self._offset(session, address) + offset
+        self._request(lambda ticket: hm.Upload(ticket, session, at, size), on_reply)
+
+    def download(
+        self, session: int, address: int, offset: int, size: int, on_reply: OnReply
+    ) -> None:
+        """Copy a part of an array from the device to the file."""
+        at = self._offset(session, address) + offset
+
+        def opened(_: Any, error: GpudError | None) -> None:
+            if error is not None:
+                on_reply(None, error)
+            else:
+                self._request(lambda ticket: hm.Download(ticket, session, at, size), on_reply)
+
+        self.open_arena(session, opened)
+
+    def _offset(self, session: int, address: int) -> int:
+        arena = self._arena_of(session)
+        assert arena is not None, "an array without an arena"
+        return address - arena[0]
+
+    # -- modules
+
+    def load(self, module: Module, on_reply: OnReply) -> None:
+        """Load a module, after its session's memory: its fences are set when it is loaded."""
+        number, session = module.number, module.session
+
+        def request(
+            make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
+        ) -> None:
+            def opened(_: Any, error: GpudError | None) -> None:
+                if error is None and number not in self._modules:
+                    error = UnknownName(f"module {number} was unloaded before it was loaded")
+                if error is not None:
+                    on_reply(None, error)
+                else:
+                    self._request(make, on_reply, descriptor)
+
+            self.open_arena(session, opened)
+
+        ptx = module.program.ptx
+        self._once(
+            self._modules,
+            number,
+            lambda ticket: hm.Load(ticket, number, session, ptx),
+            on_reply,
+            request=request,
+        )
+
+    def measure(self, module: Module, shape: Shape, on_reply: OnReply) -> None:
+        """Make a kernel ready for a block shape; replies M."""
+        number = module.number
+        index, block, shared, killable = shape
+        entry = module.program.kernels[index].info.entry_for(block, killable=killable)
+
+        def measured(value: Any, error: GpudError | None) -> None:
+            if error is None and number in self._modules:  # else it was unloaded meanwhile
+                self._measured.setdefault(number, set()).add(shape)
+            on_reply(value, error)
+
+        self.with_module(module, lambda t: hm.Measure(t, number, entry, block, shared), measured)
+
+    def with_module(self, module: Module, make: Callable[[int], Any], on_reply: OnReply) -> None:
+        """Send a command when the module is loaded."""
+
+        def loaded(_: Any, error: GpudError | None) -> None:
+            if error is not None:
+                on_reply(None, error)
+            else:
+                self._request(make, on_reply)
+
+        self.load(module, loaded)
+
+    def unload(self, number: int) -> None:
+        """Forget a module; no job of it is left."""
+        if self._modules.pop(number, False) is not False:
+            self._send(hm.Unload(number))
+            self._measured.pop(number, None)
+
+    def close_session(self, session: int) -> None:
+        """Forget a session's memory; no job of it is left."""
+        self._arrays.pop(session, None)
+        if self._arenas.pop(session, False) is not False:
+            self._send(hm.CloseArena(session))
+
+    def _once(
+        self,
+        things: _Waiting,
+        number: int,
+        make: Callable[[int], Any],
+        on_reply: OnReply,
+        descriptor: int | None = None,
+        request: Request | None = None,
+    ) -> None:
+        """Have a thing made if it is not there, and tell ``on_reply`` when it is."""
+        if number in things:
+            waiting = things[number]
+            if waiting is None:
+                on_reply(None, None)
+            else:
+                waiting.append(on_reply)
+            return
+        asked = things[number] = [on_reply]
+
+        def made(_: Any, error: GpudError | None) -> None:
+            if things.get(number) is asked:  # else it was unloaded meanwhile
+                if error is None:
+                    things[number] = None
+                else:
+                    del things[number]
+            for one in asked:
+                one(None, error)
+
+        (request or self._request)(make, made, descriptor)

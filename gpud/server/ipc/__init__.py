@@ -1,0 +1,1 @@
+"""Between processes: sockets, framed streams, child processes, descriptors, systemd."""

@@ -1,0 +1,205 @@
+"""The daemon's socket: made safely, or taken over from systemd.
+
+Problem: a socket file outlives a daemon that was killed; two daemons on one path would each believe
+they serve it; and a file is visible before its mode can be changed.
+
+Approach: a lock file beside the socket (``flock``, which the kernel drops with the process) decides
+who owns the path. Its owner may replace a socket file that nobody answers on. The socket is bound
+under a umask that gives only the user any right, and gets its configured mode afterwards.
+
+Properties:
+    one_daemon: a second daemon on the same path is refused while the first lives, with its pid;
+    stale_replaced: a socket file whose daemon has died is replaced;
+    never_steals: a file at that path that is no socket is left alone, with an error;
+    own_folder: a folder that others could replace is not used, nor a link to one;
+    private_from_the_start: there is no moment at which others could connect to a 0600 socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from gpud.errors import InvalidArgument
+from gpud.wire.socket_path import check_fallback_folder, checked_socket_path
+
+__all__ = ["Listener", "adopt", "listen"]
+
+_BACKLOG = 1024
+
+
+class Listener:
+    """A listening socket and what has to be removed with it."""
+
+    def __init__(self, sock: socket.socket, path: Path | None, lock: int | None) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self.path = path
+        self._lock = lock
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, for people."""
+        name = self.socket.getsockname()
+        return name if isinstance(name, str) else name.decode(errors="replace")
+
+    def stop(self) -> None:
+        """Take no more connections. The path stays ours, so that no other daemon comes yet."""
+        if self.socket.fileno() < 0:
+            return
+        self.socket.close()
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.unlink()
+
+    def close(self) -> None:
+        """`stop`, and let another daemon take the path. May be called twice."""
+        self.stop()
+        if self._lock is None or self.path is None:
+            return
+        with suppress(OSError):
+            _lock_path(self.path).unlink()
+        os.close(self._lock)  # last: until now no other daemon could take the path
+        self._lock = None
+
+
+def listen(path: Path, mode: int = 0o600) -> Listener:
+    """Makes the daemon's socket at ``path``. The folder is made if it is missing, mode 0700.
+
+    Raises:
+        InvalidArgument: another daemon serves this path, something else is there, or the folder
+            cannot be used. Nothing was changed.
+    """
+    path = checked_socket_path(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_folder(path.parent)
+        lock = _take_lock(path)
+    except OSError as error:
+        raise InvalidArgument(
+            f"the socket {path} cannot be made: {error.strerror}; choose another with --socket"
+        ) from error
+    try:
+        _clear(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            before = os.umask(0o177)
+            try:
+                sock.bind(str(path))
+            finally:
+                os.umask(before)
+            if mode != 0o600:
+                path.chmod(mode)
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise InvalidArgument(
+                f"the socket {path} cannot be made: {error.strerror}; choose another with --socket"
+            ) from error
+    except BaseException:
+        os.close(lock)
+        raise
+    return Listener(sock, path, lock)
+
+
+def adopt(descriptor: int) -> Listener:
+    """Takes over a listening socket that systemd made.
+
+    Raises:
+        InvalidArgument: it is no listening Unix stream socket.
+    """
+    sock = socket.socket(fileno=descriptor)
+    listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM or not listening:
+        sock.detach()
+        raise InvalidArgument(
+            f"descriptor {descriptor} of socket activation is no listening Unix stream socket; "
+            "the unit needs ListenStream= with a path"
+        )
+    os.set_inheritable(descriptor, False)
+    return Listener(sock, None, None)
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder in which somebody else could put another socket in place of ours."""
+    check_fallback_folder(folder / "socket")
+    link = folder.lstat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+        raise InvalidArgument(
+            f"the folder {folder} is a link that another user can turn elsewhere; choose another "
+            "path with --socket"
+        )
+    found = folder.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise InvalidArgument(
+            f"the folder {folder} belongs to another user, who could take the socket's place; "
+            "choose another path with --socket"
+        )
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise InvalidArgument(
+            f"everybody can write to the folder {folder}, and take the socket's place; choose "
+            "another path with --socket, or take that right away"
+        )
+
+
+def _take_lock(path: Path) -> int:
+    """The descriptor of the locked lock file, which holds our pid."""
+    while True:
+        lock = os.open(
+            _lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid = os.read(lock, 32).decode(errors="replace").strip()
+            os.close(lock)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise _taken(path, f" (pid {pid})" if pid else "") from None
+        with suppress(FileNotFoundError):
+            # The file may be the one that an ending daemon has just removed: then lock the new one.
+            if os.path.samestat(os.fstat(lock), _lock_path(path).stat()):
+                os.truncate(lock, 0)
+                os.write(lock, f"{os.getpid()}\n".encode())
+                return lock
+        os.close(lock)
+
+
+def _clear(path: Path) -> None:
+    """Removes a dead daemon's socket file; we hold the lock, but it may be another program's."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise InvalidArgument(
+            f"{path} exists and is no socket; remove it, or choose another path with --socket"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise InvalidArgument(
+                f"{path} exists and cannot be asked whether a daemon is there: {error.strerror}; "
+                "remove it, or choose another path with --socket"
+            ) from error
+    raise _taken(path, "")
+
+
+def _taken(path: Path, who: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"another daemon{who} serves {path}; end it first, or choose another path with --socket"
+    )

@@ -1,0 +1,379 @@
+"""A framed Unix stream on the event loop that can pass descriptors.
+
+Problem: asyncio's transports cannot send descriptors, read one buffer at a time, and give a fast
+peer as many callbacks as it has messages. A daemon needs: many messages for one system call, both
+ways; fairness between peers; and a bound on what a peer that does not read can make it keep.
+
+Approach: our own non-blocking socket under ``add_reader`` and ``add_writer``. One read takes all
+that is there, up to 256 KiB; its messages are handled in one go, but no more than
+`MESSAGES_PER_TURN` before the others get their turn. What is sent meanwhile, to whomever, is kept
+in the `Outbox` and written once at the end of the turn.
+
+Terms:
+    turn: one callback of the event loop.
+    unsent [bytes]: what was given to `Stream.send` and the kernel has not taken.
+
+Properties:
+    order: bytes and descriptors arrive in the order of the calls, a descriptor with its frame;
+    back_pressure: over ``high`` unsent bytes the peer is not read from until ``low`` are left;
+    bounded: over ``hard`` unsent bytes the peer is dropped;
+    counted: the owner hears of what is kept for the peer, unsent or not whole, to `_REPORT_BYTES`;
+    fair: a peer that writes without end delays another by one turn for each such peer: so many
+        messages, or so much time, or as many answers as back pressure allows, whatever is first;
+    ended_once: ``on_end`` is called exactly once, and nothing of the stream is called after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from gpud.wire.framing import FrameDecoder, FrameError
+
+__all__ = ["MESSAGES_PER_TURN", "Limits", "Outbox", "Stream"]
+
+MESSAGES_PER_TURN = 64
+"""Messages of one peer that are handled before the others get their turn; some 2 ms of work."""
+
+_READ_BYTES = 1 << 18
+_JOINED_BYTES = 1 << 18  # of small frames for one system call; a socket takes about as much
+_TURN_S = 0.005  # a turn begins no further message after that
+_REPORT_BYTES = 1 << 18
+_FINISH_S = 2.0  # how long a peer may take to read the last words that it is sent
+
+
+class Limits(NamedTuple):
+    """Bounds of a stream, in bytes; ``message`` is of one frame, the rest of unsent output."""
+
+    message: int = 64 << 20
+    high: int = 1 << 20
+    low: int = 1 << 18
+    hard: int | None = 64 << 20
+
+
+class Outbox:
+    """The streams of one event loop that have something to write, written once a turn."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.buffer = memoryview(bytearray(_READ_BYTES))
+        self._dirty: list[Stream] = []
+        self._later = False
+        self._inside = False
+
+    def add(self, stream: Stream) -> None:
+        """Have ``stream`` flushed at the end of this turn."""
+        self._dirty.append(stream)
+        if not self._inside and not self._later:
+            self._later = True
+            self.loop.call_soon(self.flush)
+
+    def enter(self) -> None:
+        """Begin a turn that ends with `flush`: saves a trip through the event loop."""
+        self._inside = True
+
+    def flush(self) -> None:
+        """Write what every dirty stream has."""
+        self._inside = self._later = False
+        dirty, self._dirty = self._dirty, []
+        for stream in dirty:
+            stream.flush()
+
+
+class Stream:
+    """One peer.
+
+    Args:
+        sock: a connected Unix stream socket; the stream owns it from now on.
+        outbox: of the event loop.
+        limits: see `Limits`.
+        on_body: called with the body of each frame.
+        on_end: called once, when the peer has gone or was dropped, with the reason as text. The
+            socket is closed then.
+        on_broken: called when the peer has sent what is no frame. Nothing more is read; the owner
+            may still `send` a last word and must call `finish`.
+        on_buffered: called when what is kept for the peer has changed by much, with the change in
+            bytes; all calls add up to zero before ``on_end``. It may end the stream.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        outbox: Outbox,
+        limits: Limits,
+        *,
+        on_body: Callable[[bytes], None],
+        on_end: Callable[[str], None],
+        on_broken: Callable[[FrameError], None] | None = None,
+        on_buffered: Callable[[int], None] | None = None,
+    ) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._fd = sock.fileno()
+        self._outbox = outbox
+        self._loop = outbox.loop
+        self._limits = limits
+        self._decoder = FrameDecoder(limits.message)
+        self._on_body = on_body
+        self._on_end = on_end
+        self._on_broken = on_broken
+        self._on_buffered = on_buffered
+        self._reported_bytes = 0
+        self._frames: list[bytes] = []
+        self._descriptors: list[tuple[int, int]] = []  # (index in _frames, descriptor)
+        self._rest: bytes | memoryview = b""  # of what was begun to be written
+        self.unsent_bytes = 0
+        self._queued = False  # in the outbox
+        self._reading = False
+        self._writing = False  # waits for the kernel to take more
+        self._throttled = False  # not read from, until unsent output has drained
+        self._backlog: Iterator[bytes] | None = None
+        self._paused = False  # not read from, as the owner wants it
+        self._input_closed = False  # nothing is read any more
+        self._finishing: asyncio.TimerHandle | None = None
+        self.ended = False
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._reading = True
+        self._loop.add_reader(self._fd, self._readable)
+
+    # -- writing
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; it is written at the end of the turn. Never blocks, never raises.
+
+        After `finish` it is dropped.
+        """
+        if self.ended or self._finishing is not None:
+            return
+        self._frames.append(frame)
+        self.unsent_bytes += len(frame)
+        if not self._queued:
+            self._queued = True
+            self._outbox.add(self)
+
+    def send_with(self, frame: bytes, descriptor: int) -> None:
+        """`send` with a descriptor, which is duplicated now: the caller may close its own."""
+        if self.ended or self._finishing is not None:
+            return
+        self.send(frame)
+        self._descriptors.append((len(self._frames) - 1, os.dup(descriptor)))
+
+    def flush(self) -> None:
+        """Write what the kernel takes now, and the rest when it takes more."""
+        self._queued = False
+        if self.ended:
+            return
+        if self._writing:
+            self._after_write()  # it has more to write than before
+            return
+        try:
+            while self._rest or self._frames:
+                if not self._rest:
+                    self._rest = self._next_frames()
+                if self._rest:
+                    sent = self.sock.send(self._rest)
+                    self.unsent_bytes -= sent
+                    self._rest = memoryview(self._rest)[sent:] if sent < len(self._rest) else b""
+        except (BlockingIOError, InterruptedError):
+            self._writing = True
+            self._loop.add_writer(self._fd, self._writable)
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return
+        self._after_write()
+
+    def _next_frames(self) -> bytes | memoryview:
+        """Takes some queued frames, up to the next that carries a descriptor, to be written now.
+
+        A frame with a descriptor is written here, and what is left of it returned.
+        """
+        if not self._descriptors and self.unsent_bytes <= _JOINED_BYTES:
+            frames, self._frames = self._frames, []
+            return frames[0] if len(frames) == 1 else b"".join(frames)
+        plain = self._descriptors[0][0] if self._descriptors else len(self._frames)
+        if plain:
+            count = size = 0
+            while count < plain and size < _JOINED_BYTES:
+                size += len(self._frames[count])
+                count += 1
+            frames, self._frames = self._frames[:count], self._frames[count:]
+            self._descriptors = [(at - count, fd) for at, fd in self._descriptors]
+            return b"".join(frames)
+        _, descriptor = self._descriptors[0]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
+        sent = self.sock.sendmsg(
+            [self._frames[0]], rights
+        )  # it may raise: nothing has changed then
+        self.unsent_bytes -= sent
+        rest = memoryview(self._frames.pop(0))[sent:]
+        del self._descriptors[0]
+        self._descriptors = [(at - 1, fd) for at, fd in self._descriptors]
+        os.close(descriptor)
+        return rest
+
+    def _writable(self) -> None:
+        self._writing = False
+        self._loop.remove_writer(self._fd)
+        self.flush()
+
+    def _after_write(self) -> None:
+        limits = self._limits
+        if not self.unsent_bytes:
+            if self._finishing is not None:
+                self._end("closed by the daemon")
+                return
+        elif limits.hard is not None and self.unsent_bytes > limits.hard:
+            self._end(f"dropped: it left {self.unsent_bytes} bytes unread")
+            return
+        if self.unsent_bytes > limits.high:
+            self._throttled = True
+            self._update_reading()
+        elif self._throttled and self.unsent_bytes <= limits.low:
+            self._throttled = False
+            self._update_reading()
+        if self._on_buffered is not None:
+            self._report_buffered()
+
+    def _report_buffered(self) -> None:
+        """Tell the owner what is kept for the peer, if it is much more or less than before."""
+        buffered_bytes = self.unsent_bytes + self._decoder.pending_bytes
+        change = buffered_bytes - self._reported_bytes
+        if change and (not buffered_bytes or abs(change) >= _REPORT_BYTES):
+            self._reported_bytes = buffered_bytes
+            assert self._on_buffered is not None
+            self._on_buffered(change)
+
+    # -- reading
+
+    def pause(self) -> None:
+        """Read no more messages until `resume`; none of those that have arrived is handled."""
+        self._paused = True
+        self._update_reading()
+
+    def resume(self) -> None:
+        """Go on to read after `pause`."""
+        self._paused = False
+        self._update_reading()
+
+    def hung_up(self) -> bool:
+        """Whether the peer has closed its end or died, as `pause` keeps one from noticing."""
+        if self.ended:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return bool(poll.poll(0))
+
+    def _update_reading(self) -> None:
+        """Read from the peer, or stop to, as the state wants it."""
+        still = self._throttled or self._paused or self._input_closed or self.ended
+        want = not still and self._backlog is None
+        if want and not self._reading:
+            self._loop.add_reader(self._fd, self._readable)
+        elif not want and self._reading:
+            self._loop.remove_reader(self._fd)
+        self._reading = want
+        if self._backlog is not None and not still:
+            self._loop.call_soon(self._next_turn)
+
+    def _readable(self) -> None:
+        try:
+            size = self.sock.recv_into(self._outbox.buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return
+        if not size:
+            self._end("closed by the peer")
+            return
+        self._decoder.feed(self._outbox.buffer[:size])
+        self._turn(self._decoder.frames())
+
+    def _next_turn(self) -> None:
+        frames, self._backlog = self._backlog, None
+        if frames is None or self.ended or self._input_closed:
+            return
+        if self._throttled or self._paused:
+            self._backlog = frames
+            return
+        self._turn(frames)
+
+    def _turn(self, frames: Iterator[bytes]) -> None:
+        """Handle what has arrived, up to a turn's worth."""
+        self._outbox.enter()
+        budget = MESSAGES_PER_TURN
+        high = self._limits.high
+        until = time.monotonic() + _TURN_S
+        try:
+            for body in frames:
+                self._on_body(body)
+                if self.ended or self._input_closed:
+                    return
+                budget -= 1
+                over = not budget or self.unsent_bytes > high or time.monotonic() > until
+                if over or self._paused:
+                    # There may be no more, which the next turn finds out.
+                    self._backlog = frames
+                    break
+        except FrameError as error:
+            self._input_closed = True
+            if self._on_broken is None:
+                self._end(str(error))
+            else:
+                self._on_broken(error)
+        finally:
+            self._outbox.flush()
+        if self.ended:
+            return
+        if self._backlog is not None or not self._reading:
+            self._update_reading()
+        if self._on_buffered is not None:
+            self._report_buffered()
+
+    # -- the end
+
+    def finish(self) -> None:
+        """Send what is queued, then close; nothing more is read. `_end` follows in any case."""
+        if self.ended or self._finishing is not None:
+            return
+        self._input_closed = True
+        self._update_reading()
+        self._finishing = self._loop.call_later(_FINISH_S, self._end, "closed by the daemon")
+        self._outbox.add(self)
+
+    def abort(self, reason: str = "closed by the daemon") -> None:
+        """Close at once."""
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if self._reading:
+            self._loop.remove_reader(self._fd)
+        if self._writing:
+            self._loop.remove_writer(self._fd)
+        if self._finishing is not None:
+            self._finishing.cancel()
+        for _, descriptor in self._descriptors:
+            os.close(descriptor)
+        self._reading = self._writing = False
+        self._frames.clear()
+        self._descriptors.clear()
+        self._rest = b""
+        self._backlog = None
+        self._decoder = FrameDecoder(self._limits.message)  # what it kept is let go
+        self.unsent_bytes = 0
+        self.sock.close()
+        if self._on_buffered is not None and self._reported_bytes:
+            self._on_buffered(-self._reported_bytes)
+            self._reported_bytes = 0
+        self._on_end(reason)

@@ -1,0 +1,289 @@
+"""Jobs as the front knows them: what was asked for, what became of it, and what people are told.
+
+The scheduler knows a job's shape and its rights; this is the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from gpud.core.capacity import SCALE
+from gpud.core.events import LaunchShape
+from gpud.core.job import JobRecord
+from gpud.errors import GpudError, from_wire
+from gpud.errors.base import shorten
+from gpud.server.compilation.modules import Module, Shape
+from gpud.units import JobId, job_name
+
+if TYPE_CHECKING:
+    from gpud.server.clients.session import Session
+
+__all__ = ["NAMES_KEPT", "Chain", "Job", "exact", "shortened"]
+
+NAMES_KEPT = 16
+"""Kernels of a job that are named to people."""
+
+_NAME_LENGTH = 256
+_TEXT_LENGTH = 2048  # of a text of an error that is kept
+
+
+class Chain:
+    """The launches of a job, checked, and shared by all jobs that submit the same bytes.
+
+    Attributes:
+        launches: as `gpud.device.host.messages.StartJob` has them.
+        shapes: as the scheduler has them.
+        needs: (module, shape) of every launch: what a host must have made ready.
+        modules: of each launch.
+        killable: its launches are of entries that end at kill polls where they have loops.
+        kernels: their names, each once, in the order of the launches; the first `NAMES_KEPT` of
+            them, shortened, for they are kept and shown long after the job has ended.
+        ready: the registry of the host that has; None for none.
+        ran: the registry of the last host that a job of them was started on; None for none.
+        total: task blocks of all launches.
+        jobs: of these launches that have not ended.
+    """
+
+    __slots__ = (
+        "jobs",
+        "kernels",
+        "killable",
+        "launches",
+        "modules",
+        "needs",
+        "occupancy",
+        "ran",
+        "ready",
+        "shapes",
+        "size_bytes",
+        "total",
+    )
+
+    def __init__(
+        self,
+        launches: bytes,
+        shapes: tuple[LaunchShape, ...],
+        needs: Iterable[tuple[Module, Shape]],
+        kernels: Iterable[str],
+        size_bytes: int,
+        *,
+        killable: bool = False,
+    ) -> None:
+        self.launches = launches
+        self.shapes = shapes
+        needs = tuple(needs)
+        self.needs = tuple(dict.fromkeys(needs))
+        self.modules = tuple(module for module, _ in needs)
+        self.killable = killable
+        names = islice(dict.fromkeys(kernels), NAMES_KEPT)
+        self.kernels = tuple(shorten(name, _NAME_LENGTH) for name in names)
+        self.occupancy = min(shape.occupancy for shape in shapes)
+        self.total = sum(shape.task_blocks for shape in shapes)
+        self.size_bytes = size_bytes
+        self.ready: object = None
+        self.ran: object = None
+        self.jobs = 0
+
+
+class Job:
+    """One job from its submission to its end.
+
+    Attributes:
+        record: the scheduler's, until the job has ended; None if it was refused.
+        state: how it ended; None before.
+        error: what it failed with on its device.
+        started_ns: when it was first sent to its device, monotonic; None: never.
+        follows: how many jobs must end before.
+    """
+
+    __slots__ = (
+        "_chain",
+        "_owner",
+        "_stats",
+        "_terms",
+        "device",
+        "ended_ns",
+        "error",
+        "first_block_ns",
+        "follows",
+        "id",
+        "kernels",
+        "launches",
+        "number",
+        "occupancy",
+        "online",
+        "output",
+        "program",
+        "progress",
+        "record",
+        "release_ns",
+        "resizes",
+        "session",
+        "started_ns",
+        "state",
+        "submitted_ns",
+        "uid",
+    )
+
+    def __init__(
+        self, job: JobId, number: int, owner: Session, device: int, chain: Chain, now_ns: int
+    ) -> None:
+        self.id = job
+        self.number = number
+        self._owner: Session | None = owner
+        self.session = owner.number
+        self.uid = owner.peer.uid
+        self.program = owner.program
+        self.device = device
+        self._chain: Chain | None = chain
+        self.kernels = chain.kernels
+        self.launches = len(chain.shapes)
+        self.occupancy = chain.occupancy
+        self.submitted_ns = now_ns
+        self.started_ns: int | None = None
+        self.record: JobRecord | None = None
+        self.online = False
+        self.follows = 0
+        self.error: GpudError | None = None
+        self.output = b""
+        self.progress = (0, chain.total)
+        self.first_block_ns = 0
+        self.release_ns = 0
+        self.resizes = 0
+        self.state: str | None = None
+        self.ended_ns: int | None = None
+        self._stats: dict[str, Any] | None = None
+        self._terms: tuple[Fraction | None, Fraction | None, int] | None = None
+
+    @property
+    def chain(self) -> Chain:
+        """What it runs, until it has ended."""
+        assert self._chain is not None, "a job that has ended keeps no launches"
+        return self._chain
+
+    @property
+    def owner(self) -> Session:
+        """Who is told when it ends, until then."""
+        assert self._owner is not None, "a job that has ended has nobody to tell"
+        return self._owner
+
+    @property
+    def allocation(self) -> Fraction:
+        """CapSM that it has now."""
+        return Fraction(0) if self.record is None else self.record.allocation
+
+    @property
+    def capsm(self) -> float:
+        """`allocation`, quickly and about."""
+        alloc = 0 if self.record is None else self.record.alloc
+        return alloc / SCALE
+
+    @property
+    def present_state(self) -> str:
+        """As people see it."""
+        return self.state or ("waiting" if self.record is None else self.record.state.value)
+
+    def end(self, state: str, error: GpudError | None, now_ns: int) -> None:
+        """It has ended, with `final_stats`. What takes room and nobody needs is dropped."""
+        self._terms = self._terms_now()
+        self.state, self.error, self.ended_ns = state, error, now_ns
+        self._chain = self._owner = self.record = None
+        self.output = b""
+
+    def stats(self, now_ns: int) -> dict[str, Any]:
+        """As `gpud.wire.messages.Finished` has them; final once the job has ended."""
+        if self._stats is not None:
+            return self._stats
+        started_ns, record = self.started_ns, self.record
+        if started_ns is None:
+            queued_s, run_s = (now_ns - self.submitted_ns) / 1e9, None
+        else:
+            queued_s = (started_ns - self.submitted_ns) / 1e9
+            run_s = (now_ns - started_ns) / 1e9
+        capsm_s = None
+        if record is not None:
+            since_ns = max(0, now_ns - record.counted_to_ns)
+            capsm_s = (record.capsm_scaled_ns + record.alloc * since_ns) / SCALE / 1e9
+        return {
+            "queued_s": queued_s,
+            "first_block_s": self.first_block_ns / 1e9 if self.first_block_ns else None,
+            "run_s": run_s,
+            "release_s": self.release_ns / 1e9 if self.release_ns else None,
+            "resizes": self.resizes,
+            "capsm_seconds": capsm_s,
+        }
+
+    def final_stats(self, now_ns: int) -> dict[str, Any]:
+        """`stats` at its end; they do not change any more."""
+        self._stats = self.stats(now_ns)
+        return self._stats
+
+    def row(self, now_ns: int, user: str, epoch_ns: int) -> dict[str, Any]:
+        """The job as people see it: a row of topics "jobs" and "history"."""
+        allocation = self.allocation
+        ended_ns = self.ended_ns
+        reservation, quota, weight = self._terms or self._terms_now()
+        return {
+            "id": job_name(self.id),
+            "session": self.session,
+            "user": user,
+            "uid": self.uid,
+            "program": self.program,
+            "kernels": list(self.kernels),
+            "launches": self.launches,
+            "state": self.present_state,
+            "kind": "online" if self.online else "offline",
+            "reservation": exact(reservation),
+            "quota": exact(quota),
+            "weight": weight,
+            "allocation": str(allocation),
+            "allocation_sms": float(allocation),
+            "occupancy": self.occupancy,
+            "device": self.device,
+            "progress": list(self.progress),
+            "submitted_at_s": (self.submitted_ns + epoch_ns) / 1e9,
+            "ended_at_s": None if ended_ns is None else (ended_ns + epoch_ns) / 1e9,
+            "error": None if self.error is None else self.error.to_wire(),
+            **self.stats(now_ns),
+        }
+
+    def _terms_now(self) -> tuple[Fraction | None, Fraction | None, int]:
+        record = self.record
+        return (
+            (None, None, 1) if record is None else (record.reservation, record.quota, record.weight)
+        )
+
+
+def exact(amount: Fraction | None) -> str | None:
+    """An amount as exact text, "7/2"; None for none."""
+    return None if amount is None else str(amount)
+
+
+def shortened(error: GpudError) -> GpudError:
+    """The error as it is kept when its owner was told: with no text longer than some KiB.
+
+    A kernel's name may have a MiB, and is in the message of each job of it that fails.
+    """
+    told = error.to_wire()
+    fields = told["fields"]
+    if all(len(text) <= _TEXT_LENGTH for text in _texts([error.message, *fields.values()])):
+        return error
+    short = {name: _short(value) for name, value in fields.items()}
+    return from_wire({**told, "message": _short(error.message), "fields": short})
+
+
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _texts(value)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return shorten(value, _TEXT_LENGTH)
+    return tuple(map(_short, value[:NAMES_KEPT])) if isinstance(value, tuple) else value

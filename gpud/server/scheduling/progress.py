@@ -1,0 +1,52 @@
+"""How far jobs are: asked of their devices when somebody wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gpud.errors import GpudError
+from gpud.server.scheduling.jobs import Job
+from gpud.server.scheduling.runner import Runner
+from gpud.units import JobId
+
+__all__ = ["refresh_progress"]
+
+_TIMEOUT_S = 0.5
+
+
+def refresh_progress(runner: Runner, jobs: Iterable[Job], then: Callable[[], None]) -> None:
+    """Ask the devices how far jobs are, and call ``then`` when they have said so.
+
+    A device that does not answer in time leaves what it said last.
+    """
+    wanted: dict[int, list[JobId]] = {}
+    for job in jobs:
+        if job.started_ns is not None and runner.devices[job.device].state == "ready":
+            wanted.setdefault(job.device, []).append(job.id)
+    left = len(wanted)
+    if not left:
+        then()
+        return
+
+    def finish() -> None:
+        nonlocal left
+        if left >= 0:
+            left = -1
+            timer.cancel()
+            then()
+
+    def on_reply(value: Any, error: GpudError | None) -> None:
+        nonlocal left
+        for number, done, total, first_ns, release_ns in value or () if error is None else ():
+            job = runner.jobs.get(JobId(number))
+            if job is not None:
+                job.progress = (done, total)
+                job.first_block_ns, job.release_ns = first_ns, release_ns
+        left -= 1
+        if left == 0:
+            finish()
+
+    timer = runner.loop.call_later(_TIMEOUT_S, finish)
+    for index, numbers in wanted.items():
+        runner.devices[index].read_progress(tuple(numbers), on_reply)

@@ -1,0 +1,335 @@
+"""Carries out what the scheduler decides, and tells it what happens.
+
+Problem: the scheduler is pure; somebody has to give it the time, send its commands to the device
+hosts, answer the clients, and keep what it does not want to know (errors, output, owners).
+
+Approach: one door, `Runner.feed`. Each event is handled to its end, commands included, before the
+next one: what happens while commands are carried out waits in a queue.
+
+Properties:
+    fails_whole: after a bug in the scheduler nothing more is decided: `on_bug` is called;
+    one_at_a_time: the scheduler sees events one after the other, in the order of their times;
+    told_once: the owner of a job is told once that it has ended, if it is still there;
+    logged: with an event log, every event and its commands are written, in the order of handling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from gpud.core import commands as co
+from gpud.core import events as ev
+from gpud.core.scheduler import Scheduler
+from gpud.device.host import messages as hm
+from gpud.errors import DeviceLost, GpudError, from_wire
+from gpud.server.compilation.modules import Module
+from gpud.server.hosts.device import Device
+from gpud.server.scheduling.event_log import EventLog
+from gpud.server.scheduling.jobs import Job
+from gpud.server.scheduling.symbolizer import NearestArray, symbolized
+from gpud.telemetry.records import Records
+from gpud.units import JobId, Partitions, SessionId, job_name
+
+__all__ = ["Runner"]
+
+_LOG = logging.getLogger(__name__)
+
+OnResized = Callable[[GpudError | None], None]
+
+
+class Runner:
+    """Feeds the scheduler events and carries out its commands.
+
+    Args:
+        scheduler: decides.
+        loop: the event loop.
+        records: where what happens is kept.
+        event_log: where every event goes with the commands it caused; None: nowhere.
+
+    Attributes:
+        jobs: all that have not ended, by id.
+        devices: by index.
+        broken: the scheduler has failed; no event is handled any more.
+        on_bug: called when that happens.
+        user_of: finds the user of a session, if it is still there.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        loop: asyncio.AbstractEventLoop,
+        records: Records,
+        event_log: EventLog | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.loop = loop
+        self.records = records
+        self.jobs: dict[JobId, Job] = {}
+        self.devices: list[Device] = []
+        self.drained = asyncio.Event()
+        self.on_close_session: Callable[[SessionId], None] = lambda session: None
+        self.on_bug: Callable[[], None] = lambda: None
+        self.user_of: Callable[[int], int | None] = lambda session: None
+        self.arena_of: Callable[[int, int], tuple[int, int, int] | None] = lambda s, d: None
+        self.nearest_array: NearestArray = lambda session, device, address: None
+        self._log = event_log
+        self._events: deque[ev.Event] = deque()
+        self._handling = False
+        self.broken = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._resizes: dict[int, OnResized] = {}
+        self._next_resize = 1
+        self._carry_out: dict[type, Callable[[Any], None]] = {
+            co.PrepareJob: self._prepare_job,
+            co.StartJob: self._start_job,
+            co.ResizeJob: self._resize_job,
+            co.EndJob: self._end_job,
+            co.KillJob: lambda command: self.devices[command.device].jobs.kill(command.job),
+            co.FinishJob: self._finish_job,
+            co.CloseSession: lambda command: self.on_close_session(command.session),
+            co.ReplaceDevice: self._replace_device,
+            co.SetTimer: self._set_timer,
+            co.Confirm: lambda command: self._resized(command.ticket, None),
+            co.Refuse: lambda command: self._resized(command.ticket, command.error),
+            co.Drained: lambda command: self.drained.set(),
+        }
+
+    # -- events
+
+    def feed(self, event: ev.Event) -> None:
+        """Have the scheduler handle an event, and carry out what it decides."""
+        if self.broken:
+            return
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                event = self._events.popleft()
+                try:
+                    commands = self.scheduler.handle(event)
+                except Exception:
+                    self._bug(event)
+                    raise
+                if type(event) is ev.JobSubmitted:
+                    self.jobs[event.job].record = self.scheduler.jobs.get(event.job)
+                if self._log is not None:
+                    self._log.write(event, commands)
+                for command in commands:
+                    try:
+                        self._carry_out[type(command)](command)
+                    except Exception:  # noqa: BLE001 - of one job: the others' commands must follow
+                        _LOG.exception("%r could not be carried out; report this", command)
+        finally:
+            self._handling = False
+
+    def _bug(self, event: ev.Event) -> None:
+        """The scheduler failed: what it would decide from here on need not be right."""
+        self.broken = True
+        self._events.clear()
+        _LOG.critical("the scheduler failed on %r; the daemon ends; report this", event)
+        if self._log is not None:
+            self._log.write(event, [])
+            self._log.flush()
+        self.on_bug()
+
+    def submit(self, job: Job, event: ev.JobSubmitted) -> None:
+        """Have a checked job run. Its owner is told when it has ended, maybe at once."""
+        self.jobs[job.id] = job
+        self.feed(event)
+
+    def resize(
+        self,
+        job: JobId,
+        reservation: Fraction | None,
+        quota: Fraction | None,
+        on_resized: OnResized,
+    ) -> None:
+        """Change what a job may have; ``on_resized`` gets None or why not."""
+        ticket = self._next_resize
+        self._next_resize += 1
+        self._resizes[ticket] = on_resized
+        self.feed(ev.ResizeRequested(time.monotonic_ns(), ticket, job, reservation, quota))
+
+    def cancel(self, job: Job) -> None:
+        """End a job."""
+        self.feed(ev.CancelRequested(time.monotonic_ns(), job.id))
+
+    # -- from the devices (gpud.server.hosts.interface.DeviceObserver)
+
+    def device_ready(self, device: Device) -> None:
+        """A host is up."""
+        assert device.info is not None
+        now_ns = time.monotonic_ns()
+        self.records.add_event(
+            now_ns, "device-ready", None, ("device", device.index), ("name", device.info.name)
+        )
+        info = device.info
+        partitions = Partitions(info.partition_step, info.partition_most, info.partition_why)
+        self.feed(ev.DeviceReady(now_ns, device.index, info.sms, device.spec, partitions))
+
+    def device_failed(
+        self, device: Device, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
+    ) -> None:
+        """A host that was up is gone."""
+        now_ns = time.monotonic_ns()
+        self.records.add_event(
+            now_ns,
+            "device-failed",
+            None,
+            ("device", device.index),
+            ("reason", reason),
+            ("culprit", None if culprit is None else job_name(culprit)),
+        )
+        event = ev.DeviceFailed(now_ns, device.index, reason, culprit=culprit, unstarted=unstarted)
+        self.feed(event)
+        for one in unstarted:
+            job = self.jobs.get(one)
+            if job is not None:  # it waits again
+                job.started_ns = None
+                self._changed(job)
+
+    def variables_lost(self, module: Module) -> None:
+        """What kernels may have written to a module's variables is gone with its host."""
+        session = ("session", module.session), ("module", module.number)
+        device = ("device", module.device)
+        self.records.add_event(
+            time.monotonic_ns(), "variables-lost", self.user_of(module.session), device, *session
+        )
+
+    def arrays_lost(self, device: Device, session: int, count: int, size_bytes: int) -> None:
+        """Arrays of a session were in the memory of a host that is lost, and nowhere else."""
+        self.records.add_event(
+            time.monotonic_ns(),
+            "arrays-lost",
+            self.user_of(session),
+            ("device", device.index),
+            ("session", session),
+            ("arrays", count),
+            ("bytes", size_bytes),
+        )
+
+    def device_given_up(self, device: Device, reason: str) -> None:
+        """There will be no other host: what waits for this device fails."""
+        now_ns = time.monotonic_ns()
+        self.records.add_event(
+            now_ns, "device-given-up", None, ("device", device.index), ("reason", reason)
+        )
+        self.feed(ev.DeviceFailed(now_ns, device.index, reason, final=True))
+
+    def job_prepared(self, job: JobId, error: GpudError | None) -> None:
+        """A host has what a job needs, or cannot have it."""
+        found = self.jobs.get(job)
+        if found is None:
+            return
+        if error is not None and found.error is None:
+            found.error = error
+        self.feed(ev.JobPrepared(time.monotonic_ns(), job, error is not None))
+
+    def blocks_left(self, message: hm.BlocksLeft) -> None:
+        """A host says what a job occupies."""
+        job = self.jobs.get(JobId(message.job))
+        if job is None:
+            return
+        self.feed(
+            ev.BlocksLeft(
+                time.monotonic_ns(), job.id, message.epoch, message.held, message.exhausted
+            )
+        )
+        if message.exhausted and job.state is None:
+            self._changed(job)  # its allocation falls with what it holds
+
+    def job_ended(self, message: hm.JobEnded) -> None:
+        """A host says that a job has ended."""
+        job = self.jobs.get(JobId(message.job))
+        if job is None:
+            return
+        failed = message.error is not None
+        if message.error is not None and job.error is None:
+            job.error = symbolized(from_wire(message.error), job, self.nearest_array)
+        job.output = message.output
+        job.progress = (message.done, message.total)
+        job.first_block_ns = message.first_block_ns
+        job.release_ns = message.release_ns
+        self.feed(ev.JobEnded(time.monotonic_ns(), job.id, failed, message.complete))
+
+    # -- commands
+
+    def _prepare_job(self, command: co.PrepareJob) -> None:
+        self.devices[command.device].jobs.prepare(command.job, self.jobs[command.job].chain)
+
+    def _start_job(self, command: co.StartJob) -> None:
+        job = self.jobs[command.job]
+        job.started_ns = time.monotonic_ns()
+        chain = job.chain
+        self.devices[command.device].jobs.start(
+            chain,
+            hm.StartJob(
+                job.id,
+                job.session,
+                chain.launches,
+                command.occupancy,
+                command.slices,
+                command.epoch,
+                command.online,
+                command.exclusive,
+            ),
+        )
+        self._changed(job)
+
+    def _resize_job(self, command: co.ResizeJob) -> None:
+        job = self.jobs[command.job]
+        job.resizes += 1
+        message = hm.ResizeJob(job.id, command.slices, command.epoch)
+        self.devices[command.device].jobs.resize(message)
+        self._changed(job)
+
+    def _end_job(self, command: co.EndJob) -> None:
+        self.devices[command.device].jobs.end(command.job)
+
+    def _finish_job(self, command: co.FinishJob) -> None:
+        job = self.jobs.pop(command.job)
+        state, error = command.state, command.error
+        if state == "failed" and error is None:
+            error = job.error or DeviceLost("the job ended early, and its device did not say why")
+        if job.started_ns is not None:
+            self._changed(job, ended=True)
+        job.owner.job_finished(job, state, error)
+
+    def _replace_device(self, command: co.ReplaceDevice) -> None:
+        self.devices[command.device].replace(f"was replaced: {command.reason}")
+
+    def _set_timer(self, command: co.SetTimer) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, (command.at_ns - time.monotonic_ns()) / 1e9)
+        self._timer = self.loop.call_later(delay_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self.feed(ev.TimerFired(time.monotonic_ns()))
+
+    def _resized(self, ticket: int, error: GpudError | None) -> None:
+        on_resized = self._resizes.pop(ticket, None)
+        if on_resized is not None:
+            on_resized(error)
+
+    def _changed(self, job: Job, *, ended: bool = False) -> None:
+        """Record what a job has now."""
+        capsm = None if ended else job.capsm
+        self.records.changes.append(
+            (time.monotonic_ns(), job.device, job.id, job.uid, capsm, job.kernels[0], job.online)
+        )
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

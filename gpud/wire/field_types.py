@@ -1,0 +1,359 @@
+"""What a field of a message may hold: one `FieldType` for each thing, checked and described.
+
+Problem: what a peer sends is any msgpack value. Everything behind the wire relies on types, ranges
+and sizes, and must not be reached by a value that breaks them.
+
+Approach: a kind is a frozen object that checks a value, words what is wrong with it, describes
+itself for the reference page, and bounds how many bytes a valid value takes, so that a message
+that is too large for what it can mean is refused unread. Kinds nest.
+
+Properties:
+    exact: a check accepts a value of exactly the type that msgpack reads: a bool is no number, a
+        float is never an integer, bytes are no text;
+    immutable: lists come out as tuples, all the way down, but for `plain`;
+    total: a check returns or raises `ProtocolError`, for any value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpud.errors import ProtocolError
+
+__all__ = [
+    "FieldType",
+    "amount",
+    "blob",
+    "choice",
+    "flag",
+    "listed",
+    "optional",
+    "pair",
+    "plain",
+    "shown",
+    "text",
+    "uint",
+]
+
+_HEAD_BYTES = 9  # the most that msgpack needs for a number, or in front of text, blobs and arrays
+
+
+class FieldType:
+    """What a field may hold."""
+
+    __slots__ = ()
+
+    def check(self, value: Any) -> Any:
+        """Returns ``value`` as it is handed on, if it is of this kind.
+
+        Raises:
+            ProtocolError: it is not; the message says what was expected and what came.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Returns the kind in words, for the reference page and for messages."""
+        raise NotImplementedError
+
+    def most_bytes(self) -> int | None:
+        """Returns how many bytes of msgpack a valid value has at most, None for any number."""
+        raise NotImplementedError
+
+    def most_items(self) -> int:
+        """Returns how long the longest array within a valid value is; 0 without arrays."""
+        return 0
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        """Returns an expression that gives what `check` gives for the expression ``value``.
+
+        It does the usual case by itself and leaves the rest to `check`.
+
+        Args:
+            value: cheap and without effects, for it is evaluated more than once.
+            names: gets what the expression refers to.
+        """
+        return self._checked(value, names)
+
+    def _checked(self, value: str, names: dict[str, Any]) -> str:
+        name = f"check_{len(names)}"
+        names[name] = self.check
+        return f"{name}({value})"
+
+    def _wrong(self, value: Any) -> ProtocolError:
+        return ProtocolError(f"{self.describe()} is expected, not {shown(value)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Uint(FieldType):
+    least: int
+    most: int
+
+    def check(self, value: Any) -> int:
+        if type(value) is int and self.least <= value <= self.most:
+            return value
+        raise self._wrong(value)
+
+    def describe(self) -> str:
+        above = self.most + 1
+        most = f"2^{above.bit_length() - 1} - 1" if above & self.most == 0 else str(self.most)
+        most = str(self.most) if self.most < 1 << 16 else most
+        return f"integer, {self.least} to {most}"
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        usual = f"type({value}) is int and {self.least} <= {value} <= {self.most}"
+        return f"({value} if {usual} else {self._checked(value, names)})"
+
+    def most_bytes(self) -> int:
+        return _HEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Text(FieldType):
+    most: int
+
+    def check(self, value: Any) -> str:
+        if type(value) is str and len(value) <= self.most:
+            return value
+        raise self._wrong(value)
+
+    def describe(self) -> str:
+        return f"text of at most {_count(self.most)} characters"
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        usual = f"type({value}) is str and len({value}) <= {self.most}"
+        return f"({value} if {usual} else {self._checked(value, names)})"
+
+    def most_bytes(self) -> int:
+        return _HEAD_BYTES + 4 * self.most
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob(FieldType):
+    most: int
+
+    def check(self, value: Any) -> bytes:
+        if type(value) is bytes and len(value) <= self.most:
+            return value
+        raise self._wrong(value)
+
+    def describe(self) -> str:
+        return f"at most {_count(self.most)} bytes (msgpack bin)"
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        usual = f"type({value}) is bytes and len({value}) <= {self.most}"
+        return f"({value} if {usual} else {self._checked(value, names)})"
+
+    def most_bytes(self) -> int:
+        return _HEAD_BYTES + self.most
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag(FieldType):
+    def check(self, value: Any) -> bool:
+        if value is True or value is False:
+            return bool(value)
+        raise self._wrong(value)
+
+    def describe(self) -> str:
+        return "true or false"
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        usual = f"{value} is True or {value} is False"
+        return f"({value} if {usual} else {self._checked(value, names)})"
+
+    def most_bytes(self) -> int:
+        return _HEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice(FieldType):
+    names: tuple[str, ...]
+
+    def check(self, value: Any) -> str:
+        if type(value) is str and value in self.names:
+            return value
+        raise self._wrong(value)
+
+    def describe(self) -> str:
+        return "one of " + ", ".join(f'"{name}"' for name in self.names)
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        usual = f"type({value}) is str and {value} in {self.names!r}"
+        return f"({value} if {usual} else {self._checked(value, names)})"
+
+    def most_bytes(self) -> int:
+        return _HEAD_BYTES + 4 * max(map(len, self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class _Optional(FieldType):
+    kind: FieldType
+
+    def check(self, value: Any) -> Any:
+        return None if value is None else self.kind.check(value)
+
+    def describe(self) -> str:
+        return f"{self.kind.describe()}; or nil"
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        return f"(None if {value} is None else {self.kind.inlined(value, names)})"
+
+    def most_bytes(self) -> int | None:
+        return self.kind.most_bytes()
+
+    def most_items(self) -> int:
+        return self.kind.most_items()
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed(FieldType):
+    kind: FieldType
+    least: int
+    most: int
+
+    def check(self, value: Any) -> tuple[Any, ...]:
+        if isinstance(value, list | tuple) and self.least <= len(value) <= self.most:
+            return tuple(map(self.kind.check, value))
+        raise self._wrong(value)
+
+    def describe(self) -> str:
+        many = str(self.most) if self.least == self.most else f"{self.least} to {_count(self.most)}"
+        return f"array of {many} of: {self.kind.describe()}"
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        one = f"one_{len(names)}"
+        names[one] = None  # the name is taken
+        each = f"(tuple([{self.kind.inlined(one, names)} for {one} in {value}]) if {value} else ())"
+        usual = f"type({value}) is list and {self.least} <= len({value}) <= {self.most}"
+        return f"({each} if {usual} else {self._checked(value, names)})"
+
+    def most_bytes(self) -> int | None:
+        one = self.kind.most_bytes()
+        return None if one is None else _HEAD_BYTES + self.most * one
+
+    def most_items(self) -> int:
+        return max(self.most, self.kind.most_items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair(FieldType):
+    first: FieldType
+    second: FieldType
+
+    def check(self, value: Any) -> tuple[Any, Any]:
+        if isinstance(value, list | tuple) and len(value) == 2:
+            return self.first.check(value[0]), self.second.check(value[1])
+        raise self._wrong(value)
+
+    def describe(self) -> str:
+        return f"array of two: {self.first.describe()}; {self.second.describe()}"
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        first = self.first.inlined(f"{value}[0]", names)
+        second = self.second.inlined(f"{value}[1]", names)
+        usual = f"type({value}) is list and len({value}) == 2"
+        return f"(({first}, {second}) if {usual} else {self._checked(value, names)})"
+
+    def most_bytes(self) -> int | None:
+        first, second = self.first.most_bytes(), self.second.most_bytes()
+        return None if first is None or second is None else _HEAD_BYTES + first + second
+
+    def most_items(self) -> int:
+        return max(2, self.first.most_items(), self.second.most_items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount(_Pair):
+    def describe(self) -> str:
+        return "array of two integers, numerator and denominator, each 1 to 2^63 - 1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain(FieldType):
+    def check(self, value: Any) -> Any:
+        return value
+
+    def describe(self) -> str:
+        return "any"
+
+    def inlined(self, value: str, names: dict[str, Any]) -> str:
+        return value
+
+    def most_bytes(self) -> None:
+        return None
+
+    def most_items(self) -> int:
+        return (1 << 32) - 1
+
+
+def uint(bits: int, *, least: int = 0, most: int | None = None) -> FieldType:
+    """An integer of so many bits without a sign, within bounds where they are given."""
+    return _Uint(least, (1 << bits) - 1 if most is None else most)
+
+
+def text(most: int) -> FieldType:
+    """Text of at most so many characters."""
+    return _Text(most)
+
+
+def blob(most: int) -> FieldType:
+    """At most so many bytes."""
+    return _Blob(most)
+
+
+def flag() -> FieldType:
+    """True or false."""
+    return _Flag()
+
+
+def choice(*names: str) -> FieldType:
+    """One of these texts."""
+    return _Choice(names)
+
+
+def optional(kind: FieldType) -> FieldType:
+    """Nil, or a value of a kind."""
+    return _Optional(kind)
+
+
+def listed(kind: FieldType, least: int, most: int) -> FieldType:
+    """An array of so many values of a kind; comes out as a tuple."""
+    return _Listed(kind, least, most)
+
+
+def pair(first: FieldType, second: FieldType) -> FieldType:
+    """An array of two; comes out as a tuple."""
+    return _Pair(first, second)
+
+
+def amount() -> FieldType:
+    """An exact amount greater than 0, (numerator, denominator); they may have common factors."""
+    positive = uint(63, least=1)
+    return _Amount(positive, positive)
+
+
+def plain() -> FieldType:
+    """Any value of msgpack's without extension types; for what a trusted peer sends."""
+    return _Plain()
+
+
+def shown(value: Any) -> str:
+    """Returns a value for a message: short, however large or deep it is."""
+    if isinstance(value, str):
+        return f"the text {value!r}" if len(value) <= 40 else f"a text of {len(value)} characters"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, list | tuple):
+        return f"an array of {len(value)}"
+    if isinstance(value, dict):
+        return f"a map of {len(value)}"
+    if value is None or isinstance(value, bool):
+        return {None: "nil", True: "true", False: "false"}[value]
+    return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def _count(number: int) -> str:
+    """A power of two as such, if it is large."""
+    large = number >= 1 << 16 and number & (number - 1) == 0
+    return f"2^{number.bit_length() - 1}" if large else str(number)

@@ -1,0 +1,310 @@
+"""A protocol's messages, declared once as named tuples; the codec derives from the declarations.
+
+Problem: a message must be declared, encoded, decoded, validated and documented, and these must
+never disagree. Decoding is on the path of every launch.
+
+Approach: a message is a named tuple; each annotation carries a `gpud.wire.field_types.FieldType`
+and a text. The first use of a class works out its `gpud.wire.message_schema.MessageSchema`: what
+may be left out, how large a valid message is, and one compiled function that checks all fields.
+Decoding is then one call of msgpack's and one of that function.
+
+A large message is walked field by field before it is built: small values cost up to 60 times their
+size as Python objects, while the largest honest messages are one long text or blob. Messages with a
+field that may be anything are not walked; only trusted peers send such.
+
+Properties:
+    round_trip: ``decode(encode(message)[4:], sender) == message``;
+    total: `MessageTable.decode` returns a checked message or raises `ProtocolError`, for any bytes;
+    named: the error says which message, which field and what was expected, and carries the number
+        of the request, or of the job, where it could be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgpack
+
+from gpud.errors import FrameError, ProtocolError
+from gpud.wire.field_types import shown
+from gpud.wire.framing import frame, header
+from gpud.wire.message_schema import SPARE_ITEMS, Field, MessageSchema, Sender
+
+__all__ = ["Field", "MessageSchema", "MessageTable", "Sender"]
+
+_T = TypeVar("_T")
+
+_LARGE_BYTES: Final = 1 << 16
+"""A message over this is walked before it is built."""
+
+
+class MessageTable:
+    """The messages of one protocol.
+
+    Args:
+        name: of the protocol, for messages.
+        version: of the protocol.
+    """
+
+    def __init__(self, name: str, version: int) -> None:
+        self.name = name
+        self.version = version
+        self.by_code: dict[int, type[Any]] = {}
+        self.codes: dict[type[Any], int] = {}
+        self.records: list[type[Any]] = []
+        self._senders: dict[type[Any], Sender] = {}
+        # Made when they are first needed: a program that looks at the daemon once uses few.
+        self._schemas: dict[type[Any], MessageSchema] = {}
+        self._read: dict[Sender, dict[int, MessageSchema]] = {sender: {} for sender in Sender}
+        self._most_items: dict[Sender, int] = {}
+
+    # -- declaring
+
+    def message(self, sender: Sender) -> Callable[[int], Callable[[type[_T]], type[_T]]]:
+        """Returns a decorator factory: ``@client(7)`` declares the message with code 7.
+
+        Codes are 0 to 127 and unique among all messages of the table.
+        """
+
+        def with_code(code: int) -> Callable[[type[_T]], type[_T]]:
+            def declare(cls: type[_T]) -> type[_T]:
+                assert 0 <= code < 128, f"{cls.__name__}: the code must fit msgpack's one byte"
+                assert code not in self.by_code, f"{cls.__name__}: {self.by_code[code]} has {code}"
+                self.by_code[code], self.codes[cls] = cls, code
+                self._senders[cls] = sender
+                return cls
+
+            return declare
+
+        return with_code
+
+    def record(self) -> Callable[[type[_T]], type[_T]]:
+        """Returns a decorator that declares a part of messages."""
+
+        def declare(cls: type[_T]) -> type[_T]:
+            self.records.append(cls)
+            return cls
+
+        return declare
+
+    def schema(self, cls: type[Any]) -> MessageSchema:
+        """Returns what the table knows of a message or record.
+
+        Raises:
+            KeyError: it is none of this table's.
+        """
+        schema = self._schemas.get(cls)
+        if schema is None:
+            if cls not in self.codes and cls not in self.records:
+                raise KeyError(cls)
+            schema = MessageSchema(cls, self.codes.get(cls), self._senders.get(cls))
+            self._schemas[cls] = schema
+        return schema
+
+    # -- encoding
+
+    def encode(self, message: Any) -> bytes:
+        """Returns the frame of a message. What it holds is not checked: `check` does that.
+
+        Raises:
+            ProtocolError: a field holds what msgpack cannot write.
+            KeyError: the table has no such message.
+        """
+        code = self.codes[type(message)]
+        try:
+            return frame(msgpack.packb((code, *message)))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
+
+    def encode_with(self, message: Any, parts: Sequence[bytes]) -> list[bytes]:
+        """`encode` of a message whose last field, None in it, is packed already.
+
+        Args:
+            message: to encode.
+            parts: the bytes of its last field, in pieces.
+
+        Returns:
+            The frame in pieces, of which ``parts`` are the last.
+        """
+        *fields, last = message
+        assert last is None
+        nil = msgpack.packb(None)
+        head = bytes(msgpack.packb((self.codes[type(message)], *fields, None))).removesuffix(nil)
+        return [header(len(head) + sum(map(len, parts))) + head, *parts]
+
+    def check(self, message: _T) -> _T:
+        """Returns ``message`` as its receiver will have it.
+
+        Raises:
+            ProtocolError: the receiver will refuse it.
+        """
+        checked: _T = self.schema(type(message)).build(message)  # type: ignore[arg-type]
+        return checked
+
+    def encode_records(self, records: Iterable[Any]) -> bytes:
+        """Returns an array of records as msgpack, to be carried in a binary field."""
+        try:
+            return bytes(msgpack.packb([tuple(record) for record in records]))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ProtocolError(f"the records cannot be sent: {error}") from error
+
+    # -- decoding
+
+    def decode(self, body: bytes | memoryview, sender: Sender) -> Any:
+        """Returns the message that a frame's body holds, checked, as its named tuple.
+
+        Args:
+            body: of one frame.
+            sender: who sent it; messages of the other side are unknown.
+
+        Raises:
+            FrameError: the body is no msgpack: the connection is of no more use.
+            ProtocolError: it is no valid message; ``request`` or ``job`` if that could be read.
+        """
+        # The code, where it usually is: one byte after an array header of one byte.
+        code: Any = body[1] if len(body) > 1 and 0x90 <= body[0] <= 0x9F else -1
+        schema = self._read[sender].get(code) or self._find(sender, code)
+        if len(body) > _LARGE_BYTES:
+            self._walk(body, schema)
+        values = _unpack(body, schema.most_items if schema else self._limit(sender))
+        if type(values) is not list or not values:
+            raise ProtocolError(
+                f"a message is an array that begins with its code, not {shown(values)}"
+            )
+        if schema is None:
+            code = values[0]
+            schema = self._find(sender, code) if type(code) is int else None
+            if schema is None:
+                raise self._unknown(code, values)
+        del values[0]
+        try:
+            return schema.build(values)
+        except ProtocolError as error:
+            raise ProtocolError(error.message, **schema.number(values)) from None
+
+    def decode_record(self, cls: type[_T], fields: Any) -> _T:
+        """Returns a record from the array of its fields.
+
+        Raises:
+            ProtocolError: it is none.
+        """
+        if not isinstance(fields, list | tuple):
+            raise ProtocolError(f"a {cls.__name__} is an array, not {shown(fields)}")
+        record: _T = self.schema(cls).build(fields)
+        return record
+
+    def decode_records(
+        self, cls: type[_T], data: bytes | memoryview, *, least: int = 0, most: int = 1 << 16
+    ) -> tuple[_T, ...]:
+        """Returns the records that `encode_records` wrote.
+
+        Raises:
+            ProtocolError: ``data`` is no array of ``least`` to ``most`` valid records.
+        """
+        schema = self.schema(cls)
+        try:
+            if len(data) > _LARGE_BYTES:
+                self._walk_records(data, schema, most)
+            found = _unpack(data, SPARE_ITEMS * max(most, len(schema.fields)))
+        except FrameError as error:
+            raise ProtocolError(f"no array of {cls.__name__}: {error}") from error
+        if type(found) is not list or not least <= len(found) <= most:
+            raise ProtocolError(
+                f"an array of {least} to {most} {cls.__name__} is expected, not {shown(found)}"
+            )
+        build = schema.build
+        return tuple(
+            [build(one) if type(one) is list else self.decode_record(cls, one) for one in found]
+        )
+
+    def _unknown(self, code: Any, values: Sequence[Any]) -> ProtocolError:
+        known = self.by_code.get(code) if type(code) is int else None
+        problem = (
+            f"there is no message {shown(code)} in the {self.name} protocol, version {self.version}"
+            if known is None
+            else f"{known.__name__} is sent by the other side"
+        )
+        # Requests of a newer version will have their number where ours have it.
+        number = values[1] if len(values) > 1 else None
+        readable = type(number) is int and 0 <= number < 1 << 32
+        return ProtocolError(problem, request=number if readable else None)
+
+    def _find(self, sender: Sender, code: int) -> MessageSchema | None:
+        cls = self.by_code.get(code)
+        if cls is None or self._senders[cls] is not sender:
+            return None
+        schema = self._read[sender][code] = self.schema(cls)
+        return schema
+
+    def _limit(self, sender: Sender) -> int:
+        """How long arrays may be in a message whose code has not been read yet."""
+        if sender not in self._most_items:
+            found = [
+                self.schema(cls).most_items for cls, by in self._senders.items() if by is sender
+            ]
+            self._most_items[sender] = max(found, default=SPARE_ITEMS)
+        return self._most_items[sender]
+
+    def _walk(self, body: bytes | memoryview, schema: MessageSchema | None) -> None:
+        """Refuses a large message that holds more, anywhere, than its fields can mean."""
+        if schema is None:
+            raise ProtocolError(
+                f"{len(body)} bytes that are no message of the {self.name} protocol; its header "
+                "and its code are one byte each"
+            )
+        if schema.most_bytes is None:
+            return
+        unpacker = _feeding(body)
+        numbered: dict[str, int] = {}
+        try:
+            count = unpacker.read_array_header() - 1
+            unpacker.skip()
+            if 0xCF >= body[2] >= 0xCC or body[2] < 0x80:  # a number
+                numbered = schema.number([_unpack(body[2 : 2 + _number_bytes(body[2])], 0)])
+            schema.walk(unpacker, body, count)
+        except ProtocolError as error:
+            raise type(error)(error.message, **numbered) from None
+        except (ValueError, msgpack.UnpackException) as error:
+            raise _no_msgpack(error) from error
+
+    def _walk_records(self, data: bytes | memoryview, schema: MessageSchema, most: int) -> None:
+        """The same for an array of records."""
+        unpacker = _feeding(data)
+        try:
+            for _ in range(min(unpacker.read_array_header(), most + 1)):
+                schema.walk(unpacker, data, unpacker.read_array_header())
+        except (ValueError, msgpack.UnpackException) as error:
+            if isinstance(error, ProtocolError):
+                raise
+            raise _no_msgpack(error) from error
+
+
+def _unpack(body: bytes | memoryview, most_items: int) -> Any:
+    """The one value that ``body`` holds; no extension types, no keys but text."""
+    try:
+        return msgpack.unpackb(
+            body, max_array_len=most_items, max_ext_len=0, ext_hook=_refuse_extension
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise _no_msgpack(error) from error
+
+
+def _no_msgpack(error: Exception) -> FrameError:
+    problem = str(error) or type(error).__name__
+    return FrameError(f"the frame holds no msgpack that gpud reads: {problem}")
+
+
+def _feeding(data: bytes | memoryview) -> Any:
+    unpacker = msgpack.Unpacker(None, max_buffer_size=len(data))
+    unpacker.feed(data)
+    return unpacker
+
+
+def _number_bytes(first: int) -> int:
+    """The bytes of an integer without a sign that begins with this byte."""
+    return 1 if first < 0x80 else 1 + (1 << first - 0xCC)
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code}")

@@ -1,0 +1,173 @@
+"""Fences as records: what `emit` writes, `recognise` reads back, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpud.compiler.abi.reserved_names import ARENA, FAULT, GRID_SYNC, HEAP
+from gpud.compiler.instrumentation.fences import (
+    Fence,
+    Member,
+    Range,
+    declarations,
+    emit,
+    fold,
+    recognise,
+)
+from gpud.compiler.ptx.model import (
+    Function,
+    Guard,
+    Instruction,
+    Label,
+    Module,
+    Register,
+    Statement,
+    opcode,
+)
+from gpud.compiler.ptx.parser import parse
+from gpud.compiler.ptx.printer import print_module
+from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
+from tests.compiler.support.flat_programs import program
+
+ALIGNS = st.sampled_from((1, 2, 4, 8, 16, 32))
+LOWS = st.integers(-(1 << 31), (1 << 31) - 1)
+MEMBERS = st.builds(
+    Member, low=LOWS, span=st.integers(1, 4096), align=ALIGNS, site=st.integers(0, 1 << 20)
+)
+NAMES = st.sampled_from(("table", "coef", "x"))
+WINDOWS = st.lists(
+    st.sampled_from(("shared", "shared::cluster", "local", "param")), unique=True, max_size=3
+)
+GUARDS = st.none() | st.builds(Guard, st.builds(Register, st.just("%p1")), st.booleans())
+
+
+@st.composite
+def fences(draw: st.DrawFn, number: int = 0) -> Fence:
+    """Any fence: its variables are large enough for one of its members."""
+    members = draw(st.lists(MEMBERS, min_size=1, max_size=4))
+    least = min(member.span for member in members)
+    spaces = st.sampled_from(("global", "const"))
+    sizes = st.integers(least, 1 << 20)
+    ranges = st.one_of(
+        st.builds(Range, NAMES, spaces, sizes),
+        st.just(Range(HEAP, "global", 0)),
+        st.builds(Range, st.just(GRID_SYNC), st.just("global"), sizes),
+    )
+    return Fence(
+        number,
+        Register(draw(st.sampled_from(("%d1", "%d2")))),
+        tuple(members),
+        draw(GUARDS),
+        tuple(draw(WINDOWS)),
+        tuple(draw(st.lists(ranges, max_size=3, unique_by=lambda one: one.name))),
+    )
+
+
+def placed(*some: Fence) -> Function:
+    """A function with ``some`` fences, each before an instruction, numbered in order."""
+    body: list[Statement] = [*declarations(len(some))]
+    cold: list[Statement] = []
+    for fence in some:
+        first, second = emit(fence, line=7)
+        body += [*first, Instruction(opcode("membar.gl"))]
+        cold += second
+    return Function("entry", "k", body=[*body, Instruction(opcode("ret")), *cold])
+
+
+def through_text(function: Function) -> Function:
+    module = Module((9, 0), ("sm_90",), 64, [function])
+    return parse(print_module(module)).functions()[0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_inverse(data: st.DataObject) -> None:
+    some = [data.draw(fences(number)) for number in range(data.draw(st.integers(1, 4)))]
+    function = placed(*some)
+    again = through_text(function)
+    assert again == function
+    found = recognise(again)
+    assert [one.fence for one in found] == some
+    body = again.body or []
+    for one in found:
+        last, first = body[one.hot[1] - 1], body[one.cold[0]]
+        assert isinstance(last, Label)
+        assert isinstance(first, Label)
+        assert last.name.endswith(f"warm_{one.fence.number}")
+        assert first.name.endswith(f"cold_{one.fence.number}")
+
+
+@settings(max_examples=80, deadline=None)
+@given(fences(), st.data())
+def test_what_differs_is_no_fence(fence: Fence, data: st.DataObject) -> None:
+    """Whatever single instruction of it is missing or changed: it is left as it stands."""
+    function = placed(fence)
+    body = list(function.body or [])
+    hot, cold = recognise(function)[0].hot, recognise(function)[0].cold
+    index = data.draw(st.sampled_from([*range(*hot), *range(*cold)]))
+    statement = body[index]
+    if isinstance(statement, Instruction) and statement.operands and data.draw(st.booleans()):
+        operands = (*statement.operands[:-1], Register("%other"))
+        body[index] = replace(statement, operands=operands)
+    else:
+        del body[index]
+    found = recognise(replace(function, body=body))
+    # Another register or guard is another fence, and a fence all the same.
+    for one in found:
+        first, second = emit(one.fence)
+        assert body[slice(*one.hot)] == first
+        assert body[slice(*one.cold)] == second
+
+
+def test_fold_leaves_one_statement_for_each() -> None:
+    some = [
+        Fence(n, Register("%d1"), (Member(4 * n, 4, 4, n),), windows=("shared", "local"))
+        for n in range(3)
+    ]
+    function = placed(*some)
+    pseudo = [Instruction(opcode("gpud.fence"), (Register(f"%d{n}"),)) for n in range(3)]
+    folded = fold(function, lambda fence: pseudo[fence.number])
+    barrier = Instruction(opcode("membar.gl"))
+    expected = [s for one in pseudo for s in (one, barrier)]
+    assert folded.body == [*declarations(3), *expected, Instruction(opcode("ret"))]
+    assert fold(folded, lambda _: pseudo[0]) is folded
+
+
+def test_hull() -> None:
+    fence = Fence(0, Register("%d1"), (Member(8, 4, 4, 1), Member(0, 8, 8, 2)))
+    assert (fence.low, fence.span, fence.align, fence.site) == (0, 12, 8, 1)
+    assert (fence.generic, fence.space) == (False, "global")
+    assert replace(fence, windows=("local",)).space == "generic"
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+def test_assembles(arch: str) -> None:
+    windows = ("shared", "local", "param")
+    variables = (
+        Range("table", "global", 16),
+        Range("coef", "const", 64),
+        Range(HEAP, "global", 0),
+    )
+    register, guard = Register("%d1"), Guard(Register("%p1"), negated=True)
+    some = [
+        Fence(0, register, (Member(0, 4, 4, 0),)),
+        Fence(1, register, (Member(0, 1, 1, 0), Member(-16, 16, 16, 5)), guard, windows, variables),
+        Fence(2, register, (Member(1 << 31, 32, 32, 0),), replace(guard, negated=False)),
+    ]
+    head = (
+        f".const .align 16 .b64 {ARENA}[2]; .const .align 16 .b64 {HEAP}[2];"
+        ".const .align 4 .b8 coef[64]; .global .align 4 .b8 table[16];"
+        f".func {FAULT}(.reg .u32 a, .reg .u32 b, .reg .u64 c) {{ exit; }}"
+    )
+    body = [*(placed(*some).body or [])]
+    module = program(
+        head, ".visible .entry k() { .reg .b64 %d<3>; .reg .pred %p<3>; }", target=arch
+    )
+    k = module.entries()["k"]
+    k.body = [*(k.body or []), *body]
+    assert set(assemble(print_module(module), arch)) == {"k"}

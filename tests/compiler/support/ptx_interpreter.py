@@ -1,0 +1,474 @@
+"""A PTX machine that runs threads one instruction at a time, in any order.
+
+The CPU device takes turns in a fixed order; a race in the claim loop would not show there. Here a
+random generator picks the next thread of all blocks that are resident, so a fast leader, a slow
+warp, and a host that shrinks and grows between any two instructions are all tried. It knows the
+instructions that the passes write and those of the kernels in these tests, integers only.
+
+Hardware rules that matter: a barrier waits for the threads of its block that have not exited; every
+thread counts for itself; memory is sequentially consistent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpud.compiler.abi import control_words as words
+from gpud.compiler.abi.fast_division import coordinates
+from gpud.compiler.ptx.model import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    SpecialRegister,
+    Symbol,
+    SymbolOffset,
+    Tuple,
+    Variable,
+    Vector,
+)
+
+SMS = 3
+"""The blocks of a launch are dealt out among so many SMs."""
+
+_STATUS = 1 << 30  # from a launch record to its status record
+
+MASK = {8: 0xFF, 16: 0xFFFF, 32: 0xFFFFFFFF, 64: 0xFFFFFFFFFFFFFFFF}
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
+
+
+class MachineError(Exception):
+    """The program did something that it must not do."""
+
+
+class Deadlock(MachineError):
+    """No thread can go on, and not all have exited."""
+
+
+class IllegalAddress(MachineError):
+    """An access to global memory that nobody allocated."""
+
+
+class Trapped(MachineError):
+    """A thread executed ``trap``: on a GPU that ends everybody's work."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One call of a function by one thread."""
+
+    function: Function
+    at: int
+    registers: dict[str, int] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """One thread: its stack of frames, and where it waits."""
+
+    block: Block
+    index: tuple[int, int, int]
+    frames: list[Frame]
+    waits: int | None = None
+    says: bool = False
+    answer: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One resident block with its shared memory."""
+
+    index: int
+    grid: tuple[int, int, int]
+    size: tuple[int, int, int]
+    shared: dict[int, int] = field(default_factory=dict)
+    threads: list[Thread] = field(default_factory=list)
+
+
+class Machine:
+    """Global memory and resident blocks; words of 4 or 8 bytes at addresses, by first byte."""
+
+    def __init__(self, module: Module, seed: int) -> None:
+        self.functions = {f.name: f for f in module.functions() if f.body is not None}
+        self.random = random.Random(seed)
+        self.memory: dict[int, int] = {}
+        self.blocks: list[Block] = []
+        self.steps = 0
+        self._labels: dict[str, dict[str, int]] = {}
+        self._shared: dict[str, int] = {}
+        at = 0
+        for function in self.functions.values():
+            body = function.body or []
+            self._labels[function.name] = {
+                s.name: n for n, s in enumerate(body) if isinstance(s, Label)
+            }
+            for statement in body:
+                if isinstance(statement, Variable) and statement.space == "shared":
+                    at = -(-at // 16) * 16
+                    self._shared[statement.name] = at
+                    at += 4096
+
+    # -- host side -----------------------------------------------------------------------------
+
+    def words(self, address: int, data: bytes) -> None:
+        """Write ``data`` as 32-bit words."""
+        for offset in range(0, len(data), 4):
+            word = int.from_bytes(data[offset : offset + 4], "little")
+            self.memory[address + offset] = word
+
+    def control(self, ctl: int, job: int, blocks: int, *, base: int = 0, named: int = 0) -> None:
+        """Write a launch record and its status record, of so many persistent blocks."""
+        status = ctl + _STATUS
+        self.words(ctl, words.launch_record(job, status, blocks, base=base, named=named))
+        self.words(status, words.status_record(blocks))
+
+    def live(self, ctl: int) -> int:
+        """How many persistent blocks of a launch have not left."""
+        return self.memory[ctl + _STATUS + words.LIVE]
+
+    def launch(
+        self,
+        name: str,
+        blocks: int | tuple[int, int, int],
+        size: tuple[int, int, int],
+        *values: int,
+    ) -> None:
+        """Make ``blocks`` blocks, or a grid of them, of the kernel resident."""
+        grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+        function = self.functions[name]
+        parameters = dict(zip((p.name for p in function.parameters), values, strict=True))
+        for index in range(grid[0] * grid[1] * grid[2]):
+            block = Block(index, grid, size)
+            x, y, z = size
+            for number in range(x * y * z):
+                place = (number % x, number // x % y, number // (x * y))
+                frame = Frame(function, 0, parameters=dict(parameters))
+                block.threads.append(Thread(block, place, [frame]))
+            self.blocks.append(block)
+
+    def run(self, steps: int | None = None) -> None:
+        """Run ``steps`` instructions, or until all threads have exited.
+
+        Now and then one thread alone runs for a while: that is how leaders overtake slow warps.
+        """
+        favourite: Thread | None = None
+        while steps is None or steps > 0:
+            ready = [t for b in self.blocks for t in b.threads if t.waits is None]
+            if not ready:
+                if any(block.threads for block in self.blocks):
+                    raise Deadlock(f"after {self.steps} instructions")
+                return
+            if favourite not in ready or self.random.random() < 0.02:
+                favourite = self.random.choice(ready)
+            assert favourite is not None
+            self._step(favourite)
+            self.steps += 1
+            assert self.steps < 2_000_000, "a livelock"
+            steps = None if steps is None else steps - 1
+
+    # -- instructions --------------------------------------------------------------------------
+
+    def _step(self, thread: Thread) -> None:
+        frame = thread.frames[-1]
+        body = frame.function.body or []
+        if frame.at >= len(body):
+            self._return(thread)
+            return
+        statement = body[frame.at]
+        frame.at += 1
+        if not isinstance(statement, Instruction):
+            return
+        guard = statement.guard
+        if guard is not None and bool(frame.registers[guard.register.name]) is guard.negated:
+            return
+        name = "atom" if statement.opcode.base == "red" else statement.opcode.base
+        getattr(self, f"_do_{name}")(thread, frame, statement)
+
+    def _get(self, thread: Thread, operand: Operand) -> int:
+        frame = thread.frames[-1]
+        match operand:
+            case Register(name):
+                return frame.registers[name]
+            case Not(register):
+                return int(not frame.registers[register.name])
+            case Immediate():
+                return operand.value
+            case SpecialRegister(name):
+                return self._special(thread, name)
+            case Symbol(name):
+                return self._shared[name]
+            case SymbolOffset(symbol, offset):
+                return self._shared[symbol.name] + offset
+        raise AssertionError(operand)
+
+    def _special(self, thread: Thread, name: str) -> int:
+        base, _, axis = name.partition(".")
+        block = thread.block
+        if name == "%smid":
+            return block.index % SMS
+        values = {
+            "%tid": thread.index,
+            "%ntid": block.size,
+            "%ctaid": coordinates(block.index, block.grid),
+            "%nctaid": block.grid,
+        }
+        return values[base]["xyz".index(axis)]
+
+    def _set(self, frame: Frame, operand: Operand, value: int, bits: int = 64) -> None:
+        if isinstance(operand, Pair):
+            operand = operand.first
+        if operand == Symbol("_"):
+            return
+        assert isinstance(operand, Register)
+        frame.registers[operand.name] = value & MASK[bits]
+
+    def _arithmetic(self, thread: Thread, frame: Frame, ins: Instruction, value: int) -> None:
+        wide = 2 if ins.opcode.has("wide") else 1
+        self._set(frame, ins.operands[0], value, bits_of(ins) * wide)
+
+    def _values(self, thread: Thread, ins: Instruction) -> list[int]:
+        """The source operands, signed ones as negative integers where they are."""
+        values = [self._get(thread, operand) for operand in ins.operands[1:]]
+        kind, bits = ins.opcode.modifiers[-1], bits_of(ins)
+        values = [v & MASK[bits] for v in values]
+        if kind[0] == "s":
+            values = [v - (1 << bits) if v >> (bits - 1) else v for v in values]
+        return values
+
+    def _do_mov(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        value = self._get(thread, ins.operands[1])
+        predicate = ins.opcode.has("pred")
+        self._set(frame, ins.operands[0], bool(value) if predicate else value, bits_of(ins))
+
+    def _do_cvt(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        self._arithmetic(thread, frame, ins, self._values(thread, ins)[0])
+
+    def _do_cvta(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        self._arithmetic(thread, frame, ins, self._values(thread, ins)[0])
+
+    def _do_add(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, a + b)
+
+    def _do_sub(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, a - b)
+
+    def _do_mul(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        product = a * b >> bits_of(ins) if ins.opcode.has("hi") else a * b
+        self._arithmetic(thread, frame, ins, product)
+
+    def _do_mad(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b, c = self._values(thread, ins)
+        if ins.opcode.has("wide"):
+            c = self._get(thread, ins.operands[3])
+        self._arithmetic(thread, frame, ins, a * b + c)
+
+    def _do_min(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, min(a, b))
+
+    def _do_rem(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, a % b)
+
+    def _do_shl(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, a << b)
+
+    def _do_shr(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, a >> b)
+
+    def _do_and(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, a & b)
+
+    def _do_or(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, a | b)
+
+    def _do_xor(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b = self._values(thread, ins)
+        self._arithmetic(thread, frame, ins, a ^ b)
+
+    def _do_selp(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b, p = (self._get(thread, operand) for operand in ins.operands[1:])
+        self._set(frame, ins.operands[0], a if p else b, bits_of(ins))
+
+    def _do_setp(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        a, b, *also = self._values(thread, ins)
+        holds = _COMPARE[ins.opcode.modifiers[0]](a, b)
+        if also:
+            assert ins.opcode.has("and")
+            holds = holds and bool(also[0])
+        self._set(frame, ins.operands[0], holds)
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def _place(
+        self, thread: Thread, ins: Instruction, operand: Operand
+    ) -> tuple[dict[int, int], int]:
+        assert isinstance(operand, Address)
+        base = operand.base
+        assert isinstance(base, Register | Symbol)
+        address = self._get(thread, base) + operand.offset
+        if ins.opcode.has("shared"):
+            # What nobody has written yet is garbage.
+            thread.block.shared.setdefault(address, self.random.getrandbits(32))
+            return thread.block.shared, address
+        if address not in self.memory:
+            raise IllegalAddress(hex(address))
+        return self.memory, address
+
+    def _do_ld(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        target, source = ins.operands
+        bits = bits_of(ins)
+        if ins.opcode.has("param"):
+            assert isinstance(source, Address)
+            assert isinstance(source.base, Symbol)
+            self._set(frame, target, frame.parameters[source.base.name], bits)
+            return
+        memory, address = self._place(thread, ins, source)
+        targets = target.items if isinstance(target, Vector) else (target,)
+        for number, one in enumerate(targets):
+            low = memory[address + number * bits // 8]
+            if bits == 64:
+                low |= memory[address + number * 8 + 4] << 32
+            self._set(frame, one, low, bits)
+
+    def _do_st(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        target, source = ins.operands
+        value = self._get(thread, source)
+        if ins.opcode.has("param"):
+            assert isinstance(target, Address)
+            assert isinstance(target.base, Symbol)
+            frame.parameters[target.base.name] = value
+            return
+        memory, address = self._place(thread, ins, target)
+        memory[address] = value & MASK[32]
+        if bits_of(ins) == 64:
+            memory[address + 4] = value >> 32 & MASK[32]
+
+    def _do_atom(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        result = ins.opcode.base == "atom"
+        memory, address = self._place(thread, ins, ins.operands[1 if result else 0])
+        old = memory[address]
+        value = self._get(thread, ins.operands[-1]) & MASK[32]
+        if ins.opcode.has("cas"):
+            expected = self._get(thread, ins.operands[-2]) & MASK[32]
+            memory[address] = value if old == expected else old
+        elif ins.opcode.has("max"):
+            memory[address] = max(old, value)
+        else:
+            assert ins.opcode.has("add")
+            memory[address] = (old + value) & MASK[32]
+        if result:
+            self._set(frame, ins.operands[0], old, 32)
+
+    def _do_membar(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        pass
+
+    # -- control -------------------------------------------------------------------------------
+
+    def _do_bra(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        target = ins.operands[0]
+        assert isinstance(target, Symbol)
+        frame.at = self._labels[frame.function.name][target.name]
+
+    def _do_trap(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        raise Trapped(f"thread {thread.index} of block {thread.block.index}")
+
+    def _do_ret(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        self._return(thread)
+
+    def _do_exit(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        thread.frames.clear()
+        self._gone(thread)
+
+    def _return(self, thread: Thread) -> None:
+        done = thread.frames.pop()
+        if not thread.frames:
+            self._gone(thread)
+            return
+        for result, formal in zip(done.results, done.function.returns, strict=True):
+            thread.frames[-1].parameters[result] = done.parameters[formal.name]
+
+    def _do_call(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        operands = list(ins.operands)
+        first = operands[0]
+        results = first.items if isinstance(first, Tuple) else ()
+        operands = operands[1:] if isinstance(first, Tuple) else operands
+        target = operands.pop(0)
+        assert isinstance(target, Symbol)
+        function = self.functions[target.name]
+        actuals = operands[0] if operands else None
+        given = actuals.items if isinstance(actuals, Tuple) else ()
+        new = Frame(function, 0, results=tuple(r.name for r in results if isinstance(r, Symbol)))
+        for formal, actual in zip(function.parameters, given, strict=True):
+            if formal.space == "reg":
+                new.registers[formal.name] = self._get(thread, actual) & MASK[64]
+                continue
+            assert isinstance(actual, Symbol)
+            new.parameters[formal.name] = frame.parameters[actual.name]
+        thread.frames.append(new)
+
+    def _do_bar(self, thread: Thread, frame: Frame, ins: Instruction) -> None:
+        if ins.opcode.has("warp"):
+            return
+        reduces = ins.opcode.has("red")
+        operands = ins.operands[1:] if reduces else ins.operands
+        number = operands[0]
+        assert isinstance(number, Immediate)
+        thread.waits = number.value
+        thread.answer = None
+        thread.says = False
+        if reduces:
+            assert isinstance(ins.operands[0], Register)
+            thread.answer = ins.operands[0].name
+            thread.says = bool(self._get(thread, operands[1]))
+        self._release(thread.block)
+
+    _do_barrier = _do_bar
+
+    def _gone(self, thread: Thread) -> None:
+        thread.block.threads.remove(thread)
+        self._release(thread.block)
+
+    def _release(self, block: Block) -> None:
+        """Let the block's threads go on if all that have not exited wait at one barrier."""
+        if len({t.waits for t in block.threads}) != 1 or block.threads[0].waits is None:
+            return
+        anyone = any(t.says for t in block.threads)
+        kinds = {t.answer is None for t in block.threads}
+        assert len(kinds) == 1, "plain and reducing barriers mixed on one number"
+        for thread in block.threads:
+            if thread.answer is not None:
+                thread.frames[-1].registers[thread.answer] = anyone
+            thread.waits = None
+
+
+def bits_of(ins: Instruction) -> int:
+    """The width of the instruction's type; predicates are as good as 32 bits."""
+    kind = ins.opcode.modifiers[-1]
+    if ins.opcode.base == "cvt":
+        kind = ins.opcode.modifiers[0]
+    return 32 if kind == "pred" else int(kind.lstrip("busf"))

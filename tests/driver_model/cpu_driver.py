@@ -1,0 +1,199 @@
+"""The model with everything happening at once, and kernels that run on the CPU device.
+
+It shows that the code around the driver makes sense, not that the driver does what is expected of
+it. Fences are the CPU device's, for the range that a program has been given when a launch begins: a
+kernel is compiled anew if that has changed. So are kill polls, which a kill word that is written on
+a stream reaches. A fault is written into the job record when the launch is over, without the number
+of the task block: only the rewritten program knows that, and here it was not what found the fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from gpud.compiler.abi import control_words as cw
+from gpud.compiler.abi import fault_record as fault
+from gpud.compiler.abi.reserved_names import ARENA, CONTROL, HEAP, PRINT
+from gpud.device.cpu.device import CPUDevice
+from gpud.device.cpu.scheduling.launch import Launch as OnDevice
+from gpud.errors import CompileError, GpudError, IllegalAddress
+from tests.driver_model.model_driver import ModelDriver
+from tests.driver_model.modules import Entry, Launch, Loaded, RefusedError
+
+__all__ = ["CPUDriver"]
+
+TIMEOUT_S = 60.0
+_EVERYTHING = 2**64 - 1  # the size of a range that is no limit
+
+
+class CPUDriver(ModelDriver):
+    """The model over a CPU device.
+
+    Args:
+        device: what runs kernels.
+        memory_bytes: of the model's device.
+        initialised: whether somebody has called ``cuInit`` before.
+    """
+
+    def __init__(
+        self, device: CPUDevice, memory_bytes: int = 1 << 30, *, initialised: bool = True
+    ) -> None:
+        self.device = device
+        attributes = {
+            "MULTIPROCESSOR_COUNT": device.sms,
+            "NUM_REGS": 8,
+            "LOCAL_SIZE_BYTES": 0,
+        }
+        super().__init__(
+            self, attributes, memory_bytes=memory_bytes, name=b"Fake GPU", initialised=initialised
+        )
+        self._idle = threading.Condition(self.lock)
+        self._running: list[_Running] = []
+
+    # -- time
+
+    def moved(self, stream: Any) -> None:
+        """Have what is next on a stream begin, and tell whoever waits."""
+        self.streams.go_on(stream)
+        with self._idle:
+            self._idle.notify_all()
+
+    def wait(self, done: Callable[[], bool], only: Any = None) -> None:
+        """Wait until ``done``."""
+        with self._idle:
+            assert self._idle.wait_for(done, TIMEOUT_S), "waits for ever"
+
+    def wait_for_all(self) -> None:
+        """Wait until nothing runs."""
+        self.wait(self.streams.are_idle)
+
+    @property
+    def resident(self) -> int:
+        """Kernels that are there."""
+        return len(self._running)
+
+    # -- programs
+
+    def load(self, text: str) -> Loaded:
+        """A program on the CPU device."""
+        try:
+            # The CPU device would print in its own way; under another name it runs what a GPU does.
+            found = self.device.load(text.replace(PRINT, "written_down"))
+        except CompileError as error:
+            raise RefusedError(str(error)) from error
+        data = found.layout.data
+        entries = {name: Entry.of(entry) for name, entry in found.program.entries().items()}
+        places = {
+            name: (found.data.address + at, found.data.sizes.get(name, 16))
+            for name, at in data.offsets.items()
+        }
+        return Loaded(found, entries, places)
+
+    def unload(self, loaded: Loaded) -> None:
+        """The CPU device forgets it by itself."""
+
+    def fits(self, threads: int) -> int:
+        """An SM has room for 2048 threads."""
+        return 2048 // threads
+
+    def start(self, launch: Launch, over: Callable[[], None]) -> None:
+        """Start a kernel on the CPU device."""
+        kernel = launch.function.loaded.own.kernel(launch.function.name)
+        control = job = 0
+        if kernel.parameters and kernel.parameters[-1].name.endswith(CONTROL):
+            control = launch.values()[-1]
+            job = ctypes.c_uint64.from_address(control + cw.JOB).value
+        running = _Running(job)
+
+        def ended(done: OnDevice) -> None:
+            if done.output:  # as a GPU's driver does, in time for whoever waits
+                os.write(1, done.output)
+            if control:
+                _left(done.error, control, job)
+            with self.lock:
+                self._running.remove(running)
+            over()
+
+        _fence(kernel)
+        with self.lock:
+            self._running.append(running)
+        running.launch = self.device.launch(
+            kernel, launch.grid, launch.block, launch.raw,
+            shared=launch.shared, sms=launch.stream.sms, on_done=ended,
+        )  # fmt: skip
+        running.look()  # it may have been killed before there was anything to kill
+
+    def written(self, address: int) -> None:
+        """A stream wrote a word: it may have been a kill word."""
+        with self.lock:
+            killed = [one for one in self._running if one.job + cw.KILL == address]
+        for one in killed:
+            one.look()
+
+
+class _Running:
+    """A launch on the device, with the address of its job record; 0: it has none."""
+
+    def __init__(self, job: int) -> None:
+        self.job = job
+        self.launch: OnDevice | None = None
+
+    def look(self) -> None:
+        """End its blocks at their next poll, if its kill word is set."""
+        if self.job and self.launch and ctypes.c_uint32.from_address(self.job + cw.KILL).value:
+            self.launch.kill()
+
+
+def _fence(kernel: Any) -> None:
+    """Check a kernel's accesses from now on, if its program was told of a range."""
+    loaded = kernel.module
+    arena, heap = _range(loaded, ARENA), _range(loaded, HEAP)
+    if heap is not None and heap[1]:
+        loaded.heap = SimpleNamespace(range=heap)
+    if arena is None:
+        return
+    loaded.fenced = None if arena[1] == _EVERYTHING else arena
+    with kernel._lock:
+        if getattr(kernel, "fenced", loaded.fenced) != loaded.fenced:
+            kernel._compiled.clear()  # the range is in the code
+            kernel.plans.clear()
+        kernel.fenced = loaded.fenced
+
+
+def _range(loaded: Any, name: str) -> tuple[int, int] | None:
+    """What a variable of gpud's says, if the program has it."""
+    offset = loaded.layout.data.offsets.get(name)
+    if offset is None:
+        return None
+    raw = loaded.data.memory[offset : offset + 16].tobytes()
+    return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
+
+
+def _left(error: GpudError | None, control: int, job: int) -> None:
+    """All blocks of a launch have left: what those count and record that end in the middle."""
+    status = ctypes.c_uint64.from_address(control + cw.STATUS).value
+    ctypes.c_uint32.from_address(status + cw.LIVE).value = 0
+    if error is None:
+        return
+
+    def put(at: int, value: int) -> None:
+        ctypes.c_uint32.from_address(job + at).value = value & 0xFFFFFFFF
+
+    fields: Any = error
+    if isinstance(error, IllegalAddress):
+        kind = fault.FaultKind.MISALIGNED if fields.misaligned else fault.FaultKind.ADDRESS
+        ctypes.c_uint64.from_address(job + fault.ADDRESS).value = fields.address
+    else:
+        kind = fault.FaultKind.TRAP
+    put(fault.KIND, kind)
+    put(fault.SITE, -1 if fields.site is None else fields.site)
+    put(fault.CLAIM, 0)
+    for index, extent in enumerate(fields.thread or (0, 0, 0)):
+        put(fault.THREAD + 4 * index, extent)
+    put(cw.NEXT, ctypes.c_uint32.from_address(job + cw.TOTAL).value)
+    put(fault.STATE, fault.COMPLETE)

@@ -1,0 +1,191 @@
+"""Steps in turns: who has one when, what is cut off, and each step over the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu import record, run_steps
+from bench.gpu.figures import FIGURES, results
+from bench.gpu.record import Rows
+from bench.gpu.run_steps import LEAST_S, StepRunner
+from bench.gpu.steps import OPTIONS, STEPS, Step
+from bench.gpu.summary_rows import rows
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "tests" / "driver_model" / "site"
+
+
+class NoGpu:
+    def describe(self) -> dict[str, Any]:
+        return {"gpu": "A GPU", "driver": "1.2"}
+
+
+def step(name: str, code: str, folder: Path) -> Step:
+    path = folder / f"{name}.py"
+    path.write_text(code)
+    return Step(name, 100.0, str(path))
+
+
+def outcomes(one: StepRunner) -> dict[str, str]:
+    return {name: found["outcome"] for name, found in one.state.items()}
+
+
+def test_what_never_had_a_turn_comes_first_and_what_was_cut_off_goes_on(tmp_path: Path) -> None:
+    steps = [Step(name, 5.0, "") for name in "abcd"]
+    one = StepRunner(steps, tmp_path, 1e6)
+    one.state = {
+        "a": {"outcome": "failed"},
+        "b": {"outcome": "cut"},
+        "c": {"outcome": "passed"},
+    }
+    order = []
+    for found, limit_s in one.turns():
+        order.append((found.name, limit_s == 5.0))
+        one.state[found.name] = {"outcome": "cut" if len(order) == 1 else "passed"}
+    assert order == [("d", True), ("b", False), ("d", False), ("a", False)]
+    assert not list(StepRunner(steps, tmp_path, LEAST_S).turns()), "there is too little time"
+
+
+def test_steps_end_and_their_outcome_and_output_are_kept(tmp_path: Path) -> None:
+    steps = [
+        step("good", "print('well')", tmp_path),
+        step("bad", "raise SystemExit(3)", tmp_path),
+    ]
+    one = StepRunner(steps, tmp_path, 600)
+    one.run()
+    # What failed has had its turn; it has another in the next call.
+    assert outcomes(one) == {"good": "passed", "bad": "failed"}
+    assert (tmp_path / "logs" / "good.log").read_text() == "well\n"
+    assert not one.report()
+    again = StepRunner(steps, tmp_path, 600)
+    assert [found.name for found, _ in again.turns()] == ["bad"]
+    again.forget(["good"])
+    assert [found.name for found, _ in again.turns()] == ["good", "bad"]
+
+
+def test_a_step_over_its_limit_is_cut_off(tmp_path: Path) -> None:
+    one = StepRunner([step("long", "import time; time.sleep(1000)", tmp_path)], tmp_path, 600)
+    assert one._run(one._steps[0], 0.1) == "cut"
+
+
+def test_what_is_cut_off_is_interrupted_and_keeps_what_it_has() -> None:
+    code = """
+import time
+try:
+    print("begun", flush=True)
+    time.sleep(1000)
+except KeyboardInterrupt:
+    print("kept")
+    raise
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    run_steps._end(process)
+    assert process.stdout.read() == b"kept\n"
+    process.stdout.close()
+
+
+def test_rows_are_taken_up_where_they_were_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu: Any = NoGpu()
+    first = Rows("x", gpu, {"events": 5}, tmp_path)
+    first.add({"name": "a", "us": 1.23456789}, mean=1.0)
+    found = json.loads((tmp_path / "gpu_x.json").read_text())
+    assert (found["complete"], found["mean"], found["gpu"]) == (False, 1.0, "A GPU")
+    second = Rows("x", gpu, {"events": 5}, tmp_path)
+    assert second.has(name="a", us=1.23456789)
+    assert not second.has(name="b")
+    second.add({"name": "b", "us": 2.0})
+    assert [row["name"] for row in second.rows] == ["a", "b"]
+    assert Rows("x", gpu, {"events": 6}, tmp_path).rows == []
+    with monkeypatch.context() as other:
+        other.setenv("GPUD_RELEASE_PATH", "copy")
+        assert Rows("x", gpu, {"events": 5}, tmp_path).rows == []
+    assert second.end().exists()
+    assert Rows("x", gpu, {"events": 5}, tmp_path).rows == []
+
+
+def test_steps_are_what_the_makefile_runs() -> None:
+    """All but the first, which is a choice among the others."""
+    said = subprocess.run(
+        ["make", "-n", "gpu-test", "gpu-bench", "GPU_PYTHON=python3"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    wanted = [" ".join(line.split()) for line in said.splitlines() if "python3" in line]
+    known = []
+    for one in STEPS[1:]:
+        words = [word for word in one.arguments(trial=True) if word not in (one.trial or ())]
+        line = " ".join(["python3", *words]).replace(" " + " ".join(OPTIONS), "")
+        record = one.environment.get("GPUD_RECORD")
+        known.append(f"GPUD_RECORD={record} {line}" if record else line)
+    others = ("available.py", "figures.py", "summary.py")
+    assert sorted(known) == sorted(line for line in wanted if not line.endswith(others))
+
+
+def test_results_can_go_elsewhere(tmp_path: Path) -> None:
+    code = "from bench.gpu import record; print(record.RESULTS)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/client", "GPUD_RESULTS": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.strip() == str(tmp_path)
+    assert record.RESULTS == ROOT / "bench" / "results"
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Every process finds the model where the bindings are; where results go."""
+    sanitizer = tmp_path / "bin" / "compute-sanitizer"
+    sanitizer.parent.mkdir()
+    sanitizer.write_text('#!/bin/bash\nwhile [ "$1" != "$PYTHON" ]; do shift; done\nexec "$@"\n')
+    sanitizer.chmod(0o755)
+    for name, value in {
+        "PATH": f"{sanitizer.parent}:{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "PYTHONPATH": f"{SITE}:{ROOT}:{ROOT}/client",
+        "GPUD_MODEL_SMS": "16",
+        "GPUD_RESULTS": str(tmp_path / "results"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "results"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_step_runs_over_the_model_and_leaves_what_tables_and_figures_need(
+    model: Path, tmp_path: Path
+) -> None:
+    steps = [found for found in STEPS if found.trial is not None]
+    one = StepRunner(steps, tmp_path, 550, trial=True)
+    one.run()
+    assert set(outcomes(one).values()) == {"passed"}, outcomes(one)
+    assert set(outcomes(one)) == {found.name for found in steps}
+    waits = json.loads((model / "gpu_waits.json").read_text())
+    tried = {**waits["calls"], **waits["launches"]}
+    assert not [name for name, one in tried.items() if "error" in one]
+    ((where, found),) = rows(model).items()
+    assert where.startswith("Fake GPU")
+    commands = {command for _, _, command in found}
+    assert len(commands) == len(steps) - 1, "all but the first keep results"
+    assert all(results(model, name) for name in FIGURES)
+
+
+def test_a_step_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_steps.py", "--only", "nothing"])
+    with pytest.raises(SystemExit):
+        run_steps.main()
+    assert "no such step: nothing; there are smoke, bench-waits" in capsys.readouterr().err

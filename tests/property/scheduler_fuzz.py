@@ -1,0 +1,165 @@
+"""Long random histories for the scheduler, from a seed: quicker than Hypothesis, without shrinking.
+
+python -m tests.property.scheduler_fuzz [SEEDS] [EVENTS]
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from fractions import Fraction
+
+from gpud.core.events import LaunchShape
+from gpud.core.scheduler import Scheduler, Settings
+from gpud.units import JobId
+from tests.property.scheduler_simulation import World
+
+OCCUPANCIES = (1, 2, 3, 4, 5, 7, 8, 16, 32, 48)
+SHARES = tuple(Fraction(n, d) for d in (1, 2, 3, 7, 8) for n in range(1, 5 * d, 2))
+
+
+def history(
+    seed: int, events: int, settings: Settings | None = None, world: World | None = None
+) -> World:
+    """A world after about so many events, everything ended, every property checked."""
+    draw = random.Random(seed)
+    if world is None:
+        world = World(Scheduler(settings or random_settings(draw)))
+    for device in range(draw.choice((1, 1, 2, 3))):
+        world.device_up(device, draw.choice((1, 2, 4, 8)))
+    world.open()
+    while world.events < events:
+        step(world, draw)
+        if draw.random() < 0.01:
+            world.come_to_rest()
+    world.finish()
+    return world
+
+
+def random_settings(draw: random.Random) -> Settings:
+    return Settings(
+        offline_floor=draw.choice((0, 0, 0, Fraction(1, 2), Fraction(1), "25%")),
+        hold_ns=draw.choice((0, 0, 50)),
+        grace_ns=200,
+    )
+
+
+def step(world: World, draw: random.Random) -> None:
+    """One thing happens."""
+    chance = draw.random()
+    devices = list(world.sms)
+    device = draw.choice(devices)
+    works = world.work[device]
+    if chance < 0.55:
+        device_step(world, draw, device)
+    elif chance < 0.75:
+        submit(world, draw, device)
+    elif chance < 0.80 and world.live:
+        resize(world, draw, draw.choice(list(world.live)))
+    elif chance < 0.84 and world.live:
+        world.cancel(draw.choice(list(world.live)))
+    elif chance < 0.86:
+        if draw.random() < 0.5:
+            world.open()
+        elif len(world.open_sessions) > 1:
+            world.close(draw.choice(world.open_sessions))
+    elif chance < 0.94:
+        world.pass_time(draw.choice((1, 10, 100)))
+    elif chance < 0.945 or world.sms[device] is None:
+        revive(world, draw, device)
+    elif chance < 0.955:
+        prepare(world, draw)
+    elif chance < 0.97 and works:
+        work = works[draw.choice(list(works))]
+        work.stuck = work.stuck or draw.random() < 0.2
+        work.deaf = draw.random() < 0.3
+
+
+def prepare(world: World, draw: random.Random) -> None:
+    """What jobs need arrives, or cannot be had."""
+    for job in draw.sample(list(world.preparing), min(3, len(world.preparing))):
+        if job in world.preparing:
+            world.prepare(job, failed=draw.random() < 0.1)
+
+
+def device_step(world: World, draw: random.Random, device: int) -> None:
+    works = world.work[device]
+    if draw.random() < 0.4 or not works:
+        world.deliver(device)
+        return
+    job = draw.choice(list(works))
+    what = draw.random()
+    if what < 0.35:
+        world.carry_out(device, job)
+    elif what < 0.65:
+        world.leave(device, job, draw.randint(1, 4))
+    elif what < 0.98:
+        world.run(device, job, draw.randint(1, 40))
+    else:
+        world.fail(device, job)
+
+
+def revive(world: World, draw: random.Random, device: int) -> None:
+    """A host dies, maybe for good, or one comes up, perhaps with another number of SMs."""
+    state = str(world.scheduler.devices[device].state)
+    final = draw.random() < 0.1
+    if world.sms[device] is not None or state == "replacing" or (final and state != "gone"):
+        world.host_dies(device, final=final, most=draw.choice((0, 0, 1, 3)))
+    else:
+        world.device_up(device, draw.choice((1, 2, 4, 8)))
+
+
+def random_launches(draw: random.Random) -> tuple[LaunchShape, ...]:
+    return tuple(
+        LaunchShape(
+            draw.choice(OCCUPANCIES),
+            draw.choice((1, 3, 10, 50, 400)),
+            draw.random() < 0.93,
+        )
+        for _ in range(draw.choice((1, 1, 1, 2, 4)))
+    )
+
+
+def submit(world: World, draw: random.Random, device: int) -> JobId | None:
+    if not world.open_sessions:
+        return None
+    known = list(world.live)
+    kind = draw.random()
+    more: dict[str, object] = {}
+    if kind < 0.35:
+        more["reservation"] = draw.choice(SHARES)
+        more["deadline_ns"] = draw.choice((None, world.now_ns + draw.randint(1, 500)))
+        more["exclusive"] = draw.random() < 0.25
+    elif kind < 0.75:
+        more["quota"] = draw.choice(SHARES)
+    return world.submit(
+        draw.choice(world.open_sessions),
+        device,
+        random_launches(draw),
+        stream=draw.randint(0, 6),
+        after=tuple(draw.sample(known, min(len(known), draw.choice((0, 0, 0, 1, 2))))),
+        timeout_ns=draw.choice((None, None, None, 300)),
+        killable=draw.random() < 0.3,
+        prepared=draw.random() < 0.8,
+        weight=draw.choice((1, 1, 1, 2, 5, 1000)),
+        **more,
+    )
+
+
+def resize(world: World, draw: random.Random, job: JobId) -> None:
+    share = draw.choice(SHARES)
+    if (world.reservation[job] is not None) is (draw.random() < 0.95):
+        world.resize(job, reservation=share)
+    else:
+        world.resize(job, quota=share)
+
+
+def main() -> None:
+    seeds, events = (int(text) for text in [*sys.argv[1:], "20", "2000"][:2])
+    for seed in range(seeds):
+        world = history(seed, events)
+        print(f"seed {seed}: {world.events} events, {len(world.ended)} jobs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""A scheduler with short commands for tests: devices and jobs by small numbers, shares as text."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from gpud.core import commands as out
+from gpud.core import events as ev
+from gpud.core.events import LaunchShape
+from gpud.core.job import JobRecord
+from gpud.core.scheduler import Scheduler, Settings
+from gpud.core.wait_reasons import waiting_reason
+from gpud.units import JobId, Partitions, SessionId
+
+MANY = 10**6
+
+
+class Driver:
+    """Session 1 is open; ``sms`` gives the SMs of devices 0, 1, ..., which are up."""
+
+    def __init__(self, *sms: int, **settings: Any) -> None:
+        self.scheduler = Scheduler(Settings(debug=True, **settings))
+        self.now_ns = 0
+        self.numbers: dict[int, int] = {}
+        for device, count in enumerate(sms):
+            self.send(ev.DeviceReady(0, device, count, f"cpu:{count}", Partitions(1, count)))
+        self.open(1)
+
+    def send(self, event: ev.Event) -> list[out.Command]:
+        return self.scheduler.handle(event)
+
+    def open(self, session: int) -> None:
+        self.send(ev.SessionOpened(self.now_ns, SessionId(session)))
+
+    def close(self, session: int = 1) -> list[out.Command]:
+        return self.send(ev.SessionClosed(self.now_ns, SessionId(session)))
+
+    def submit(
+        self,
+        number: int,
+        m: int = 1,
+        *,
+        blocks: int = MANY,
+        session: int = 1,
+        device: int = 0,
+        launches: tuple[LaunchShape, ...] | None = None,
+        whole: bool = False,
+        reservation: str | None = None,
+        quota: str | None = None,
+        stream: int | None = None,
+        **more: Any,
+    ) -> list[out.Command]:
+        """Submits job ``number``, by default in a stream of its own."""
+        return self.send(
+            ev.JobSubmitted(
+                self.now_ns,
+                JobId(number),
+                SessionId(session),
+                device,
+                launches or (LaunchShape(m, blocks, not whole),),
+                None if reservation is None else Fraction(reservation),
+                None if quota is None else Fraction(quota),
+                number if stream is None else stream,
+                **more,
+            )
+        )
+
+    def online(self, number: int, share: str, m: int = 1, **more: Any) -> list[out.Command]:
+        return self.submit(number, m, reservation=share, **more)
+
+    def offline(
+        self, number: int, share: str | None = None, m: int = 1, **more: Any
+    ) -> list[out.Command]:
+        return self.submit(number, m, quota=share, **more)
+
+    def left(self, number: int, held: int, *, exhausted: bool = False) -> list[out.Command]:
+        """The device has carried out everything and ``held`` slices are left."""
+        epoch = self.job(number).epoch
+        return self.send(ev.BlocksLeft(self.now_ns, JobId(number), epoch, held, exhausted))
+
+    def done(self, number: int) -> list[out.Command]:
+        return self.ended(number, complete=True)
+
+    def ended(
+        self, number: int, *, failed: bool = False, complete: bool = False
+    ) -> list[out.Command]:
+        return self.send(ev.JobEnded(self.now_ns, JobId(number), failed, complete))
+
+    def cancel(self, number: int) -> list[out.Command]:
+        return self.send(ev.CancelRequested(self.now_ns, JobId(number)))
+
+    def resize(
+        self, number: int, *, quota: str | None = None, reservation: str | None = None
+    ) -> list[out.Command]:
+        return self.send(
+            ev.ResizeRequested(
+                self.now_ns,
+                7,
+                JobId(number),
+                None if reservation is None else Fraction(reservation),
+                None if quota is None else Fraction(quota),
+            )
+        )
+
+    def up(self, device: int, sms: int) -> list[out.Command]:
+        """A host is up, and gets at once what jobs need."""
+        found = self.bare(device, sms)
+        return found + [c for job in prepares(found) for c in self.prepared(job)]
+
+    def bare(self, device: int, sms: int) -> list[out.Command]:
+        """A host is up."""
+        return self.send(ev.DeviceReady(self.now_ns, device, sms, f"cpu:{sms}"))
+
+    def prepared(self, number: int, *, failed: bool = False) -> list[out.Command]:
+        return self.send(ev.JobPrepared(self.now_ns, JobId(number), failed))
+
+    def fail(
+        self,
+        device: int = 0,
+        reason: str = "crashed",
+        *,
+        final: bool = False,
+        culprit: int | None = None,
+        unstarted: tuple[int, ...] = (),
+    ) -> list[out.Command]:
+        one = None if culprit is None else JobId(culprit)
+        others = tuple(map(JobId, unstarted))
+        return self.send(ev.DeviceFailed(self.now_ns, device, reason, final, one, others))
+
+    def send_drain(self, until_ns: int) -> list[out.Command]:
+        return self.send(ev.DrainRequested(self.now_ns, until_ns))
+
+    def at(self, now_ns: int) -> list[out.Command]:
+        """Time passes and the timer fires."""
+        self.now_ns = now_ns
+        return self.send(ev.TimerFired(now_ns))
+
+    def job(self, number: int) -> JobRecord:
+        return self.scheduler.jobs[JobId(number)]
+
+    def state(self, number: int) -> str | None:
+        job = self.scheduler.jobs.get(JobId(number))
+        return None if job is None else str(job.state)
+
+    def reason(self, number: int) -> str | None:
+        job = self.job(number)
+        return waiting_reason(job, self.scheduler.devices[job.device])
+
+    def allocation(self, number: int) -> str:
+        return str(self.job(number).allocation)
+
+
+def slices(commands: list[out.Command]) -> list[tuple[int, int]]:
+    """(job, slices) of all starts and resizes, in order."""
+    return [(c.job, c.slices) for c in commands if isinstance(c, out.StartJob | out.ResizeJob)]
+
+
+def prepares(commands: list[out.Command]) -> list[int]:
+    """Jobs for which devices are to be prepared, in order."""
+    return [c.job for c in commands if isinstance(c, out.PrepareJob)]
+
+
+def finished(commands: list[out.Command]) -> list[tuple[int, str]]:
+    """(job, state) of all that finished, in order."""
+    return [(c.job, c.state) for c in commands if isinstance(c, out.FinishJob)]
+
+
+def error(commands: list[out.Command]) -> Any:
+    """The error of the one command that has one."""
+    [found] = [c.error for c in commands if isinstance(c, out.FinishJob | out.Refuse) and c.error]
+    return found
+
+
+def names(commands: list[out.Command]) -> list[str]:
+    """The commands' kinds without timers."""
+    return [type(c).__name__ for c in commands if not isinstance(c, out.SetTimer)]

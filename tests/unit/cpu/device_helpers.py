@@ -1,0 +1,58 @@
+"""What tests that run kernels on the CPU device share: arrays on the device, gates, waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gpud.compiler.pipeline import Program, compile_program
+from gpud.compiler.toolchain.nvrtc import compile_cuda
+from gpud.device.interface import Device, Memory
+
+__all__ = ["OPEN", "Array", "cuda", "pointer", "rewritten", "until", "words"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+OPEN = 2**32 - 1
+"""A gate with this value holds nobody back."""
+
+TIMEOUT_S = 30.0
+
+
+def words(device: Device, count: int, value: int = 0) -> tuple[Memory, Array]:
+    """``count`` 32-bit words on the device, and the host's view of them."""
+    memory = device.allocate(4 * count)
+    view = memory.view.view(np.uint32)
+    view[:] = value
+    return memory, view
+
+
+def pointer(memory: Memory) -> bytes:
+    """A pointer argument."""
+    return int(memory.address).to_bytes(8, "little")
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until a condition holds; fail if it never does."""
+    nobody = threading.Event()
+    end = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < end, "the condition never came to hold"
+        nobody.wait(0.001)
+
+
+@cache
+def cuda(source: str) -> str:
+    """The PTX of CUDA C++."""
+    return compile_cuda(source).ptx
+
+
+@cache
+def rewritten(source: str, form: str | None = None) -> Program:
+    """CUDA C++ or PTX as gpud rewrites it."""
+    return compile_program(source, form=form)

@@ -1,0 +1,76 @@
+"""Jobs for tests: task blocks that count themselves and wait at a gate.
+
+A *gate* is a word in device memory: with n in it, the first n task blocks to start may end. So a
+test decides how far a job comes, and nothing depends on how fast anything is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpud.device.cpu.device import CPUDevice
+from gpud.device.cpu.program.module import CPUKernel
+from gpud.device.interface import Memory
+from gpud.device.job import Form, Job, LaunchSpec
+from tests.unit.cpu.device_helpers import OPEN, Array, cuda, pointer, rewritten, words
+
+__all__ = ["FORMS", "RESIZABLE", "SOURCE", "TOTAL", "Work", "make"]
+
+SOURCE = r"""
+extern "C" __device__ int printf(const char*, ...);
+extern "C" __global__ void work(unsigned* runs, unsigned* gate) {
+    unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    if (threadIdx.x == 0) {
+        unsigned ticket = atomicAdd(gate + 1, 1);
+        while (*(volatile unsigned*)gate <= ticket) {}
+        atomicAdd(&runs[block], 1);
+    }
+}
+extern "C" __global__ void says() {
+    if (threadIdx.x == 0) printf("block %d\n", (int)blockIdx.x);
+}
+"""
+
+FORMS: tuple[Form, ...] = ("persistent", "sliced", "whole", "unmodified")
+RESIZABLE: tuple[Form, ...] = ("persistent", "sliced")
+TOTAL = 20
+
+
+class Work(NamedTuple):
+    """A job of `work`, how often each task block ran, and its gate."""
+
+    job: Job
+    kernel: CPUKernel
+    runs: Array
+    gate: Array
+    memories: tuple[Memory, ...]
+    ended: list[Job]
+
+
+_loaded: dict[tuple[int, Form], CPUKernel] = {}
+
+
+def make(
+    device: CPUDevice,
+    form: Form,
+    grid: int | tuple[int, ...] = TOTAL,
+    *,
+    gate: int = OPEN,
+    priority: int = 0,
+    block: int = 32,
+) -> Work:
+    total = 1
+    for extent in (grid,) if isinstance(grid, int) else grid:
+        total *= extent
+    key = (id(device), form)
+    if key not in _loaded:
+        text = cuda(SOURCE) if form == "unmodified" else rewritten(SOURCE, form).ptx
+        _loaded[key] = device.load(text).kernel("work")
+    runs, counts = words(device, total)
+    door, opening = words(device, 2)
+    opening[0] = gate
+    ended: list[Job] = []
+    values = [pointer(runs), pointer(door)]
+    launch = LaunchSpec.of(_loaded[key], form, grid, block, values)
+    job = Job(device, [launch], priority=priority, on_done=ended.append)
+    return Work(job, _loaded[key], counts, opening, (runs, door), ended)

@@ -1,0 +1,248 @@
+"""Where workers go: whole SMs for a job if it can be, and no room that is there but not given."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpud.device.cpu.device import CPUDevice
+from gpud.device.cpu.scheduling.block_scheduler import SM_CAPACITY
+from gpud.device.cpu.scheduling.gang import Gang
+from gpud.device.job import Job, LaunchSpec
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, until, words
+
+SOURCE = r"""
+extern "C" __global__ void gated(unsigned* gate) {
+    if (threadIdx.x == 0) {
+        unsigned ticket = atomicAdd(gate + 1, 1);
+        while (*(volatile unsigned*)gate <= ticket) {}
+    }
+}
+"""
+M = 4
+"""Blocks of 256 threads on an SM of compute capability 7.5."""
+
+
+@pytest.fixture
+def device() -> Iterator[CPUDevice]:
+    with CPUDevice(3, capability=75) as one:
+        yield one
+
+
+class Work:
+    """A job whose blocks wait at a gate."""
+
+    def __init__(self, device: CPUDevice, *, threads: int = 256, priority: int = 0) -> None:
+        self.scheduler = device.scheduler
+        kernel = device.load(rewritten(SOURCE, "persistent").ptx).kernel("gated")
+        self.door, self.gate = words(device, 2)
+        launch = LaunchSpec.of(kernel, "persistent", 1000, threads, [pointer(self.door)])
+        self.job = Job(device, [launch], priority=priority)
+
+    def resize(self, slices: int) -> list[int]:
+        """How many workers each SM has, all jobs together, once there is what is asked for."""
+        before = self.job.progress[0]
+        more = slices - self.job.slices
+        self.job.resize(slices)
+        until(lambda: self.job.progress[0] >= before + more)
+        return [sm.workers for sm in self.scheduler.sms]
+
+    def shrink(self, slices: int) -> list[int]:
+        """Likewise, with fewer; every block of the job ends its task block."""
+        self.job.resize(slices)
+        self.gate[0] = self.job.progress[0]
+        until(lambda: self.job.held == slices)
+        return [sm.workers for sm in self.scheduler.sms]
+
+    def end(self) -> None:
+        self.job.end()
+        self.gate[0] = OPEN
+        assert self.job.wait(TIMEOUT_S)
+
+
+def test_a_job_has_as_few_sms_as_its_slices_need(device: CPUDevice) -> None:
+    work = Work(device)
+    assert work.job.chain.occupancy == M
+    assert work.resize(2) == [2, 0, 0]
+    assert work.resize(M) == [M, 0, 0]
+    assert work.resize(2 * M) == [M, M, 0]
+    assert work.resize(3 * M) == [M, M, M]
+    work.end()
+
+
+def test_a_job_of_several_sms_has_as_many_workers_on_each(device: CPUDevice) -> None:
+    work = Work(device)
+    assert sorted(work.resize(2 * M - 2)) == [0, M - 1, M - 1]
+    work.end()
+
+
+def test_whole_sms_come_free(device: CPUDevice) -> None:
+    work = Work(device)
+    work.resize(3 * M)
+    assert sorted(work.shrink(2 * M)) == [0, M, M]
+    assert sorted(work.shrink(M)) == [0, 0, M]
+    assert sorted(work.shrink(M - 1)) == [0, 0, M - 1]
+    work.end()
+
+
+def test_jobs_share_as_few_sms_as_they_can(device: CPUDevice) -> None:
+    first, second = Work(device), Work(device)
+    first.resize(M)
+    second.resize(M)
+    assert [sm.workers for sm in device.scheduler.sms] == [M, M, 0]
+    first.end()
+    second.end()
+
+
+def test_room_in_pieces_is_given(device: CPUDevice) -> None:
+    """Three times three quarters of an SM leave a quarter on each: room for a block of two."""
+    works = [Work(device) for _ in range(3)]
+    for work in works:
+        work.resize(M - 1)
+    assert [sm.workers for sm in device.scheduler.sms] == [M - 1] * 3
+    large = Work(device, threads=512)
+    assert large.job.chain.occupancy == M // 2
+    large.resize(1)
+    assert sum(sm.workers for sm in device.scheduler.sms) == 3 * (M - 1) + 1
+    assert sum(sm.used for sm in device.scheduler.sms) <= 3 * SM_CAPACITY
+    assert large.job.progress[0] == 1
+    # A quarter is left: too little for a second one.
+    large.job.resize(2)
+    assert sum(sm.workers for sm in device.scheduler.sms) == 3 * (M - 1) + 1
+    for work in (*works, large):
+        work.end()
+    assert [sm.used for sm in device.scheduler.sms] == [0, 0, 0]
+
+
+def test_a_launch_with_a_small_m_has_blocks_on_every_sm_of_its_chain(device: CPUDevice) -> None:
+    """Its blocks have the lowest indices, and room comes free on one SM after the other."""
+    works = [Work(device) for _ in device.scheduler.sms]
+    for work in works:
+        work.resize(M)
+    kernel = device.load(rewritten(SOURCE, "persistent").ptx).kernel("gated")
+    door, gate = words(device, 2)
+    launches = [
+        LaunchSpec.of(kernel, "persistent", 1000, threads, [pointer(door)]) for threads in (256, 64)
+    ]
+    chain = device.prepare(launches)
+    assert (chain.occupancy, chain.max_occupancy) == (M, 4 * M)
+    job = Job(device, chain)
+    job.resize(3 * M)
+    gang = job._gang
+    assert isinstance(gang, Gang)
+    for number, work in enumerate(works):
+        work.end()
+        until(lambda number=number: len(gang.kept) == (number + 1) * 4 * M)  # type: ignore[misc]
+    first = [gang.kept[index].sm for index in range(3 * M)]
+    assert [first.count(sm) for sm in device.scheduler.sms] == [M] * 3
+    job.end()
+    gate[0] = OPEN
+    assert job.wait(TIMEOUT_S)
+
+
+def test_sm_threads_give_way(device: CPUDevice) -> None:
+    sms = [one for one in threading.enumerate() if one.name.startswith("sm")]
+    assert len(sms) >= device.sms
+    mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    for thread in sms:
+        assert thread.native_id is not None
+        until(
+            lambda thread=thread: (  # type: ignore[misc]
+                os.getpriority(os.PRIO_PROCESS, thread.native_id) == min(19, mine + 10)
+            )
+        )
+
+
+def test_an_idle_sm_sleeps(device: CPUDevice) -> None:
+    idle = [one for one in threading.enumerate() if one.name.startswith("sm")]
+    work = Work(device)
+    work.resize(M)
+    work.end()
+    until(lambda: all(sm.workers == 0 for sm in device.scheduler.sms))
+
+    def switches() -> list[str]:
+        """How often each thread was scheduled so far, and whether it sleeps."""
+        found = []
+        for thread in idle:
+            status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+            found += re.findall(r"State:.*|.*ctxt_switches:.*", status)
+        return found
+
+    until(lambda: all("sleeping" in line for line in switches() if "State" in line))
+    before = switches()
+    with CPUDevice(1) as other:
+        busy = Work(other)
+        busy.gate[0] = OPEN
+        busy.job.resize(1)
+        assert busy.job.wait(TIMEOUT_S)
+    assert switches() == before
+
+
+# -- workers that were told to leave, beside those that may stay -----------------------------------
+
+STEPS = r"""
+extern "C" __global__ void steps(unsigned* count, unsigned most) {
+    for (unsigned i = 0; i < most; i++) {
+        float value = i;
+        for (int k = 0; k < 2000; k++) value = value * 0.5f + threadIdx.x;
+        if (threadIdx.x == 0) *(volatile unsigned*)count += 1 + (value < 0);
+        __syncthreads();
+    }
+}
+"""
+
+
+STEPS_BESIDE = 4000  # tens of milliseconds
+
+
+class Steps:
+    """A job of one block after another, each of which counts its steps; it gives way in between."""
+
+    def __init__(self, device: CPUDevice, task_blocks: int, most: int) -> None:
+        kernel = device.load(rewritten(STEPS, "persistent").ptx).kernel("steps")
+        self.memory, self.words = words(device, 1)
+        values = [pointer(self.memory), most.to_bytes(4, "little")]
+        self.job = Job(device, [LaunchSpec.of(kernel, "persistent", task_blocks, 256, values)])
+
+    @property
+    def count(self) -> int:
+        return int(self.words[0])
+
+
+def test_who_must_leave_gives_way_to_who_may_stay() -> None:
+    with CPUDevice(1) as device:
+        late = Steps(device, 4, 5 * STEPS_BESIDE)
+        late.job.resize(1)
+        until(lambda: late.count > 100)
+        other = Steps(device, 1, STEPS_BESIDE)
+        late.job.resize(0)
+        before = late.count
+        other.job.resize(1)
+        other.job.result(TIMEOUT_S)
+        beside = late.count - before
+        assert late.job.held == 1
+        # Both do the same in a turn: with equal turns it would be as many.
+        assert beside < 0.6 * STEPS_BESIDE
+        late.job.end()
+        assert late.job.wait(TIMEOUT_S)
+
+
+def test_who_must_leave_is_not_starved() -> None:
+    with CPUDevice(1) as device:
+        other = Steps(device, 1_000_000, 100)
+        late = Steps(device, 4, 2000)
+        late.job.resize(1)
+        until(lambda: late.count > 10)
+        other.job.resize(1)
+        until(lambda: other.count > 10)
+        late.job.resize(0)
+        until(lambda: late.job.held == 0)
+        assert late.job.progress[1] == 1
+        assert not other.job.done
+        other.job.end()
+        assert other.job.wait(TIMEOUT_S)

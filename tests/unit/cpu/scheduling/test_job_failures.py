@@ -1,0 +1,277 @@
+"""Jobs that fail: who, where and why is told, and the device stays usable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpud.device.cpu.device import CPUDevice
+from gpud.device.cpu.scheduling import worker
+from gpud.device.job import Form, Job, LaunchSpec
+from gpud.errors import KernelTrap
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
+from tests.unit.cpu.scheduling.gated_jobs import FORMS, TOTAL, make
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CPUDevice]:
+    with CPUDevice(2) as one:
+        yield one
+
+
+FAILING = r"""
+extern "C" __global__ void traps(unsigned at) {
+    if (blockIdx.x == at && threadIdx.x == 3) __trap();
+}
+extern "C" __global__ void traps_in_the_corner() {
+    if (blockIdx.x == 2 && blockIdx.y == 1 && blockIdx.z == 3) __trap();
+}
+extern "C" __global__ void asserts(unsigned at) {
+    int n = blockIdx.x == at && threadIdx.x == 5 ? 4 : 0;
+    assert(n < 4);
+}
+extern "C" __global__ void stuck(unsigned at) {
+    if (blockIdx.x == at) asm volatile("barrier.sync 1, 64;" ::: "memory");
+}
+"""
+
+
+def failing_job(
+    device: CPUDevice, form: Form, name: str, grid: int | tuple[int, ...] = 6, at: int = 4
+) -> Job:
+    text = cuda(FAILING) if form == "unmodified" else rewritten(FAILING, form).ptx
+    kernel = device.load(text).kernel(name)
+    return Job(device, [LaunchSpec.of(kernel, form, grid, 32, [at.to_bytes(4, "little")])])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_trap_fails_the_job_and_leaves_the_device_usable(device: CPUDevice, form: Form) -> None:
+    job = failing_job(device, form, "traps")
+    job.resize(2)
+    with pytest.raises(KernelTrap) as caught:
+        job.result(TIMEOUT_S)
+    error = caught.value
+    assert (error.kernel, error.cause) == ("traps", "trap")
+    text = cuda(FAILING) if form == "unmodified" else rewritten(FAILING, form).ptx
+    assert error.line is not None
+    what = "trap" if form == "unmodified" else "gpud_report_"
+    assert what in text.splitlines()[error.line - 1]
+    assert (job.done, job.held) == (True, 0)
+    with pytest.raises(KernelTrap):
+        job.result(0)
+    job.resize(3)
+    assert job.held == 0
+    work = make(device, form)
+    work.job.resize(2)
+    work.job.result(TIMEOUT_S)
+    assert work.runs.tolist() == [1] * TOTAL
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_trap_says_in_which_task_block(device: CPUDevice, form: Form) -> None:
+    for name in ("traps", "asserts"):
+        job = failing_job(device, form, name, grid=(3, 2, 4), at=2)
+        job.resize(2)
+        with pytest.raises(KernelTrap) as caught:
+            job.result(TIMEOUT_S)
+        place = caught.value.task_block
+        assert place is not None
+        assert place[0] == 2
+        assert place in [(2, y, z) for y in range(2) for z in range(4)]
+
+
+def test_a_trap_in_a_slice_gives_all_coordinates(device: CPUDevice) -> None:
+    text = rewritten(FAILING, "sliced").ptx
+    kernel = device.load(text).kernel("traps_in_the_corner")
+    job = Job(device, [LaunchSpec.of(kernel, "sliced", (3, 2, 4), 32, [])])
+    job.resize(5)
+    with pytest.raises(KernelTrap) as caught:
+        job.result(TIMEOUT_S)
+    assert caught.value.task_block == (2, 1, 3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_failed_assertion_says_what_where_and_who(device: CPUDevice, form: Form) -> None:
+    job = failing_job(device, form, "asserts")
+    job.resize(2)
+    with pytest.raises(KernelTrap, match="n < 4") as caught:
+        job.result(TIMEOUT_S)
+    error = caught.value
+    assert error.cause == "assertion `n < 4' failed"
+    assert (error.file, error.file_line) == ("kernel.cu", 10)
+    assert (error.function, error.thread) == ("void asserts(unsigned int)", (5, 0, 0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_barrier_that_can_never_open_is_reported(device: CPUDevice, form: Form) -> None:
+    job = failing_job(device, form, "stuck", at=2)
+    job.resize(2)
+    with pytest.raises(KernelTrap, match="deadlock") as caught:
+        job.result(TIMEOUT_S)
+    assert caught.value.task_block == (2, 0, 0)
+
+
+def test_a_failed_job_claims_nothing_more(device: CPUDevice) -> None:
+    job = failing_job(device, "sliced", "traps", grid=100, at=1)
+    job.resize(2)
+    with pytest.raises(KernelTrap):
+        job.result(TIMEOUT_S)
+    assert job.progress[0] == 2
+
+
+ENDLESS = r"""
+extern "C" __global__ void endless(unsigned* starts) {
+    atomicAdd(starts, 1);
+    while (true) starts[1 + threadIdx.x] += 1;
+}
+extern "C" __global__ void polls(volatile unsigned* starts) {
+    atomicAdd((unsigned*)starts, 1);
+    while (starts[1] == 0) {}
+}
+extern "C" __global__ void leaves_some(unsigned* starts) {
+    if (threadIdx.x == 0) { atomicAdd(starts, 1); while (true) starts[1] += 1; }
+    __syncthreads();
+    starts[2] = 1;
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["persistent", "sliced", "whole"])
+@pytest.mark.parametrize("name", ["endless", "polls", "leaves_some"])
+def test_a_job_without_end_is_killed_alone(device: CPUDevice, name: str, form: Form) -> None:
+    other = make(device, "persistent", gate=0)
+    other.job.resize(1)
+    until(lambda: other.gate[1] >= 1)
+    program = rewritten(ENDLESS, form)
+    entry = program.kernel(name).entry_for((32, 1, 1), killable=True)
+    memory, counts = words(device, 40)
+    kernel = device.load(program.ptx).kernel(entry)
+    job = Job(device, [LaunchSpec.of(kernel, form, 5, 32, [pointer(memory)])])
+    job.resize(1)
+    until(lambda: counts[0] >= 1)
+    job.end()
+    assert not job.wait(0.05)
+    job.kill()
+    assert job.wait(TIMEOUT_S)
+    assert (job.error, job.complete, job.held) == (None, False, 0)
+    assert job.progress[1] == 0
+    assert counts[2 if name == "leaves_some" else 39] == 0
+    job.kill()  # it is over: nothing happens
+    assert not other.job.done
+    other.gate[0] = OPEN
+    other.job.result(TIMEOUT_S)
+    assert other.runs.tolist() == [1] * TOTAL
+
+
+def test_a_chain_that_was_killed_runs_again(device: CPUDevice) -> None:
+    program = rewritten(ENDLESS)
+    entry = program.kernel("polls").entry_for((32, 1, 1), killable=True)
+    memory, counts = words(device, 40)
+    kernel = device.load(program.ptx).kernel(entry)
+    chain = device.prepare([LaunchSpec.of(kernel, "persistent", 5, 32, [pointer(memory)])])
+    job = Job(device, chain)
+    job.resize(1)
+    until(lambda: counts[0] >= 1)
+    job.kill()
+    assert job.wait(TIMEOUT_S)
+    counts[1] = 1
+    again = Job(device, chain)  # in the same records
+    again.resize(1)
+    again.result(TIMEOUT_S)
+    assert again.complete
+
+
+def test_a_block_that_waits_is_killed_without_polls(device: CPUDevice) -> None:
+    work = make(device, "persistent", gate=0)
+    work.job.resize(2)
+    until(lambda: work.gate[1] >= 2)
+    work.job.kill()
+    assert work.job.wait(TIMEOUT_S)
+    assert (work.job.complete, work.job.error) == (False, None)
+    assert not work.runs.any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_blocks_that_wait_for_one_that_has_failed_do_not_hold_the_job(
+    device: CPUDevice, form: Form
+) -> None:
+    text = cuda(WAITING) if form == "unmodified" else rewritten(WAITING, form).ptx
+    memory, counts = words(device, 2)
+    kernel = device.load(text).kernel("waits_for_the_first")
+    job = Job(device, [LaunchSpec.of(kernel, form, 6, 32, [pointer(memory)])])
+    job.resize(6)
+    with pytest.raises(KernelTrap) as caught:
+        job.result(TIMEOUT_S)
+    assert caught.value.task_block == (0, 0, 0)
+    assert (job.held, job.progress[1], counts[0]) == (0, 0, 0)
+
+
+WAITING = r"""
+extern "C" __global__ void waits_for_the_first(volatile unsigned* flag) {
+    if (threadIdx.x == 0 && blockIdx.x > 0) atomicAdd((unsigned*)flag + 1, 1);
+    if (blockIdx.x == 0) {
+        while (flag[1] == 0) {}  // somebody waits
+        __trap();
+    }
+    while (flag[0] == 0) {}
+}
+"""
+
+
+LEFT_BEHIND = r"""
+extern __shared__ volatile unsigned memory[];
+extern "C" __global__ void looks_and_leaves(unsigned* seen) {
+    seen[threadIdx.x] = memory[threadIdx.x];
+    memory[threadIdx.x] = 0xC0FFEE;
+}
+"""
+
+
+@pytest.mark.parametrize("idle_bytes", [0, 1 << 40])
+def test_nothing_is_left_behind_for_another_session(
+    monkeypatch: pytest.MonkeyPatch, idle_bytes: int
+) -> None:
+    """Whether workers are kept for their session or given to the next one."""
+    monkeypatch.setattr(worker, "_IDLE_BYTES", idle_bytes)
+    with CPUDevice(1) as device:
+        memory, seen = words(device, 1 << 18)
+        size = memory.view.size
+        ptx = rewritten(LEFT_BEHIND).ptx
+        sessions = [device.load(ptx, (int(memory.address), int(size))) for _ in range(2)]
+        for module in sessions:
+            seen[:] = 1
+            kernel = module.kernel("looks_and_leaves")
+            spec = LaunchSpec.of(kernel, "persistent", 1, 64, [pointer(memory)], shared=4096)
+            job = Job(device, [spec])
+            job.resize(1)
+            job.result(TIMEOUT_S)
+            assert not seen[:64].any()
+
+
+def test_memory_of_idle_blocks_is_given_back_if_it_is_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "_MAX_IDLE_BYTES", 1 << 20)
+    with CPUDevice(2) as device:
+        memory, out = words(device, 1 << 12)
+        module = device.load(
+            rewritten(
+                'extern "C" __global__ void k(unsigned* out, unsigned n) {'
+                "unsigned kept[2000]; for (unsigned i = 0; i < n; i++) kept[i * 37 % 2000] = i;"
+                "out[blockIdx.x] = kept[n * 11 % 2000]; }"
+            ).ptx,
+            (int(memory.address), int(memory.view.size)),
+        )
+        count = (50).to_bytes(4, "little")
+        values = [pointer(memory), count]
+        for threads in (32, 64, 128):  # each of another size, with 8 kB a thread
+            spec = LaunchSpec.of(module.kernel("k"), "persistent", 12, threads, values)
+            job = Job(device, [spec])
+            job.resize(4)
+            job.result(TIMEOUT_S)
+            del job
+        pool = device.scheduler._pool
+        kept = sum(one.size for one in pool.by_block.values())
+        assert 0 < kept <= 1 << 20
+        assert not out[12:].any()

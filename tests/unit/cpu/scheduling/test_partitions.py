@@ -1,0 +1,182 @@
+"""SMs that are cleared, or one job's alone: where workers go then, and what nobody loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpud.device.cpu.device import CPUDevice
+from gpud.device.job import Job, LaunchSpec
+from gpud.errors import InvalidArgument
+from gpud.units import Partitions
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, until, words
+
+SOURCE = r"""
+extern "C" __global__ void gated(unsigned* gate, unsigned* runs) {
+    if (threadIdx.x == 0) {
+        unsigned ticket = atomicAdd(gate + 1, 1);
+        while (*(volatile unsigned*)gate <= ticket) {}
+        atomicAdd(runs + blockIdx.x, 1);
+    }
+}
+"""
+M = 4
+"""Blocks of 256 threads on an SM of compute capability 7.5."""
+TOTAL = 200
+
+
+@pytest.fixture
+def device() -> Iterator[CPUDevice]:
+    with CPUDevice(3, capability=75) as one:
+        yield one
+
+
+class Work:
+    """A job whose task blocks wait at a gate, and how often each ran."""
+
+    def __init__(
+        self, device: CPUDevice, form: str = "persistent", *, exclusive: int = 0, total: int = TOTAL
+    ) -> None:
+        kernel = device.load(rewritten(SOURCE, form).ptx).kernel("gated")
+        self.door, self.gate = words(device, 2)
+        self.memory, self.runs = words(device, total)
+        values = [pointer(self.door), pointer(self.memory)]
+        launch = LaunchSpec.of(kernel, form, total, 256, values)  # type: ignore[arg-type]
+        self.job = Job(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
+
+    def begun(self, count: int) -> None:
+        """Wait until so many task blocks have begun."""
+        until(lambda: int(self.gate[1]) >= count)
+
+    def step(self) -> None:
+        """Let those that have begun end."""
+        self.gate[0] = self.gate[1]
+
+    def finish(self) -> None:
+        self.gate[0] = OPEN
+        self.job.result(TIMEOUT_S)
+        assert self.runs.tolist() == [1] * len(self.runs)
+
+
+def workers(device: CPUDevice) -> list[int]:
+    return [sm.workers for sm in device.scheduler.sms]
+
+
+@pytest.mark.parametrize("form", ["persistent", "sliced"])
+def test_workers_leave_a_cleared_sm_and_come_again_elsewhere(device: CPUDevice, form: str) -> None:
+    work = Work(device, form)
+    work.job.resize(2 * M)
+    work.begun(2 * M)
+    assert workers(device) == [M, M, 0]
+    work.job.clear([1])
+    assert work.job.held == 2 * M, "it holds no more than it was given"
+    work.step()
+    until(lambda: workers(device) == [M, 0, M])
+    assert (work.job.slices, work.job.held) == (2 * M, 2 * M)
+    work.finish()
+
+
+def test_without_room_elsewhere_the_others_go_on(device: CPUDevice) -> None:
+    work = Work(device)
+    work.job.resize(3 * M)
+    work.begun(3 * M)
+    work.job.clear([0, 2])
+    work.step()
+    until(lambda: workers(device) == [0, M, 0])
+    work.job.clear([])
+    until(lambda: workers(device) == [M, M, M])
+    work.job.clear([0, 1, 2])
+    work.step()
+    until(lambda: work.job.held == 0 or workers(device) == [0, 0, 0])
+    other = Work(device)
+    other.job.resize(1)  # nobody waits for room that the first may not have
+    other.finish()
+    work.job.clear([1])
+    work.finish()
+
+
+def test_a_resize_counts_workers_that_are_leaving_their_sm(device: CPUDevice) -> None:
+    work = Work(device)
+    work.job.resize(2 * M)
+    work.begun(2 * M)
+    work.job.clear([0])
+    work.job.resize(M)
+    work.job.resize(2 * M)
+    assert work.job.held == 2 * M
+    work.step()
+    until(lambda: workers(device) == [0, M, M])
+    work.job.resize(0)
+    work.step()
+    until(lambda: work.job.held == 0)
+    work.job.resize(2 * M)
+    until(lambda: workers(device) == [0, M, M])
+    work.finish()
+
+
+def test_an_sm_that_is_not_there_cannot_be_cleared(device: CPUDevice) -> None:
+    work = Work(device)
+    with pytest.raises(ValueError, match="SMs 0 to 2"):
+        work.job.clear([3])
+    work.job.end()
+
+
+def test_a_partition_is_its_jobs_alone_and_everybody_elses_again_after_it(
+    device: CPUDevice,
+) -> None:
+    assert device.partitions == Partitions(1, 3)
+    offline = Work(device)
+    offline.job.resize(3 * M)
+    offline.begun(3 * M)
+    online = Work(device, exclusive=2)
+    offline.job.resize(M)
+    online.job.resize(2 * M)
+    offline.step()
+    online.begun(2 * M)
+    gang = offline.job._gang
+    workers_by_sm = {sm.index for sm in online.job._gang.workers_by_sm}  # type: ignore[attr-defined]
+    assert len(workers_by_sm) == 2
+    others = {sm.index for sm in gang.workers_by_sm}  # type: ignore[attr-defined]
+    assert not workers_by_sm & others
+    late = Work(device)
+    late.job.resize(1)  # as it may be with another scheduler: there is no room on the third
+    offline.job.resize(M - 1)
+    offline.step()
+    late.begun(1)
+    assert {sm.index for sm in late.job._gang.workers_by_sm} == others  # type: ignore[attr-defined]
+    online.finish()
+    offline.job.resize(2 * M)
+    until(lambda: sum(workers(device)) == 2 * M + 1)
+    late.finish()
+    offline.finish()
+
+
+def test_partitions_are_disjoint_and_no_more_than_there_are(device: CPUDevice) -> None:
+    first, second = Work(device, exclusive=1), Work(device, exclusive=2)
+    with pytest.raises(InvalidArgument, match="0 of 3 are no other job's alone"):
+        Work(device, exclusive=1)
+    first.job.resize(M)
+    second.job.resize(2 * M)
+    first.begun(M)
+    second.begun(2 * M)
+    assert workers(device) == [M, M, M]
+    one, other = first.job._gang.workers_by_sm, second.job._gang.workers_by_sm  # type: ignore[attr-defined]
+    assert not one.keys() & other.keys()
+    first.finish()
+    third = Work(device, exclusive=1)
+    third.job.resize(1)
+    third.finish()
+    second.finish()
+
+
+def test_a_launch_that_cannot_be_resized_stays_to_its_end(device: CPUDevice) -> None:
+    offline = Work(device, "whole", total=3)
+    offline.job.resize(3)
+    offline.begun(3)
+    online = Work(device, exclusive=1)
+    online.job.resize(M)
+    assert sum(workers(device)) >= 3
+    assert offline.job.progress[1] == 0
+    offline.finish()
+    online.begun(M)
+    online.finish()

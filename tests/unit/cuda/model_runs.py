@@ -1,0 +1,80 @@
+"""Runs of kernels on the model of the driver: programs, devices, and time that passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver.calls import Driver
+from gpud.device.interface import LaunchSpec
+from gpud.device.job import Job
+from tests.driver_model import SteppedDriver
+
+__all__ = ["PROGRAM", "device_of", "drive", "launches", "ran_once"]
+
+_HIDDEN = "(.param .u64 x, .param .u64 gpud_loop_control)"
+PROGRAM = f"""
+.version 8.0
+.target sm_75
+.address_size 64
+.global .align 8 .b8 table[16];
+.const .align 8 .b8 gpud_arena[16];
+.visible .entry persistent_a{_HIDDEN} {{ ret; }}
+.visible .entry persistent_b{_HIDDEN} {{ ret; }}
+.visible .entry sliced_c{_HIDDEN} {{ ret; }}
+.visible .entry whole_d{_HIDDEN} {{ ret; }}
+.visible .entry plain_e(.param .u64 x) {{ ret; }}
+"""
+
+_FORMS = {"p": "persistent", "s": "sliced", "w": "whole", "e": "unmodified"}
+_KERNELS = {"p": "persistent_a", "s": "sliced_c", "w": "whole_d", "e": "plain_e"}
+
+
+@contextmanager
+def device_of(
+    fake: SteppedDriver, release: str = "mapped", *, by_sm: bool = True
+) -> Iterator[CUDADevice]:
+    """A device on the model; no thread watches it, and its end leaves nothing behind.
+
+    A device that is lost is left as it is, as a device host does.
+    """
+    device = CUDADevice(driver=Driver(fake), release=release, by_sm=by_sm, watch=False)
+    yield device
+    fake.fail(0, "")
+    device.close()
+    assert not +fake.alive, fake.alive
+
+
+def launches(device: CUDADevice, what: str, total: int = 10) -> list[LaunchSpec]:
+    """One launch of ``total`` task blocks for each letter: p, s, w, e."""
+    module = device.load(PROGRAM)
+    return [
+        LaunchSpec(module.kernel(_KERNELS[letter]), form, (total, 1, 1), (32, 1, 1), bytes(8))  # type: ignore[arg-type]
+        for letter, form in ((letter, _FORMS[letter]) for letter in what)
+    ]
+
+
+def drive(
+    fake: SteppedDriver, device: CUDADevice, job: Job | None = None, rounds: int = 4000
+) -> None:
+    """Let time pass until the job is done, or nothing happens any more."""
+    for _ in range(rounds):
+        if job is not None and job.done:
+            return
+        stepped = fake.step()
+        device.watcher.poll()
+        if not stepped and (job is None or job.slices == 0):
+            return
+    assert job is None or job.done, (job.progress, job.slices, job.held, fake.calls[-20:])
+
+
+def ran_once(fake: SteppedDriver, totals: list[int]) -> None:
+    """Assert that every task block of every stage ran once, one stage after the other."""
+    claims = [claim for _, _, claim in fake.ran]
+    at = 0
+    for total in totals:
+        part = claims[at : at + total]
+        assert sorted(part) == list(range(total)), (part, claims)
+        at += total
+    assert at == len(claims)

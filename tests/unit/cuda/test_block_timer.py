@@ -1,0 +1,121 @@
+"""How long task blocks take, as the CUDA device's gangs see it, and what later runs make of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpud.compiler.abi.control_words import AHEAD, CHUNK, Claims
+from gpud.device.cuda.execution import launcher, tracker
+from gpud.device.cuda.execution.block_timer import BlockTimer
+from gpud.device.job import Job
+from tests.driver_model import SteppedDriver
+from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
+
+SHAPE = (32, 1, 1)
+
+
+class Stages:
+    """The part of a chain that a timer needs: stages of 10 task blocks."""
+
+    def __init__(self, forms: list[str]) -> None:
+        self.stages: list[Any] = [
+            SimpleNamespace(form=form, block=SHAPE, total=10, kernel=SimpleNamespace(block_ns={}))
+            for form in forms
+        ]
+        self.tuned: list[int] = []
+
+    def tune(self, stage: int) -> None:
+        self.tuned.append(stage)
+
+    def block_ns(self, stage: int) -> float | None:
+        found: float | None = self.stages[stage].kernel.block_ns.get(SHAPE)
+        return found
+
+
+def test_the_time_that_resident_blocks_had_by_the_task_blocks() -> None:
+    stages = Stages(["persistent"])
+    timer: BlockTimer = BlockTimer(stages)  # type: ignore[arg-type]
+    timer.begin(100, 0, 4)
+    timer.poll(200, 0, 4, 4)
+    timer.poll(300, 0, 2, 4)  # two have left since 200, or since 300
+    timer.drained(400, 0, done=True)
+    assert stages.block_ns(0) == (100 * 4 + 100 * 4 + 100 * 2) / 10
+    assert stages.tuned == [0]
+
+
+def test_a_stage_that_was_stopped_is_measured_when_it_is_done() -> None:
+    stages = Stages(["persistent"])
+    timer: BlockTimer = BlockTimer(stages)  # type: ignore[arg-type]
+    timer.begin(0, 0, 3)
+    timer.drained(100, 0, done=False)
+    assert stages.block_ns(0) is None
+    timer.begin(10_000, 0, 1)
+    timer.drained(10_200, 0, done=True)
+    assert stages.block_ns(0) == (3 * 100 + 200) / 10
+
+
+def test_never_short() -> None:
+    """A span in which the stage changed counts for both; stages that nobody saw have no time."""
+    stages = Stages(["persistent"] * 4 + ["sliced"])
+    timer: BlockTimer = BlockTimer(stages)  # type: ignore[arg-type]
+    timer.begin(0, 0, 2)
+    timer.poll(100, 2, 1, 5)
+    assert stages.block_ns(0) == 20
+    timer.poll(200, 2, 3, 5)  # it grew
+    timer.poll(300, 4, 1, 1)
+    assert stages.block_ns(2) == (5 * 100 + 3 * 100 + 3 * 100) / 10
+    timer.drained(400, 4, done=True)
+    assert [stages.block_ns(stage) for stage in (1, 3, 4)] == [None] * 3
+
+
+@pytest.mark.parametrize("tick_ns", [1, 10**9])
+def test_the_next_run_claims_by_the_pace_of_the_last(
+    tick_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1 << 62, tick_ns))
+    for module in (tracker, launcher):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: next(clock)))
+    fake = SteppedDriver(1)
+    with device_of(fake) as device:
+        specs = launches(device, "p", total=1)
+        most = device.sms * device.occupancy(specs[0].kernel, SHAPE)
+        spec = specs[0]._replace(grid=(16 * most, 1, 1))
+        chain = device.prepare([spec])
+        fixed = device.prepare([spec._replace(claims=Claims(3, 2))])
+
+        def words(of: Any) -> tuple[int, int]:
+            return int(of._words[0, CHUNK // 4]), int(of._words[0, AHEAD // 4])
+
+        assert words(chain) == (1, 0)
+        job = Job(device, chain)
+        job.resize(most)
+        drive(fake, device, job, rounds=50_000)
+        ran_once(fake, [16 * most])
+        expected = (1, 1) if tick_ns == 1 else (1, 0)
+        assert words(chain) == words(device.prepare([spec])) == expected
+        assert words(fixed) == (3, 2)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_stage_that_is_not_opened_yet_has_no_pace(*, ended: bool) -> None:
+    fake = SteppedDriver(2)
+    with device_of(fake) as device:
+        specs = launches(device, "sp", total=8)
+        job = Job(device, specs)
+        job.resize(8)
+        while "gpud_gate" not in {launch.name for launch in fake.launches}:
+            fake.step()
+            device.watcher.poll()
+        device.watcher.poll()
+        assert not specs[1].kernel.block_ns
+        if ended:
+            job.end()
+            drive(fake, device, job)
+            assert not specs[1].kernel.block_ns
+            assert job.progress == (8, 8, 16), "what was done is"
+        else:
+            drive(fake, device, job)
+            assert specs[1].kernel.block_ns

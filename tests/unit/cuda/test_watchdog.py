@@ -1,0 +1,332 @@
+"""Calls of the driver that wait for kernels: runs make way for them and lose nothing by it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver.watchdog import DriverWatchdog
+from gpud.device.cuda.execution.watcher import Watcher
+from gpud.device.cuda.launch.release_path import Slot
+from gpud.device.cuda.program.machine_code import MachineCode
+from gpud.device.interface import LaunchSpec
+from gpud.device.job import Job
+from gpud.errors import DeviceLost
+from tests.driver_model import SteppedDriver
+from tests.unit.cpu.device_helpers import until
+from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches, ran_once
+
+_LONG_S = 60.0
+ENDLESS = 1_000_000
+
+
+class AtRest(SteppedDriver):
+    """Loads when the device is at rest, and waits for that."""
+
+    waits_for_rest = False
+
+    def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+        ends = time.monotonic() + _LONG_S
+        while name == "cuModuleLoadDataEx" and self.waits_for_rest and self.resident:
+            assert time.monotonic() < ends, "waits for ever"
+            if not self.step():
+                time.sleep(0)
+
+
+def impatient_watchdog(device: CUDADevice, seconds: float = 0.0) -> DriverWatchdog:
+    watchdog = device.context.watchdog = DriverWatchdog(seconds)
+    watchdog.arm(device.launches.halt, device.watcher.wake)
+    return watchdog
+
+
+@pytest.mark.parametrize(("seed", "release"), [(0, "mapped"), (1, "mapped"), (2, "copy")])
+def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int, release: str) -> None:
+    fake = AtRest(seed)
+    with device_of(fake, release) as device:
+        offline = Job(device, launches(device, "p", total=ENDLESS))
+        online = Job(device, launches(device, "ppp", total=40), priority=1)
+        impatient_watchdog(device)
+        offline.resize(8)
+        online.resize(4)
+        fake.run(60 + 40 * seed)
+        fake.waits_for_rest = True
+        device.load(PROGRAM)
+        fake.waits_for_rest = False
+        done = offline.progress[1]
+        assert done < ENDLESS
+        assert not offline.exhausted
+        drive(fake, device, online)
+        assert online.error is None
+        assert online.progress == (120, 120, 120)
+        until(lambda: fake.step() and offline.progress[1] > done)
+        offline.resize(10)
+        for _ in range(200):
+            fake.step()
+            device.watcher.poll()
+        assert fake.on_sms("persistent").total() == offline.held == 10
+        gang: Any = offline._gang
+        own = gang._tracker.on_device.job(0)
+        offline.end()
+        drive(fake, device, offline)
+        claims = [claim for _, job, claim in fake.ran if job == own]
+        assert sorted(claims) == list(range(len(claims)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) -> None:
+    fake, when = SteppedDriver(seed), random.Random(seed)
+    with device_of(fake, ("mapped", "copy", "write_value")[seed % 3]) as device:
+        job = Job(device, launches(device, "ppsp", total=20))
+        job.resize(2)
+        for _ in range(4000):
+            if job.done:
+                break
+            fake.step()
+            if when.random() < 0.05:
+                device.launches.halt()
+            if when.random() < 0.05:
+                job.resize(when.randrange(1, 7))
+            device.watcher.poll()
+        assert job.error is None
+        assert job.done
+        ran_once(fake, [20] * 4)
+
+
+def test_what_is_begun_while_blocks_are_halted_is_left_alone() -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        first, second = (Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2))
+        first.resize(2)
+        fake.run(20)
+        (old,) = device.launches._active
+        place = device.launches.release.place
+
+        def halted_meanwhile(*of_launch: Any) -> None:
+            place(*of_launch)
+            device.launches.halt()
+
+        device.launches.release.place = halted_meanwhile  # type: ignore[assignment, method-assign]
+        second.resize(2)
+        device.launches.release.place = place  # type: ignore[method-assign]
+        new = next(launch for launch in device.launches._active if launch is not old)
+        told = {launch: not launch.slot.orders[:, 0].any() for launch in (old, new) if launch.slot}
+        assert told == {old: old.named, new: new.named} == {old: True, new: False}
+        for job in (first, second):
+            job.end()
+            drive(fake, device, job)
+        assert not device.launches._active
+
+
+def test_what_is_over_is_not_halted_any_more() -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        jobs = [Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2)]
+        for job in jobs:
+            job.resize(2)
+        jobs[1].end()
+        fake.run(200)
+        release = device.launches.release
+        halt, give = release.halt, release.give
+        given: list[Slot] = []
+        threads: list[threading.Thread] = []
+
+        def gives(slot: Slot) -> None:
+            given.append(slot)
+            give(slot)
+
+        def halts(slot: Slot) -> None:
+            threads.append(threading.Thread(target=device.watcher.poll))
+            threads[-1].start()
+            threads[-1].join(0.02)  # it may have to wait for this thread
+            assert slot not in given, "what lies there may be another's"
+            halt(slot)
+
+        release.halt, release.give = halts, gives  # type: ignore[method-assign]
+        device.launches.halt()
+        for thread in threads:
+            thread.join()
+        release.halt, release.give = halt, give  # type: ignore[method-assign]
+        assert jobs[1].done
+        assert len(given) == 1
+        jobs[0].end()
+        drive(fake, device, jobs[0])
+
+
+def test_the_first_runs_need_nothing_that_the_driver_may_wait_for() -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        chains = [device.prepare(launches(device, what)) for what in ("pp", "s")]
+        before = len(fake.calls)
+        for priority in (0, 1):
+            for chain in chains:
+                job = Job(device, chain, priority=priority)
+                job.resize(1)
+                fake.run(20)
+                job.resize(3)
+                drive(fake, device, job)
+        assert not [name for name in fake.calls[before:] if "Alloc" in name or "Create" in name]
+
+
+def test_a_call_that_returns_in_time_disturbs_nobody() -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        impatient_watchdog(device, _LONG_S)
+        job = Job(device, launches(device, "p", total=50))
+        job.resize(2)
+        fake.run(10)
+        device.load(PROGRAM)
+        (launch,) = device.launches._active
+        assert (launch.named, launch.limit) == (False, 2)
+        drive(fake, device, job)
+        ran_once(fake, [50])
+
+
+def test_nothing_is_begun_while_a_call_is_stuck() -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        watchdog = impatient_watchdog(device)
+        job, ended = (Job(device, launches(device, "p", total=20)) for _ in range(2))
+        with watchdog.blocking_call():
+            until(lambda: watchdog.stuck)
+            job.resize(2)
+            ended.resize(2)
+            ended.end()
+            assert device.watcher.poll() is not None
+            assert "persistent_a" not in {launch.name for launch in fake.launches}
+            assert (job.held, job.done, ended.held, ended.done) == (2, False, 0, True)
+            assert not device.watcher.busy
+        assert not watchdog.stuck
+        drive(fake, device, job)
+        ran_once(fake, [20])
+
+
+def test_a_device_that_is_lost_meanwhile_is_lost_for_what_was_held_back() -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        watchdog = impatient_watchdog(device)
+        job = Job(device, launches(device, "p", total=20))
+        with watchdog.blocking_call():
+            until(lambda: watchdog.stuck)
+            job.resize(2)
+        dead, fake.dead = fake.dead, fake._status("ILLEGAL_ADDRESS")
+        device.watcher.poll()
+        assert isinstance(job.error, DeviceLost)
+        fake.dead = dead
+
+
+def test_no_bug_ends_the_watching_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        job, other = (Job(device, launches(device, "p", total=20)) for _ in range(2))
+        for one in (job, other):
+            one.resize(2)
+
+        def fails() -> None:
+            raise ZeroDivisionError("here")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(device.launches, "is_over", lambda launch: fails())
+            device.watcher.poll()
+        for one in (job, other):
+            assert isinstance(one.error, DeviceLost)
+            assert "ZeroDivisionError: here" in str(one.error)
+        fake.run()
+
+
+def test_a_callback_that_fails_ends_no_watching(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[None] = []
+
+    def tell() -> None:
+        told.append(None)
+        if len(told) == 1:
+            raise ZeroDivisionError("there")
+
+    watcher = Watcher(threading.RLock(), tell)
+    watcher.start()
+    watcher.wake()
+    until(lambda: len(told) > 1)  # it looks again by itself
+    watcher.close()
+    assert "ZeroDivisionError: there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyError(4711), ValueError("4711 is not a valid CUresult")])
+def test_a_status_that_the_bindings_do_not_know_ends_the_device(error: Exception) -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+
+        def unknown(*_: Any) -> Any:
+            raise error  # as versions of the bindings do
+
+        for name in ("cuEventQuery", "cuMemGetInfo"):
+            fake.__dict__[name] = unknown
+        with pytest.raises(DeviceLost, match=r"cuMemGetInfo reports a status .* 4711"):
+            device.context.free_bytes()
+        with pytest.raises(DeviceLost, match=r"cuEventQuery reports a status .* 4711"):
+            device.driver.is_over(1)
+        error = ValueError("no such flag")
+        with pytest.raises(ValueError, match="flag"):
+            device.context.free_bytes()
+
+
+def test_machine_code_is_made_once_and_apart_from_the_load() -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        before = fake.calls.count("cuLinkCreate")
+        device.load(PROGRAM)
+        device.load(PROGRAM, (0, 1 << 20))
+        assert fake.calls.count("cuLinkCreate") == before + 1
+        assert fake.calls.index("cuLinkComplete") < fake.calls.index("cuModuleLoadDataEx")
+        assert fake.calls.count("cuLinkDestroy") == before + 1
+
+
+@pytest.mark.parametrize("function", ["cuLinkCreate", "cuLinkAddData", "cuLinkComplete"])
+def test_what_the_linker_does_not_take_is_loaded_as_it_is(function: str) -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        fake.fail(1, "UNKNOWN_TO_US", function)
+        job = Job(device, launches(device, "p"))
+        job.resize(1)
+        drive(fake, device, job)
+        made = fake.calls.count("cuLinkCreate") - (function == "cuLinkCreate")
+        assert fake.calls.count("cuLinkDestroy") == made
+
+
+def test_little_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SteppedDriver()
+    with device_of(fake) as device:
+        monkeypatch.setattr("gpud.device.cuda.program.machine_code._MOST_BYTES", 100)
+        code, driver = MachineCode(), device.driver
+        texts = [f"{number:0>39}" for number in range(3)]
+        assert [code.of(driver, text) for text in texts] == [f"{t}\0".encode() for t in texts]
+        made = fake.calls.count("cuLinkCreate")
+        code.of(driver, texts[2])
+        code.of(driver, texts[1])
+        assert fake.calls.count("cuLinkCreate") == made
+        code.of(driver, texts[0])
+        assert fake.calls.count("cuLinkCreate") == made + 1
+
+
+def test_no_kernel_has_sms_divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[int, int] = {}
+
+    class Dividing(SteppedDriver):
+        def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+            if name == "cuFuncSetAttribute":
+                function, which, value = arguments
+                if which.name.endswith("CARVEOUT"):
+                    found[function] = value
+
+    with device_of(Dividing()) as device:
+        (gate,) = found
+        module = device.load(PROGRAM)
+        handles = {
+            name: module.kernel(name).handle for name in ("persistent_a", "sliced_c", "plain_e")
+        }
+        assert found == {gate: 100, handles["persistent_a"]: 100, handles["sliced_c"]: 100}
+        specs = [LaunchSpec(module.kernel("plain_e"), "unmodified", (1, 1, 1), (1, 1, 1), bytes(8))]
+        assert device.prepare(specs).total == 1

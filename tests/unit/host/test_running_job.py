@@ -1,0 +1,269 @@
+"""What the front is told of a job, whatever happens at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpud.device.host import messages as m
+from gpud.device.host.running_job import RunningJob
+from gpud.errors import GpudError, InternalError, KernelTrap, from_wire
+
+TIMEOUT_S = 10.0
+
+
+class FakeJob:
+    """A job that does nothing by itself."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.exhausted = False
+        self.error: GpudError | None = None
+        self.output = b"out"
+        self.progress = (3, 2, 9)
+        self.first_block_ns = 4
+        self.release_ns = 5
+        self.ended = self.killed = 0
+        self.sizes: list[int] = []
+        self.during_resize: Callable[[], None] = lambda: None
+
+    def resize(self, slices: int) -> None:
+        self.sizes.append(slices)
+        self.held = slices
+        self.during_resize()
+
+    def end(self) -> None:
+        self.ended += 1
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+class Case:
+    """A running job with a fake one in it, and what it sent."""
+
+    def __init__(self, slices: int = 3) -> None:
+        self.sent: list[Any] = []
+        self.forgotten: list[RunningJob] = []
+        self.job = FakeJob()
+        command = m.StartJob(7, 1, b"", 1, slices, 0, online=False)
+        self.running = RunningJob(command, self.send, self.forgotten.append)
+
+    def send(self, event: Any) -> None:
+        self.sent.append(event)
+
+    def start(self) -> None:
+        self.running.start(self.job)
+
+    def leave(self, held: int) -> None:
+        self.job.held = held
+        self.running.on_left(self.job)
+
+    def finish(self) -> None:
+        self.job.held, self.job.progress = 0, (9, 9, 9)
+        self.running.on_done(self.job)
+
+
+ENDED = m.JobEnded(7, None, True, b"out", 9, 9, 4, 5)
+
+
+def test_nothing_is_told_of_a_start() -> None:
+    case = Case()
+    case.start()
+    assert case.sent == []
+    assert case.job.sizes == [3]
+
+
+def test_each_block_that_leaves_is_told() -> None:
+    case = Case()
+    case.start()
+    case.job.exhausted = True
+    case.leave(2)
+    case.leave(1)
+    assert case.sent == [m.BlocksLeft(7, 0, held, exhausted=True) for held in (2, 1)]
+
+
+def test_the_last_blocks_are_told_by_the_end_alone() -> None:
+    case = Case()
+    case.start()
+    case.job.exhausted = True
+    case.leave(0)
+    case.finish()
+    assert case.sent == [ENDED]
+    assert case.forgotten == [case.running]
+
+
+def test_nothing_follows_the_end() -> None:
+    case = Case()
+    case.start()
+    case.finish()
+    case.leave(0)
+    case.running.resize(2, 1)
+    case.finish()
+    assert case.sent == [ENDED]
+
+
+def test_a_stopped_job_is_told() -> None:
+    case = Case()
+    case.start()
+    case.running.resize(0, 1)
+    assert case.sent == [m.BlocksLeft(7, 1, 0, exhausted=False)]
+
+
+def test_each_resize_is_told_even_if_nothing_changes() -> None:
+    case = Case()
+    case.start()
+    for epoch in (1, 2, 3):
+        case.running.resize(3, epoch)
+    assert [event.epoch for event in case.sent] == [1, 2, 3]
+
+
+def test_what_leaves_during_a_resize_is_told_once_with_its_epoch() -> None:
+    case = Case()
+    case.start()
+    case.job.during_resize = lambda: case.leave(1)
+    case.running.resize(1, 1)
+    assert case.sent == [m.BlocksLeft(7, 1, 1, exhausted=False)]
+
+
+@pytest.mark.parametrize("during", ["start", "resize"])
+def test_a_job_that_ends_during_a_command(during: str) -> None:
+    case = Case()
+    if during == "start":
+        case.job.during_resize = case.finish
+        case.start()
+    else:
+        case.start()
+        case.job.during_resize = case.finish
+        case.running.resize(1, 1)
+    assert case.sent == [ENDED]
+
+
+def test_a_job_that_cannot_start_sends_nothing() -> None:
+    case = Case()
+
+    def fails() -> None:
+        raise MemoryError
+
+    case.job.during_resize = fails
+    with pytest.raises(MemoryError):
+        case.start()
+    case.finish()
+    assert case.sent == []
+
+
+def test_a_resize_that_fails_is_still_confirmed() -> None:
+    case = Case()
+    case.start()
+
+    def fails() -> None:
+        raise MemoryError
+
+    case.job.during_resize = fails
+    with pytest.raises(MemoryError):
+        case.running.resize(1, 1)
+    assert [event.epoch for event in case.sent] == [1]
+
+
+def test_an_ending_job_is_not_resized() -> None:
+    case = Case()
+    case.start()
+    case.running.end()
+    case.running.resize(2, 1)
+    assert (case.job.sizes, case.job.ended) == ([3], 1)
+    assert case.sent[-1].epoch == 1
+
+
+def test_the_reason_for_an_end_is_told() -> None:
+    case = Case()
+    case.start()
+    case.running.end(InternalError("it broke", stage="here", reproducer=None))
+    case.finish()
+    error = from_wire(case.sent[-1].error)
+    assert isinstance(error, InternalError)
+    case = Case()
+    case.start()
+    case.running.end(InternalError("later", stage="here", reproducer=None))
+    case.job.error = KernelTrap("trap")
+    case.finish()
+    assert isinstance(from_wire(case.sent[-1].error), KernelTrap)
+
+
+def test_an_end_that_cannot_be_told_is_told_as_such() -> None:
+    case = Case()
+    case.start()
+    del case.job.output
+    case.finish()
+    (ended,) = case.sent
+    assert isinstance(from_wire(ended.error), InternalError)
+
+
+class Gate:
+    """Holds up the first send until it is opened."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, event: Any) -> None:
+        self.case.sent.append(event)
+        self.entered.set()
+        assert self.opened.wait(TIMEOUT_S)
+
+
+def test_reports_that_come_while_one_is_sent_become_one() -> None:
+    case = Case(9)
+    case.start()
+    gate = Gate(case)
+    case.running._send = gate
+    sender = threading.Thread(target=case.leave, args=(8,))
+    sender.start()
+    assert gate.entered.wait(TIMEOUT_S)
+    for held in (7, 6, 5, 4):
+        case.leave(held)
+    gate.opened.set()
+    sender.join(TIMEOUT_S)
+    assert [event.held for event in case.sent] == [8, 4]
+
+
+def test_an_end_that_comes_while_a_report_is_sent_follows_it() -> None:
+    case = Case(9)
+    case.start()
+    gate = Gate(case)
+    case.running._send = gate
+    sender = threading.Thread(target=case.leave, args=(8,))
+    sender.start()
+    assert gate.entered.wait(TIMEOUT_S)
+    case.finish()
+    gate.opened.set()
+    sender.join(TIMEOUT_S)
+    assert [type(event) for event in case.sent] == [m.BlocksLeft, m.JobEnded]
+
+
+def test_a_resize_waits_for_the_report_that_is_being_sent() -> None:
+    case = Case(9)
+    case.start()
+    gate = Gate(case)
+    case.running._send = gate
+    sender = threading.Thread(target=case.leave, args=(8,))
+    sender.start()
+    assert gate.entered.wait(TIMEOUT_S)
+    resizer = threading.Thread(target=case.running.resize, args=(5, 1))
+    resizer.start()
+    gate.opened.set()
+    resizer.join(TIMEOUT_S)
+    sender.join(TIMEOUT_S)
+    assert {event.epoch for event in case.sent} == {0, 1}
+    assert [event.epoch for event in case.sent] == sorted(event.epoch for event in case.sent)
+
+
+def test_a_job_that_was_killed_stays_at_nothing() -> None:
+    case = Case()
+    case.start()
+    case.running.kill()
+    case.running.resize(5, 1)
+    assert (case.job.killed, case.job.sizes) == (1, [3])

@@ -1,0 +1,129 @@
+"""What the front adds to an error of a kernel, whatever the host says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpud.compiler.program import Site
+from gpud.errors import (
+    DeviceLost,
+    GpudError,
+    IllegalAddress,
+    JobCancelled,
+    KernelRejected,
+    KernelTrap,
+    from_wire,
+)
+from gpud.server.scheduling.symbolizer import symbolized, symbolized_rejection
+
+STORE = Site("_Z4fillIfEvPT_", "st.global.f32 [%rd4], %f3;", 41, "fill.cu", 7)
+TRAP = Site("k", "trap;", 0)
+PTX = ".version 8.0\n  st.shared.u32 [%rd1], %r1;\n"
+ARRAY = (0x2000_0000_0000, 4096)
+
+
+def program(*sites: Site) -> Any:
+    kernels = (SimpleNamespace(entry="_Z4fillIfEvPT_", name="fill<float>"),)
+    return SimpleNamespace(sites=sites, kernels=kernels, ptx=PTX)
+
+
+def job(*programs: Any) -> Any:
+    modules = tuple(SimpleNamespace(program=one) for one in programs)
+    return SimpleNamespace(session=3, device=0, chain=SimpleNamespace(modules=modules))
+
+
+def nearest(session: int, device: int, address: int) -> tuple[int, int]:
+    assert (session, device) == (3, 0)
+    return ARRAY
+
+
+def told(error: GpudError, of: Any = None) -> Any:
+    return symbolized(error, of or job(program(STORE, TRAP)), nearest)
+
+
+def test_an_address_is_placed_in_the_program_and_beside_an_array() -> None:
+    raw = IllegalAddress(
+        ARRAY[0] + 4096 + 15, kernel="_Z4fillIfEvPT_", site=0, task_block=(3, 0, 0),
+        thread=(17, 0, 0),
+    )  # fmt: skip
+    error = told(raw)
+    assert type(error) is IllegalAddress
+    assert (error.instruction, error.line) == (STORE.instruction, 41)
+    assert (error.file, error.file_line) == ("fill.cu", 7)
+    assert (error.array, error.distance) == (ARRAY, 16)
+    assert str(error) == (
+        "illegal address 0x20000000100f, 16 bytes after array 0x200000000000 of 4096 bytes, in "
+        "fill<float>, task block (3, 0, 0), thread (17, 0, 0), at st.global.f32 [%rd4], %f3 (PTX "
+        "line 41, fill.cu:7); check the index against the array's size"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "distance"),
+    [(ARRAY[0], 0), (ARRAY[0] + 4095, 0), (ARRAY[0] + 4096, 1), (ARRAY[0] - 1, 1), (0, ARRAY[0])],
+)
+def test_the_distance_is_to_the_nearest_byte(address: int, distance: int) -> None:
+    assert told(IllegalAddress(address)).distance == distance
+
+
+def test_the_launch_of_a_sequence_says_which_program() -> None:
+    raw = KernelTrap(kernel="k", site=0, launch=1)
+    error = told(raw, job(program(STORE), program(TRAP)))
+    assert (error.instruction, error.line, error.launch) == ("trap;", None, 1)
+
+
+def test_an_assertion_keeps_its_own_place_in_the_source() -> None:
+    raw = KernelTrap("assertion `x' failed", site=0, file="own.cu", file_line=3)
+    error = told(raw)
+    assert (error.file, error.file_line, error.line) == ("own.cu", 3, 41)
+
+
+def test_without_a_site_the_line_of_the_rewritten_program_is_quoted() -> None:
+    raw = IllegalAddress(0x408, space="shared", line=2)
+    error = told(raw)
+    assert (error.instruction, error.line) == ("st.shared.u32 [%rd1], %r1;", None)
+    assert error.array is None
+
+
+def test_what_a_device_refuses_has_no_line_of_the_rewritten_program() -> None:
+    raw = KernelRejected("unsupported-instruction", "not known here", "st.shared.u32", 2)
+    error: Any = symbolized_rejection(raw, program())
+    assert (error.instruction, error.line) == ("st.shared.u32 [%rd1], %r1;", None)
+    assert str(error) == "not known here: st.shared.u32 [unsupported-instruction]"
+
+
+def test_other_errors_pass() -> None:
+    for error in (JobCancelled("why"), DeviceLost("gone"), GpudError("new")):
+        assert told(error) is error
+        assert symbolized_rejection(error, program()) is error
+
+
+def test_what_is_unknown_stays_unknown() -> None:
+    raw = IllegalAddress(1, site=99, launch=7, kernel="k")
+    alone = symbolized(raw, job(), lambda session, device, address: None)
+    assert isinstance(alone, IllegalAddress)
+    assert (alone.instruction, alone.line, alone.array, alone.distance) == (None, None, None, None)
+    ended = SimpleNamespace(session=3, device=0, chain=None)
+    assert isinstance(told(raw, ended), IllegalAddress)
+
+
+plain = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.text(max_size=5),
+    st.lists(st.integers(), max_size=4), st.floats(),
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from([IllegalAddress, KernelTrap]),
+    st.dictionaries(st.sampled_from(sorted(IllegalAddress.fields)), plain),
+)
+def test_nothing_that_a_host_says_makes_it_fail(
+    kind: type[GpudError], fields: dict[str, Any]
+) -> None:
+    error = from_wire({"code": kind.code, "message": "m", "fields": fields})
+    assert type(symbolized(error, job(program(STORE)), nearest)) is kind
