@@ -20,6 +20,7 @@ import pytest
 
 import gpud_client as gc
 from gpud.wire import messages as wm
+from gpud_client.connection.protocol_state import Request
 from tests.gpu.host_process import MEMORY_BYTES
 from tests.gpu.served_daemon import TIMEOUT_S, Served
 from tests.unit.cpu.device_helpers import until
@@ -187,7 +188,7 @@ def test_parts_that_are_none_are_refused(served: Served, gpu: gc.Session) -> Non
     core, channel = gpu._core, gpu._channel
 
     def ask(offset: int, size: int, address: int = x.ptr) -> None:
-        step = gc.core.Request(lambda n: wm.Download(n, 0, address, offset, size))
+        step = Request(lambda n: wm.Download(n, 0, address, offset, size))
         channel._ask(step)
 
     ask(0, 4 * N)
