@@ -169,9 +169,8 @@ def _define_loop(ir: IRModule) -> None:
         e.place(step)
         _step(e, sm, block, at, busy, again)
         e.place(look)
-        _apply_next_block(
-            e, e.value(f"call i32 @next_block(ptr {block}, i1 false)"), block, at, again
-        )
+        found = e.value(f"call i32 @next_block(ptr {block}, i1 false)")
+        _apply_next_block(e, found, block, at, busy, again)
     e.end("unreachable")
     e.finish()
 
@@ -249,7 +248,8 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
     e.jump(again)
     e.place(done)
     _end_block(e, worker, block, busy)
-    _apply_next_block(e, e.value(f"call i32 @next_block(ptr {block}, i1 true)"), block, at, again)
+    found = e.value(f"call i32 @next_block(ptr {block}, i1 true)")
+    _apply_next_block(e, found, block, at, busy, again)
 
 
 def _end_block(e: Emitter, worker: Record, block: str, busy: str) -> None:
@@ -300,13 +300,14 @@ def _detect_stall(
     e.place(over)
 
 
-def _apply_next_block(e: Emitter, what: str, block: str, at: str, again: str) -> None:
+def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, again: str) -> None:
     """Do what ``@next_block`` said."""
     run, leave = e.label("run"), e.label("leave")
     e.end(
         f"switch i32 {what}, label %{again} [i32 {RUN}, label %{run} i32 {LEAVE}, label %{leave}]"
     )
     e.place(run)
+    e.do(f"store i1 true, ptr {busy}")  # its first turn is due: no time to yield
     worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
     worker.store("state", WorkerState.RUNS)
     add(e, worker.load("busy_count"), 1)

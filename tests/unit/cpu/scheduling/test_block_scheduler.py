@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.scheduling.block_scheduler import SM_CAPACITY
 from gpud.device.cpu.scheduling.gang import Gang
 from gpud.device.job import Job, LaunchSpec
-from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, until, words
+from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
 
 SOURCE = r"""
 extern "C" __global__ void gated(unsigned* gate) {
@@ -181,6 +183,33 @@ def test_an_idle_sm_sleeps(device: CPUDevice) -> None:
         busy.job.resize(1)
         assert busy.job.wait(TIMEOUT_S)
     assert switches() == before
+
+
+YIELDS = """
+import ctypes, sys
+from gpud.device.cpu.device import CPUDevice
+from gpud.device.cpu.program import jit
+yields = []
+count = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: yields.append(1) or 0)
+jit.add_symbols({"sched_yield": jit.callback_address(count)})
+device = CPUDevice(1)
+kernel = device.load(sys.stdin.read()).kernel("clears")
+for _ in range(20):
+    device.launch(kernel, (3, 1, 1), (64, 1, 1), b"").result(60)
+print(len(yields))
+"""
+
+
+def test_an_sm_with_a_block_to_run_does_not_yield() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", YIELDS],
+        input=cuda('extern "C" __global__ void clears() {}'),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
 # -- workers that were told to leave, beside those that may stay -----------------------------------
