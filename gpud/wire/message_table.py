@@ -28,12 +28,14 @@ import msgpack
 
 from gpud.errors import FrameError, ProtocolError
 from gpud.wire.field_types import shown
-from gpud.wire.framing import frame, header
+from gpud.wire.framing import header
 from gpud.wire.message_schema import SPARE_ITEMS, Field, MessageSchema, Sender
 
 __all__ = ["Field", "MessageSchema", "MessageTable", "Sender"]
 
 _T = TypeVar("_T")
+
+_Packer = msgpack.Packer  # a new one for each message: it keeps a buffer as large as the largest
 
 _LARGE_BYTES: Final = 1 << 16
 """A message over this is walked before it is built."""
@@ -113,7 +115,8 @@ class MessageTable:
         """
         code = self.codes[type(message)]
         try:
-            return frame(msgpack.packb((code, *message)))
+            body: bytes = _Packer().pack((code, *message))
+            return header(len(body)) + body
         except (TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
 

@@ -66,17 +66,19 @@ class Quota:
         Raises:
             LimitExceeded: that would be too many; ``what`` they are for is in the message.
         """
-        if self.used_bytes + size > self.limit_bytes:
-            raise self.exceeded(f"{what} would take {size} bytes more")
-        if self._above is not None:
-            self._above.charge(size, what)
-        self.used_bytes += size
+        quota: Quota | None = self
+        while quota is not None:
+            if quota.used_bytes + size > quota.limit_bytes:
+                raise quota.exceeded(f"{what} would take {size} bytes more")
+            quota = quota._above
+        self.uncharge(-size)
 
     def uncharge(self, size: int) -> None:
         """Count ``size`` bytes less."""
-        self.used_bytes -= size
-        if self._above is not None:
-            self._above.uncharge(size)
+        quota: Quota | None = self
+        while quota is not None:
+            quota.used_bytes -= size
+            quota = quota._above
 
     def force_charge(self, size: int) -> LimitExceeded | None:
         """Count ``size`` bytes more that are there already; returns the error if a limit is broken.
