@@ -37,7 +37,6 @@ from gpud.device.host.link import Link, Unreadable
 from gpud.device.host.running_job import RunningJob, ended_at_once
 from gpud.device.host.session_memory import SessionMemory
 from gpud.device.interface import Device, ProgramModule
-from gpud.device.job import Job
 from gpud.errors import (
     DeviceLost,
     FrameError,
@@ -96,6 +95,7 @@ class Host:
             m.Load: lambda command: compiling(self._load, command),
             m.Measure: lambda command: compiling(self._measure, command),
             m.Unload: self._unload,
+            Unreadable: self._tell_unreadable,
         }
         self._compiling = compiling
 
@@ -127,30 +127,27 @@ class Host:
 
     def carry_out(self, command: Any) -> None:
         """Carry out one command, or hand it to the thread that does."""
-        if isinstance(command, Unreadable):
-            self._guarded(self._tell_unreadable, command)
-        else:
-            self._guarded(self._handlers[type(command)], command)
+        self._guarded(self._handlers[type(command)], command)
 
     def _guarded(self, handler: Handler, command: Any) -> None:
         try:
-            self._answered(handler, command)
-        except Exception as error:  # noqa: BLE001 - nobody can be told, or all is lost
-            self._lost(error)
-
-    def _answered(self, handler: Handler, command: Any) -> None:
-        try:
             handler(command)
-        except DeviceLost:
-            raise
-        except GpudError as error:
-            self._failed(command, error)
+        except DeviceLost as error:
+            self._lost(error)
         except Exception as error:  # noqa: BLE001 - a bug in one command must not end the others
-            self._log(logging.ERROR, f"{type(command).__name__}: {traceback.format_exc()}")
+            try:
+                self._answer(command, error)
+            except Exception as problem:  # noqa: BLE001 - nobody can be told
+                self._lost(problem)
+
+    def _answer(self, command: Any, error: Exception) -> None:
+        """Tell what a command has failed with."""
+        if not isinstance(error, GpudError):
+            name = type(command).__name__
+            self._log(logging.ERROR, f"{name}: {''.join(traceback.format_exception(error))}")
             what = f"{type(error).__name__}: {error}"
-            self._failed(
-                command, InternalError(what, stage=f"device host, {type(command).__name__}")
-            )
+            error = InternalError(what, stage=f"device host, {name}")
+        self._failed(command, error)
 
     def _lost(self, error: BaseException) -> None:
         """Nothing on this device can be relied on any more."""
@@ -211,16 +208,11 @@ class Host:
             return
         chain = self._chains.prepared(command.launches, command.occupancy)
         running = RunningJob(command, self._send, self._forget, self._lost)
-        job = Job(
-            self._device,
-            chain,
-            priority=1 if command.online else 0,
-            exclusive=command.exclusive,
-            on_left=running.on_left,
-            on_done=running.on_done,
+        gang = self._device.gang(
+            chain, int(command.online), running.on_left, running.on_over, command.exclusive
         )
         self._jobs[command.job] = running
-        running.start(job)
+        running.start(gang)
 
     def _forget(self, running: RunningJob) -> None:
         self._jobs.pop(running.number, None)
@@ -245,9 +237,9 @@ class Host:
         for number in command.jobs:
             running = self._jobs.get(number)
             if running is not None:
-                job = running.job
-                _, done, total = job.progress
-                rows.append([number, done, total, job.first_block_ns, job.release_ns])
+                gang = running.gang
+                _, done, total = gang.progress
+                rows.append([number, done, total, gang.first_block_ns, gang.release_ns])
         self._send(m.Replied(command.ticket, rows))
 
     # -- symbols: on the reading thread

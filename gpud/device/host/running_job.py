@@ -46,7 +46,7 @@ class RunningJob:
     ) -> None:
         self.number = command.job
         self.session = command.session
-        self.job: Any = None
+        self.gang: Any = None
         self._epoch = command.epoch
         self._slices = command.slices
         self._send = send
@@ -61,11 +61,11 @@ class RunningJob:
         self._sender = threading.Lock()
         self._again = False
 
-    def start(self, job: Any) -> None:
-        """Let ``job`` run; its callbacks are `on_left` and `on_done`."""
-        self.job = job
+    def start(self, gang: Any) -> None:
+        """Let ``gang`` run; its callbacks are `on_left` and `on_over`."""
+        self.gang = gang
         try:
-            job.resize(self._slices)
+            gang.resize(self._slices)
         except BaseException:
             self._sent = True  # the caller says what has become of the job
             raise
@@ -78,7 +78,7 @@ class RunningJob:
         self._resizing = True
         try:
             if not self._ending:
-                self.job.resize(slices)
+                self.gang.resize(slices)
         finally:
             self._epoch = epoch
             self._resizing = False
@@ -88,20 +88,20 @@ class RunningJob:
         """Carry out an `EndJob`; or end a job that cannot go on, for the reason given."""
         self._error = self._error or error
         self._ending = True
-        self.job.end()
+        self.gang.end()
 
     def kill(self) -> None:
         """Carry out a `KillJob`."""
         self._ending = True
-        self.job.kill()
+        self.gang.kill()
 
-    def on_left(self, _: Any) -> None:
+    def on_left(self) -> None:
         """Persistent blocks of the job have left. On a thread of the device."""
         self._again = True
         if not self._resizing:  # else that thread reports, when it knows what it has done
             self._report_or_end()
 
-    def on_done(self, _: Any) -> None:
+    def on_over(self) -> None:
         """Nothing more of the job will run. On a thread of the device."""
         self._over = True
         self._report_or_end()
@@ -144,7 +144,7 @@ class RunningJob:
                 self._send(ended_at_once(self.number, what.to_wire()))
             return
         epoch = self._epoch
-        held, exhausted = self.job.held, self.job.exhausted
+        held, exhausted = self.gang.held, self.gang.exhausted
         if self._resizing:
             return  # what was read may be half of it; the resizing thread reports
         if epoch != self._told_epoch or held or not exhausted:
@@ -153,20 +153,20 @@ class RunningJob:
         # Else its last blocks have left, and JobEnded follows.
 
     def _ended(self) -> JobEnded:
-        job = self.job
-        error: GpudError | None = job.error or self._error
+        gang = self.gang
+        error: GpudError | None = gang.error or self._error
         if isinstance(error, DeviceLost):
             raise error  # not of this job alone
-        _, done, total = job.progress
+        _, done, total = gang.progress
         return JobEnded(
             self.number,
             None if error is None else error.to_wire(),
             done == total,
-            job.output[:OUTPUT_LIMIT_BYTES],
+            gang.output[:OUTPUT_LIMIT_BYTES],
             done,
             total,
-            job.first_block_ns or 0,
-            job.release_ns or 0,
+            gang.first_block_ns,
+            gang.release_ns,
         )
 
 

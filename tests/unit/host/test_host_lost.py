@@ -173,10 +173,10 @@ def test_a_start_that_cannot_be_read_is_the_end_of_its_job() -> None:
 @pytest.mark.parametrize("kind", OF_A_JOB)
 def test_a_job_of_which_a_command_cannot_be_read_ends(kind: Any) -> None:
     case = Case(LOST)
-    job, _, _ = running(BrokenJob(LOST))
+    job, _, _ = running(BrokenGang(LOST))
     case.host._jobs[7] = job
     case.receive(cut(kind, 7, "?", "?", "?", "?", "?", "?", "?"))
-    assert job.job.ended
+    assert job.gang.ended
     assert f"{kind.__name__} cannot be read" in str(job._error)
     del case.host._jobs[7]
     if kind is not m.StartJob:  # the job has ended meanwhile, and that was told
@@ -219,8 +219,8 @@ def test_a_descriptor_that_came_with_what_cannot_be_read_is_not_the_next_arenas(
     case.close()
 
 
-class BrokenJob:
-    """A job whose state cannot be read."""
+class BrokenGang:
+    """A gang whose state cannot be read."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -241,27 +241,27 @@ class BrokenJob:
         raise self._error
 
 
-def running(job: BrokenJob) -> tuple[RunningJob, list[BaseException], list[Any]]:
+def running(gang: BrokenGang) -> tuple[RunningJob, list[BaseException], list[Any]]:
     lost: list[BaseException] = []
     sent: list[Any] = []
     command = m.StartJob(7, 1, b"", 1, 2, 0, online=False)
     one = RunningJob(command, sent.append, lambda _: None, lost.append)
-    one.start(job)
+    one.start(gang)
     return one, lost, sent
 
 
 @pytest.mark.parametrize("error", [LOST, ZeroDivisionError("oh")])
 def test_on_a_thread_of_the_device(error: Exception) -> None:
-    one, lost, sent = running(BrokenJob(error))
-    one.on_left(None)
+    one, lost, sent = running(BrokenGang(error))
+    one.on_left()
     assert (lost, sent) == ([error], [])
 
 
 def test_a_job_that_says_so_is_not_blamed() -> None:
-    job = BrokenJob(LOST)
-    job.error = LOST
-    one, lost, sent = running(job)
-    one.on_done(None)
+    gang = BrokenGang(LOST)
+    gang.error = LOST
+    one, lost, sent = running(gang)
+    one.on_over()
     assert (lost, sent) == ([LOST], []), "no JobEnded: the front says what became of all"
 
 
