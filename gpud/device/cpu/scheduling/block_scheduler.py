@@ -90,10 +90,13 @@ class BlockScheduler:
 
     def update(self, gangs: Collection[Gang]) -> None:
         """See to gangs that were changed; `notify_over` is the caller's then, without the lock."""
-        for gang in gangs:
-            if gang.missing and gang not in self._waiting:
-                insort(self._waiting, gang, key=lambda one: (-one.priority, one.number))
-        self._place_waiting()
+        if self._waiting or len(gangs) > 1:
+            for gang in gangs:
+                if gang.missing and gang not in self._waiting:
+                    insort(self._waiting, gang, key=lambda one: (-one.priority, one.number))
+            self._place_waiting()
+        else:  # nobody is in front of it
+            self._waiting = [gang for gang in gangs if not self._place(gang)]
         for gang in gangs:
             if gang.check_finished():
                 self._over.append(gang)

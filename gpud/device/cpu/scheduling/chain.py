@@ -105,6 +105,7 @@ class Chain:
         fixed: workers that a resize does not take away: the most that a launch in form whole needs.
         fixed_stages: whether each launch is of that kind.
         worker_bytes: what the largest block needs.
+        stages_at: bytes from a run's record to its first stage's.
         blocks: threads of a block of each stage, in x, y, z.
         owner: the arena that its modules were loaded with, None without one. Compared by identity:
             the range of an arena may be another session's later.
@@ -144,6 +145,7 @@ class Chain:
         self.fixed = max(
             (n for n, fixed in zip(self.totals, self.fixed_stages, strict=True) if fixed), default=0
         )
+        self.stages_at = stages_at(device.sms)
         stages = self._stages(specs, grids, plans, measured)
         params = stages["params_bytes"]
         self.worker_bytes = int((stages["params_at"] + params).max())
@@ -175,13 +177,13 @@ class Chain:
         self._free.append(run)
 
     def _record(self) -> bytes:
-        record = np.zeros(stages_at(self.device.sms) // 4, np.uint32)
+        record = np.zeros(self.stages_at // 4, np.uint32)
         for name, value in {
             "stages": len(self.totals),
             "occupancy": self.occupancy,
             "max_occupancy": self.max_occupancy,
             "fixed": self.fixed,
-            "stages_at": stages_at(self.device.sms),
+            "stages_at": self.stages_at,
         }.items():
             record[CHAIN[name][0] // 4] = value
         assert record.nbytes >= CHAIN_BYTES

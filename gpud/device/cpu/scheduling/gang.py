@@ -39,7 +39,6 @@ from gpud.device.cpu.sm.records import (
     STAGE_BYTES,
     ExitReason,
     WorkerState,
-    stages_at,
 )
 from gpud.device.printf import PrintfOutput
 from gpud.errors import GpudError
@@ -124,7 +123,7 @@ class Gang:
         self._words = self._run.words
         self._words[_GRID_ID] = number & NONE
         self._words[_GRID_ID + 1] = number >> 32
-        self._stages = stages_at(len(scheduler.sms)) // 4
+        self._stages = chain.stages_at // 4
 
     # -- for everybody
 
@@ -355,7 +354,10 @@ class Gang:
 
     def free_indices(self) -> Iterator[int]:
         """Indices that no kept worker has, from the lowest on; workers may be added meanwhile."""
-        return (index for index in range(self._workers) if index not in self.kept)
+        indices = range(self._workers)
+        return (
+            (index for index in indices if index not in self.kept) if self.kept else iter(indices)
+        )
 
     def worker_added(self, worker: Worker, sm: VirtualSM, index: int) -> None:
         """``sm`` is about to have a new worker of this gang."""

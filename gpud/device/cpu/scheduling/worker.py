@@ -126,9 +126,14 @@ class WorkerPool:
         """Take back a worker that has left its SM."""
         worker.gang = worker.sm = None
         # The worker keeps its owner alive, so nobody else has its id.
-        owners = self._free.setdefault(worker.size, OrderedDict())
-        owners.setdefault(id(worker.owner), []).append(worker)
-        owners.move_to_end(id(worker.owner))
+        owners, key = self._free.get(worker.size), id(worker.owner)
+        if owners is None:
+            owners = self._free[worker.size] = OrderedDict()
+        if key in owners:
+            owners[key].append(worker)
+            owners.move_to_end(key)
+        else:
+            owners[key] = [worker]
         self._free_bytes += worker.size
         while self._free_bytes > _MAX_IDLE_BYTES:
             largest = self._free[max(size for size, owners in self._free.items() if owners)]
