@@ -19,7 +19,7 @@ from gpud.device.cpu.codegen.analysis.register_types import register_storage
 from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
 from gpud.device.cpu.codegen.analysis.stage_plan import StagePlan
 from gpud.device.cpu.codegen.artifact import GeneratedKernel
-from gpud.device.cpu.codegen.emit.addresses import RESERVED, RESERVED_BYTES, ModuleLayout, Shape
+from gpud.device.cpu.codegen.emit.addresses import RESERVED, RESERVED_BYTES
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES, define_reports
 from gpud.device.cpu.codegen.emit.device_functions import (
     define_function,
@@ -41,11 +41,13 @@ from gpud.device.cpu.codegen.hoisting.merged_fences import MergedFences
 from gpud.device.cpu.codegen.layout import (
     BLOCK_ARGUMENT,
     DataLayout,
+    ModuleLayout,
+    Shape,
     align_up,
+    is_dynamic_shared,
 )
 from gpud.device.cpu.codegen.preparation.induction import split_inductions
 from gpud.device.cpu.codegen.preparation.pipeline import Prepared, prepare
-from gpud.device.cpu.codegen.preparation.provenance import is_dynamic
 
 __all__ = ["generate_kernel"]
 
@@ -260,7 +262,7 @@ def _shared_layout(
     for variable in variables:
         if variable.space != "shared" or variable.name not in used:
             continue
-        if is_dynamic(variable):
+        if is_dynamic_shared(variable):
             dynamic.add(variable.name)
             alignment = max(alignment, variable.align or 1)
         else:

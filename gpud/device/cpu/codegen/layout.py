@@ -11,6 +11,7 @@ Sizes and offsets are bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.data_layout import size_and_align
@@ -30,10 +31,13 @@ __all__ = [
     "DataLayout",
     "Failure",
     "Fresh",
+    "ModuleLayout",
+    "Shape",
     "Space",
     "Status",
     "align_up",
     "base_array_offset",
+    "is_dynamic_shared",
 ]
 
 WARP = 32
@@ -41,6 +45,20 @@ STATE_STATUS_SHIFT = 24
 
 HIDDEN_ALIGNMENT = 16
 """Of what gpud keeps in shared memory behind the program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Threads of a block in each dimension."""
+
+    x: int
+    y: int = 1
+    z: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of the block."""
+        return self.x * self.y * self.z
 
 
 class Fresh:
@@ -187,6 +205,31 @@ class DataLayout:
             self.offsets[variable.name] = self.size
             self.size += size
         return self.offsets[variable.name]
+
+
+@dataclass(slots=True)
+class ModuleLayout:
+    """Where a module's variables are, and the numbers of its addressed functions.
+
+    ``data`` holds ``.const`` variables first (``const_size`` bytes), then ``.global`` ones.
+    ``shared`` are offsets in the block's shared memory; ``dynamic_shared`` is where
+    ``.extern .shared`` arrays begin. ``hidden`` are gpud's own shared variables, the claim slots of
+    the persistent loop: they lie behind all that a launch gives the block, where no access of the
+    program is legal. ``functions`` are pointer values, never 0.
+    """
+
+    data: DataLayout = field(default_factory=DataLayout)
+    const_size: int = 0
+    shared: DataLayout = field(default_factory=DataLayout)
+    dynamic_names: frozenset[str] = frozenset()
+    dynamic_shared: int = 0
+    hidden: DataLayout = field(default_factory=DataLayout)
+    functions: Mapping[str, int] = field(default_factory=dict)
+
+
+def is_dynamic_shared(variable: ptx.Variable) -> bool:
+    """Whether the size of a ``.shared`` variable is given at launch."""
+    return variable.linkage == "extern" or None in variable.dims
 
 
 BLOCK_ARGUMENT = f"ptr noalias align 256 dereferenceable({HEADER_SIZE}) %b"

@@ -14,13 +14,13 @@ from gpud.device.cpu.codegen.analysis.regions import waits
 from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
 from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
 from gpud.device.cpu.codegen.analysis.stage_plan import StagePlan
-from gpud.device.cpu.codegen.emit.addresses import Shape
 from gpud.device.cpu.codegen.layout import (
     BASE_ARRAYS,
     HEADER,
     HEADER_SIZE,
     BlockLayout,
     DataLayout,
+    Shape,
     align_up,
     base_array_offset,
 )

@@ -41,7 +41,7 @@ from gpud.device.cpu.codegen.analysis.thread_constants import (
     Values,
     value_of,
 )
-from gpud.device.cpu.codegen.emit.addresses import Shape
+from gpud.device.cpu.codegen.layout import Shape
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_check
 
 __all__ = ["ActiveThreads", "active_range"]

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.addresses import Shape
-from gpud.device.cpu.codegen.layout import WARP
+from gpud.device.cpu.codegen.layout import WARP, Shape
 
 __all__ = ["StaticRange", "StaticRanges"]
 

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.addresses import Shape
-from gpud.device.cpu.codegen.layout import WARP
+from gpud.device.cpu.codegen.layout import WARP, Shape
 
 __all__ = ["Mask", "ThreadConstants", "Values", "value_of"]
 

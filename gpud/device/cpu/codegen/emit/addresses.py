@@ -8,13 +8,19 @@ block's memory; functions, which are called with the block and that index, keep 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.layout import HEADER, HIDDEN_ALIGNMENT, WARP, BlockLayout, DataLayout
+from gpud.device.cpu.codegen.layout import (
+    HEADER,
+    HIDDEN_ALIGNMENT,
+    WARP,
+    BlockLayout,
+    ModuleLayout,
+    Shape,
+)
 from gpud.errors import KernelRejected
 
-__all__ = ["RESERVED", "RESERVED_BYTES", "KernelAddresses", "ModuleLayout", "Shape", "header_field"]
+__all__ = ["RESERVED", "RESERVED_BYTES", "KernelAddresses", "header_field"]
 
 RESERVED = "%reserved_smem"
 """The shared memory that the system keeps for itself, and what the registers that tell where it is
@@ -22,40 +28,6 @@ begin with. A block has it only if its program asks: tiles of several warps of c
 meet there, from compute capability 8.0 on."""
 
 RESERVED_BYTES = 1024  # CUDA C++ Programming Guide 13.0, "Compute Capabilities"
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Threads of a block in each dimension."""
-
-    x: int
-    y: int = 1
-    z: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of the block."""
-        return self.x * self.y * self.z
-
-
-@dataclass(slots=True)
-class ModuleLayout:
-    """Where a module's variables are, and the numbers of its addressed functions.
-
-    ``data`` holds ``.const`` variables first (``const_size`` bytes), then ``.global`` ones.
-    ``shared`` are offsets in the block's shared memory; ``dynamic_shared`` is where
-    ``.extern .shared`` arrays begin. ``hidden`` are gpud's own shared variables, the claim slots of
-    the persistent loop: they lie behind all that a launch gives the block, where no access of the
-    program is legal. ``functions`` are pointer values, never 0.
-    """
-
-    data: DataLayout = field(default_factory=DataLayout)
-    const_size: int = 0
-    shared: DataLayout = field(default_factory=DataLayout)
-    dynamic_names: frozenset[str] = frozenset()
-    dynamic_shared: int = 0
-    hidden: DataLayout = field(default_factory=DataLayout)
-    functions: Mapping[str, int] = field(default_factory=dict)
 
 
 def header_field(e: Emitter, name: str, *, constant: bool = True) -> str:

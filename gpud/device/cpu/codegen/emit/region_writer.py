@@ -14,7 +14,7 @@ from gpud.compiler.analysis.effects import BARRIER, barrier, flags, read, writte
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
 from gpud.device.cpu.codegen.analysis.regions import Region, Regions, waits
-from gpud.device.cpu.codegen.emit.addresses import KernelAddresses, ModuleLayout, Shape
+from gpud.device.cpu.codegen.emit.addresses import KernelAddresses
 from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.emit.fault_reports import report
 from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops, strip_mined_loops
@@ -25,6 +25,8 @@ from gpud.device.cpu.codegen.layout import (
     HEADER,
     STATE_STATUS_SHIFT,
     BlockLayout,
+    ModuleLayout,
+    Shape,
     Status,
 )
 from gpud.device.cpu.codegen.runtime.collectives import Collectives

@@ -41,15 +41,14 @@ from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.register_types import declared_types
 from gpud.device.cpu.codegen.analysis.static_ranges import StaticRanges
 from gpud.device.cpu.codegen.analysis.thread_constants import ThreadConstants
-from gpud.device.cpu.codegen.emit.addresses import Shape
 from gpud.device.cpu.codegen.hoisting.transfer_functions import signed
+from gpud.device.cpu.codegen.layout import Shape, is_dynamic_shared
 from gpud.device.cpu.codegen.preparation.fence_instruction import (
     NO_CLAIM,
     Member,
     decode_fence,
     fence,
 )
-from gpud.device.cpu.codegen.preparation.provenance import is_dynamic
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
 
 __all__ = ["Access", "accesses", "insert_bounds_checks"]
@@ -235,7 +234,7 @@ class _InBounds:
         return frozenset(one.name for one in liveness.registers(liveness.live_in[0]))
 
     def _add(self, variable: ptx.Variable) -> None:
-        if is_dynamic(variable):
+        if is_dynamic_shared(variable):
             return
         if variable.space in self._in:
             self._in[variable.space].add(variable.name)

@@ -47,11 +47,11 @@ from gpud.compiler.analysis.effects import (
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
-from gpud.device.cpu.codegen.artifact import addressed_functions
-from gpud.device.cpu.codegen.emit.addresses import Shape
+from gpud.device.cpu.codegen.layout import Shape
 from gpud.device.cpu.codegen.preparation.bounds_checks import insert_bounds_checks
 from gpud.device.cpu.codegen.preparation.inliner import Inliner, around
 from gpud.device.cpu.codegen.preparation.matrix_moves import expand_matrices
+from gpud.device.cpu.codegen.preparation.module_layout import addressed_functions
 from gpud.device.cpu.codegen.preparation.provenance import infer_origins
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import ENDINGS, fold_pseudos
 from gpud.device.cpu.codegen.preparation.webs import split_webs

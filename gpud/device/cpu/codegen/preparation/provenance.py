@@ -31,9 +31,10 @@ from gpud.compiler.abi.reserved_names import GRID_SYNC, HEAP
 from gpud.compiler.analysis.effects import callee, is_call, state_space, written
 from gpud.compiler.instrumentation import fences
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.layout import is_dynamic_shared
 from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_callees
 
-__all__ = ["MAX_ORIGINS", "allowed", "infer_origins", "is_dynamic", "opcode", "origins_of"]
+__all__ = ["MAX_ORIGINS", "allowed", "infer_origins", "opcode", "origins_of"]
 
 MAX_ORIGINS = 3
 """So many ranges are tested where a fence stands; the rest is judged."""
@@ -109,11 +110,6 @@ def _settled(function: ptx.Function, origins: _Origins) -> ptx.Function:
     return replace(function, body=changed)
 
 
-def is_dynamic(variable: ptx.Variable) -> bool:
-    """Whether the launch says how large a shared variable is."""
-    return variable.linkage == "extern" or None in variable.dims
-
-
 def _is_open(statement: ptx.Statement) -> bool:
     """Whether this is a fence of accesses whose origin may be found out."""
     if not isinstance(statement, ptx.Instruction) or statement.opcode.base != "gpud":
@@ -134,7 +130,7 @@ class _Origins:
             self._symbols[variable.name] = _OF_SPACE.get(variable.space, _UNKNOWN)
             if variable.space == "param":
                 self._symbols[variable.name] = "local"  # a struct that a call passes
-            if variable.space == "shared" and not is_dynamic(variable):
+            if variable.space == "shared" and not is_dynamic_shared(variable):
                 self._symbols[variable.name] = "static"
         for parameter in (*function.parameters, *function.returns):
             self._symbols[parameter.name] = "param" if self._is_entry else _UNKNOWN
