@@ -14,7 +14,13 @@ from gpud.compiler.analysis.effects import is_call, read, state_space, written
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE
 
-__all__ = ["declared_types", "pointer_base", "register_storage"]
+__all__ = ["INTEGER_BITS", "WORD_BITS", "declared_types", "pointer_base", "register_storage"]
+
+INTEGER_BITS = {f"{kind}{bits}": bits for kind in "sub" for bits in (16, 32, 64)}
+"""Width by integer or bit type, of the types that a register can have."""
+
+WORD_BITS = {type_: bits for type_, bits in INTEGER_BITS.items() if bits >= 32}
+"""`INTEGER_BITS` of the types that addresses and indices are computed in."""
 
 _FLOATS = {"f32": "float", "f64": "double"}
 _WIDTH = {"float": 32, "double": 64}

@@ -47,6 +47,11 @@ _LONGEST = 24
 _UNSTABLE = ("%clock", "%globaltimer", "%smid", "%pm")
 
 
+def reads_unstable(ins: ptx.Instruction) -> bool:
+    """Whether ``ins`` reads a special register that may change between two reads."""
+    return any(name.startswith(_UNSTABLE) for name in special_registers(ins))
+
+
 class Rematerializable:
     """What can be recomputed where.
 
@@ -109,7 +114,7 @@ class Rematerializable:
             return False
         if any(m in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2") for m in ins.opcode.modifiers):
             return ins.opcode.base == "ld"
-        return not any(name.startswith(_UNSTABLE) for name in special_registers(ins))
+        return not reads_unstable(ins)
 
     def _reads_parameter(self, ins: ptx.Instruction) -> bool:
         """Whether ``ins`` reads a parameter of the kernel by its name.

@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.register_types import INTEGER_BITS
 from gpud.device.cpu.codegen.layout import WARP, Shape
 
 __all__ = ["StaticRange", "StaticRanges"]
 
-_BITS = {f"{kind}{bits}": bits for kind in "sub" for bits in (16, 32, 64)}
 _MOST_BITS = 31
 _ANY_STEP = 1 << 30
 _LOADED = {"u8": 8, "b8": 8, "u16": 16, "b16": 16}
@@ -103,7 +103,7 @@ class StaticRanges:
         if base == "ld":
             bits = _LOADED.get(modifiers[-1], 0)
             return StaticRange("", (1 << bits) - 1, 1) if bits else None
-        if not modifiers or modifiers[-1] not in (*_BITS, "u8") or len(ins.operands) < 2:
+        if not modifiers or modifiers[-1] not in (*INTEGER_BITS, "u8") or len(ins.operands) < 2:
             return None
         if not isinstance(ins.operands[0], ptx.Register):
             return None
@@ -114,7 +114,7 @@ class StaticRanges:
             if modifiers[:-1] not in (("lo",), ("wide",)):
                 return None
             return self._product(sources)
-        if len(modifiers) != 1 or modifiers[0] not in _BITS:
+        if len(modifiers) != 1 or modifiers[0] not in INTEGER_BITS:
             return None
         return self._simple(base, modifiers[0], sources, ins.operands[1:])
 
@@ -128,7 +128,7 @@ class StaticRanges:
         if base == "mov":
             return sources[0]
         if base in ("and", "rem", "bfe"):
-            return self._cut(base, type_, sources, operands)
+            return self._bounded_by_operand(base, type_, sources, operands)
         first, second = sources[0], sources[1] if len(sources) > 1 else None
         if first is None or second is None:
             return None
@@ -154,7 +154,7 @@ class StaticRanges:
         return None
 
     @staticmethod
-    def _cut(
+    def _bounded_by_operand(
         base: str,
         type_: str,
         sources: list[StaticRange | None],
@@ -177,14 +177,14 @@ class StaticRanges:
 
     @staticmethod
     def _converted(modifiers: tuple[str, ...], source: StaticRange | None) -> StaticRange | None:
-        if len(modifiers) != 2 or modifiers[0] not in _BITS:
+        if len(modifiers) != 2 or modifiers[0] not in INTEGER_BITS:
             return None
         given = modifiers[1]
         if given in ("u8", "u16"):
             most = (1 << int(given[1:])) - 1
             whole = source is not None and not source.name and source.most <= most
             return source if whole else StaticRange("", most, 1)
-        if source is None or source.most >> (_BITS[given] - 1):
+        if source is None or source.most >> (INTEGER_BITS[given] - 1):
             return None
         return source
 
@@ -203,7 +203,7 @@ class StaticRanges:
 def _limit(ins: ptx.Instruction) -> int:
     """How many bits the result may have."""
     type_ = ins.opcode.modifiers[0 if ins.opcode.base == "cvt" else -1]
-    return min(_MOST_BITS, _BITS.get(type_, _MOST_BITS + 1) - 1)
+    return min(_MOST_BITS, INTEGER_BITS.get(type_, _MOST_BITS + 1) - 1)
 
 
 def _sum(first: StaticRange, second: StaticRange) -> StaticRange | None:

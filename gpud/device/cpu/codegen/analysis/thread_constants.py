@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.register_types import INTEGER_BITS
 from gpud.device.cpu.codegen.layout import WARP, Shape
 
 __all__ = ["Mask", "ThreadConstants", "Values", "value_of"]
@@ -31,7 +32,7 @@ __all__ = ["Mask", "ThreadConstants", "Values", "value_of"]
 Mask = npt.NDArray[np.bool_]
 _Numbers = npt.NDArray[np.uint64]
 
-_BITS = {f"{kind}{bits}": bits for kind in "sub" for bits in (16, 32, 64)} | {"pred": 1}
+_BITS = INTEGER_BITS | {"pred": 1}
 _MOST = 200_000
 _DEEPEST = 40
 
@@ -189,7 +190,7 @@ def _special(name: str, shape: Shape) -> _Numbers | None:
 # -- instructions ------------------------------------------------------------------------------
 
 
-def _cut(numbers: _Numbers, bits: int) -> _Numbers:
+def _truncated(numbers: _Numbers, bits: int) -> _Numbers:
     return numbers & np.uint64((1 << bits) - 1)
 
 
@@ -214,7 +215,7 @@ def _shifted(base: str, type_: str, values: Values, amount: ptx.Operand) -> Valu
         numbers = (_signed(values.numbers, bits) >> by.astype(np.int64)).view(np.uint64)
     else:
         numbers = values.numbers >> by
-    return values._replace(numbers=_cut(numbers, bits))
+    return values._replace(numbers=_truncated(numbers, bits))
 
 
 def _converted(values: Values, modifiers: tuple[str, ...]) -> Values | None:
@@ -222,7 +223,7 @@ def _converted(values: Values, modifiers: tuple[str, ...]) -> Values | None:
     if len(modifiers) != 2 or to is None or values.name:
         return None
     numbers = _extended(values.numbers, values.bits, modifiers[1])
-    return values._replace(bits=to, numbers=_cut(numbers, to))
+    return values._replace(bits=to, numbers=_truncated(numbers, to))
 
 
 def _compared(sources: Sequence[Values], modifiers: tuple[str, ...]) -> Values | None:
@@ -255,7 +256,7 @@ def _product(
     if to > 64:
         return None
     factors = [_extended(one.numbers, one.bits, modifiers[1]) for one in (first, second)]
-    made = Values("", to, _cut(factors[0] * factors[1], to), first.known & second.known)
+    made = Values("", to, _truncated(factors[0] * factors[1], to), first.known & second.known)
     if more is None:
         return made
     added = _operand(more, to, shape, read)
@@ -265,6 +266,6 @@ def _product(
 def _joined(base: str, first: Values, second: Values) -> Values | None:
     if (second.name or first.name) and (base != "add" or (second.name and first.name)):
         return None
-    numbers = _cut(_RULES[base](first.numbers, second.numbers), first.bits)
+    numbers = _truncated(_RULES[base](first.numbers, second.numbers), first.bits)
     name = first.name or second.name
     return Values(name, first.bits, numbers, first.known & second.known)

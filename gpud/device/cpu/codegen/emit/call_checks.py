@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.emit.fault_reports import report_fields
-from gpud.device.cpu.codegen.emit.fence_checks import UNLIKELY
 from gpud.device.cpu.codegen.layout import Failure
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def check_target(code: ThreadCode, ins: ptx.Instruction) -> None:
         index = code.read(value, "u32")
         given = e.value(f"zext i32 {index} to i64")
         out = e.value(f"icmp uge i32 {index}, {legal[0].value}")
-        e.end(f"br i1 {out}, label %{astray}, label %{go_on}, !prof {UNLIKELY}")
+        e.branch_unlikely(out, astray, go_on)
     else:
         given = code.read(value, "u64")
         numbers = [code.program.pointers[one.name] for one in legal if isinstance(one, ptx.Symbol)]
@@ -108,7 +107,7 @@ def check_stack_room(code: ThreadCode, size: int) -> None:
     if size <= STACK_BYTES:
         full = e.value(f"icmp ugt i32 {code.places.used}, {STACK_BYTES - size}")
     end, fits = e.label("full"), e.label("fits")
-    e.end(f"br i1 {full}, label %{end}, label %{fits}, !prof {UNLIKELY}")
+    e.branch_unlikely(full, end, fits)
     e.place(end)
     e.do(f"call void @{_STACK_FULL}(ptr %b, i32 {code.places.thread})")
     code.fail()
@@ -119,7 +118,7 @@ def return_if_failed(code: ThreadCode, failed: str) -> None:
     """Leave if the i1 ``failed``, which it hardly ever is: the thread has ended its block."""
     e = code.e
     end, go_on = e.label("failed"), e.label("fine")
-    e.end(f"br i1 {failed}, label %{end}, label %{go_on}, !prof {UNLIKELY}")
+    e.branch_unlikely(failed, end, go_on)
     e.place(end)
     code.fail()
     e.place(go_on)

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 __all__ = ["Emitter", "IRModule"]
 
 
+_UNLIKELY = "!20"
+
 _NAME = re.compile(r"@([\w.$]+)")
 
 
@@ -121,6 +123,11 @@ class Emitter:
     def branch(self, condition: str, then: str, otherwise: str) -> None:
         """End the block with a conditional branch on an i1."""
         self.end(f"br i1 {condition}, label %{then}, label %{otherwise}")
+
+    def branch_unlikely(self, condition: str, then: str, otherwise: str) -> None:
+        """As `branch`, with branch weights that say the i1 is hardly ever true."""
+        self.module.metadata(_UNLIKELY, f'{_UNLIKELY} = !{{!"branch_weights", i32 1, i32 100000}}')
+        self.end(f"br i1 {condition}, label %{then}, label %{otherwise}, !prof {_UNLIKELY}")
 
     def end(self, text: str) -> None:
         """End the block with any terminator; does nothing if it has ended already."""

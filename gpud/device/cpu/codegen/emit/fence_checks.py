@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
 
 __all__ = [
-    "UNLIKELY",
     "Bounds",
     "address_of",
     "bounds_of",
@@ -52,7 +51,6 @@ __all__ = [
 ]
 
 _EXACT = "gpud.exact"
-UNLIKELY = "!20"
 _ELSEWHERE = "!21"
 """Tags an access that is neither to kept registers nor to the program's memory: LLVM may keep both
 in machine registers across it."""
@@ -168,7 +166,7 @@ def check(code: ThreadCode, ins: ptx.Instruction) -> None:
     for which in range(1 if known else min(MAX_ORIGINS, len(found.origins))):
         out = hull_misses(code, found, address, bounds_of(code, found, which))
         cold = e.label("cold")
-        e.end(f"br i1 {out}, label %{cold}, label %{warm}, !prof {UNLIKELY}")
+        e.branch_unlikely(out, cold, warm)
         e.place(cold)
     check_exactly(code, ins, address, end)
     e.jump(warm)
@@ -212,7 +210,7 @@ def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
     value = e.value(f"load atomic i32, ptr {flag} monotonic, align 4, !noalias {_ELSEWHERE}")
     killed = e.value(f"icmp ne i32 {value}, 0")
     end, go_on = e.label("killed"), e.label("alive")
-    e.end(f"br i1 {killed}, label %{end}, label %{go_on}, !prof {UNLIKELY}")
+    e.branch_unlikely(killed, end, go_on)
     e.place(end)
     fields = {
         "error": str(Failure.KILLED),
@@ -332,7 +330,6 @@ def stack_base(kernel: KernelContext, e: Emitter) -> str:
 
 def metadata(ir: IRModule) -> None:
     """What the numbers in tags mean."""
-    ir.metadata(UNLIKELY, f'{UNLIKELY} = !{{!"branch_weights", i32 1, i32 100000}}')
     ir.metadata(_ELSEWHERE, f"{_ELSEWHERE} = !{{!5, !6}}")
 
 

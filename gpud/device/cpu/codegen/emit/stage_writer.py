@@ -25,7 +25,6 @@ from gpud.device.cpu.codegen.analysis.active_threads import active_range
 from gpud.device.cpu.codegen.analysis.regions import waits
 from gpud.device.cpu.codegen.analysis.stage_plan import Segment, Stage
 from gpud.device.cpu.codegen.emit.fault_reports import report
-from gpud.device.cpu.codegen.emit.fence_checks import UNLIKELY
 from gpud.device.cpu.codegen.emit.stage_end import StageEnd, is_whole_warp_barrier, offers
 from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops
 from gpud.device.cpu.codegen.emit.thread import zero
@@ -162,7 +161,7 @@ class StageWriter:
         self._inline = hoisted.inline
         if misses != "false":
             quick, exact, done = e.label("quick"), e.label("exact"), e.label("checked")
-            e.end(f"br i1 {misses}, label %{exact}, label %{quick}, !prof {UNLIKELY}")
+            e.branch_unlikely(misses, exact, quick)
             e.place(exact)
             self._inline = {id(ins) for ins in checks}
             self._loop(blocks, uniform, agree, quick=False)

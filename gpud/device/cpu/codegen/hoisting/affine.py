@@ -25,17 +25,16 @@ from gpud.compiler.analysis.effects import written
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emit.emitter import Emitter
 from gpud.device.cpu.codegen.hoisting.slices import Slices, Step
+from gpud.device.cpu.codegen.hoisting.stride_arithmetic import FLAT, Strides, add
 from gpud.device.cpu.codegen.hoisting.thread_box import Box, span_of
-from gpud.device.cpu.codegen.hoisting.thread_strides import Stride, Strides, Widening, strides_of
+from gpud.device.cpu.codegen.hoisting.thread_strides import Widening, strides_of
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
 
-__all__ = ["FLAT", "AffinePointer", "AffineSlices", "plus"]
+__all__ = ["AffinePointer", "AffineSlices"]
 
 _MOST_STRIDE = 1 << 31
-FLAT: Strides = (0, 0, 0)
-"""Of what is the same for all threads."""
 
 
 class AffinePointer(NamedTuple):
@@ -162,9 +161,9 @@ class AffineSlices(Slices):
         else:
             wide = self._wide(step, widening)
             lowest, highest = span_of(e, widening.strides, box)
-            low = self._narrow(plus(e, wide, lowest), widening)
+            low = self._narrow(add(e, wide, lowest), widening)
             start = e.value(f"sub i64 {low}, {lowest}")
-            last = plus(e, start, highest)
+            last = add(e, start, highest)
             wraps = e.value(f"icmp ne i64 {last}, {self._narrow(last, widening)}")
             more = e.value(f"sub i64 {start}, {wide}")
             self._advance(step, e.value(f"mul i64 {more}, {widening.factor}"))
@@ -198,12 +197,7 @@ class AffineSlices(Slices):
         for end in span_of(e, widening.strides, self._whole() if box is None else box):
             if end == 0:
                 continue
-            value = plus(e, wide, end)
+            value = add(e, wide, end)
             differs = e.value(f"icmp ne i64 {value}, {self._narrow(value, widening)}")
             result = differs if result == "false" else e.value(f"or i1 {result}, {differs}")
         return result
-
-
-def plus(e: Emitter, address: str, number: Stride) -> str:
-    """The sum of two i64."""
-    return address if number == 0 else e.value(f"add i64 {address}, {number}")

@@ -35,7 +35,6 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter
 from gpud.device.cpu.codegen.emit.fence_checks import (
     Bounds,
     address_of,
@@ -45,12 +44,11 @@ from gpud.device.cpu.codegen.emit.fence_checks import (
     misses,
     start_count,
 )
-from gpud.device.cpu.codegen.hoisting.affine import FLAT, plus
 from gpud.device.cpu.codegen.hoisting.interval_analysis import IntervalAnalysis
 from gpud.device.cpu.codegen.hoisting.path_conditions import PathConditions
 from gpud.device.cpu.codegen.hoisting.slices import Step, UnknownValue
+from gpud.device.cpu.codegen.hoisting.stride_arithmetic import FLAT, Stride, add, subtract
 from gpud.device.cpu.codegen.hoisting.thread_box import AlignedRanges, span_of
-from gpud.device.cpu.codegen.hoisting.thread_strides import Stride
 from gpud.device.cpu.codegen.preparation.fence_instruction import FenceOperands, decode_fence
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
 
@@ -165,7 +163,7 @@ class HoistedChecks(PathConditions):
         if bounds_vary(found):
             linear_strides = self.linear_strides(self.s.kernel.local_size)
             strides = tuple(
-                _sub(e, stride, linear_stride)
+                subtract(e, stride, linear_stride)
                 for stride, linear_stride in zip(strides, linear_strides, strict=True)
             )  # type: ignore[assignment]
         shape = self.s.kernel.shape
@@ -186,13 +184,13 @@ class HoistedChecks(PathConditions):
                     low = e.value(f"and i64 {stride}, {found.align - 1}")
                     conditions.append(e.value(f"icmp ne i64 {low}, 0"))
         with self._address(ins, last, self._values) as (_, address):
-            first = plus(e, address, lowest)
+            first = add(e, address, lowest)
             if lowest != 0 and self._is_narrow(found):
                 # A register of 32 bits: it is the first thread's that may not be negative.
                 below = e.value(f"sub i64 {first}, {found.low}")
                 value = e.value(f"zext i32 {e.value(f'trunc i64 {below} to i32')} to i64")
                 first = e.value(f"add i64 {value}, {found.low}")
-            outside = self._outside(found, first, _sub(e, highest, lowest), box.some)
+            outside = self._outside(found, first, subtract(e, highest, lowest), box.some)
             conditions += [outside] if outside else []
         if box.some:
             conditions = [e.value(f"and i1 {box.some}, {one}") for one in conditions]
@@ -205,7 +203,7 @@ class HoistedChecks(PathConditions):
         """
         e, bounds = self.e, bounds_of(self.code, found)
         choices = 2 if found.origins[:1] == ("static",) else 1
-        end = plus(e, first, length)
+        end = add(e, first, length)
         if choices == 1 and bounds.align % found.align == 0:
             off, span = e.value(f"sub i64 {first}, {bounds.first}"), found.span
             if isinstance(length, int):  # all hulls together are one of known length
@@ -277,14 +275,3 @@ class HoistedChecks(PathConditions):
                 more = e.value(f"or i32 {sofar}, {e.value(f'zext i1 {out} to i32')}")
                 e.do(f"store i32 {more}, ptr {total}")
         return e.value(f"icmp ne i32 {e.value(f'load i32, ptr {total}')}, 0")
-
-
-# -- strides as numbers or LLVM values ----------------------------------------------------------
-
-
-def _sub(e: Emitter, stride: Stride, number: Stride) -> Stride:
-    if isinstance(stride, int) and isinstance(number, int):
-        return stride - number
-    if number == 0:
-        return stride
-    return e.value(f"sub i64 {stride}, {number}")

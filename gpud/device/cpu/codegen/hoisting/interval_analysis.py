@@ -16,13 +16,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.register_types import WORD_BITS
 from gpud.device.cpu.codegen.emit.fence_checks import bounds_of, bounds_vary, hull_misses
 from gpud.device.cpu.codegen.hoisting.intervals import End, Interval
 from gpud.device.cpu.codegen.hoisting.loop_indices import AT_MOST, Place
 from gpud.device.cpu.codegen.hoisting.remainders import Remainders
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 from gpud.device.cpu.codegen.hoisting.thread_box import compared
-from gpud.device.cpu.codegen.hoisting.transfer_functions import BITS, signed
+from gpud.device.cpu.codegen.hoisting.transfer_functions import signed
 from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class IntervalAnalysis(Remainders):
         """``values`` as far as a comparison leaves them."""
         ins, modifiers = test.reader, test.reader.opcode.modifiers
         type_ = modifiers[-1]
-        if len(modifiers) != 2 or len(ins.operands) != 3 or type_ not in BITS:
+        if len(modifiers) != 2 or len(ins.operands) != 3 or type_ not in WORD_BITS:
             return values
         mine = [isinstance(o, ptx.Register) and o.name == name for o in ins.operands[1:]]
         if mine.count(True) != 1 or not self._same(name, test, place):
@@ -228,7 +229,7 @@ class IntervalAnalysis(Remainders):
                 return replace(values, low=self.plus(values.low, 1))
             return values
         kind = "u" if type_[0] == "u" or how in ("lo", "ls") else "s"
-        if how not in AT_MOST or kind != "u" or BITS[type_] != 32:
+        if how not in AT_MOST or kind != "u" or WORD_BITS[type_] != 32:
             return values
         try:
             border = self.fits(self._operand(other, type_, test), "u32").high
@@ -266,10 +267,10 @@ class IntervalAnalysis(Remainders):
     def _operand(self, operand: ptx.Operand, type_: str, place: Place) -> Interval:
         match operand:
             case ptx.Immediate(value=value):
-                number = signed(value, BITS[type_])
+                number = signed(value, WORD_BITS[type_])
                 return self.one(number, abs(number))
             case ptx.Register(name):
-                if self._bits_of(name) != BITS[type_]:
+                if self._bits_of(name) != WORD_BITS[type_]:
                     raise UnknownValue
                 return self._register(name, place)
             case ptx.SpecialRegister(name) if name.startswith("%tid."):

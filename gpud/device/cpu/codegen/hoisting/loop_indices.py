@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.analysis.cfg import Loop
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.register_types import WORD_BITS
 from gpud.device.cpu.codegen.hoisting.intervals import Interval
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 from gpud.device.cpu.codegen.hoisting.thread_box import compared
-from gpud.device.cpu.codegen.hoisting.transfer_functions import BITS, TransferFunctions, signed
+from gpud.device.cpu.codegen.hoisting.transfer_functions import TransferFunctions, signed
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.hoisting.hoisted_checks import HoistedChecks
@@ -219,7 +220,7 @@ class LoopIndices(TransferFunctions):
             return None
         ins, modifiers = test.reader, test.reader.opcode.modifiers
         bits = self._bits_of(name)
-        if len(modifiers) != 2 or BITS.get(modifiers[1]) != bits or len(ins.operands) != 3:
+        if len(modifiers) != 2 or WORD_BITS.get(modifiers[1]) != bits or len(ins.operands) != 3:
             return None
         by = self._advanced_by(advance)
         for mirrored in (False, True):
@@ -268,9 +269,9 @@ class LoopIndices(TransferFunctions):
         """By what an instruction's result is more than ``name`` was, None if that is not known."""
         ins = made.reader
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
-        if not depth or not modifiers or not all(m in BITS for m in modifiers):
+        if not depth or not modifiers or not all(m in WORD_BITS for m in modifiers):
             return None
-        if self._bits_of(name) == 64 and any(BITS[m] == 32 for m in modifiers):
+        if self._bits_of(name) == 64 and any(WORD_BITS[m] == 32 for m in modifiers):
             return None
         if base == "mov" or (base == "cvt" and len(modifiers) == 2):
             return self._advance_of(name, ins.operands[1], made, depth)
@@ -281,7 +282,7 @@ class LoopIndices(TransferFunctions):
             if found is None:
                 continue
             if isinstance(other, ptx.Immediate):
-                more = signed(other.value, BITS[modifiers[-1]])
+                more = signed(other.value, WORD_BITS[modifiers[-1]])
                 return found._replace(constant=found.constant + more)
             return found._replace(others=(*found.others, (other, modifiers[-1], made)))
         return None

@@ -37,7 +37,6 @@ from gpud.compiler.analysis.effects import (
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emit.addresses import header_field
 from gpud.device.cpu.codegen.emit.fence_checks import (
-    UNLIKELY,
     bounds_of,
     check_exactly,
     start_count,
@@ -176,7 +175,7 @@ class MergedFences:
             off = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {bits})")
         out = e.value(f"icmp uge i64 {off}, {group.room}")
         cold, warm, end = e.label("cold"), e.label("warm"), e.label("end")
-        e.end(f"br i1 {out}, label %{cold}, label %{warm}, !prof {UNLIKELY}")
+        e.branch_unlikely(out, cold, warm)
         e.place(cold)
         first = group.members[0]
         start = e.value(f"add i64 {self._parameter(first.place)}, {_wrapped(first.offset)}")

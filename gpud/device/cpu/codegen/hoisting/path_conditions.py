@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.hoisting.affine import FLAT, AffineSlices
+from gpud.device.cpu.codegen.hoisting.affine import AffineSlices
 from gpud.device.cpu.codegen.hoisting.slices import Step, UnknownValue
+from gpud.device.cpu.codegen.hoisting.stride_arithmetic import FLAT
 from gpud.device.cpu.codegen.hoisting.thread_box import Box, compared, narrowed
 from gpud.device.cpu.codegen.hoisting.thread_strides import Widening
 

@@ -26,11 +26,11 @@ from gpud.compiler.analysis.effects import (
     flags,
     is_call,
     read,
-    special_registers,
     state_space,
     written,
 )
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.rematerialization import reads_unstable
 from gpud.device.cpu.codegen.emit.thread import zero
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ _PURE = frozenset(
     )
 )  # fmt: skip
 _MOST_STEPS = 400
-_UNSTABLE = ("%clock", "%globaltimer", "%smid", "%pm")
 
 
 class UnknownValue(Exception):
@@ -153,7 +152,7 @@ class Slices:
             symbol = getattr(getattr(ins.operands[1], "base", None), "name", "")
             if symbol not in self.code.places.parameters:
                 return False
-        return not any(name.startswith(_UNSTABLE) for name in special_registers(ins))
+        return not reads_unstable(ins)
 
     # -- running a slice
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.hoisting.thread_strides import Stride, Strides
+from gpud.device.cpu.codegen.hoisting.stride_arithmetic import Stride, Strides, add, multiply
 
 __all__ = ["AlignedRanges", "Box", "compared", "narrowed", "span_of"]
 
@@ -119,7 +119,7 @@ def narrowed(e: Emitter, box: Box, axis: int, extent: int, how: str, border: str
     if how == "ne":
         is_first = e.value(f"zext i1 {e.value(f'icmp eq i64 {first}, {border}')} to i64")
         first = e.value(f"add i64 {first}, {is_first}")
-        before = _plus(e, stop, -1)
+        before = add(e, stop, -1)
         stop = e.value(
             f"select i1 {e.value(f'icmp eq i64 {before}, {border}')}, i64 {before}, i64 {stop}"
         )
@@ -138,8 +138,8 @@ def span_of(e: Emitter, strides: Strides, box: Box) -> tuple[Stride, Stride]:
     for stride, (first, stop) in zip(strides, box.ends, strict=True):
         if stride == 0:
             continue
-        low = _times(e, stride, first)
-        high = _times(e, stride, _plus(e, stop, -1))
+        low = multiply(e, stride, first)
+        high = multiply(e, stride, add(e, stop, -1))
         if isinstance(stride, int):
             if stride < 0:
                 low, high = high, low
@@ -150,19 +150,5 @@ def span_of(e: Emitter, strides: Strides, box: Box) -> tuple[Stride, Stride]:
                 e.value(f"call i64 @llvm.{name}.i64(i64 {low}, i64 {high})")
                 for name in ("smin", "smax")
             )
-        lowest, highest = _plus(e, lowest, low), _plus(e, highest, high)
+        lowest, highest = add(e, lowest, low), add(e, highest, high)
     return lowest, highest
-
-
-def _times(e: Emitter, first: Stride, second: Stride) -> Stride:
-    if isinstance(first, int) and isinstance(second, int):
-        return first * second
-    return e.value(f"mul i64 {first}, {second}")
-
-
-def _plus(e: Emitter, first: Stride, second: Stride) -> Stride:
-    if isinstance(first, int) and isinstance(second, int):
-        return first + second
-    if first == 0:
-        return second
-    return e.value(f"add i64 {first}, {second}")

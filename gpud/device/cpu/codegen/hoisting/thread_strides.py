@@ -14,7 +14,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.register_types import WORD_BITS
 from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE
+from gpud.device.cpu.codegen.hoisting.stride_arithmetic import (
+    FLAT,
+    Stride,
+    Strides,
+    add,
+    multiply,
+    subtract,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,13 +32,8 @@ if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.region_writer import KernelContext
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
 
-__all__ = ["Stride", "Strides", "Widening", "strides_of"]
+__all__ = ["Widening", "strides_of"]
 
-Stride = int | str
-Strides = tuple[Stride, Stride, Stride]
-_FLAT: Strides = (0, 0, 0)
-
-_INTEGERS = {f"{kind}{bits}": bits for kind in "sub" for bits in (32, 64)}
 _SAME_IN_A_BLOCK = ("%ctaid", "%nctaid", "%ntid", "%nwarpid", "%gridid", "%nsmid", "%dynamic_smem",
                     "%total_smem", "%envreg", "%clusterid", "%nclusterid")  # fmt: skip
 
@@ -91,22 +95,22 @@ class _Rules:
         if any(strides is None for strides in given):
             return None
         known = [strides for strides in given if strides is not None]
-        if all(strides == _FLAT for strides in known):
-            return _FLAT
+        if all(strides == FLAT for strides in known):
+            return FLAT
         type_ = modifiers[-1] if modifiers else ""
-        if type_ not in _INTEGERS or "sat" in modifiers:
+        if type_ not in WORD_BITS or "sat" in modifiers:
             return None
-        self.bits = _INTEGERS[type_]
+        self.bits = WORD_BITS[type_]
         if base == "mov" or (base == "gpud" and modifiers[0] == "move"):
             return known[0]
         if base == "cvta":
             return known[0] if self.bits == 64 else None
         if base == "add":
-            return self._each(_plus, known[0], known[1])
+            return self._each(add, known[0], known[1])
         if base == "sub":
-            return self._each(_minus, known[0], known[1])
+            return self._each(subtract, known[0], known[1])
         if base == "neg":
-            return self._each(_minus, _FLAT, known[0])
+            return self._each(subtract, FLAT, known[0])
         if base == "shl":
             return self._shifted(known)
         if base == "cvt":
@@ -118,19 +122,19 @@ class _Rules:
     def _operand(self, operand: ptx.Operand) -> Strides | None:
         match operand:
             case ptx.Immediate():
-                return _FLAT
+                return FLAT
             case ptx.Register(name):
                 return self.sources.get(name)
             case ptx.SpecialRegister(name):
                 if name.startswith("%tid."):
                     axis = "xyz".find(name[-1])
                     return (int(axis == 0), int(axis == 1), int(axis == 2))
-                return _FLAT if name.startswith(_SAME_IN_A_BLOCK) else None
+                return FLAT if name.startswith(_SAME_IN_A_BLOCK) else None
             case ptx.Symbol(name) | ptx.SymbolOffset(ptx.Symbol(name)):
                 return self._symbol(name)
             case ptx.Address(ptx.Symbol(name)):
                 # Only parameters are read by pure instructions.
-                return _FLAT if name in self.code.places.parameters else None
+                return FLAT if name in self.code.places.parameters else None
         return None
 
     def _symbol(self, name: str) -> Strides | None:
@@ -141,7 +145,7 @@ class _Rules:
                 for linear_stride in self.linear_strides
                 if isinstance(linear_stride, int)
             )  # type: ignore[return-value]
-        return _FLAT
+        return FLAT
 
     # -- arithmetic on strides
 
@@ -166,24 +170,24 @@ class _Rules:
             value = self.code.read(factor, type_)
             return self.code.convert(value, LLVM_TYPE[type_], "i64", signed=type_[0] == "s")
         number = factor.value
-        if _INTEGERS[type_] == 32:
+        if WORD_BITS[type_] == 32:
             number %= 1 << 32
             if type_[0] == "s" and number >> 31:
                 number -= 1 << 32
         return number
 
-    def _times(self, strides: Strides, number: Stride) -> Strides:
-        made = (self._fit(_times(self.e, stride, number)) for stride in strides)
+    def _scaled(self, strides: Strides, number: Stride) -> Strides:
+        made = (self._fit(multiply(self.e, stride, number)) for stride in strides)
         return tuple(made)  # type: ignore[return-value]
 
     def _shifted(self, known: list[Strides]) -> Strides | None:
         amount = self.ins.operands[2]
         if not isinstance(amount, ptx.Immediate) or not 0 <= amount.value < self.bits:
             return None
-        return self._times(known[0], 1 << amount.value)
+        return self._scaled(known[0], 1 << amount.value)
 
     def _converted(self, strides: Strides, modifiers: tuple[str, ...]) -> Strides | None:
-        to, of = (_INTEGERS.get(m) for m in (modifiers[-2:] if len(modifiers) > 1 else ("", "")))
+        to, of = (WORD_BITS.get(m) for m in (modifiers[-2:] if len(modifiers) > 1 else ("", "")))
         if to is None or of is None or len(modifiers) != 2:
             return None
         self.bits = to
@@ -192,7 +196,7 @@ class _Rules:
         return self._widened(Widening(self.ins.operands[1], modifiers[-1][0] == "s", strides))
 
     def _widened(self, widening: Widening) -> Strides:
-        if widening.strides != _FLAT:
+        if widening.strides != FLAT:
             self.widening = widening
         return widening.strides
 
@@ -202,8 +206,8 @@ class _Rules:
             return None
         first, second = self.ins.operands[1:3]
         strides, varies, factor = known[0], first, second
-        if known[1] != _FLAT:
-            if known[0] != _FLAT:
+        if known[1] != FLAT:
+            if known[0] != FLAT:
                 return None
             strides, varies, factor = known[1], second, first
         if how == "wide" and self.bits != 32:
@@ -212,31 +216,7 @@ class _Rules:
         if how == "wide":
             strides = self._widened(Widening(varies, type_[0] == "s", strides, number))
             self.bits = 64
-        product = self._times(strides, number)
+        product = self._scaled(strides, number)
         if len(known) == 2:
             return product
-        return self._each(_plus, product, known[2])
-
-
-def _plus(e: Emitter, first: Stride, second: Stride) -> Stride:
-    if isinstance(first, int) and isinstance(second, int):
-        return first + second
-    if first == 0 or second == 0:
-        return second if first == 0 else first
-    return e.value(f"add i64 {first}, {second}")
-
-
-def _minus(e: Emitter, first: Stride, second: Stride) -> Stride:
-    if isinstance(first, int) and isinstance(second, int):
-        return first - second
-    return first if second == 0 else e.value(f"sub i64 {first}, {second}")
-
-
-def _times(e: Emitter, stride: Stride, factor: Stride) -> Stride:
-    if isinstance(stride, int) and isinstance(factor, int):
-        return stride * factor
-    if stride == 0 or factor == 0:
-        return 0
-    if 1 in (stride, factor):
-        return factor if stride == 1 else stride
-    return e.value(f"mul i64 {stride}, {factor}")
+        return self._each(add, product, known[2])

@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 from gpud.compiler.analysis.effects import is_call
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.codegen.analysis.register_types import WORD_BITS
 from gpud.device.cpu.codegen.hoisting.intervals import Interval, IntervalArithmetic
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 
-__all__ = ["BITS", "TransferFunctions", "signed"]
+__all__ = ["TransferFunctions", "signed"]
 
-BITS = {f"{kind}{bits}": bits for kind in "sub" for bits in (32, 64)}
-"""Width by type, of the types that have intervals."""
 _SMALL = {"u8": (0, 255), "b8": (0, 255), "s8": (-128, 127),
           "u16": (0, 65535), "b16": (0, 65535), "s16": (-32768, 32767)}  # fmt: skip
 
@@ -49,7 +48,7 @@ class TransferFunctions(IntervalArithmetic):
             return self._loaded(ins)
         if base == "cvt":
             return self._converted(ins, read)
-        if type_ not in BITS:
+        if type_ not in WORD_BITS:
             raise UnknownValue
         if base == "gpud":
             if modifiers[0] != "move":
@@ -93,7 +92,7 @@ class TransferFunctions(IntervalArithmetic):
         return self.lesser(first, second) if base == "min" else self.greater(first, second)
 
     def _ring(self, made: Interval, type_: str) -> Interval:
-        return self.small(made, 1 << 40) if BITS[type_] == 32 else self.small(made)
+        return self.small(made, 1 << 40) if WORD_BITS[type_] == 32 else self.small(made)
 
     def _loaded(self, ins: ptx.Instruction) -> Interval:
         limits = _SMALL.get(ins.opcode.modifiers[-1])
@@ -106,14 +105,14 @@ class TransferFunctions(IntervalArithmetic):
         if len(modifiers) != 2:
             raise UnknownValue
         to, of = modifiers
-        if of in _SMALL and to in BITS:
+        if of in _SMALL and to in WORD_BITS:
             return self.within(*_SMALL[of])
-        if to in ("u8", "u16") and (of in BITS or of in _SMALL):
+        if to in ("u8", "u16") and (of in WORD_BITS or of in _SMALL):
             return self.within(*_SMALL[to])
-        if to not in BITS or of not in BITS:
+        if to not in WORD_BITS or of not in WORD_BITS:
             raise UnknownValue
         values = read(ins.operands[1], of)
-        if BITS[to] > BITS[of]:
+        if WORD_BITS[to] > WORD_BITS[of]:
             return self.fits(values, of)
         return self._ring(values, to)
 
@@ -125,7 +124,7 @@ class TransferFunctions(IntervalArithmetic):
         first, second = (read(operand, type_) for operand in ins.operands[1:3])
         wide = modifiers[0] == "wide"
         if wide:
-            if BITS[type_] != 32:
+            if WORD_BITS[type_] != 32:
                 raise UnknownValue
             first, second = self.fits(first, type_), self.fits(second, type_)
         made = self.multiply(first, second)
@@ -135,7 +134,7 @@ class TransferFunctions(IntervalArithmetic):
         return self._ring(made, type_)
 
     def _bits(self, ins: ptx.Instruction, read: _Operand, base: str, type_: str) -> Interval:
-        bits = BITS[type_]
+        bits = WORD_BITS[type_]
         sources = ins.operands[1:]
         if base == "bfe":
             length = sources[2]

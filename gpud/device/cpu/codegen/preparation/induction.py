@@ -21,12 +21,10 @@ from dataclasses import replace
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import read, written
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.analysis.register_types import declared_types
+from gpud.device.cpu.codegen.analysis.register_types import WORD_BITS, declared_types
 from gpud.device.cpu.codegen.preparation.renaming import rename
 
 __all__ = ["split_inductions"]
-
-_TYPES = {"s32": 32, "u32": 32, "s64": 64, "u64": 64, "b32": 32, "b64": 64}
 
 
 def split_inductions(
@@ -54,7 +52,7 @@ def split_inductions(
     chosen = {
         name
         for name in steps
-        if name in starts and name not in spoiled and types.get(name) in _TYPES
+        if name in starts and name not in spoiled and types.get(name) in WORD_BITS
     }
     if not chosen:
         return None
@@ -65,7 +63,7 @@ def _is_step(ins: ptx.Instruction, register: ptx.Register, varying: set[str]) ->
     """Whether ``ins`` is ``add p, p, uniform``."""
     if ins.opcode.base not in ("add", "sub") or ins.guard is not None:
         return False
-    if len(ins.opcode.modifiers) != 1 or ins.opcode.modifiers[0] not in _TYPES:
+    if len(ins.opcode.modifiers) != 1 or ins.opcode.modifiers[0] not in WORD_BITS:
         return False
     first, second = ins.operands[1:]
     if first != register:
