@@ -48,7 +48,7 @@ def test_it_is_what_would_be_made_here(maker: NativeCompiler) -> None:
     assert [one.generated.parameters for one in made] == [{"out": 0}] * 2
     for there, one in zip(made, here, strict=True):
         assert there.generated.block_bytes == one.generated.block_bytes
-        assert there.generated.starts_together == one.generated.starts_together
+        assert there.generated.starts_in_lockstep == one.generated.starts_in_lockstep
         assert there.code == one.code
     assert process(maker) == first
 

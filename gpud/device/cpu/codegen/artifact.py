@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 __all__ = ["ENTRY_POINTS", "GeneratedKernel"]
 
-ENTRY_POINTS = ("run_lockstep", "run_region", "exchange", "common")
+ENTRY_POINTS = ("run_lockstep", "run_region", "exchange", "uniform_table")
 """What generated code exports, each with a header field of that name."""
 
 
@@ -27,7 +27,7 @@ class GeneratedKernel:
         shared_bytes: static shared memory.
         dynamic_shared_at: where dynamic shared memory begins in a block's.
         hidden_shared_bytes: what gpud itself needs behind both, see `ModuleLayout`.
-        starts_together: whether a block's threads begin as one.
+        starts_in_lockstep: whether a block's threads begin as one.
     """
 
     ir: str
@@ -38,4 +38,4 @@ class GeneratedKernel:
     shared_bytes: int
     dynamic_shared_at: int
     hidden_shared_bytes: int
-    starts_together: bool
+    starts_in_lockstep: bool

@@ -30,8 +30,8 @@ __all__ = [
     "BlockLayout",
     "DataLayout",
     "Failure",
-    "Fresh",
     "ModuleLayout",
+    "Setup",
     "Shape",
     "Space",
     "Status",
@@ -61,10 +61,10 @@ class Shape:
         return self.x * self.y * self.z
 
 
-class Fresh:
-    """What a slot's block needs before it can run: the header's ``fresh``."""
+class Setup:
+    """What a slot's block needs before it can run: the header's ``setup``."""
 
-    NOTHING = 0
+    NONE = 0
     STATES = 1
     """Its coordinates are new; the threads begin anew."""
     BLOCK = 2
@@ -119,7 +119,7 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("run_lockstep", "ptr"),
     ("run_region", "ptr"),
     ("exchange", "ptr"),
-    ("common", "ptr"),
+    ("uniform_table", "ptr"),
     ("shared_size", "i64"),
     ("grid_id", "i64"),
     ("nctaid_x", "i32"),
@@ -134,11 +134,11 @@ _FIELDS: tuple[tuple[str, str], ...] = (
     ("ctaid_y", "i32"),
     ("ctaid_z", "i32"),
     ("smid", "i32"),
-    ("votes", "i32"),
-    ("taken", "i32"),
-    ("falls", "i32"),
-    ("fresh", "i32"),
-    ("together", "i32"),
+    ("by_vote", "i32"),
+    ("taken_state", "i32"),
+    ("fallthrough_state", "i32"),
+    ("setup", "i32"),
+    ("lockstep_block", "i32"),
     ("claim", "i32"),
     ("error", "i32"),
     ("error_thread", "i32"),
@@ -152,11 +152,12 @@ _FIELDS: tuple[tuple[str, str], ...] = (
 )
 """Header fields in order; those before ``ctaid_x`` are the same for all blocks of a launch.
 
-The functions and the table ``common`` are the kernel's own (see `gpud.device.cpu.codegen.kernel`).
-``threads`` is the block's size, ``padded`` the same in whole warps. ``fresh`` is a `Fresh`.
-``together`` is the block number at which all threads stand, -1 if each has its own;
-``start`` is what it is at first. A block whose threads part says how in ``votes`` (whether each
-thread's ``key`` tells its way), ``taken`` and ``falls`` (the state words). ``claim`` is the task
+The functions and ``uniform_table`` are the kernel's own (see `gpud.device.cpu.codegen.kernel`).
+``threads`` is the block's size, ``padded`` the same in whole warps. ``setup`` is a `Setup`.
+``lockstep_block`` is the number of the kernel's block at which all threads run in lockstep, -1 if
+they have diverged; ``start`` is its initial value. When threads diverge, ``taken_state`` and
+``fallthrough_state`` are their new state words, chosen by each thread's ``key`` if ``by_vote`` is
+set; otherwise all get ``taken_state``. ``claim`` is the task
 block of a block in persistent form, `NOTHING` before its first.
 
 ``error`` is a `Failure`. What goes with it is written once, by the first thread that fails:

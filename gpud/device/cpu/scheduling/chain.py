@@ -315,7 +315,7 @@ def _plan(device: CPUDevice, kernel: CPUKernel, block: Dim3, shared: int, rewrit
         "dynamic_shared": shared,
         "threads": compiled.shape.threads,
         "padded": align_up(compiled.shape.threads, WARP),
-        "start": 0 if generated.starts_together else 0xFFFFFFFF,
+        "start": 0 if generated.starts_in_lockstep else 0xFFFFFFFF,
         **compiled.code.addresses,
     }.items():
         header[name] = value

@@ -42,7 +42,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import HEADER, Failure, Fresh
+from gpud.device.cpu.codegen.layout import HEADER, Failure, Setup
 from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELDED, define_scheduler
 from gpud.device.cpu.program import jit
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
@@ -148,8 +148,8 @@ def _define_loop(ir: IRModule) -> None:
         e.do(f"store i32 {e.value(f'add i32 {index}, 1')}, ptr {at}")
         slots = offset(e, "%sm", SM_SLOTS)
         block = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {index}')}")
-        fresh = Record(e, block, HEADER).at("fresh")
-        empty = compare(e, "eq", "i32", load(e, "i32", fresh), Fresh.BLOCK)
+        setup = Record(e, block, HEADER).at("setup")
+        empty = compare(e, "eq", "i32", load(e, "i32", setup), Setup.BLOCK)
         look, run, step = e.label("look"), e.label("run"), e.label("step")
         e.branch(empty, look, run)
         e.place(run)
@@ -258,7 +258,7 @@ def _end_block(e: Emitter, worker: Record, block: str, busy: str) -> None:
     with e.when(compare(e, "eq", "i32", worker.load("state"), WorkerState.RUNS)):
         add(e, worker.load("busy_count"), -1)
     worker.store("state", WorkerState.IDLE)
-    Record(e, block, HEADER).store("fresh", Fresh.BLOCK)
+    Record(e, block, HEADER).store("setup", Setup.BLOCK)
 
 
 def _abort_block(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None:
@@ -354,7 +354,7 @@ def _define_add(ir: IRModule) -> None:
     worker.store("reason", ExitReason.OVER)
     header.store("smid", number)
     header.store("error", 0)
-    header.store("fresh", Fresh.BLOCK)
+    header.store("setup", Setup.BLOCK)
     tail = sm.load("inbox_tail")
     place = e.value(f"and i32 {tail}, {MAX_SLOTS - 1}")
     inbox = offset(e, "%sm", SM_INBOX)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import TEMPLATE_BYTES, Fresh
+from gpud.device.cpu.codegen.layout import TEMPLATE_BYTES, Setup
 from gpud.device.cpu.sm.record_access import (
     Record,
     chain_of,
@@ -193,7 +193,7 @@ def _define_begin(ir: IRModule) -> None:
         chain.store("first_ns", now, "monotonic")
     worker.store("claimed", stage.load("next", "monotonic"))
     worker.store("since", now)
-    header.store("fresh", Fresh.STATES)
+    header.store("setup", Setup.STATES)
     e.end("ret i1 true")
     e.place(again)
     e.end("ret i1 false")

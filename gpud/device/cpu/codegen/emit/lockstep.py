@@ -40,7 +40,7 @@ them, and seldom enough that most task blocks run in one piece."""
 
 
 def define_lockstep(kernel: KernelContext, plan: StagePlan) -> None:
-    """Define ``@run_lockstep`` and the table ``@common`` of what is uniform where."""
+    """Define ``@run_lockstep`` and the table ``@uniform_table`` of what is uniform where."""
     writer = LockstepWriter(kernel, plan)
     writer.define()
     _define_table(kernel, plan, writer.shared_at)
@@ -95,7 +95,7 @@ class LockstepWriter:
         for name in sorted(kernel_registers(self.kernel) - self.varying):
             type_ = self.kernel.storage[name]
             e.do(f"store {type_} {zero(type_)}, ptr {self.code.slot(name)}")
-        offset, _ = HEADER["together"]
+        offset, _ = HEADER["lockstep_block"]
         at = e.value(f"load i32, ptr {e.value(f'getelementptr i8, ptr %b, i64 {offset}')}")
         entries = {n: e.label(f"entry{n}") for n in sorted(self.plan.entries)}
         dead = e.label("dead")
@@ -157,9 +157,9 @@ class LockstepWriter:
         self._spill_uniform(list(names))
         self.shared_at.update(t for t in targets if t != self.flow.exit)
         for field_name, value in (
-            ("votes", len(words) - 1),
-            ("taken", words[0]),
-            ("falls", words[-1]),
+            ("by_vote", len(words) - 1),
+            ("taken_state", words[0]),
+            ("fallthrough_state", words[-1]),
         ):
             pointer = e.value(f"getelementptr i8, ptr %b, i64 {HEADER[field_name][0]}")
             e.do(f"store i32 {value}, ptr {pointer}")
@@ -183,8 +183,8 @@ class LockstepWriter:
         e.branch(short, self.labels[target], leave)
         e.place(leave)
         self._spill_uniform(self._uniform_live(target))
-        together = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['together'][0]}")
-        e.do(f"store i32 {target}, ptr {together}")
+        lockstep_block = e.value(f"getelementptr i8, ptr %b, i64 {HEADER['lockstep_block'][0]}")
+        e.do(f"store i32 {target}, ptr {lockstep_block}")
         e.end(f"ret i32 {QUANTUM_EXPIRED}")
 
     @contextmanager
@@ -248,7 +248,7 @@ def uniform_slot(e: Emitter, kernel: KernelContext, name: str) -> str:
 
 
 def _define_table(kernel: KernelContext, plan: StagePlan, blocks: set[int]) -> None:
-    """``@common``: for each block where threads part or join, what is uniform there.
+    """``@uniform_table``: for each block where threads part or join, what is uniform there.
 
     A row is: block, whether threads may go on as one there, number of registers, then for each
     register the offset of its array, its size in bytes, and the offset of its common copy. A row
@@ -265,4 +265,4 @@ def _define_table(kernel: KernelContext, plan: StagePlan, blocks: set[int]) -> N
             words += [offset, size, kernel.layout.word(f"common {name}")[0]]
     words.append(-1)
     values = ", ".join(f"i32 {word}" for word in words)
-    kernel.ir.declare(f"@common = constant [{len(words)} x i32] [{values}]")
+    kernel.ir.declare(f"@uniform_table = constant [{len(words)} x i32] [{values}]")

@@ -26,7 +26,7 @@ class ReconvergenceFunctions(BlockFunctions):
         """The row of a block in the kernel's table ``common`` (see `stages`), null if none."""
         e = self.begin("define internal ptr @find_row(ptr %b, i32 %block)")
         row = e.alloca("ptr", "row")
-        e.do(f"store ptr {self.function(e, 'common')}, ptr {row}")
+        e.do(f"store ptr {self.function(e, 'uniform_table')}, ptr {row}")
         with e.loop() as (_, out):
             here = e.value(f"load ptr, ptr {row}")
             number = e.value(f"load i32, ptr {here}")
@@ -76,14 +76,17 @@ class ReconvergenceFunctions(BlockFunctions):
     def _define_divergence(self) -> None:
         """The threads part: copies of what is uniform, and a state, for each of them."""
         e = self.begin("define internal void @diverge(ptr %b)")
-        votes = e.value(f"load i32, ptr {self.header(e, 'votes')}")
-        words = [e.value(f"load i32, ptr {self.header(e, name)}") for name in ("taken", "falls")]
+        by_vote = e.value(f"load i32, ptr {self.header(e, 'by_vote')}")
+        words = [
+            e.value(f"load i32, ptr {self.header(e, name)}")
+            for name in ("taken_state", "fallthrough_state")
+        ]
         for word in words:
             block = e.value(f"and i32 {word}, {CUT_MASK}")
             e.do(f"call void @broadcast(ptr %b, i32 {block})")
         with e.count("0", self.threads) as thread:
             vote = e.value(f"icmp ne i32 {self.load(e, 'key', thread)}, 0")
-            alike = e.value(f"icmp eq i32 {votes}, 0")
+            alike = e.value(f"icmp eq i32 {by_vote}, 0")
             took = e.value(f"or i1 {vote}, {alike}")
             word = e.value(f"select i1 {took}, i32 {words[0]}, i32 {words[1]}")
             self.store(e, "state", thread, word)
@@ -128,7 +131,7 @@ class ReconvergenceFunctions(BlockFunctions):
                         self._differ(e, differ, change if bits == 64 else e.value(wide))
         e.branch(e.value(f"icmp eq i64 {e.value(f'load i64, ptr {differ}')}, 0"), same, no)
         e.place(same)
-        e.do(f"store i32 {first}, ptr {self.header(e, 'together')}")
+        e.do(f"store i32 {first}, ptr {self.header(e, 'lockstep_block')}")
         e.end("ret i1 true")
         e.place(no)
         e.end("ret i1 false")

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import STATE_STATUS_SHIFT, Fresh, Status
+from gpud.device.cpu.codegen.layout import STATE_STATUS_SHIFT, Failure, Setup, Status
 from gpud.device.cpu.codegen.runtime.block_functions import CUT_MASK
 from gpud.device.cpu.codegen.runtime.reconvergence import ReconvergenceFunctions
 from gpud.device.cpu.codegen.runtime.rendezvous import RendezvousFunctions
 
 __all__ = [
     "CONVERGED",
-    "DEADLOCK",
     "DIVERGED",
     "DONE",
     "FAILED",
@@ -42,8 +41,6 @@ CONVERGED, YIELDED, DONE, FAILED, DIVERGED, QUANTUM_EXPIRED = range(6)
 """Results of ``@run_diverged``, of a kernel's ``run_lockstep`` and of ``@step``: the threads have
 converged; all of them poll; the block is done; a thread ended it; the threads have diverged; it is
 another block's turn."""
-DEADLOCK = 2
-"""Value of the header's ``error`` when no thread of the block can ever go on."""
 
 _PASSES_PER_QUANTUM = 64
 """A block whose threads part, or that polls through collectives, gives way after so many passes."""
@@ -77,7 +74,7 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
                 e.end(f"ret i32 {YIELDED}")
             with e.when(e.value(f"icmp eq i32 {seen}, {1 << Status.DONE}")):
                 e.end(f"ret i32 {DONE}")
-            e.do(f"store i32 {DEADLOCK}, ptr {self.header(e, 'error')}")
+            e.do(f"store i32 {Failure.DEADLOCK}, ptr {self.header(e, 'error')}")
             e.end(f"ret i32 {FAILED}")
         e.end("unreachable")
         e.finish()
@@ -89,11 +86,11 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
 
     def _define_step(self) -> None:
         e = self.begin("define i32 @step(ptr %b)")
-        fresh, together = self.header(e, "fresh"), self.header(e, "together")
-        with e.when(e.value(f"icmp ne i32 {e.value(f'load i32, ptr {fresh}')}, 0")):
-            e.do(f"store i32 {Fresh.NOTHING}, ptr {fresh}")
+        setup, lockstep_block = self.header(e, "setup"), self.header(e, "lockstep_block")
+        with e.when(e.value(f"icmp ne i32 {e.value(f'load i32, ptr {setup}')}, 0")):
+            e.do(f"store i32 {Setup.NONE}, ptr {setup}")
             start = e.value(f"load i32, ptr {self.header(e, 'start')}")
-            e.do(f"store i32 {start}, ptr {together}")
+            e.do(f"store i32 {start}, ptr {lockstep_block}")
             e.do(f"store i32 0, ptr {self.header(e, 'error')}")
             e.do(f"store i32 {cw.NOTHING}, ptr {self.header(e, 'claim')}")
             e.do(f"store [16 x i32] zeroinitializer, ptr {self.header(e, 'arrived')}")
@@ -104,14 +101,14 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
         left = self._quantum(e)
         with e.loop() as (again, _):
             apart, one, leave = e.label("apart"), e.label("one"), e.label("leave")
-            at = e.value(f"load i32, ptr {together}")
+            at = e.value(f"load i32, ptr {lockstep_block}")
             e.branch(e.value(f"icmp slt i32 {at}, 0"), apart, one)
             e.place(one)
             result = e.value(f"call i32 {self.function(e, 'run_lockstep')}(ptr %b)")
             parted = e.label("parted")
             e.branch(e.value(f"icmp eq i32 {result}, {DIVERGED}"), parted, leave)
             e.place(parted)
-            e.do(f"store i32 -1, ptr {together}")
+            e.do(f"store i32 -1, ptr {lockstep_block}")
             e.do("call void @diverge(ptr %b)")
             e.jump(apart)
             e.place(apart)
