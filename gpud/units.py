@@ -1,9 +1,9 @@
-"""Exact amounts of a device and the identifiers that pass between gpud's parts.
+"""Units and identifiers used throughout gpud: shares of a device, addresses, sizes, job ids.
 
 Terms (units in brackets):
     capacity [SM]: a device with S SMs has capacity S; each SM is 1.
     M, occupancy [persistent blocks per SM]: how many blocks of one kernel fit on one SM.
-    slice [SM]: 1/M of an SM, the room of one persistent block of that kernel.
+    slice [SM]: 1/M of an SM, room for one persistent block of that kernel.
     CapSM [SM]: M slices, from one SM or from several. Reservations, quotas and allocations are
         amounts of CapSM.
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 CapSM = NewType("CapSM", Fraction)
-"""An amount of a device in SMs, exact."""
+"""An exact share of a device in SMs."""
 
 Address = NewType("Address", int)
 """A device address in bytes; 0 is the null pointer."""
@@ -45,12 +45,12 @@ Bytes = NewType("Bytes", int)
 
 
 class Partitions(NamedTuple):
-    """Which numbers of whole SMs a device can give to one job alone.
+    """How many whole SMs a device can dedicate to single jobs.
 
     Attributes:
-        step: every multiple of so many SMs; 0: none, the device cannot.
-        most: the most SMs of all such jobs together.
-        why: why it cannot, for people.
+        step: granularity: a job gets a multiple of ``step`` SMs; 0 if the device cannot do it.
+        most: the most SMs for all such jobs together.
+        why: why the device cannot do it, human-readable.
     """
 
     step: int = 0
@@ -59,16 +59,17 @@ class Partitions(NamedTuple):
 
 
 JobId = NewType("JobId", int)
-"""Identifies a job for the life of the daemon; never used again for another.
+"""Identifies a job for the life of the daemon; never reused.
 
-The job's number in its session in the low 32 bits, the session above them; people see "3.17".
+The low 32 bits hold the job's number in its session, the bits above them the session; printed as
+"3.17".
 """
 
 SessionId = NewType("SessionId", int)
-"""Identifies a client's session for the life of the daemon; never used again for another."""
+"""Identifies a client's session for the life of the daemon; never reused."""
 
 Share = int | float | Fraction | str
-"""What a user may write for a share: a number of CapSM, or a percentage of the device."""
+"""A share as a user may write it: a number of CapSM, or a percentage of the device."""
 
 _NUMBER = re.compile(r"\s*(\d+/\d+|\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*", re.ASCII)
 _JOB = re.compile(r"\s*(\d{1,10})\.(\d{1,10})\s*", re.ASCII)
@@ -76,11 +77,11 @@ _NUMBERS = (1 << 32) - 1
 
 
 def share(value: Share, *, capacity: int | Fraction) -> CapSM:
-    """Turns what a user wrote into an exact amount of CapSM.
+    """Converts a share as a user wrote it into an exact number of CapSM.
 
     A float stands for the decimal number that Python prints for it, so ``0.1`` is 1/10 and not
-    the nearest binary fraction. Whether the amount fits the device is admission's question, not
-    asked here: more than ``capacity`` is a valid share that no device can grant.
+    the nearest binary fraction. Whether the share fits the device is not checked here but at
+    admission: more than ``capacity`` is a valid share.
 
     Args:
         value: A number of SMs (int, float, Fraction, a NumPy scalar, or a string such as ``"2"``,
@@ -91,11 +92,11 @@ def share(value: Share, *, capacity: int | Fraction) -> CapSM:
         The share in SMs, greater than 0.
 
     Raises:
-        TypeError: ``value`` is no number and no string; booleans are refused.
+        TypeError: ``value`` is neither a number nor a string, or is a boolean.
         ValueError: ``value`` is not finite, not positive, or a string of another form.
     """
     given: object = value
-    # Not only Python's own numbers: NumPy's scalars are registered with these classes.
+    # The abstract classes accept NumPy's scalars too, which are registered with them.
     if isinstance(given, bool) or not isinstance(given, Real | str):
         raise TypeError(
             f"a share is a number of SMs or a string such as '25%', not {value!r} "
@@ -121,10 +122,10 @@ def job_id(session: int, number: int) -> JobId:
 
     Args:
         session: 0 or more.
-        number: of the job in its session, as its client counts: 0 to 2^32 - 1.
+        number: the job's number in its session, chosen by its client: 0 to 2^32 - 1.
 
     Raises:
-        ValueError: one of them is out of range.
+        ValueError: an argument is out of range.
     """
     if session < 0 or not 0 <= number <= _NUMBERS:
         raise ValueError(f"there is no job {session}.{number}: both are 0 or more, in 32 bits")
@@ -137,15 +138,15 @@ def job_pair(job: JobId) -> tuple[SessionId, int]:
 
 
 def job_name(job: JobId) -> str:
-    """Returns what people call a job: ``"3.17"`` for job 17 of session 3."""
+    """Returns the printed name of a job: ``"3.17"`` for job 17 of session 3."""
     return f"{job >> 32}.{job & _NUMBERS}"
 
 
 def parse_job(text: str) -> JobId:
-    """Returns the job that people call ``text``: the inverse of `job_name`.
+    """Returns the job with a printed name: the inverse of `job_name`.
 
     Raises:
-        ValueError: ``text`` is not two numbers with a dot between, or they do not fit 32 bits.
+        ValueError: ``text`` is not two numbers separated by a dot, or one exceeds 32 bits.
     """
     match = _JOB.fullmatch(text)
     if match is None or max(int(match[1]), int(match[2])) > _NUMBERS:

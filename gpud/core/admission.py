@@ -1,8 +1,8 @@
-"""What a job asks for, in slices, and whether it is accepted.
+"""Admission: converts the share that a job asks for into slices, and accepts or refuses the job.
 
-A reservation is rounded up to slices, or to whole SMs that can be a job's own; a quota down.
-What the device can never grant is refused at submission, with what would be granted; what it cannot
-grant now waits.
+A reservation is rounded up to slices, or to SMs that the device can dedicate; a quota is rounded
+down. A job that the device can never grant is refused at submission, with the most that would be
+granted; a job that it cannot grant now waits.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def check_amounts(
     *,
     exclusive: bool = False,
 ) -> GpudError | None:
-    """Returns what is wrong with the shares of a submission, whatever the device; None if nothing.
+    """Checks the shares of a submission, in CapSM, independently of the device.
 
-    Shares are in CapSM.
+    Returns the error, or None if there is none.
     """
     if reservation is not None and quota is not None:
         return InvalidArgument(
@@ -70,7 +70,7 @@ def check_submission(
     policy: Policy,
     settings: Settings,
 ) -> GpudError | None:
-    """Works out the sizes of a new job; returns why it is not accepted, None if it is."""
+    """Computes the sizes of a new job; returns why it is refused, or None if it is accepted."""
     most = settings.max_jobs_per_session
     if len(session.jobs) >= most:
         return LimitExceeded(
@@ -97,7 +97,7 @@ def check_submission(
 
 
 def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:
-    """Returns why a job cannot be resized so, whatever its device has; None if it may."""
+    """Checks a resize independently of what is free; returns why it is refused, or None."""
     if (event.reservation is None) == (event.quota is None):
         return InvalidArgument("a resize gives either a reservation or a quota")
     error = check_amounts(event.reservation, event.quota)
@@ -119,11 +119,11 @@ def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:
 
 
 def size(job: JobRecord, sms: int, floor: Fraction, partitions: Partitions) -> GpudError | None:
-    """Works out ``least``, ``most`` and ``quota_slices`` of a job for a device of ``sms`` SMs.
+    """Computes ``least``, ``most`` and ``quota_slices`` of a job for a device of ``sms`` SMs.
 
-    ``floor`` is the CapSM that online jobs leave to offline ones, ``partitions`` what the device
-    can set apart. Returns what is wrong if the device can never grant what the job asks for; its
-    sizes are unspecified then.
+    ``floor`` is the CapSM that online jobs leave to offline ones, ``partitions`` the SMs that the
+    device can dedicate to single jobs. Returns an error if the device can never grant what the job
+    asks for; its sizes are then unspecified.
     """
     need = job.whole_need(sms) if job.whole else 0
     if job.reservation is not None and job.exclusive:

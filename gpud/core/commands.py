@@ -1,7 +1,7 @@
-"""What the scheduler decides: the outputs of `gpud.core.scheduler.Scheduler`.
+"""Commands: the outputs of `gpud.core.scheduler.Scheduler`.
 
-Commands are carried out in order by `gpud.server`. Those that go to a device host are answered by
-exactly one kind of event each, as said there.
+`gpud.server` executes commands in order. Each command to a device host is answered by exactly one
+kind of event, which its docstring names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class PrepareJob(NamedTuple):
-    """Give a device what a job needs: programs, memory, values. It has no capacity meanwhile.
+    """Load what a job needs onto a device: modules, memory, values. The job has no capacity yet.
 
     `gpud.core.events.JobPrepared` follows, unless the job ends or the device fails first.
     """
@@ -41,14 +41,14 @@ class PrepareJob(NamedTuple):
 class StartJob(NamedTuple):
     """Launch a job for which the device is prepared.
 
-    `gpud.core.events.JobEnded` comes when it has ended, or the device fails.
+    `gpud.core.events.JobEnded` follows when the job has ended, unless the device fails first.
 
     Attributes:
-        occupancy: M of the job, the least of its launches'.
-        slices: how many slices of 1/occupancy CapSM it has.
+        occupancy: M of the job, the smallest of its launches'.
+        slices: the job's allocation in slices of 1/occupancy CapSM.
         epoch: 0.
-        online: its blocks go first where there is room.
-        exclusive: so many whole SMs are its own, and it runs nowhere else; 0: none are.
+        online: the job's blocks have priority when they are placed on SMs.
+        exclusive: number of whole SMs dedicated to the job, which runs on no others; 0: none.
     """
 
     job: JobId
@@ -61,7 +61,7 @@ class StartJob(NamedTuple):
 
 
 class ResizeJob(NamedTuple):
-    """Give a job that was started another number of slices.
+    """Change the number of slices of a started job.
 
     `gpud.core.events.BlocksLeft` with this epoch follows at least once, unless the job ends first.
     """
@@ -73,16 +73,17 @@ class ResizeJob(NamedTuple):
 
 
 class EndJob(NamedTuple):
-    """Release everything of a job that was started; `gpud.core.events.JobEnded` follows."""
+    """Release all blocks of a started job; `gpud.core.events.JobEnded` follows."""
 
     job: JobId
     device: int
 
 
 class KillJob(NamedTuple):
-    """End the task blocks of a job where they are: it was told to end and has not.
+    """Kill the running task blocks of a job that has not ended within the grace period.
 
-    Only of jobs that were submitted as killable. `gpud.core.events.JobEnded` follows, if it works.
+    Only for jobs that were submitted as killable. `gpud.core.events.JobEnded` follows if the kill
+    succeeds.
     """
 
     job: JobId
@@ -90,12 +91,12 @@ class KillJob(NamedTuple):
 
 
 class FinishJob(NamedTuple):
-    """A job is over: tell its owner, and forget it.
+    """A job has ended: report the result to its owner and discard the job.
 
     Attributes:
         state: ``done``, ``failed`` or ``cancelled``.
-        error: why, where the scheduler knows: refused, cancelled, timed out, device lost. None for
-            a job that is done, and for one that failed on its device, which said why itself.
+        error: the cause if the scheduler knows it: refused, cancelled, timed out, device lost. None
+            for a job that is done, and for one that failed on its device, which reported the error.
     """
 
     job: JobId
@@ -104,16 +105,18 @@ class FinishJob(NamedTuple):
 
 
 class CloseSession(NamedTuple):
-    """Nothing of a session that has gone is left on any device: give its memory back."""
+    """A closed session has no job left on any device: free its memory."""
 
     session: SessionId
 
 
 class ReplaceDevice(NamedTuple):
-    """End a device's host and start a new one; `DeviceFailed`, then `DeviceReady` follow.
+    """Kill a device's host and start a new one.
+
+    `gpud.core.events.DeviceFailed`, then `gpud.core.events.DeviceReady` follow.
 
     Attributes:
-        culprit: the job that did not end when it was told to.
+        culprit: the job that did not end within the grace period.
     """
 
     device: int
@@ -122,7 +125,7 @@ class ReplaceDevice(NamedTuple):
 
 
 class SetTimer(NamedTuple):
-    """Send `gpud.core.events.TimerFired` at this time, absolute; replaces the one set before."""
+    """Send `gpud.core.events.TimerFired` at this absolute time; replaces the previous timer."""
 
     at_ns: int
 
@@ -134,7 +137,7 @@ class Confirm(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """A resize was refused; nothing was changed by it."""
+    """A resize was refused; it has changed nothing."""
 
     ticket: int
     error: GpudError

@@ -1,21 +1,21 @@
-"""One device: who has what of it, who waits, and in which order.
+"""The scheduler's record of one device: its capacity accounting and its job queues.
 
-Problem: a policy must see what is free, who waits first, who can grow and who can give way, after
-every event, without looking at all jobs.
+Problem: after every event a policy must see how much is free, which job waits first, which jobs
+can grow and which can shrink, without examining all jobs.
 
-Approach: sums are kept as differences when a job changes. Jobs are filed in sorted lists under the
-keys of `gpud.core.sort_keys`, and filed anew when something that the key depends on changes.
+Approach: sums are updated by differences when a job changes. Jobs are kept in sorted queues under
+the keys of `gpud.core.sort_keys`, and re-inserted when a change affects their key.
 
-Terms (amounts of `gpud.core.capacity` for the device, over its started jobs):
-    allocated: what the jobs have by decision; never over the capacity. A job that was told to end
-        has none, and one of which every task block is claimed has what its blocks still hold.
-    charged: what is taken physically: allocated, or still held by blocks that were told to leave.
-    pending_release: the part of charged that comes free without another decision.
-    held_back: what an ended online job left, and offline jobs may not take yet.
+Terms (amounts of `gpud.core.capacity`, summed over the started jobs of the device):
+    allocated: what the scheduler has decided to give; never over the capacity. A job being ended
+        has 0; a job of which every task block is claimed has at most what its blocks still hold.
+    charged: what is physically occupied: allocated, or still held by blocks being released.
+    pending_release: the part of charged that will become free without another decision.
+    held_back: capacity freed by online jobs that offline jobs may not take yet.
 
 Properties:
-    sums: each equals the sum over the jobs;
-    filed: each job is where its state says, once, under its present key.
+    sums: each of these equals the sum over the jobs;
+    filed: each job is in the queues that belong to its state, once, under its present key.
 `gpud.core.validate` checks both.
 """
 
@@ -44,7 +44,7 @@ _WORK = (_WAITING, _RUNNING, _PAUSED)
 
 
 class JobQueue(list[Entry]):
-    """Jobs sorted by a key of two integers, the second of which is the job's own."""
+    """Jobs sorted by a key of two integers, the second of which is unique to the job."""
 
     def jobs(self) -> list[JobRecord]:
         """Returns the jobs in order."""
@@ -52,23 +52,31 @@ class JobQueue(list[Entry]):
 
 
 class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
-    """A device as the policy sees it. Policies call `start` and `resize` and change nothing else.
+    """A device as the policy sees it. Policies call `start` and `resize` and modify nothing else.
 
-    What they decide is collected until `take_commands`.
+    Their decisions are collected until `take_commands`.
 
     Attributes:
-        index: which device it is.
+        index: number of the device.
         name: as in ``--device``.
-        sms: S; None before it was up for the first time.
+        sms: S; None before the device was ready for the first time.
         capacity: S as an amount, or 0.
-        partitions: which numbers of SMs can be one job's alone.
+        partitions: how many SMs the device can dedicate to single jobs.
         floor, floor_sms: what online jobs leave to offline ones, as an amount and in CapSM.
-        host_generation: how many hosts it has lost.
-        jobs: that are ready, by id: waiting or started here.
+        culprit: the job because of which the host is being replaced; None otherwise.
+        host_generation: how many hosts the device has lost.
+        jobs: the waiting and the started jobs of the device, by id.
+        online_allocated: the part of allocated that online jobs have.
+        releasable: the part of allocated that policies may take back.
+        working: number of offline jobs that wait for capacity or have started and are not ending.
         waiting_online: sorted by deadline, then arrival.
-        waiting: all others that have not started, by arrival.
-        growable: jobs that could be given more, by M, least served first.
-        shrinkable: jobs that can give way, smallest allocation first.
+        waiting: all other jobs that wait for capacity, by arrival.
+        growable: jobs that could be given more, by M; within one M those with the least allocation
+            relative to their weight first.
+        shrinkable: jobs that capacity can be taken from, smallest allocation first.
+        holds: what makes up held_back: (when the hold expires, amount), oldest first.
+        resized, starting: jobs for which `take_commands` has to issue commands.
+        dirty: something has changed since the policy was last run.
     """
 
     def __init__(
@@ -87,13 +95,13 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.jobs: dict[JobId, JobRecord] = {}
         self.allocated = self.charged = self.pending_release = self.held_back = 0
         self.online_allocated = 0
-        self.releasable = 0  # what jobs have that can give way
-        self.working = 0  # offline jobs that wait or run
+        self.releasable = 0
+        self.working = 0
         self.waiting_online = JobQueue()
         self.waiting = JobQueue()
         self.growable: dict[int, JobQueue] = {}
         self.shrinkable = JobQueue()
-        self.holds: deque[tuple[int, int]] = deque()  # (until, amount)
+        self.holds: deque[tuple[int, int]] = deque()
         self.hold_timer_ns = -1
         self.resized: dict[JobId, JobRecord] = {}
         self.starting: list[JobRecord] = []
@@ -105,27 +113,30 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
 
     @property
     def what(self) -> str:
-        """Returns what the device is called in messages."""
+        """Returns how messages refer to the device."""
         return f"device {self.index}"
 
     @property
     def free(self) -> int:
-        """Returns what no job has, by decision. Online jobs may take it."""
+        """Returns the amount that is not allocated, which online jobs may take."""
         return self.capacity - self.allocated
 
     @property
     def physically_free(self) -> int:
-        """Returns what offline jobs may take; negative while online jobs wait for blocks to go."""
+        """Returns the amount that offline jobs may take.
+
+        It is negative while online jobs wait for released blocks to leave.
+        """
         return self.capacity - self.charged - self.held_back
 
     def can_partition(self, job: JobRecord) -> bool:
-        """Whether the SMs that are to be a job's own, if any, can be set apart now."""
+        """Whether the device can now dedicate the SMs that an exclusive job needs, if it is one."""
         if not job.exclusive:
             return True
         taken = sum(one.partition for one in self.jobs.values() if one.started)
         return taken + job.partition <= self.partitions.most
 
-    # -- what a policy does
+    # -- called by policies
 
     def start(self, job: JobRecord, slices: int) -> None:
         """Starts a waiting job."""
@@ -140,7 +151,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.update(job)
 
     def resize(self, job: JobRecord, slices: int) -> None:
-        """Changes what a started job has."""
+        """Changes the slices of a started job."""
         job.set_slices(slices)
         self.resized[job.id] = job
         if slices == 0 and job.state is _RUNNING:
@@ -151,12 +162,12 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
             self._take_held_back((slices - job.sent_slices) * job.slice)
         self.update(job)
 
-    # -- what the scheduler does
+    # -- called by the scheduler
 
     def add(self, job: JobRecord) -> None:
-        """Takes in a job that is ready."""
+        """Adds a job that waits for capacity."""
         self.jobs[job.id] = job
-        # It has nothing yet: this is all of `update` that is needed.
+        # It has no allocation yet: this is all of `update` that is needed.
         self.dirty = True
         if not job.online:
             job.works = True
@@ -164,20 +175,20 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._update_queues(job)
 
     def remove(self, job: JobRecord) -> None:
-        """Forgets a job that has ended; its state says so already."""
+        """Removes a job whose state is already one of ended jobs."""
         if self.jobs.pop(job.id, None) is None:
             return
         self.resized.pop(job.id, None)
         self.update(job)
 
     def mark_ending(self, job: JobRecord) -> None:
-        """Takes in that a started job was told to end."""
+        """Accounts for a started job whose state has become `JobState.ENDING`."""
         self.resized.pop(job.id, None)
         job.mark_ending()
         self.update(job)
 
     def requeue(self, job: JobRecord) -> None:
-        """Takes out a job of which its device, which was lost, never heard."""
+        """Removes a job, to be prepared again: its host was lost before it received the job."""
         del self.jobs[job.id]
         self.resized.pop(job.id, None)
         job.step(JobInput.REQUEUE, self.now_ns)
@@ -185,12 +196,12 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.update(job)
 
     def update(self, job: JobRecord) -> None:
-        """Works out sums and places anew after a job has changed."""
+        """Updates sums and queues after a job has changed."""
         self.dirty = True
         state = job.state
         piece = job.slice
         slices, held, exhausted = job.slices, job.held, job.exhausted
-        if job.exclusive:  # what is set apart for it is nobody else's before its end
+        if job.exclusive:  # its dedicated SMs stay allocated to it until it has ended
             held, exhausted = max(slices, held), False
         if state is _RUNNING or state is _PAUSED:
             charge = held * piece
@@ -232,13 +243,13 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._update_queues(job)
 
     def expire_holds(self, now_ns: int) -> None:
-        """Gives up what was kept until now."""
+        """Makes the capacity of expired holds available to offline jobs."""
         while self.holds and self.holds[0][0] <= now_ns:
             self.held_back -= self.holds.popleft()[1]
             self.dirty = True
 
     def mark_ready(self, sms: int, floor_sms: Fraction, partitions: Partitions) -> None:
-        """Takes in that the device is up, without jobs on it, perhaps with another size."""
+        """Accounts for a new host: nothing runs on the device, and its size may have changed."""
         self.sms = sms
         self.capacity = sms * SCALE
         self.floor_sms = floor_sms
@@ -247,15 +258,15 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.dirty = True
 
     def mark_lost(self) -> None:
-        """Takes in that everything that ran is gone; its jobs were removed."""
+        """Clears the holds after the host was lost; its jobs were removed before."""
         self.holds.clear()
         self.held_back = 0
         self.dirty = True
 
     def take_commands(self) -> list[Command]:
-        """Returns what the device is to be told of decisions since the last time.
+        """Returns the commands for all decisions since the last call.
 
-        Jobs shrink before others start and grow.
+        Commands that shrink jobs come before those that start and grow jobs.
         """
         smaller: list[Command] = []
         larger: list[Command] = []
@@ -274,14 +285,17 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         return smaller + started + larger
 
     def lost_error(self, what: str, culprit: JobId | None = None) -> DeviceLost:
-        """Returns the error for a job that the device cannot run; ``what`` has happened to it."""
+        """Returns the error for a job that the device cannot run.
+
+        ``what`` says what has happened to the device, as a predicate.
+        """
         name = None if culprit is None else job_name(culprit)
         return DeviceLost(f"device {self.name} {what}", device=self.name, culprit=name)
 
-    # -- order
+    # -- queues
 
     def queue_entries(self, job: JobRecord) -> list[tuple[JobQueue, Entry]]:
-        """Returns where a job belongs now: queues, and the entries in them."""
+        """Returns the queues that a job belongs in now, with its entries there."""
         state = job.state
         if state is _WAITING:
             if job.online and self._separates_online:

@@ -1,7 +1,7 @@
-"""What can happen: the inputs of `gpud.core.scheduler.Scheduler`.
+"""Events: the inputs of `gpud.core.scheduler.Scheduler`.
 
-Every event carries ``now_ns``, a monotonic time in nanoseconds; events arrive in its order. They
-are plain data, so that a log of them can be kept and replayed (`gpud.core.replay`).
+Every event carries ``now_ns``, a monotonic time in nanoseconds, and events arrive in the order of
+these times. They are plain data, so that they can be logged and replayed (`gpud.core.replay`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 
 class LaunchShape(NamedTuple):
-    """What the scheduler has to know of one launch of a job.
+    """What the scheduler needs to know about one launch of a job.
 
     Attributes:
         occupancy: M, 1 or more.
-        task_blocks: 1 or more.
+        task_blocks: number of blocks in the grid, 1 or more.
         resizable: False for a kernel in form ``whole``.
     """
 
@@ -44,13 +44,13 @@ class LaunchShape(NamedTuple):
 
 
 class DeviceReady(NamedTuple):
-    """A device host is up, for the first time or again.
+    """A device host has started, for the first time or after a failure.
 
     Attributes:
-        device: its index.
-        sms: S, its capacity in CapSM.
+        device: index of the device.
+        sms: S, the capacity of the device in CapSM.
         name: the device as in ``--device``, for messages; by default its index.
-        partitions: which numbers of its SMs can be one job's alone.
+        partitions: how many SMs the device can dedicate to single jobs.
     """
 
     now_ns: int
@@ -61,15 +61,15 @@ class DeviceReady(NamedTuple):
 
 
 class DeviceFailed(NamedTuple):
-    """A device host is gone: what ran on it has ended.
+    """A device host has exited or was killed: nothing runs on the device any more.
 
     Attributes:
-        reason: for people.
-        final: no other host will be started, so jobs that wait for the device cannot run.
-        culprit: the job that is known to have ended the host, or the only one that it ran; None
-            where neither is known.
-        unstarted: started jobs of which the host had not been told: the next one is prepared for
-            them.
+        reason: human-readable.
+        final: no new host will be started, so jobs that wait for the device cannot run.
+        culprit: the job that is known to have crashed the host, or the only one that ran on it;
+            None if neither is known.
+        unstarted: jobs whose `gpud.core.commands.StartJob` had not been sent to the host; the next
+            host is prepared for them.
     """
 
     now_ns: int
@@ -88,28 +88,28 @@ class SessionOpened(NamedTuple):
 
 
 class SessionClosed(NamedTuple):
-    """A client has gone: its jobs end."""
+    """A client has disconnected: its jobs are ended."""
 
     now_ns: int
     session: SessionId
 
 
 class JobSubmitted(NamedTuple):
-    """A client wants a job run.
+    """A client has submitted a job.
 
     Attributes:
-        stream: jobs of one session, device-independent, with the same stream run in order.
-        after: jobs that must have ended before; those that are unknown have ended.
-        reservation: CapSM; the job is online. At most one of ``reservation`` and ``quota``.
+        stream: jobs of one session that have the same stream run in order, on whatever devices.
+        after: jobs that must have ended before this one runs; unknown jobs count as ended.
+        reservation: CapSM; makes the job online. At most one of ``reservation`` and ``quota``.
         quota: CapSM; with neither, the job is offline and may have the whole device.
         deadline_ns: absolute, as ``now_ns``; orders waiting online jobs.
-        timeout_ns: of running, from its start.
-        weight: an offline job's part when capacity is shared among offline jobs.
-        exclusive: its reservation is in whole SMs, on which nobody else's blocks are.
-        prepared: the device has all that the job needs, which does not change while its host lives.
-            If not, `gpud.core.commands.PrepareJob` asks for it when the job's turn has come.
-        killable: its kernels look now and then whether they are to end, so that
-            `gpud.core.commands.KillJob` ends them wherever they are.
+        timeout_ns: the longest running time, from the job's start.
+        weight: an offline job's weight when capacity is shared among offline jobs.
+        exclusive: the reservation is in whole SMs, on which no other job's blocks run.
+        prepared: the device already holds all that the job needs, and will until its host is lost.
+            If not, `gpud.core.commands.PrepareJob` is issued when the job is unblocked.
+        killable: the job's kernels poll a kill flag, so that `gpud.core.commands.KillJob` ends
+            their task blocks at any point.
     """
 
     now_ns: int
@@ -130,12 +130,12 @@ class JobSubmitted(NamedTuple):
 
 
 class JobPrepared(NamedTuple):
-    """A device has what a job needs, values that its session wrote before it included.
+    """A device holds all that a job needs, including values that its session wrote before it.
 
-    Answers `gpud.core.commands.PrepareJob`. A host that has failed prepares nothing any more.
+    Answers `gpud.core.commands.PrepareJob`; not sent for a host that has failed.
 
     Attributes:
-        failed: it cannot have it, by the job's own fault or by that of what it needs (the server
+        failed: preparation failed, because of the job or of something that it needs (the server
             keeps the error itself).
     """
 
@@ -145,9 +145,9 @@ class JobPrepared(NamedTuple):
 
 
 class ResizeRequested(NamedTuple):
-    """A job's owner wants another reservation or quota, exactly one of them.
+    """A job's owner requests a new reservation or quota, exactly one of them.
 
-    Answered by `gpud.core.commands.Confirm` or `gpud.core.commands.Refuse` with its ticket.
+    Answered by `gpud.core.commands.Confirm` or `gpud.core.commands.Refuse` with the same ticket.
     """
 
     now_ns: int
@@ -158,19 +158,19 @@ class ResizeRequested(NamedTuple):
 
 
 class CancelRequested(NamedTuple):
-    """A job's owner, or an administrator, wants it ended. Unknown and ended jobs are ignored."""
+    """A job's owner or an administrator cancels a job. Unknown and ended jobs are ignored."""
 
     now_ns: int
     job: JobId
 
 
 class BlocksLeft(NamedTuple):
-    """A device says what a job occupies.
+    """A device reports how many slices a job occupies.
 
     Attributes:
-        epoch: of the last `gpud.core.commands.ResizeJob` that the device has carried out.
-        held: slices of the job that are occupied or, being launched, will be; released ones count
-            until they have left.
+        epoch: of the last `gpud.core.commands.ResizeJob` that the device has executed.
+        held: slices that the job's persistent blocks occupy, those being launched included;
+            released blocks count until they have left.
         exhausted: every task block is claimed, so ``held`` can only fall.
     """
 
@@ -182,10 +182,10 @@ class BlocksLeft(NamedTuple):
 
 
 class JobEnded(NamedTuple):
-    """A device says that a job's last block has left and nothing more of it will run.
+    """A device reports that a job's last block has left and nothing more of it will run.
 
     Attributes:
-        failed: the job failed by its own fault (the server keeps the error itself).
+        failed: the job's own code failed (the server keeps the error itself).
         complete: every task block ran.
     """
 
@@ -196,16 +196,18 @@ class JobEnded(NamedTuple):
 
 
 class TimerFired(NamedTuple):
-    """The time of the last `gpud.core.commands.SetTimer` has come."""
+    """The time of the last `gpud.core.commands.SetTimer` has been reached."""
 
     now_ns: int
 
 
 class DrainRequested(NamedTuple):
-    """Accept nothing more; `gpud.core.commands.Drained` when nothing is left.
+    """The daemon is shutting down: accept no more jobs.
+
+    `gpud.core.commands.Drained` follows when no job is left.
 
     Attributes:
-        until_ns: absolute; jobs that have not ended then are cancelled.
+        until_ns: absolute; jobs that have not ended by then are cancelled.
     """
 
     now_ns: int

@@ -1,4 +1,4 @@
-"""What the scheduler knows of one job, and what can be worked out from that alone."""
+"""The scheduler's record of one job: its state, its sizes, and what its device reported."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _HOLDS = (JobState.RUNNING, JobState.PAUSED)
 
 
 @lru_cache(maxsize=256)
-def _facts(launches: tuple[LaunchShape, ...]) -> tuple[int, Amount, bool, int]:
-    """Occupancy, slice, ``whole`` and ``use`` of jobs with these launches; most come again."""
+def _launch_sizes(launches: tuple[LaunchShape, ...]) -> tuple[int, Amount, bool, int]:
+    """Returns (occupancy, slice, whole, use) of a job; cached, since most launches recur."""
     occupancy = counted_occupancy(min(launch.occupancy for launch in launches))
     whole = not all(launch.resizable for launch in launches)
     use = max(-(-launch.task_blocks * occupancy // launch.occupancy) for launch in launches)
@@ -28,33 +28,48 @@ def _facts(launches: tuple[LaunchShape, ...]) -> tuple[int, Amount, bool, int]:
 
 
 class JobRecord(Lifecycle[JobState, JobInput]):
-    """One job that has not ended. Only `gpud.core` changes it; others may read.
+    """A job that has not ended. Only `gpud.core` modifies it; others may read it.
+
+    A device executes resizes later than the scheduler decides them, so a job's size has several
+    views, all in slices:
+
+    | attribute     | view                                                     | changes when      |
+    | ------------- | -------------------------------------------------------- | ----------------- |
+    | `slices`      | the scheduler's latest decision                          | a policy decides  |
+    | `sent_slices` | what the device was last commanded                       | a command is sent |
+    | `grants`      | (epoch, slices) of the decisions from the one that the   | decided; reported |
+    |               | device last confirmed up to the latest                   |                   |
+    | `reported`    | what the device last reported as held                    | `BlocksLeft`      |
+    | `growths`     | (epoch, added slices) of growths not yet in `reported`   | decided; reported |
+    | `held`        | upper bound of what its blocks occupy or will occupy,    | any of the above  |
+    |               | computed from `reported`, `grants` and `growths`         |                   |
+    | `allocation`  | what is accounted to the job, in CapSM: `slices`, or     | any of the above  |
+    |               | `held` if exhausted and fewer; 0 while it is ending      |                   |
 
     Attributes:
         id, session, device: as submitted.
         state: a `JobState`.
-        submission: the event that brought it.
+        submission: the event that submitted it.
         reservation, quota: as submitted or as last resized; both None for the whole device.
         online: it has a reservation.
-        exclusive: its reservation is in whole SMs, which are its own from its start to its end.
-        weight: an offline job's part when capacity is shared.
-        occupancy: M, counted; `slice` is the amount of 1/M CapSM.
-        whole: a launch of it cannot be resized, so that the job cannot.
-        use: the most slices that its largest launch can fill, device and quota aside.
-        slices: what it was given; what it has is `allocation`, less when it is about to end.
-        held: an upper bound of the slices that its blocks occupy or will.
+        exclusive: its reservation is in whole SMs, dedicated to it from its start to its end.
+        weight: an offline job's weight when capacity is shared.
+        occupancy: M as counted by `gpud.core.capacity`; `slice` is the amount of 1/M CapSM.
+        whole: one of its launches cannot be resized, so the job cannot.
+        use: the most slices that its largest launch can fill, regardless of device and quota.
         exhausted: every task block is claimed, so that ``held`` only falls.
         epoch: how many resizes were commanded.
-        least: the slices that it starts with, no fewer: an online or whole job's need, else 1.
-        most: the slices that it can have: an online job's reservation, or what an offline job's
-            quota, device and grids allow.
+        least: the fewest slices that it starts with: an online or whole job's need, else 1.
+        most: the most slices that it can be given: an online job's reservation, or what an offline
+            job's quota, device and grids allow.
         quota_slices: what an offline job's quota allows.
-        started_ns: when; None: it was not, or its host was lost before it was told.
-        prepared_generation: how many hosts its device had lost before the one that has what the job
-            needs; None: none has.
-        preparations: how many hosts in a row were told to be prepared for it, and were not yet.
-        killed: its task blocks were told to end where they are.
-        cause: why it was told to end.
+        started_ns: time of its start; None if it has not started, or if its host was lost before
+            `StartJob` was sent.
+        prepared_generation: the `DeviceRecord.host_generation` of the host that is prepared for the
+            job; None if none is.
+        preparations: how many hosts in a row were asked to prepare for it without completing.
+        killed: its running task blocks were commanded to be killed.
+        cause: the error for which it is being ended.
     """
 
     __slots__ = (
@@ -117,30 +132,30 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.exclusive = event.exclusive
         self.weight = event.weight
         self.deadline_ns = event.deadline_ns
-        self.occupancy, self.slice, self.whole, self.use = _facts(event.launches)
+        self.occupancy, self.slice, self.whole, self.use = _launch_sizes(event.launches)
         self.chain = len(event.launches) > 1
-        # Sizes in slices; the policy fills them in when the job's device is known to be up.
+        # Sizes in slices, computed by the policy once the size of the job's device is known.
         self.least = self.most = self.quota_slices = 0
-        # What it was given, and what its device told.
+        # The views of its size: see the class.
         self.slices = 0
-        self.sent_slices = 0  # slices that the device was last told of
-        self.reported = 0  # slices that the device last said are held
+        self.sent_slices = 0
+        self.reported = 0
         self.held = 0
         self.exhausted = False
         self.epoch = 0
-        self.growths: list[tuple[int, int]] = []  # (epoch, slices) that `reported` lacks
-        self.grants: list[tuple[int, int]] = []  # (epoch, slices) since what the device has done
-        # Amounts, kept by the device record.
+        self.growths: list[tuple[int, int]] = []
+        self.grants: list[tuple[int, int]] = []
+        # Amounts, maintained by the device record.
         self.alloc = 0
         self.charge = 0
         self.pending_release = 0
-        self.works = False  # counted among the offline jobs that wait or run
-        self.entries: list[Any] = []  # where the device record has filed it
-        # What it needs on its device.
+        self.works = False  # counted in `DeviceRecord.working`
+        self.entries: list[Any] = []  # its entries in the device record's queues
+        # Preparation of its device.
         self.prepared_generation: int | None = None
         self.preparations = 0
         # Order.
-        self.order = 0  # of becoming ready
+        self.order = 0  # rank by the time at which it was unblocked
         self.start_order = 0
         self.after_left = 0
         self.followers: list[JobId] = []
@@ -154,39 +169,39 @@ class JobRecord(Lifecycle[JobState, JobInput]):
 
     @property
     def name(self) -> str:
-        """Returns what people call the job, such as ``"3.17"``."""
+        """Returns the job's printed name, such as ``"3.17"``."""
         return job_name(self.id)
 
     @property
     def what(self) -> str:
-        """Returns what the job is called in messages."""
+        """Returns how messages refer to the job: ``"job 3.17"``."""
         return f"job {self.name}"
 
     @property
     def allocation(self) -> Fraction:
-        """Returns what the job has now, in CapSM, exactly."""
+        """Returns the job's current allocation in CapSM, exact."""
         return to_fraction(self.alloc)
 
     @property
     def started(self) -> bool:
-        """Whether its device was told to start it."""
+        """Whether the scheduler has started it."""
         return self.state not in _NEVER_STARTED
 
     @property
     def live(self) -> bool:
-        """Whether it was started and not told to end."""
+        """Whether it has started and is not being ended."""
         return self.state in _HOLDS
 
     @property
     def partition(self) -> int:
-        """Returns how many whole SMs are its own from its start on."""
+        """Returns how many whole SMs are dedicated to it from its start on; 0 if not exclusive."""
         return self.least // self.occupancy if self.exclusive else 0
 
     @property
     def growth_room(self) -> int:
-        """Returns how many slices it could be given more, if there were capacity.
+        """Returns by how many slices it could grow, if there were capacity.
 
-        Blocks that were told to leave count toward its quota until they have left.
+        Blocks being released count toward its quota until they have left.
         """
         return min(self.most - self.slices, self.quota_slices - self.held)
 
@@ -200,12 +215,12 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         )
 
     def begin(self, slices: int) -> None:
-        """Gives a job that starts its first slices."""
+        """Sets the initial slices of a job that starts."""
         self.slices = self.sent_slices = self.reported = self.held = slices
         self.grants.append((0, slices))
 
     def reset(self) -> None:
-        """Takes in that its device was lost before it was told of the job."""
+        """Clears all that a start has set: the device was lost before it received the job."""
         self.prepared_generation = None
         self.slices = self.sent_slices = self.reported = self.held = self.epoch = 0
         self.exhausted = False
@@ -214,9 +229,9 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.started_ns = None
 
     def set_slices(self, slices: int) -> None:
-        """Changes what a started job has; the device is to be told in the next epoch.
+        """Changes the size of a started job; the command for the device has the next epoch.
 
-        New blocks come beside those that were told to leave, which do not come back.
+        Growing launches new blocks: blocks already being released are not retained.
         """
         self.slices = slices
         epoch = self.epoch + 1
@@ -229,11 +244,11 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self._count_held()
 
     def mark_ending(self) -> None:
-        """Takes in that the job is to end."""
+        """Recomputes `held` after the job's state has become `JobState.ENDING`."""
         self._count_held()
 
     def blocks_left(self, epoch: int, held: int, *, exhausted: bool) -> bool:
-        """Takes in what the device says of it; whether that changed anything."""
+        """Applies a `BlocksLeft` report; returns whether `held` or `exhausted` changed."""
         before = self.held, self.exhausted
         self.reported = held
         self.exhausted = self.exhausted or exhausted
@@ -245,13 +260,14 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         return before != (self.held, self.exhausted)
 
     def _count_held(self) -> None:
-        """Works out what its blocks may hold, whatever of its commands the device has seen."""
+        """Recomputes `held`, valid however many of the sent commands the device has executed."""
         if self.exhausted:
-            self.held = self.reported  # nothing is left that more slices could run
+            self.held = self.reported  # no task block is left for more slices to run
             return
         held = self.reported
-        # The next launch of a chain may use what the one before could not, and any launch when the
-        # next command is carried out. The end of a job has no epoch by which to see that it was.
+        # The last confirmed size may yet be filled: by a chain's next launch, if the present one is
+        # too small for it, and by any launch when the next command is executed. `EndJob` has no
+        # epoch that would show that it was executed.
         if self.state is not JobState.ENDING or self.chain or len(self.grants) > 1:
             held = max(held, self.grants[0][1])
         self.held = held + sum(slices for _, slices in self.growths)

@@ -1,16 +1,16 @@
-"""How jobs begin and end: the order in which their turns come, and who goes on when one has ended.
+"""The table of jobs and sessions: dependencies, and the bookkeeping when a job begins or ends.
 
-Problem: a job must not begin before those that it follows have ended, nor on a device that lacks
-what it needs; and whatever ends it, it must leave its stream, its session and its device, be told
-to its owner once, and let those behind it go on.
+Problem: a job must not start before its predecessors have ended, nor on a device that lacks what
+it needs; and whatever ends it, it must leave its stream, its session and its device, be reported
+to its owner once, and unblock its successors.
 
-Approach: one way in and one way out. Each job goes through `JobTable.add` and leaves through one of
-`refuse`, `ended` and `finish`; `end` is for whoever wants it to. Why and when is for
-`gpud.core.scheduler`, what a job has meanwhile for the policy.
+Approach: a single entry and a single exit. Each job enters through `JobTable.add` and leaves
+through one of `refuse`, `ended` and `finish`; `end` requests the end of a job. When and why these
+are called is decided in `gpud.core.scheduler`, a job's share of the device by the policy.
 
-Properties (of the same names in `gpud.core.scheduler`, which are tested there): once, prepared,
-awake; and order: no job's turn comes before all in front of it in its stream, and all that it was
-submitted to follow, have ended.
+Properties (of the same names in `gpud.core.scheduler`, tested there): once, prepared, awake; and
+order: no job is unblocked before all jobs ahead of it in its stream, and all in its ``after``,
+have ended.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class JobTable:
 
     Args:
         devices: device records by device index.
-        timers: where it is to be looked whether a job has ended.
-        grace_ns: how long after it was told to.
+        timers: the scheduler's timers, to which a `Timer.GRACE` is added for each job being ended.
+        grace_ns: the grace period, from `EndJob` until the job is killed.
 
     Attributes:
         jobs: those that have not ended, by id.
-        sessions: those that are not closed.
-        finished: the jobs that this event has finished.
-        out: the commands that follow from this event.
-        now_ns: its time.
+        sessions: those that are not closed, by id.
+        finished: the jobs that the present event has finished.
+        out: the commands that the present event has caused.
+        now_ns: time of the present event.
     """
 
     def __init__(self, devices: Mapping[int, DeviceRecord], timers: Timers, grace_ns: int) -> None:
@@ -62,7 +62,7 @@ class JobTable:
         self._turns = 0
 
     def next_event(self, now_ns: int) -> list[out.Command]:
-        """Returns the list for the next event's commands."""
+        """Begins a new event; returns the list that collects its commands."""
         self.now_ns = now_ns
         self.out = []
         if self.finished:
@@ -72,7 +72,7 @@ class JobTable:
     # -- beginning
 
     def add(self, job: JobRecord, session: SessionRecord, after: Iterable[JobId]) -> None:
-        """Takes in a job that was accepted, at the end of its stream."""
+        """Adds an accepted job, at the end of its stream."""
         self.jobs[job.id] = job
         session.add(job)
         for other in dict.fromkeys(after):
@@ -83,7 +83,7 @@ class JobTable:
         self._check_dependencies(job)
 
     def _check_dependencies(self, job: JobRecord) -> None:
-        """Lets a job that has nobody to follow any more be prepared, or wait for capacity."""
+        """Unblocks a job without unfinished predecessors: it is prepared, or waits for capacity."""
         if job.state is not _BLOCKED or job.after_left or job.stream_prev is not None:
             return
         self._turns += 1
@@ -97,12 +97,12 @@ class JobTable:
             self.prepare(job)
 
     def prepare(self, job: JobRecord) -> None:
-        """Has its device, which is up, be given what a job needs."""
+        """Commands the job's device, which is ready, to be prepared for the job."""
         job.preparations += 1
         self.out.append(out.PrepareJob(job.id, job.device))
 
     def ready(self, job: JobRecord, device: DeviceRecord) -> None:
-        """Lets a job wait for capacity: its turn has come, and its device is prepared."""
+        """Queues an unblocked job on its device, which is prepared, to wait for capacity."""
         job.step(JobInput.READY, self.now_ns)
         device.now_ns = self.now_ns
         device.add(job)
@@ -110,7 +110,7 @@ class JobTable:
     # -- ending
 
     def end(self, job: JobRecord, cause: GpudError) -> None:
-        """Ends a job for a cause: at once if it was not started, else as its blocks leave."""
+        """Ends a job for ``cause``: at once if it has not started, else as its blocks leave."""
         if job.state is _ENDING:
             return
         if not job.started:
@@ -126,11 +126,11 @@ class JobTable:
             self._timers.add(self.now_ns + self._grace_ns, Timer.GRACE, job.id)
 
     def finish(self, job: JobRecord, error: GpudError) -> None:
-        """Finishes a job of which nothing runs, as failed or cancelled by its error."""
+        """Finishes a job of which nothing runs, as failed or cancelled according to its error."""
         self.ended(job, _input(error), error)
 
     def ended(self, job: JobRecord, by: JobInput, error: GpudError | None = None) -> None:
-        """Takes a job that has ended out of everything, and lets those behind it go on."""
+        """Removes a job that has ended from all tables, and unblocks its successors."""
         job.step(by, self.now_ns)
         del self.jobs[job.id]
         device = self._devices[job.device]
@@ -150,7 +150,7 @@ class JobTable:
                 self._check_dependencies(follower)
 
     def refuse(self, job: JobRecord, error: GpudError) -> None:
-        """Finishes a job that was never taken in."""
+        """Finishes a job that was not accepted."""
         job.step(_input(error), self.now_ns)
         self._report_finished(job, error)
 
@@ -161,13 +161,13 @@ class JobTable:
     # -- sessions
 
     def open_session(self, session: SessionId) -> None:
-        """Takes in a client that has connected."""
+        """Adds the session of a client that has connected."""
         if session in self.sessions:
             raise InternalError(f"session {session} was opened twice", stage="scheduler")
         self.sessions[session] = SessionRecord(session, self.now_ns)
 
     def close_session(self, session: SessionId) -> None:
-        """Ends the jobs of a client that has gone; its session is closed with the last of them."""
+        """Ends the jobs of a disconnected client; its session closes when the last has ended."""
         record = self.sessions.get(session)
         if record is None or record.state is not _OPEN:
             return
@@ -175,7 +175,7 @@ class JobTable:
         if not record.jobs:
             self._forget_session(record)
             return
-        # From the last to the first, so that none of them becomes ready by the end of another.
+        # From the last to the first, so that no job is unblocked by the end of another.
         for job in reversed(list(record.jobs.values())):
             self.end(job, JobCancelled("the job's client has gone"))
 

@@ -1,7 +1,7 @@
-"""What jobs, sessions and devices go through, as tables: (state, input) -> state.
+"""The lifecycles of jobs, sessions and devices, as transition tables: (state, input) -> state.
 
-An input that a table does not have for a state is a bug of ours: `Lifecycle.step` raises, with the
-object's history. docs/reference/lifecycles.md is made of these tables.
+An input for which the table has no transition is a bug in gpud: `Lifecycle.step` raises, with the
+object's history. docs/reference/lifecycles.md is generated from these tables.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = [
     "Table",
 ]
 
-_REMEMBERED = 32  # inputs: a job that is paused and resumed for days must not grow
+_HISTORY_INPUTS = 32  # bounds the memory of a job that is paused and resumed for days
 
 
 class JobState(StrEnum):
-    """Where a job is."""
+    """The states of a job; `JOBS` explains them."""
 
     BLOCKED = "blocked"
     PREPARING = "preparing"
@@ -45,7 +45,7 @@ class JobState(StrEnum):
 
 
 class JobInput(StrEnum):
-    """What happens to a job."""
+    """What causes a job's transitions."""
 
     PREPARE = "prepare"
     READY = "ready"
@@ -60,7 +60,7 @@ class JobInput(StrEnum):
 
 
 class SessionState(StrEnum):
-    """Where a session is."""
+    """The states of a session."""
 
     OPEN = "open"
     CLOSING = "closing"
@@ -68,14 +68,14 @@ class SessionState(StrEnum):
 
 
 class SessionInput(StrEnum):
-    """What happens to a session."""
+    """What causes a session's transitions."""
 
     CLOSE = "close"
     LAST_JOB_GONE = "last job gone"
 
 
 class DeviceState(StrEnum):
-    """Where a device is."""
+    """The states of a device."""
 
     STARTING = "starting"
     READY = "ready"
@@ -84,7 +84,7 @@ class DeviceState(StrEnum):
 
 
 class DeviceInput(StrEnum):
-    """What happens to a device."""
+    """What causes a device's transitions."""
 
     UP = "up"
     REPLACE = "replace"
@@ -98,12 +98,12 @@ I = TypeVar("I", bound=StrEnum)  # noqa: E741  the table's input
 Table = Mapping[tuple[S, I], S]
 
 JOBS: Table[JobState, JobInput] = {
-    # It waits for jobs that it must follow.
+    # It waits for its predecessors.
     (JobState.BLOCKED, JobInput.PREPARE): JobState.PREPARING,
     (JobState.BLOCKED, JobInput.READY): JobState.WAITING,
     (JobState.BLOCKED, JobInput.CANCEL): JobState.CANCELLED,
     (JobState.BLOCKED, JobInput.FAIL): JobState.FAILED,
-    # It waits for what it needs to be on its device: programs, memory, values.
+    # It waits until its device has what it needs: modules, memory, values.
     (JobState.PREPARING, JobInput.READY): JobState.WAITING,
     (JobState.PREPARING, JobInput.CANCEL): JobState.CANCELLED,
     (JobState.PREPARING, JobInput.FAIL): JobState.FAILED,
@@ -116,16 +116,16 @@ JOBS: Table[JobState, JobInput] = {
     (JobState.RUNNING, JobInput.END): JobState.ENDING,
     (JobState.RUNNING, JobInput.COMPLETE): JobState.DONE,
     (JobState.RUNNING, JobInput.FAIL): JobState.FAILED,
-    # Its device was lost before it was told of the job; the next host has nothing of it yet.
+    # Its host was lost before it received the job; the next one must be prepared first.
     (JobState.WAITING, JobInput.REQUEUE): JobState.PREPARING,
     (JobState.RUNNING, JobInput.REQUEUE): JobState.PREPARING,
     (JobState.PAUSED, JobInput.REQUEUE): JobState.PREPARING,
-    # It has run; its allocation is 0 now. Its last blocks may still complete it.
+    # It has started; its allocation is 0 now. Its last blocks may still complete it.
     (JobState.PAUSED, JobInput.RESUME): JobState.RUNNING,
     (JobState.PAUSED, JobInput.END): JobState.ENDING,
     (JobState.PAUSED, JobInput.COMPLETE): JobState.DONE,
     (JobState.PAUSED, JobInput.FAIL): JobState.FAILED,
-    # It was told to end and has blocks left. Why it was told to end decides what it ends as.
+    # It is being ended and has blocks left. The cause decides whether it is cancelled or failed.
     (JobState.ENDING, JobInput.CANCEL): JobState.CANCELLED,
     (JobState.ENDING, JobInput.FAIL): JobState.FAILED,
 }
@@ -151,28 +151,31 @@ DEVICES: Table[DeviceState, DeviceInput] = {
 
 
 class Lifecycle(Generic[S, I]):
-    """One object's state and how it came there.
+    """An object's state and its recent history.
 
     Args:
         table: its transitions.
-        state: its first state.
-        now_ns: when it came to be.
+        state: its initial state.
+        now_ns: time of its creation.
+
+    Attributes:
+        history: the latest inputs with their times, up to 32 entries.
     """
 
     __slots__ = ("_table", "history", "state")
 
     def __init__(self, table: Table[S, I], state: S, now_ns: int) -> None:
         self.state = state
-        self.history: deque[tuple[int, str]] = deque(((now_ns, state),), _REMEMBERED)
+        self.history: deque[tuple[int, str]] = deque(((now_ns, state),), _HISTORY_INPUTS)
         self._table = table
 
     @property
     def what(self) -> str:
-        """Returns what the object is called in messages: ``"job 3.17"``."""
+        """Returns how messages refer to the object, such as ``"job 3.17"``."""
         raise NotImplementedError
 
     def step(self, by: I, now_ns: int) -> S:
-        """Goes to the next state and returns it.
+        """Makes the transition for an input and returns the new state.
 
         Raises:
             InternalError: the table has no such transition. The state is unchanged.

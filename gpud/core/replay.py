@@ -1,7 +1,7 @@
-"""The scheduler's event log: written by the daemon, read to repeat every decision that it took.
+"""The scheduler's event log: written by the daemon, replayed to reproduce all its decisions.
 
-A log is JSON lines. The first is a header with the settings; each of the others holds one event and
-the commands that followed from it, so that a replay can compare. Amounts are exact, written as in
+A log is JSON lines. The first is a header with the settings; each other line holds one event and
+the commands that it caused, so that a replay can compare them. Amounts are exact, written like
 "7/2"; times are integers, in nanoseconds.
 
 Properties:
@@ -27,8 +27,8 @@ from gpud.units import Partitions
 __all__ = ["VERSION", "Step", "read_event", "replay", "steps", "write_header", "write_line"]
 
 VERSION = 2
-"""Of the log's format, and of what the scheduler decides on the same events: counted up when either
-changes, so that a log is replayed by a scheduler that decides as the one that wrote it."""
+"""Version of the log format and of the scheduler's behaviour: incremented when either changes, so
+that a log is replayed only by a scheduler that decides as the one that wrote it."""
 
 _T = TypeVar("_T")
 
@@ -36,13 +36,13 @@ _EVENTS: Mapping[str, Any] = {cls.__name__: cls for cls in Event.__args__}
 
 
 class Step(NamedTuple):
-    """One event of a log, replayed.
+    """One replayed event of a log.
 
     Attributes:
         line: its line in the log, from 1.
-        event: what happened.
-        commands: what the scheduler commands now.
-        logged: what it commanded then, as plain data; None if the log does not say.
+        event: the event.
+        commands: the commands of the replay.
+        logged: the commands in the log, as plain data; None if the line has none.
     """
 
     line: int
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether the commands are those of the log."""
+        """Whether the replay's commands equal those of the log."""
         return self.logged is None or [_plain(c) for c in self.commands] == self.logged
 
 
@@ -63,12 +63,12 @@ def write_header(settings: Settings) -> str:
 
 
 def write_line(event: Event, commands: Iterable[Command]) -> str:
-    """Returns the line of an event and the commands that followed from it."""
+    """Returns the line of an event and the commands that it caused, without a line break."""
     return json.dumps({"event": _plain(event), "commands": [_plain(c) for c in commands]})
 
 
 def replay(lines: Iterable[str]) -> list[Command]:
-    """Returns all commands that follow from a log's events; arguments and raises as `steps`."""
+    """Returns all commands that a log's events cause; arguments and errors as for `steps`."""
     return [command for step in steps(lines) for command in step.commands]
 
 
@@ -76,13 +76,13 @@ def steps(lines: Iterable[str], settings: Settings | None = None) -> Iterator[St
     """Replays a log event by event.
 
     Args:
-        lines: the log's, header included.
-        settings: to use in place of the header's.
+        lines: the lines of the log, header included.
+        settings: replaces the settings in the header.
 
     Raises:
-        InvalidArgument: a line is no line of an event log, or the log is of another version; the
-            message has the line's number.
-        InternalError: the scheduler found a bug of its own, as it may have then.
+        InvalidArgument: a line is not one of an event log, or the log has another version; the
+            message gives the line number.
+        InternalError: the scheduler detected a bug in itself, as it may have when logging.
     """
     scheduler: Scheduler | None = None
     for number, line in enumerate(lines, 1):
@@ -113,7 +113,7 @@ def _parsed(number: int, line: str, read: Callable[[Any], _T]) -> _T:
 
 
 def _read_header(data: Mapping[str, Any]) -> tuple[Any, Settings | None]:
-    """The log's version, and its settings if that is ours."""
+    """Returns the log's version, and its settings if that is `VERSION`."""
     version = data["gpud_event_log"]
     return version, Settings(**data["settings"]) if version == VERSION else None
 
@@ -123,10 +123,10 @@ def _read_line(data: Mapping[str, Any]) -> tuple[Event, list[Any] | None]:
 
 
 def read_event(data: Mapping[str, Any]) -> Event:
-    """Returns the event that was written as plain data.
+    """Returns the event that ``data``, the plain form that `write_line` writes, describes.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: ``data`` describes no event.
     """
     fields = dict(data)
     cls = _EVENTS[fields.pop("type")]
@@ -138,7 +138,7 @@ def read_event(data: Mapping[str, Any]) -> Event:
 
 
 def _plain(item: Any) -> dict[str, Any]:
-    """An event or a command as JSON data."""
+    """Returns an event or a command as JSON data."""
     fields = zip(item._fields, item, strict=True)
     return {"type": type(item).__name__, **{name: _value(value) for name, value in fields}}
 
@@ -147,7 +147,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, Fraction):
         return str(value)
     if isinstance(value, GpudError):
-        # As JSON gives it back: tuples of fields become lists.
+        # In the form in which JSON is read back: tuples become lists.
         return json.loads(json.dumps(value.to_wire()))
     if isinstance(value, tuple):
         return [_value(part) for part in value]
@@ -162,4 +162,4 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "unstarted": tuple,
     "partitions": lambda row: Partitions(*row),
 }
-"""How fields that JSON has no type for are read."""
+"""Converters for the fields whose type JSON does not have, by field name."""

@@ -1,30 +1,31 @@
-"""The scheduler: what every job of every device has, decided event by event.
+"""The scheduler: decides the allocation of every job on every device, event by event.
 
-Problem: online jobs must have their reservations at once, offline jobs must keep within their
-quotas and lose nothing, on devices that answer late, fail, and are replaced; and every decision
-must be one that can be repeated from a log.
+Problem: online jobs must get their reservations at once, offline jobs must stay within their
+quotas and lose no work, on devices that answer late, fail, and are replaced; and every decision
+must be reproducible from a log.
 
-Approach: one function, `Scheduler.handle`: an event in, commands out, no clock and no I/O. It
-keeps timeouts and the fate of devices. In which order jobs begin, and what follows from their ends,
-is `gpud.core.job_table`. Who gets what of a device is decided by a policy (`gpud.core.policies`) on
-the device's `gpud.core.device.DeviceRecord`, whenever something on it has changed.
+Approach: one function, `Scheduler.handle`: an event in, commands out, no clock and no I/O. This
+module handles timeouts and device failures. Job dependencies, and the bookkeeping when a job ends,
+are in `gpud.core.job_table`. A policy (`gpud.core.policies`) divides a device's capacity among its
+jobs, using the device's `gpud.core.device.DeviceRecord`, whenever something on it has changed.
 
 Terms: those of `gpud.core.device` and `gpud.core.capacity`.
 
 Properties (each holds after every event; `tests.property.scheduler_simulation` checks them by these
 names, gives_up is shown in `tests.unit.core.test_preparing`):
     capacity: the sum of allocations is at most S on every device;
-    quota: no offline job has, or holds, more than its quota;
-    reservation: no online job that was started has less than its reservation, until every task
-        block of it is claimed;
-    partitions: no more SMs are set apart than the device can, and in no other numbers; what is
-        set apart for a job is nobody else's until it has ended;
-    once: a job that is finished as done has run every task block, and none is started again once
+    quota: no offline job is allocated, or physically holds, more than its quota;
+    reservation: no started online job has less than its reservation, until every task block of it
+        is claimed;
+    partitions: the SMs dedicated to exclusive jobs are within what the device supports, in number
+        and granularity; no other job gets them until the exclusive job has ended;
+    once: a job that is finished as done has run every task block, and no job is started again once
         its device may have begun it;
-    prepared: a job is started on a host that has all it needs; what is still to come takes no
-        capacity from anybody;
-    gives_up: a job whose device is lost again and again while it is being prepared fails then;
-    awake: a job that can run does run, as soon as the device has answered;
+    prepared: a job is started only on a host that has all it needs; a job that is still being
+        prepared takes no capacity from others;
+    gives_up: a job whose device is lost `Settings.max_preparations` times in a row while being
+        prepared for it fails;
+    awake: no lost wake-up: a job that can run does run, as soon as the device has answered;
     equal_logs: equal events give equal commands.
 """
 
@@ -61,14 +62,16 @@ _ENDING, _OPEN, _READY = JobState.ENDING, SessionState.OPEN, DeviceState.READY
 
 
 class Scheduler:
-    """Takes events in the order in which they happened, one at a time. Not thread-safe.
+    """The state machine of all devices, sessions and jobs.
+
+    Handles events one at a time, in the order in which they happened. Not thread-safe.
 
     Attributes:
-        jobs: those that have not ended, by id. For reading.
-        devices: device records by device index. For reading.
-        sessions: those that are not closed. For reading.
-        job_table: how jobs and sessions begin and end.
-        draining: whether submissions are refused.
+        jobs: those that have not ended, by id. Read-only.
+        devices: device records by device index. Read-only.
+        sessions: those that are not closed, by id. Read-only.
+        job_table: begins and ends jobs and sessions.
+        draining: whether submissions are refused because the daemon is shutting down.
 
     Raises:
         InvalidArgument: the settings name no policy.
@@ -108,15 +111,15 @@ class Scheduler:
         }
 
     def handle(self, event: ev.Event) -> list[out.Command]:
-        """Takes in one event and returns the commands that follow from it, to be carried out.
+        """Applies one event and returns the resulting commands, to be executed in order.
 
-        Within the list, jobs are told to end and to shrink before others start and grow.
+        Commands that end or shrink jobs come before those that start or grow jobs.
 
         Raises:
             InternalError: a bug in gpud: a lifecycle or an invariant was broken. The scheduler's
-                state is unspecified then.
+                state is then unspecified.
         """
-        # Time does not go back, whatever the server's clock does.
+        # Time never goes back, whatever the server's clock does.
         self.now_ns = max(self.now_ns, event.now_ns)
         self._out = self.job_table.next_event(self.now_ns)
         self._handlers[type(event)](event)
@@ -136,7 +139,7 @@ class Scheduler:
 
     @property
     def finished(self) -> dict[JobId, JobRecord]:
-        """Returns the jobs that the last event finished. For reading, until the next event."""
+        """Returns the jobs that the last event finished. Read-only, valid until the next event."""
         return self.job_table.finished
 
     def validate(self) -> None:
@@ -186,12 +189,12 @@ class Scheduler:
         job.prepared_generation, job.preparations = device.host_generation, 0
         self.job_table.ready(job, device)
 
-    # -- requests of owners
+    # -- resize and cancel
 
     def _resize_requested(self, event: ev.ResizeRequested) -> None:
         error = self._resize(self.jobs.get(event.job), event)
-        told = out.Confirm(event.ticket) if error is None else out.Refuse(event.ticket, error)
-        self._out.append(told)
+        answer = out.Confirm(event.ticket) if error is None else out.Refuse(event.ticket, error)
+        self._out.append(answer)
 
     def _resize(self, job: JobRecord | None, event: ev.ResizeRequested) -> GpudError | None:
         if job is None:
@@ -217,7 +220,7 @@ class Scheduler:
         if job is not None:
             self.job_table.end(job, JobCancelled(f"job {job.name} was cancelled"))
 
-    # -- what devices say
+    # -- reports of devices
 
     def _blocks_left(self, event: ev.BlocksLeft) -> None:
         job = self.jobs.get(event.job)
@@ -259,13 +262,13 @@ class Scheduler:
         device.name = event.name or device.name
         device.mark_ready(event.sms, self.settings.floor(event.sms), event.partitions)
         jobs = [job for job in self.jobs.values() if job.device == event.device]
-        lacking = [job for job in jobs if job.state is JobState.PREPARING]
+        unprepared = [job for job in jobs if job.state is JobState.PREPARING]
         # Sizes depend on S, and what fitted before may not fit now.
         for job in jobs:
             error = self.policy.size(job, device)
             if error is not None:
                 self.job_table.finish(job, error)
-        for job in sorted(lacking, key=preparation_key):
+        for job in sorted(unprepared, key=preparation_key):
             if job.state is JobState.PREPARING:
                 self.job_table.prepare(job)
 
@@ -303,7 +306,7 @@ class Scheduler:
                     )
             return
         for job in preparing:
-            # Something in that may be what ends the host, so not for ever.
+            # Preparing for this job may be what crashes the host, so the retries are limited.
             if job.preparations >= self.settings.max_preparations:
                 times = f"{job.preparations} times while job {job.name} was being made ready on it"
                 what = f"was lost {times}, the last time because it {reason}"
@@ -319,14 +322,14 @@ class Scheduler:
     # -- decisions
 
     def _rebalance(self, device: DeviceRecord) -> None:
-        """Lets the policy decide on a device, and tells the device what has changed."""
+        """Lets the policy reallocate a device, and issues the commands for what has changed."""
         device.now_ns = self.now_ns
         device.dirty = False
         if device.state is not _READY:
             device.resized.clear()
             return
         self.policy.rebalance(device)
-        device.dirty = False  # its own changes are settled
+        device.dirty = False  # set by the policy's own changes
         if device.holds and device.holds[0][0] != device.hold_timer_ns:
             device.hold_timer_ns = device.holds[0][0]
             self._timers.add(device.hold_timer_ns, Timer.HOLD, device.index)
@@ -344,10 +347,10 @@ class Scheduler:
 
     def _run_timers(self) -> None:
         while (due := self._timers.pop(self.now_ns)) is not None:
-            if self._matters(due):
-                self._run(due)
+            if self._is_relevant(due):
+                self._expire(due)
 
-    def _run(self, due: Due) -> None:
+    def _expire(self, due: Due) -> None:
         _, what, subject = due
         if what is Timer.HOLD:
             self.devices[subject].expire_holds(self.now_ns)
@@ -369,8 +372,8 @@ class Scheduler:
             else:
                 self._replace(self.devices[job.device], job)
 
-    def _matters(self, due: Due) -> bool:
-        """Whether a time still means anything."""
+    def _is_relevant(self, due: Due) -> bool:
+        """Whether a timer still applies to a job or device, or has been overtaken by events."""
         at_ns, what, subject = due
         if what is Timer.DRAIN:
             return bool(self.jobs)
@@ -380,7 +383,7 @@ class Scheduler:
         if job is None:
             return False
         if what is Timer.TIMEOUT:
-            # Of its present start: it may have been started before, on a host that was lost.
+            # Only the timeout of its present start: a job may have started on a host that was lost.
             return job.live and at_ns == (job.started_ns or 0) + (job.submission.timeout_ns or 0)
         return job.state is _ENDING and self.devices[job.device].state is _READY
 
@@ -391,9 +394,9 @@ class Scheduler:
         self._timers.add(event.until_ns, Timer.DRAIN, 0)
 
     def _set_timer(self) -> None:
-        """Say when to come back."""
-        first_ns = self._timers.first_ns(self._matters)
+        """Commands the server's timer to be set if a timer is due before the one it is set to."""
+        first_ns = self._timers.first_ns(self._is_relevant)
         if first_ns is not None and (self._armed_ns is None or first_ns < self._armed_ns):
             self._armed_ns = first_ns
             self._out.append(out.SetTimer(first_ns))
-        self._timers.prune(2 * len(self.jobs) + len(self.devices), self._matters)
+        self._timers.prune(2 * len(self.jobs) + len(self.devices), self._is_relevant)

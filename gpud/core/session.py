@@ -1,4 +1,4 @@
-"""What the scheduler knows of one client, and the order of its jobs."""
+"""The scheduler's record of one client session: its jobs and its streams."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
         super().__init__(SESSIONS, SessionState.OPEN, now_ns)
         self.session = session
         self.jobs: dict[JobId, JobRecord] = {}
-        self._last: dict[int, JobRecord] = {}  # by stream
+        self._last: dict[int, JobRecord] = {}  # the tail of each stream
 
     @property
     def what(self) -> str:
-        """Returns what the session is called in messages."""
+        """Returns how messages refer to the session."""
         return f"session {self.session}"
 
     def add(self, job: JobRecord) -> None:
-        """Takes in a job at the end of its stream."""
+        """Appends a job to its stream."""
         self.jobs[job.id] = job
         stream = job.submission.stream
         before = self._last.get(stream)
@@ -38,7 +38,7 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
         self._last[stream] = job
 
     def remove(self, job: JobRecord) -> JobRecord | None:
-        """Takes a job out of its stream; returns the one that has come to its head by that."""
+        """Removes a job from its stream; returns the job that has become its head, if any."""
         del self.jobs[job.id]
         before, after = job.stream_prev, job.stream_next
         job.stream_prev = job.stream_next = None

@@ -1,4 +1,4 @@
-"""What an operator can set about scheduling."""
+"""The scheduler's settings."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one scheduler; they do not change while it lives.
+    """Settings of one scheduler, constant during its life.
 
     Attributes:
         policy: a name in `gpud.core.policies.POLICIES`.
-        offline_floor: CapSM of each device, or a percentage of it, which online arrivals leave to
-            the offline jobs together. 0 for none.
-        hold_ns: how long room that an online job leaves is kept from offline jobs.
-        grace_ns: how long a job that was told to end may hold on before its device is replaced.
-        max_jobs_per_session: jobs of one session that have not ended.
-        max_preparations: how many hosts of a device are prepared for a job, if each is lost at it.
+        offline_floor: CapSM of each device, or a percentage of it, that online jobs must leave to
+            all offline jobs together. 0 for none.
+        hold_ns: how long capacity freed by an online job is held back from offline jobs.
+        grace_ns: how long a job being ended may keep running before it is killed, or, if it is not
+            killable or the kill has no effect, its device host is replaced.
+        max_jobs_per_session: the most unfinished jobs in one session.
+        max_preparations: after how many hosts in a row that were lost while being prepared for a
+            job the job fails.
         debug: check every invariant after every event. Slow.
 
     Raises:
@@ -46,7 +48,7 @@ class Settings:
                 raise InvalidArgument(f"{name} must be {least} or more, not {value}")
 
     def floor(self, sms: int) -> Fraction:
-        """Returns `offline_floor` in CapSM for a device with so many SMs, at most all of them."""
+        """Returns `offline_floor` in CapSM for a device of ``sms`` SMs, at most ``sms``."""
         text = str(self.offline_floor).strip()
         if not text.rstrip("% ").strip("0."):
             return Fraction(0)

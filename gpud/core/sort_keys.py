@@ -1,6 +1,6 @@
-"""In which order jobs wait, grow and shrink: keys that are the same wherever they are worked out.
+"""Sort keys: the order in which jobs start, are prepared, grow and shrink.
 
-Every key ends with a number that no other job has, so that no two are equal.
+Every key ends with a number that is unique to the job, so that no two keys are equal.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from gpud.core.job import JobRecord
 
 __all__ = ["deadline_key", "level", "level_key", "preparation_key", "size_key", "start_key"]
 
-_NO_DEADLINE = 1 << 64  # after every deadline: times have 63 bits
-_LEVEL_BITS = 20  # below an amount: what a division by a weight leaves
+_NO_DEADLINE = 1 << 64  # sorts after every deadline: times have 63 bits
+_LEVEL_BITS = 20  # fractional bits that a level keeps in its division by a weight
 
 
 def start_key(job: JobRecord) -> tuple[int, int]:
-    """Arrival: when a job became ready, which for the first of a stream is its submission."""
+    """Arrival: when a job was unblocked, which is at submission if it follows no other job."""
     return (0, job.order)
 
 
@@ -25,21 +25,21 @@ def deadline_key(job: JobRecord) -> tuple[int, int]:
 
 
 def preparation_key(job: JobRecord) -> tuple[bool, int, int]:
-    """For which jobs a new host is prepared first: online ones by deadline, then by arrival."""
+    """Order in which a new host is prepared: online jobs by deadline, then offline by arrival."""
     deadline, arrival = deadline_key(job) if job.online else start_key(job)
     return (not job.online, deadline, arrival)
 
 
 def level(amount: int, weight: int) -> int:
-    """Returns an amount in proportion to a weight, for comparing."""
+    """Returns the level, amount / weight, as a fixed-point number; only for comparisons."""
     return (amount << _LEVEL_BITS) // weight
 
 
 def level_key(job: JobRecord) -> tuple[int, int]:
-    """Least share in proportion to the weight first, then arrival."""
+    """Lowest level, the slices' amount / weight, first; then arrival."""
     return ((job.slices * job.slice << _LEVEL_BITS) // job.weight, job.order)
 
 
 def size_key(job: JobRecord) -> tuple[int, int]:
-    """Smallest allocation first; of equal ones the job that was started last."""
+    """Smallest allocation first; of equal ones the job that was started last comes first."""
     return (job.alloc, -job.start_order)

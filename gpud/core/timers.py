@@ -1,4 +1,4 @@
-"""What is to happen later: a queue of times, of which the server needs to know only the first."""
+"""The scheduler's timer queue; the server is told only the time of the first timer."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from heapq import heapify, heappop, heappush
 
 __all__ = ["Due", "Timer", "Timers"]
 
-_FEW = 64  # entries that are not worth tidying up
+_PRUNE_FROM = 64  # entries; fewer are not worth pruning
 
 
 class Timer(IntEnum):
-    """What a time is for, and what the number beside it means."""
+    """What a timer is for; the comments say what its subject is."""
 
     TIMEOUT = 1  # a job
     GRACE = 2  # a job
     HOLD = 3  # a device
-    DRAIN = 4  # nothing
+    DRAIN = 4  # none: 0
 
 
 Due = tuple[int, Timer, int]
-"""When, what for, and the job or device."""
+"""A timer: its time, its purpose, and its subject (a job or a device)."""
 
 
 class Timers:
-    """Times in order. What has become pointless stays until its time or until it is tidied away.
+    """A priority queue of timers. Obsolete ones stay until their time or until they are pruned.
 
     Attributes:
-        due: all of them, the first in front. For reading.
+        due: all timers, as a heap. Read-only.
     """
 
     def __init__(self) -> None:
         self.due: list[Due] = []
 
     def add(self, at_ns: int, what: Timer, subject: int) -> None:
-        """Adds a time."""
+        """Adds a timer."""
         heappush(self.due, (at_ns, what, subject))
 
     def pop(self, now_ns: int) -> Due | None:
-        """Takes out the first time that has come, if one has."""
+        """Removes and returns the first timer if its time has been reached."""
         if self.due and self.due[0][0] <= now_ns:
             return heappop(self.due)
         return None
 
-    def first_ns(self, matters: Callable[[Due], bool]) -> int | None:
-        """Returns the first time that still matters, and drops those before it."""
-        while self.due and not matters(self.due[0]):
+    def first_ns(self, is_relevant: Callable[[Due], bool]) -> int | None:
+        """Returns the time of the first timer that is still relevant, and drops those before it."""
+        while self.due and not is_relevant(self.due[0]):
             heappop(self.due)
         return self.due[0][0] if self.due else None
 
-    def prune(self, wanted: int, matters: Callable[[Due], bool]) -> None:
-        """Drops what does not matter if that may be most; ``wanted`` is about what does."""
-        if len(self.due) > _FEW + 4 * wanted:
-            self.due = [due for due in self.due if matters(due)]
+    def prune(self, expected: int, is_relevant: Callable[[Due], bool]) -> None:
+        """Drops obsolete timers if they may be most of all; about ``expected`` are relevant."""
+        if len(self.due) > _PRUNE_FROM + 4 * expected:
+            self.due = [due for due in self.due if is_relevant(due)]
             heapify(self.due)

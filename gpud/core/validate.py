@@ -1,8 +1,9 @@
-"""Checks every invariant of a scheduler's state from scratch: for tests, and under ``debug``.
+"""Checks every invariant of a scheduler's state from scratch, in tests and under ``debug``.
 
-Properties checked, with the names that `gpud.core.scheduler` gives them: capacity, quota,
-reservation, partitions, prepared; and of the books: sums, filed, sessions. What a single state
-cannot show (once, awake, equal_logs) is checked by the tests, against a model of a device.
+Properties checked, as named in `gpud.core.scheduler`: capacity, quota, reservation, partitions,
+prepared; and of the bookkeeping: sums, filed (see `gpud.core.device`), sessions (each unfinished
+job is in exactly one session). Properties of a history rather than of one state (once, awake,
+equal_logs) are checked by the tests, against a model of a device.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ __all__ = ["problems", "validate"]
 
 
 def validate(scheduler: Scheduler) -> None:
-    """Checks everything.
+    """Checks every invariant.
 
     Raises:
-        InternalError: with all that is wrong, and the history of the object concerned.
+        InternalError: one is violated; the message lists all violations, each with the history of
+            the object concerned.
     """
     found = list(problems(scheduler))
     if found:
@@ -34,7 +36,7 @@ def validate(scheduler: Scheduler) -> None:
 
 
 def problems(scheduler: Scheduler) -> Iterator[str]:
-    """Yields what is wrong, each with the property's name first."""
+    """Yields the violations, each beginning with the name of the property."""
     for device in scheduler.devices.values():
         yield from _device(device, keeps_reservations=scheduler.policy.keeps_reservations)
     for session in scheduler.sessions.values():

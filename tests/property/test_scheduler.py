@@ -442,12 +442,12 @@ class StartsAgain(Scheduler):
 class Murders(Scheduler):
     """A job that could be killed alone costs the device its host."""
 
-    def _run(self, due: Any) -> None:
+    def _expire(self, due: Any) -> None:
         job = self.jobs.get(due[2])
         if due[1] is Timer.GRACE and job is not None:
             self._replace(self.devices[job.device], job)
         else:
-            super()._run(due)
+            super()._expire(due)
 
 
 class TooHopeful(Scheduler):

@@ -1,1 +1,1 @@
-"""Memory accounting: who has which addresses, and which copy of an array is valid."""
+"""Memory accounting: the addresses of each session, and which copy of an array is valid."""

@@ -1,20 +1,20 @@
-"""One arena: which of its addresses have arrays, and where the next one goes.
+"""The allocator of one arena: assigns addresses to arrays.
 
-Problem: arrays come and go in any order, some only when jobs that may use them have ended, and
-addresses must not run out because what is free lies in pieces.
+Problem: arrays are allocated and freed in any order, some frees take effect only when jobs that
+may use the array have ended, and fragmentation must not exhaust the addresses.
 
-Approach: arrays take whole pages, placed first-fit into holes that are kept sorted and merged. The
-size that was asked for is kept, for whoever runs past the end. What is to be freed after jobs waits
-in a queue, in the order of the jobs.
+Approach: arrays take whole pages, placed first-fit into holes, which are kept sorted and merged.
+The requested size is kept, for reports of out-of-bounds accesses. Deferred frees wait in a queue,
+in the order of the jobs.
 
 Terms (units in brackets):
-    hole: a range of whole pages without an array, as large as can be.
-    used [bytes]: in arrays, and in arrays that wait to be freed; whole pages.
+    hole: a maximal range of whole pages without an array.
+    used [bytes]: in arrays, including those that wait to be freed; whole pages.
 
 Properties:
     disjoint: no two arrays overlap, waiting ones included, and each lies in the arena;
     merged: no two holes touch, so freeing everything leaves one hole;
-    deferred: a range that waits for jobs comes back only when the last of them has ended.
+    deferred: a range that waits for jobs is freed only when the last of them has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpud.units import Address, SessionId
 __all__ = ["PAGE_BYTES", "Arena", "ArenaAllocator", "require", "whole_pages"]
 
 PAGE_BYTES: Final = 4096
-"""Arrays are a multiple of this, so that their memory can be given back when they go."""
+"""Arrays occupy a multiple of this, so that their memory can be unmapped when they are freed."""
 
 
 class Arena(NamedTuple):
@@ -42,22 +42,23 @@ class Arena(NamedTuple):
 
 
 class ArenaAllocator:
-    """An arena's arrays and holes.
+    """The arrays and holes of an arena.
 
     Attributes:
-        arena: whose addresses these are.
-        used: bytes of all arrays.
-        arrays: to the size that was asked for, by address, without those that wait to be freed.
-        waiting_bytes: of those that do.
+        arena: the range that is managed.
+        used: bytes of all arrays, in whole pages.
+        arrays: the requested size by address, without arrays that wait to be freed.
+        waiting: the arrays that wait to be freed: (last job, address, requested size).
+        waiting_bytes: bytes of those arrays, in whole pages.
     """
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.used = 0
         self.arrays: dict[Address, int] = {}
-        self.waiting: deque[tuple[int, Address, int]] = deque()  # (last job, address, such a size)
+        self.waiting: deque[tuple[int, Address, int]] = deque()
         self.waiting_bytes = 0
-        # The holes, sorted: where each starts and where it ends.
+        # The start and end addresses of the holes, sorted.
         self.starts: list[int] = [arena.base]
         self.ends: list[int] = [arena.base + arena.size]
 
@@ -78,16 +79,16 @@ class ArenaAllocator:
         return address
 
     def free_after(self, address: Address, last_job: int) -> None:
-        """Has an array wait until jobs up to ``last_job``, which never falls, have ended."""
+        """Defers freeing an array until jobs up to ``last_job``, which never falls, have ended."""
         size = self.arrays.pop(address)
         self.waiting.append((last_job, address, size))
         self.waiting_bytes += whole_pages(size)
 
     def reclaim(self, oldest_job: int | None) -> list[tuple[Address, int]]:
-        """Takes out the arrays that waited only for jobs before ``oldest_job``; None: for any.
+        """Removes the waiting arrays whose last job is before ``oldest_job``; None: all of them.
 
         Returns:
-            Their addresses and bytes in whole pages, which are to be released.
+            Their addresses and bytes in whole pages, to be passed to `release`.
         """
         found = []
         while self.waiting and (oldest_job is None or self.waiting[0][0] < oldest_job):
@@ -98,7 +99,7 @@ class ArenaAllocator:
         return found
 
     def release(self, address: Address, size: int) -> None:
-        """Makes a hole of ``size`` bytes in whole pages, or widens those beside it."""
+        """Makes ``size`` bytes in whole pages a hole, merged with adjacent holes."""
         end = address + size
         index = bisect_left(self.starts, address)
         joins_left = index > 0 and self.ends[index - 1] == address
@@ -116,7 +117,7 @@ class ArenaAllocator:
         self.used -= size
 
     def holes(self) -> list[tuple[Address, int]]:
-        """Returns where each hole is, and its bytes."""
+        """Returns the address and the bytes of each hole."""
         ends = zip(self.starts, self.ends, strict=True)
         return [(Address(start), end - start) for start, end in ends]
 
@@ -125,9 +126,9 @@ class ArenaAllocator:
         return max((size for _, size in self.holes()), default=0)
 
     def nearest(self, address: int) -> tuple[Address, int] | None:
-        """Returns the address and size, as asked for, of the array nearest to ``address``.
+        """Returns the address and requested size of the array nearest to ``address``.
 
-        Arrays that wait to be freed count: jobs may still use them. None: there is none at all.
+        Arrays that wait to be freed count, as jobs may still use them. None: there are no arrays.
         """
         arrays = [*self.arrays.items(), *((start, size) for _, start, size in self.waiting)]
 
@@ -138,10 +139,10 @@ class ArenaAllocator:
         return min(arrays, key=distance, default=None)
 
     def validate(self) -> None:
-        """Checks every property that a look at the state can check.
+        """Checks every property that can be checked on one state.
 
         Raises:
-            InternalError: one is broken.
+            InternalError: one is violated.
         """
         asked = [*self.arrays.items(), *((address, size) for _, address, size in self.waiting)]
         require(all(size > 0 for _, size in asked), "an array of nothing")
@@ -168,10 +169,10 @@ def whole_pages(size: int) -> int:
 
 
 def require(holds: bool, what: str) -> None:
-    """Returns if the accounting is right.
+    """Checks a condition on the accounting; ``what`` names its violation.
 
     Raises:
-        InternalError: it is not.
+        InternalError: ``holds`` is False.
     """
     if not holds:
         raise InternalError(f"memory accounting is wrong: {what}", stage="memory")

@@ -1,25 +1,25 @@
-"""Arrays on a device with memory of its own: what of them the sessions' files hold as well.
+"""Coherence of arrays on a device with its own memory: which the session's file holds as well.
 
-Problem: such a device's memory is lost with its host. An array may be given to the next host only
-with the values that it had, and nobody may compute on others without being told.
+Problem: such a device's memory is lost with its host. An array may be restored on the next host
+only with the values that it had, and no job may compute on other values unnoticed.
 
-Approach: whoever copies an array between file and device says so here, and so does whoever starts
-jobs and hears of their ends. A job may reach any array of its session on its device at any moment
-from its start to its end, so each start and each end begins a new *epoch*: what was copied before
-is no longer known to be what the device has. When the host is lost, arrays that the file is known
-to hold go on; the others are *lost* until the session writes or frees them.
+Approach: every copy of an array between file and device, and every start and end of a job, is
+reported here. A job may access any array of its session on its device at any time from its start to
+its end, so each start and each end begins a new *epoch*: what was copied before is no longer known
+to equal the device's copy. When the host is lost, arrays that the file is known to hold are kept;
+the others are *lost* until the session writes or frees them.
 
 Terms:
-    range: what of an array was copied, (offset, bytes) from its first byte.
-    good: the file holds the array as the device has it, or as it is about to have it.
-    lost: its values are nowhere.
+    range: the part of an array that was copied, (offset, bytes) from its first byte.
+    good: the file holds the array as the device has it, or will have it once a write has arrived.
+    lost: no copy of its values exists.
 
 Properties:
-    kept_is_right: what is kept at a loss was copied after the last job that could have written it
-        had ended, or while the only jobs that could write it were running still: those fail;
-    lost_stays: an array that is lost is so until all of it is written, or it is freed;
-    told: a job that could use a lost array has a `LostArrays`; one that was submitted after the
-        array was freed has none;
+    kept_is_right: what is kept at a host loss was copied after the last job that could have written
+        it had ended, or while the only jobs that could write it were still running: those fail;
+    lost_stays: a lost array stays lost until all of it is written, or it is freed;
+    told: `lost_arrays` returns a `LostArrays` for a job that could use a lost array, and None for
+        one that was submitted after the array was freed;
     atomic: a call that raises has changed nothing.
 """
 
@@ -37,9 +37,9 @@ _NEVER = -1
 
 
 class ArrayExtent(NamedTuple):
-    """An array for a new host: ``size`` bytes at an address, in whole pages.
+    """An array to be restored on a new host: ``size`` bytes at an address, in whole pages.
 
-    ``from_file``: the file has its values; else it is all zeroes, or lost.
+    ``from_file``: the file holds its values; otherwise it is all zeroes, or lost.
     """
 
     address: int
@@ -48,12 +48,12 @@ class ArrayExtent(NamedTuple):
 
 
 class LostArrays(NamedTuple):
-    """What keeps a job from running: arrays whose values are lost, and how that came.
+    """The lost arrays that prevent a job from running.
 
     Attributes:
-        arrays: addresses of those that the session still has.
-        freed: how many more wait to be freed until older jobs have ended.
-        reason: in words that follow "the values".
+        arrays: addresses of those that the session has not freed.
+        freed: how many more the session has freed, which wait for older jobs to end.
+        reason: why they are lost, as a predicate of "the values".
     """
 
     arrays: tuple[int, ...]
@@ -62,14 +62,14 @@ class LostArrays(NamedTuple):
 
 
 class _Array:
-    """One array.
+    """The state of one array.
 
     Attributes:
-        bytes: as they were asked for.
-        blank: it is all zeroes as far as the session and the file are concerned.
-        good_at: the session's epoch when the file was known to hold it.
-        lost: why its values are nowhere; None: they are somewhere.
-        last_job: that may use it, once it is freed; None before.
+        bytes: its requested size.
+        blank: neither the session nor a copy from the device has written it in the file.
+        good_at: the session's epoch when the file was last known to hold it.
+        lost: why its values are lost; None if they are not.
+        last_job: the last job that may use it, once it is freed; None before.
     """
 
     __slots__ = ("blank", "bytes", "good_at", "last_job", "lost")
@@ -83,7 +83,7 @@ class _Array:
 
 
 class _SessionArrays:
-    """A session's arrays."""
+    """The arrays of one session, and its epoch."""
 
     def __init__(self) -> None:
         self.arrays: dict[int, _Array] = {}
@@ -93,7 +93,7 @@ class _SessionArrays:
 
 
 class CoherenceTracker:
-    """The arrays of one device."""
+    """Tracks the arrays of one device, by session."""
 
     def __init__(self) -> None:
         self._sessions: dict[SessionId, _SessionArrays] = {}
@@ -101,32 +101,32 @@ class CoherenceTracker:
     # -- arrays
 
     def allocated(self, session: SessionId, address: int, size: int) -> None:
-        """There is a new array of zeroes."""
+        """Adds a new array of zeroes."""
         state = self._sessions.setdefault(session, _SessionArrays())
         assert address not in state.arrays, "an array lies where another waits to be freed"
         state.arrays[address] = _Array(size, state.epoch)
 
     def freed(self, session: SessionId, address: int, last_job: int) -> None:
-        """The session has no array there any more; jobs up to ``last_job`` may use it."""
+        """Marks an array as freed by its session; jobs up to ``last_job`` may still use it."""
         self._array(session, address).last_job = last_job
 
     def removed(self, session: SessionId, address: int) -> None:
-        """No job can use an array any more."""
+        """Removes a freed array, which no job can use any more."""
         state = self._sessions[session]
         del state.arrays[address]
         state.lost.pop(address, None)
 
     def closed(self, session: SessionId) -> None:
-        """A session has gone with all its arrays."""
+        """Removes a closed session with all its arrays."""
         self._sessions.pop(session, None)
 
     def arrays(self, session: SessionId) -> list[ArrayExtent]:
-        """What a new host needs memory for, in the order in which it was allocated."""
+        """Returns the arrays to restore on a new host, in the order of their allocation."""
         state = self._sessions.get(session)
         return [] if state is None else [_held(at, one) for at, one in state.arrays.items()]
 
     def array(self, session: SessionId, address: int) -> ArrayExtent | None:
-        """The same of one array; None: it is not there any more."""
+        """Returns one array as `arrays` does; None if it does not exist any more."""
         state = self._sessions.get(session)
         one = None if state is None else state.arrays.get(address)
         return None if one is None else _held(address, one)
@@ -134,19 +134,19 @@ class CoherenceTracker:
     # -- jobs
 
     def job_started(self, session: SessionId) -> None:
-        """A host was told to start a job."""
+        """Records that a job of the session was started."""
         state = self._sessions.setdefault(session, _SessionArrays())
         state.epoch += 1
         state.running += 1
 
     def job_ended(self, session: SessionId) -> None:
-        """A host says that a job has ended."""
+        """Records that a job of the session has ended."""
         state = self._sessions[session]
         state.epoch += 1
         state.running -= 1
 
     def lost_arrays(self, session: SessionId, number: int) -> LostArrays | None:
-        """Why job ``number`` of a session must not run; None: nothing speaks against it."""
+        """Returns the lost arrays that job ``number`` could use; None if it may run."""
         state = self._sessions.get(session)
         if state is None or not state.lost:
             return None
@@ -164,11 +164,11 @@ class CoherenceTracker:
     # -- copies
 
     def check(self, session: SessionId, address: int, offset: int, size: int) -> None:
-        """Returns if this is a part of an array of the session's.
+        """Checks that a range lies in an array of the session.
 
         Raises:
             UnknownName: there is no such array.
-            InvalidArgument: the part is not all in it, or empty.
+            InvalidArgument: the range is empty or not inside the array.
         """
         array = self._array(session, address)
         if size < 1 or offset < 0 or offset + size > array.bytes:
@@ -178,7 +178,7 @@ class CoherenceTracker:
             )
 
     def written(self, session: SessionId, address: int, offset: int, size: int) -> None:
-        """The session has written a part of an array into the file; it will be on the device.
+        """Records that the session has written a range to the file, to be copied to the device.
 
         Raises:
             UnknownName, InvalidArgument: as `check`.
@@ -193,12 +193,12 @@ class CoherenceTracker:
             state.lost.pop(address, None)
 
     def in_file(self, session: SessionId, address: int) -> bool:
-        """Whether the file holds an array, and no job runs that could change it."""
+        """Whether the file holds an array's present values, and no running job can change them."""
         state = self._sessions[session]
         return not state.running and state.arrays[address].good_at == state.epoch
 
     def begin_read(self, session: SessionId, address: int) -> int:
-        """A part of an array will be copied into the file; returns what to give `end_read`."""
+        """Records that a range is about to be copied to the file; returns `end_read`'s epoch."""
         state = self._sessions[session]
         state.arrays[address].blank = False
         return state.epoch
@@ -206,7 +206,7 @@ class CoherenceTracker:
     def end_read(
         self, session: SessionId, address: int, offset: int, size: int, epoch: int
     ) -> None:
-        """A part of an array was copied into the file; ``epoch`` is what `begin_read` gave."""
+        """Records that a range was copied to the file; ``epoch`` is what `begin_read` returned."""
         state = self._sessions.get(session)
         array = None if state is None else state.arrays.get(address)
         if state is None or array is None or array.lost is not None:
@@ -215,11 +215,11 @@ class CoherenceTracker:
             array.good_at = epoch
 
     def loss_reason(self, session: SessionId, address: int) -> str | None:
-        """Why an array's values are nowhere, in words that follow "its values"; None: they are."""
+        """Returns why an array's values are lost, as a predicate of "its values"; None if not."""
         return self._array(session, address).lost
 
     def mark_lost(self, session: SessionId, address: int, reason: str) -> None:
-        """The values of an array are nowhere."""
+        """Marks an array as lost, for ``reason``."""
         state = self._sessions.get(session)
         array = None if state is None else state.arrays.get(address)
         if state is not None and array is not None:
@@ -228,13 +228,13 @@ class CoherenceTracker:
             state.lost[address] = None
 
     def host_lost(self, reason: str) -> list[tuple[SessionId, int, int]]:
-        """The host has gone with what its device had.
+        """Records that the host was lost with the contents of its device's memory.
 
         Args:
             reason: as for `mark_lost`.
 
         Returns:
-            Session, arrays and bytes of what is lost by that, for each that has lost any.
+            (session, arrays, bytes) newly lost, for each session that has lost any.
         """
         found = []
         for session, state in self._sessions.items():

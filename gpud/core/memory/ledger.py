@@ -1,30 +1,30 @@
-"""Whose memory is where: every session's arrays on every device, and what is left.
+"""The memory ledger: the arrays of every session on every device, and the memory limits.
 
-Problem: many sessions share a device's memory. A session must be told at once whether an array
-fits, and where it is; one that asks for too much must hear which limit stops it; what is freed
-while jobs may still use it must stay untouched until they have ended; and a session that goes must
+Problem: many sessions share a device's memory. A session must be answered at once whether an array
+fits, and at which address; a refusal must name the limit that was reached; an array that is freed
+while jobs may still use it must stay untouched until they have ended; and a session that ends must
 leave nothing behind.
 
-Approach: each session has one arena on each device where it has arrays: a range of addresses that
-is as large as the device's memory, rounded up to a power of two, so that only bytes are scarce and
-never addresses. Arenas lie in slots that are never shared by two arenas, whatever their devices: an
-address tells its device, and one of another session's or device's arena is never valid. Where in
-an arena an array lies is `gpud.core.memory.allocator`.
+Approach: each session has one arena on each device where it has arrays: a range of addresses as
+large as the device's memory, rounded up to a power of two, so that bytes run out before addresses
+do. Arenas lie in slots, and no two arenas share a slot, even on different devices: an address
+determines its device, and an address in another session's or device's arena is never valid.
+`gpud.core.memory.allocator` places arrays within an arena.
 
-This is bookkeeping; the memory itself is the server's. A range that comes back must read as zero
-again before the next `Ledger.allocate` in that arena: see `FreeRange`.
+This is accounting only; the server owns the memory itself. A freed range must read as zero again
+before the next `Ledger.allocate` in that arena: see `FreeRange`.
 
-Module variables lie elsewhere on the device, and are counted: see `Ledger.reserve`.
+Module variables lie outside arenas, and are counted: see `Ledger.reserve`.
 
 Terms (units in brackets):
     slot: a range of addresses for one arena, `Ledger.slot_bytes` [bytes].
     reserved [bytes]: counted without an address; whole pages.
-    used [bytes]: in arrays, in arrays that wait to be freed, and reserved; whole pages.
-    limit [bytes]: what may be used: of a device, of a user there, of a session there.
+    used [bytes]: in arrays, including those that wait to be freed, and reserved; whole pages.
+    limit [bytes]: the most used bytes: of a device, and there of each user and each session.
 
 Properties:
-    conserved: used bytes are those of the arrays and what is reserved, and of nothing else, for
-        devices, users, sessions;
+    conserved: used bytes are exactly those of the arrays and what is reserved, for each device,
+        user and session;
     limited: no limit is exceeded at any time;
     apart: no two arenas share a slot;
     atomic: a call that raises has changed nothing.
@@ -43,12 +43,12 @@ __all__ = ["FIRST_ADDRESS", "FreeRange", "Ledger", "MemoryUsage"]
 
 FIRST_ADDRESS: Final = 1 << 44
 _END_ADDRESS: Final = 5 << 44
-"""Between these lie all slots. Linux puts programs above and libraries far above, on all of x86-64
-and AArch64 with 47 bits of addresses or more."""
+"""All slots lie between these. Linux maps programs above and libraries far above, on x86-64 and on
+AArch64 with address spaces of 47 bits or more."""
 
 
 class FreeRange(NamedTuple):
-    """Bytes that no array has any more. Their memory is to be given back, which zeroes them."""
+    """A range that is in no array any more. Its memory is to be unmapped, which zeroes it."""
 
     session: SessionId
     device: int
@@ -57,13 +57,13 @@ class FreeRange(NamedTuple):
 
 
 class MemoryUsage(NamedTuple):
-    """What a session has on a device, for people.
+    """A session's memory on a device, for status reports.
 
     Attributes:
-        arrays: how many, without those that wait to be freed.
-        used_bytes: of all, in whole pages.
-        waiting_bytes: of those that wait to be freed.
-        limit_bytes: the session's.
+        arrays: number of arrays, without those that wait to be freed.
+        used_bytes: of all arrays, in whole pages.
+        waiting_bytes: of the arrays that wait to be freed, in whole pages.
+        limit_bytes: the session's limit.
     """
 
     session: SessionId
@@ -76,13 +76,13 @@ class MemoryUsage(NamedTuple):
 
 
 class Ledger:
-    """Every arena of every session.
+    """The arenas of all sessions, with their accounting.
 
     Args:
-        device_bytes: for arrays, of each device.
-        session_bytes: the most for one session, on each device; None: no limit of its own.
-        user_bytes: the most for all sessions of a user, likewise.
-        least_arena_bytes: no arena is smaller.
+        device_bytes: the limit of each device.
+        session_bytes: the limit of each session, by device; None: only the device's limit.
+        user_bytes: the limit of each user over all sessions, likewise.
+        least_arena_bytes: the minimum size of an arena.
     """
 
     def __init__(
@@ -103,22 +103,22 @@ class Ledger:
         self._used = [0] * len(self._device_bytes)
         self._used_by_user: dict[tuple[int, int], int] = {}  # (user, device); absent is 0
         self._reserved: dict[tuple[SessionId, int], int] = {}  # absent is 0
-        self._free_slots: list[int] = []  # that were used before
+        self._free_slots: list[int] = []  # used before and free again
         self._next_slot = 0
 
     # -- sessions
 
     def open(self, session: SessionId, user: int) -> None:
-        """Let a new session have arrays, counted for ``user``."""
+        """Adds a session, whose memory counts for ``user``."""
         if session in self._users:
             raise InternalError(f"session {session} is open already", stage="memory")
         self._users[session] = user
 
     def close(self, session: SessionId) -> list[Arena]:
-        """Forget a session with all its arrays; nothing on any device uses them any more.
+        """Removes a session with all its arrays, which no device uses any more.
 
         Returns:
-            Its arenas, whose memory is to be given back.
+            Its arenas, whose memory is to be unmapped.
         """
         user = self._user(session)
         closed = []
@@ -134,12 +134,12 @@ class Ledger:
         return closed
 
     def arena(self, session: SessionId, device: int) -> Arena | None:
-        """Returns the session's arena there, None before its first `allocate`."""
+        """Returns the session's arena on a device; None if it has none yet."""
         allocator = self._arenas.get((session, device))
         return None if allocator is None else allocator.arena
 
     def open_arena(self, session: SessionId, device: int) -> Arena:
-        """Returns the session's arena there, a new one if it has none.
+        """Returns the session's arena on a device; creates it if it has none.
 
         Raises:
             UnknownName: there is no such session or device.
@@ -150,25 +150,25 @@ class Ledger:
         return self._allocator(session, device).arena
 
     def holes(self, session: SessionId, device: int) -> list[FreeRange]:
-        """Returns what of an arena is in no array, nor waits to be freed."""
+        """Returns the ranges of an arena that are in no array, nor wait to be freed."""
         allocator = self._arenas.get((session, device))
         if allocator is None:
             return []
         return [FreeRange(session, device, start, size) for start, size in allocator.holes()]
 
     def array_bytes(self, session: SessionId, device: int) -> int:
-        """Returns the bytes of the session's arrays there, waiting ones included."""
+        """Returns the bytes of the session's arrays on a device, waiting ones included."""
         allocator = self._arenas.get((session, device))
         return 0 if allocator is None else allocator.used
 
     # -- arrays
 
     def allocate(self, session: SessionId, device: int, size: int) -> Address:
-        """Returns where a new array of ``size`` bytes is. Opens the arena if it is the first.
+        """Allocates an array and returns its address. The first one creates the arena.
 
         Raises:
             InvalidArgument: ``size`` is less than 1.
-            OutOfMemory: a limit would be exceeded; it says how much could have been granted.
+            OutOfMemory: a limit would be exceeded; the error says how much could be granted.
             UnknownName: there is no such session or device.
             LimitExceeded: there is no room for another arena.
         """
@@ -191,7 +191,7 @@ class Ledger:
         return address
 
     def reserve(self, session: SessionId, device: int, size: int) -> None:
-        """Count ``size`` bytes for what is no array; may be 0.
+        """Counts ``size`` bytes that are in no array, 0 or more.
 
         Raises:
             OutOfMemory: a limit would be exceeded.
@@ -208,10 +208,10 @@ class Ledger:
         self._count(user, device, whole)
 
     def release(self, session: SessionId, device: int, size: int) -> None:
-        """Count out what was reserved with the same ``size``.
+        """Undoes a `reserve` of the same ``size``.
 
         Raises:
-            InternalError: so much is not reserved.
+            InternalError: less than that is reserved.
         """
         whole = whole_pages(size)
         key = (session, device)
@@ -223,31 +223,31 @@ class Ledger:
         self._count(self._user(session), device, -whole)
 
     def free(self, session: SessionId, device: int, address: int) -> FreeRange:
-        """Forget an array at once.
+        """Frees an array at once.
 
         Raises:
-            UnknownName: the session has no array that begins there.
+            UnknownName: the session has no array that begins at ``address``.
         """
         allocator = self._allocator_of(session, device, address)
         size = whole_pages(allocator.arrays.pop(Address(address)))
         return self._give_back(allocator, Address(address), size)
 
     def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
-        """Forget an array once the session's jobs up to number ``last_job`` have ended: `reclaim`.
+        """Frees an array once the session's jobs up to ``last_job`` have ended; see `reclaim`.
 
-        ``last_job`` is that of the newest job so far: it never falls from call to call.
+        ``last_job`` is the number of the session's newest job: it never falls from call to call.
 
         Raises:
-            UnknownName: the session has no array that begins there.
+            UnknownName: the session has no array that begins at ``address``.
         """
         self._allocator_of(session, device, address).free_after(Address(address), last_job)
 
     def reclaim(self, session: SessionId, oldest_job: int | None) -> list[FreeRange]:
-        """Returns what no job can use any more; those ranges are free now.
+        """Frees the waiting arrays that no job can use any more, and returns their ranges.
 
         Args:
-            session: whose.
-            oldest_job: the least number of the session's jobs that have not ended; None: all have.
+            session: the session whose arrays are examined.
+            oldest_job: the lowest number of its unfinished jobs; None if all have ended.
         """
         self._user(session)
         found = []
@@ -258,31 +258,31 @@ class Ledger:
                 found += [self._give_back(allocator, address, size) for address, size in settled]
         return found
 
-    # -- looking
+    # -- queries
 
     def nearest(self, session: SessionId, device: int, address: int) -> tuple[Address, int] | None:
-        """Returns the address and size, as asked for, of the array nearest to ``address``.
+        """Returns the address and requested size of the array nearest to ``address``.
 
-        Arrays that wait to be freed count: jobs may still use them. None: there is none at all.
+        Arrays that wait to be freed count, as jobs may still use them. None: there are no arrays.
         """
         allocator = self._arenas.get((session, device))
         return None if allocator is None else allocator.nearest(address)
 
     def used_bytes(self, device: int) -> int:
-        """Returns what is used of a device."""
+        """Returns the used bytes of a device."""
         return self._used[device]
 
     def available_bytes(self, session: SessionId, device: int) -> int:
-        """Returns the largest array that the session could get now."""
+        """Returns the size of the largest array that the session could allocate now."""
         left, _ = self._left(session, self._user(session), device)
         allocator = self._arenas.get((session, device))
         most = self._arena_bytes[device] if allocator is None else allocator.largest_hole()
         return min(left, most) // PAGE_BYTES * PAGE_BYTES
 
     def usage(self) -> Iterator[MemoryUsage]:
-        """Yields what each session has on each device where it has an arena, oldest first.
+        """Yields the usage of each session on each device where it has an arena, oldest first.
 
-        Arenas may come and go meanwhile: those are left out.
+        Arenas that are created or removed during the iteration are left out.
         """
         for key, allocator in list(self._arenas.items()):
             session, device = key
@@ -298,10 +298,10 @@ class Ledger:
                 )
 
     def validate(self) -> None:
-        """Checks every property that a look at the state can check.
+        """Checks every property that can be checked on one state.
 
         Raises:
-            InternalError: one is broken.
+            InternalError: one is violated.
         """
         by_device = [0] * len(self._used)
         by_user: dict[tuple[int, int], int] = {}
@@ -335,7 +335,7 @@ class Ledger:
             raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
 
     def _allocator(self, session: SessionId, device: int) -> ArenaAllocator:
-        """The session's arena there, made if it is not."""
+        """Returns the allocator of the session's arena on a device; creates both if missing."""
         allocator = self._arenas.get((session, device))
         if allocator is None:
             allocator = self._arenas[session, device] = ArenaAllocator(
@@ -358,7 +358,7 @@ class Ledger:
         return allocator
 
     def _left(self, session: SessionId, user: int, device: int) -> tuple[int, str]:
-        """How many bytes the session can have more, and the limit that says so."""
+        """Returns how many more bytes the session may use, and the limit that is reached first."""
         allocator = self._arenas.get((session, device))
         own = self._reserved.get((session, device), 0) + (
             0 if allocator is None else allocator.used

@@ -1,4 +1,4 @@
-"""Scheduling policies: who gets what of a device. One file each, all in `POLICIES`."""
+"""Scheduling policies: how a device's capacity is divided. One file each, all in `POLICIES`."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ __all__ = ["POLICIES", "Policy"]
 _ALL: tuple[type[Policy], ...] = (Reservations, Fifo, Equal)
 
 POLICIES: Mapping[str, type[Policy]] = {policy.name: policy for policy in _ALL}
-"""By the name that the configuration uses."""
+"""All policies, by the name that the configuration uses."""

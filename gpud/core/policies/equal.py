@@ -1,8 +1,8 @@
-"""Equal sharing without reservations: a baseline. All jobs of a device have the same, at any time.
+"""The equal-sharing policy, a baseline: all jobs of a device get the same share, no reservations.
 
-Online jobs are treated as offline ones, weights as equal; quotas and what a grid can use still
-limit. When a job comes, the others shrink to their new share at once, and it starts at once. If
-there are more jobs than slices, the first ones have one each and the others wait in line.
+Online jobs are treated as offline ones, and weights as equal; quotas and grid sizes still limit a
+job. When a job arrives, the others shrink to their new share at once, and it starts at once. If
+there are more jobs than slices, the first jobs have one slice each and the others wait in line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Equal"]
 
 
 class Equal:
-    """See the module."""
+    """Equal sharing; see the module."""
 
     name: ClassVar[str] = "equal"
     separates_online: ClassVar[bool] = False

@@ -1,19 +1,21 @@
-"""How room that came free is shared among offline jobs: weighted max-min fairness, in slices.
+"""Weighted max-min fair sharing of free capacity among offline jobs, in slices.
 
-Problem: the job that has least in proportion to its weight grows first, a slice at a time, until
+Problem: the job with the least in proportion to its weight grows first, a slice at a time, until
 nothing fits. A large device has thousands of slices, and jobs have slices of different sizes.
 
-Approach: a level, an amount for each unit of weight, is found to which all can surely be served.
-Each job is given slices until it has reached it, as it would be one slice at a time. The few that
-are left are handed out one by one, least served first.
+Approach: compute a level that all jobs are certain to reach. Each job is given slices until it has
+reached that level, as it would be one slice at a time. The few slices that are left are handed out
+one by one, lowest level first.
 
-Terms: level: amount divided by weight; room of a job: the slices that it can take.
+Terms:
+    level: the amount that a job has, divided by its weight;
+    room of a job: the slices that it can take.
 
 Properties:
     fits: the amounts handed out are at most what is free, and no job gets more than its room;
-    exhaustive: afterwards no job with room left has a slice that would fit;
-    least_first: the result is that of giving one slice at a time to the job that has least in
-        proportion to its weight, of those that a slice fits;
+    exhaustive: afterwards no slice of a job with room left would fit;
+    least_first: the result is that of giving one slice at a time to the job with the lowest level
+        of those of which a slice fits;
     steady: equal input gives equal output, ties in the order given.
 """
 
@@ -32,9 +34,9 @@ class Candidate(NamedTuple):
     """A job that can take capacity.
 
     Attributes:
-        has: the amount that it has.
+        has: the amount that it has now.
         piece: the amount of one slice.
-        room: slices that it can take, 1 or more.
+        room: the most slices that it can take, 1 or more.
         weight: 1 or more.
     """
 
@@ -51,8 +53,8 @@ def fill(free: int, candidates: Sequence[Candidate]) -> list[int]:
     if not candidates:
         return []
     grants = [0] * len(candidates)
-    # One slice at a time, each job would go on until it has reached the level or passed it by less
-    # than a slice. So the level is one that leaves a slice of each.
+    # One slice at a time, each job would grow until it has reached the level or exceeded it by less
+    # than a slice. So the level is computed with one slice of each job set aside.
     spare = free - sum(candidate.piece for candidate in candidates)
     if spare > 0:
         common = _common_level(spare, candidates)
@@ -80,9 +82,9 @@ def fill(free: int, candidates: Sequence[Candidate]) -> list[int]:
 
 
 def _common_level(free: int, candidates: Sequence[Candidate]) -> int:
-    """The highest level to which ``free`` can fill all, or a little less: never more."""
-    # The weight of those being filled changes where a job is reached and where it has its most.
-    # Rounding down where one enters and up where it leaves counts too much, never too little.
+    """Returns the highest level to which ``free`` can raise all, or slightly less, never more."""
+    # The total weight of the growing jobs changes at the levels where a job begins to grow and
+    # where its room is used up. Rounding the first down and the second up overestimates the cost.
     changes = []
     for has, piece, room, weight in candidates:
         changes.append((has // weight, weight))

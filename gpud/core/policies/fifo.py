@@ -1,8 +1,8 @@
-"""Run to completion: a baseline. First come, first served, and nobody is ever resized.
+"""The run-to-completion policy, a baseline: first come, first served, and no job is resized.
 
-Online and offline jobs wait in one line. The first one starts when all that it may have is free:
-an online job's reservation, an offline job's quota as far as its grids can use it. Those behind it
-wait until then, even if they would fit.
+Online and offline jobs wait in one queue. The first one starts when the most that it may have is
+free: an online job's reservation, or an offline job's quota as far as its grids can use it. The
+jobs behind it wait until then, even if they would fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Fifo"]
 
 
 class Fifo:
-    """See the module."""
+    """First come, first served; see the module."""
 
     name: ClassVar[str] = "fifo"
     separates_online: ClassVar[bool] = False

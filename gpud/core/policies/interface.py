@@ -1,4 +1,4 @@
-"""What a scheduling policy is."""
+"""The interface of scheduling policies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Policy"]
 
 
 class Policy(Protocol):
-    """Decides what each job of a device has. Holds no state: all state is in the device record.
+    """Decides the allocation of each job of a device. Stateless: all state is in `DeviceRecord`.
 
     Attributes:
         name: as in the configuration.
-        separates_online: online jobs wait apart and give nothing up.
-        keeps_reservations: an online job that was started never has less than its reservation.
+        separates_online: online jobs wait in a queue of their own and are never shrunk.
+        keeps_reservations: a started online job never has less than its reservation.
     """
 
     name: ClassVar[str]
@@ -25,17 +25,17 @@ class Policy(Protocol):
     keeps_reservations: ClassVar[bool]
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """Works out the job's sizes, or returns why the device can never grant what it asks."""
+        """Computes the job's sizes, or returns why the device can never grant what it asks for."""
         ...
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
-        """Carries out new sizes of a job that was started, or returns why that cannot be."""
+        """Applies new sizes to a started job, or returns why they cannot be applied."""
         ...
 
     def rebalance(self, device: DeviceRecord) -> None:
         """Starts, grows and shrinks jobs after something has changed.
 
-        Called again after every change, so it may leave for later what it cannot do now. What it
-        leaves undone must be impossible until something changes.
+        Called after every change. It must do all that is possible now: what it leaves undone is
+        not tried again before the next change.
         """
         ...

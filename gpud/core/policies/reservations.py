@@ -1,26 +1,27 @@
-"""The contract: online jobs have their reservations at once, offline jobs share what is left.
+"""The default policy: online jobs get their reservations at once, offline jobs share the rest.
 
-Problem: an online job must start when it arrives, though the device is full of offline work that
-should lose no more than is needed and get it back soon.
+Problem: an online job must start when it arrives, although the device is full of offline work,
+which should lose no more than needed and get it back soon.
 
-Approach: capacity is *allocated* by decision and *charged* while blocks hold it. An online job
-takes what is not allocated; if that is too little, offline jobs are told to release the rest, which
-is taken from them at once. Its blocks wait in the device's queue for theirs to leave. Offline jobs
-take only what nothing holds, so that their quotas hold on the device and not only in the books.
+Approach: capacity is *allocated* when the scheduler decides it and *charged* while blocks hold it.
+An online job takes what is not allocated; if that is too little, offline jobs are commanded to
+release the rest, which is deducted from their allocations at once. The online job's blocks wait on
+the device until released blocks leave. Offline jobs take only what is not charged, so that their
+quotas are kept physically and not only in the accounting.
 
 Rules:
-    1. Waiting online jobs start in the order of deadline, then arrival. The first one holds those
-       behind it, even if they would fit, so that a large one is not passed over for ever.
-    2. An online job starts if reservations leave room for its own, in slices, beside the floor of
-       the offline jobs, and what is missing can be released.
-    3. Room that nothing holds goes to offline jobs: those that run, and those that wait, in order
-       of arrival as far as they fit. It is shared by weighted max-min fairness.
-    4. An offline job that waits and does not fit holds those behind it. If what it lacks is on its
-       way (blocks that were told to leave, jobs that end), the room is kept for it; else jobs that
-       run grow meanwhile. So a job with large slices, or one in form whole, is never starved by
-       small ones that come later.
-    5. An exclusive job has whole SMs of its own, as the device can set them apart. They are all its
-       own until it has ended, and it is not resized.
+    1. Waiting online jobs start in the order of deadline, then arrival. The first one blocks those
+       behind it, even if they would fit, so that a large job is not starved.
+    2. An online job starts if its reservation, in slices, fits beside the other reservations and
+       the floor of the offline jobs, and the shortfall can be released.
+    3. Capacity that is not charged goes to offline jobs: the running ones, and the waiting ones in
+       order of arrival as far as they fit. It is shared by weighted max-min fairness.
+    4. A waiting offline job that does not fit blocks those behind it. If pending releases will
+       cover what it lacks (blocks being released, jobs that end), free capacity is kept for it;
+       otherwise running jobs grow in the meantime. So a job with large slices, or one in form
+       whole, is never starved by small jobs that arrive later.
+    5. An exclusive job has dedicated whole SMs, in numbers that the device supports. They stay
+       allocated to it until it has ended, and it is not resized.
     6. A job in form whole starts with all that it needs and keeps it. No such offline job is
        started while an online job waits.
 
@@ -45,7 +46,7 @@ __all__ = ["Reservations"]
 
 
 class Reservations:
-    """See the module."""
+    """Reservations first; see the module."""
 
     name: ClassVar[str] = "reservations"
     separates_online: ClassVar[bool] = True
@@ -66,11 +67,11 @@ class Reservations:
         if more < 0:
             device.resize(job, job.most)
         elif not job.online or job.exhausted:
-            device.update(job)  # an offline job grows when room is shared out
+            device.update(job)  # an offline job grows in the next `rebalance`
         elif more == 0 or self.make_room(device, more * job.slice):
             device.resize(job, job.most)
         else:
-            return _too_little(device, job)
+            return _growth_refusal(device, job)
         return None
 
     def rebalance(self, device: DeviceRecord) -> None:
@@ -87,9 +88,9 @@ class Reservations:
     # -- online
 
     def make_room(self, device: DeviceRecord, amount: int) -> bool:
-        """Sees to it that ``amount`` is not allocated, for an online job; whether that is so.
+        """Shrinks offline jobs so that ``amount`` is free for an online job, if that is possible.
 
-        Changes nothing if it cannot be.
+        Returns whether it is; if not, nothing is changed.
         """
         if amount > _online_room(device):
             return False
@@ -106,7 +107,7 @@ class Reservations:
     # -- offline
 
     def distribute(self, device: DeviceRecord) -> bool:
-        """Gives free room to offline jobs; whether another round could give more."""
+        """Shares free capacity among offline jobs; whether another round could give more."""
         waiting = device.waiting
         if waiting and waiting[0][2].whole:
             self._start_whole(device)
@@ -114,7 +115,7 @@ class Reservations:
         if free <= 0:
             return False
         growable = [queue for queue in device.growable.values() if queue]
-        if not (waiting or growable) or self._keep(device, free):
+        if not (waiting or growable) or self._is_kept(device, free):
             return False
         candidates = _waiting(device, free)
         behind = len(candidates) < len(waiting)
@@ -122,7 +123,7 @@ class Reservations:
             candidates += [entry[2] for entry in islice(queue, free // queue[0][2].slice)]
         if len(candidates) == 1:
             only = candidates[0]
-            _give(device, only, min(_room(only), free // only.slice))
+            _grow_or_start(device, only, min(_room(only), free // only.slice))
         elif candidates:
             candidates.sort(key=level_key)
             rows = [
@@ -130,7 +131,7 @@ class Reservations:
                 for job in candidates
             ]
             for job, slices in zip(candidates, fill(free, rows), strict=True):
-                _give(device, job, slices)
+                _grow_or_start(device, job, slices)
         return behind and bool(candidates) and device.physically_free > 0
 
     def _start_whole(self, device: DeviceRecord) -> None:
@@ -141,8 +142,8 @@ class Reservations:
                 return
             device.start(job, job.least)
 
-    def _keep(self, device: DeviceRecord, free: int) -> bool:
-        """Whether what is free is kept for the job that has waited longest with nothing."""
+    def _is_kept(self, device: DeviceRecord, free: int) -> bool:
+        """Whether free capacity is kept for the offline job that has waited longest without any."""
         first: JobRecord | None = None
         if device.waiting and not (device.waiting[0][2].whole and device.waiting_online):
             first = device.waiting[0][2]
@@ -161,7 +162,7 @@ def _room(job: JobRecord) -> int:
     return job.growth_room if job.started else job.most
 
 
-def _give(device: DeviceRecord, job: JobRecord, slices: int) -> None:
+def _grow_or_start(device: DeviceRecord, job: JobRecord, slices: int) -> None:
     if slices and job.started:
         device.resize(job, job.slices + slices)
     elif slices:
@@ -169,7 +170,7 @@ def _give(device: DeviceRecord, job: JobRecord, slices: int) -> None:
 
 
 def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
-    """The jobs that wait first, as far as a slice of each fits and none is in form whole."""
+    """Returns the first waiting jobs, up to one of which no slice fits or that is in form whole."""
     found = []
     for _, _, job in device.waiting:
         free -= job.slice
@@ -180,7 +181,7 @@ def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
 
 
 def _releasable(device: DeviceRecord) -> int:
-    """The amount that offline jobs can be told to release."""
+    """Returns the amount that offline jobs can be made to release."""
     if not device.floor:
         return device.releasable
     offline = device.allocated - device.online_allocated
@@ -188,13 +189,13 @@ def _releasable(device: DeviceRecord) -> int:
 
 
 def _online_room(device: DeviceRecord) -> int:
-    """The amount that online jobs can have more."""
+    """Returns by how much the allocations of online jobs could grow."""
     floor = device.floor if device.working else 0
     reservable = device.capacity - floor - device.online_allocated
     return min(reservable, device.free + _releasable(device))
 
 
-def _too_little(device: DeviceRecord, job: JobRecord) -> AdmissionError:
+def _growth_refusal(device: DeviceRecord, job: JobRecord) -> AdmissionError:
     most = to_fraction((job.alloc + max(0, _online_room(device))) // job.slice * job.slice)
     return AdmissionError(
         f"job {job.name} has {job.allocation} SMs, and a reservation of {job.reservation} is more "

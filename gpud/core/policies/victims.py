@@ -1,19 +1,19 @@
-"""Which offline jobs give way to an online one.
+"""Victim selection: which offline jobs release capacity for an online one.
 
-Problem: an amount must come free at once, and few jobs should notice.
+Problem: an amount must be released at once, and few jobs should be disturbed.
 
-Approach: jobs of which every task block is claimed give way first, since they lose nothing. Then
-one job that can cover the rest alone, the one with the least to spare; if none can, the largest
-gives all it has, and so on. Each gives whole slices, no more than needed.
+Approach: jobs of which every task block is claimed release first, since they lose nothing. Then
+the smallest job that can cover the rest alone; if none can, the largest releases all it has, and so
+on. Each releases whole slices, no more than needed.
 
-Terms: shortfall: the amount that must come free; spare: what a job has beyond what is taken of it.
+Terms: shortfall: the amount that must be released.
 
 Properties:
     enough: what is released is the shortfall or more, or nothing is chosen;
     tight: each job's release without its last slice would be too little;
-    few: one job that can cover the shortfall is disturbed alone;
+    few: if one job can cover the shortfall, no other is disturbed;
     limited: no more than ``most`` is released;
-    ties: of jobs that have the same, the one that was started last gives way.
+    ties: of jobs with equal allocations, the one that was started last is chosen.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Entry = tuple[int, int, JobRecord]
 def choose_victims(
     entries: Sequence[Entry], shortfall: int, most: int
 ) -> list[tuple[JobRecord, int]] | None:
-    """Returns jobs and the slices that each has afterwards, or None if they cannot free enough.
+    """Returns jobs and the slices that each keeps, or None if they cannot release enough.
 
     Args:
-        entries: the jobs that can give way, sorted by `gpud.core.sort_keys.size_key`.
-        shortfall: the amount that must come free, more than 0.
+        entries: the jobs that can shrink, sorted by `gpud.core.sort_keys.size_key`.
+        shortfall: the amount that must be released, more than 0.
         most: the amount that may be released, ``shortfall`` or more.
     """
     chosen: list[tuple[JobRecord, int]] = []
@@ -58,7 +58,7 @@ def choose_victims(
 def _take(
     job: JobRecord, missing: int, most: int, chosen: list[tuple[JobRecord, int]]
 ) -> tuple[int, int]:
-    """Takes what a job can give; returns what is still missing and what may still be released."""
+    """Adds a job to ``chosen``; returns what is still missing and what may still be released."""
     piece = job.slice
     has = job.alloc // piece
     slices = min(has, -(-missing // piece), most // piece)
