@@ -44,7 +44,7 @@ def _example(setting: Setting) -> str:
         return f'# {setting.key} = "/path"'
     if setting.many:
         return f'{setting.key} = ["{setting.default}"]'
-    bare = setting.kind.describe().startswith("a whole number")
+    bare = setting.type.describe().startswith("a whole number")
     return f"{setting.key} = {setting.default}" if bare else f'{setting.key} = "{setting.default}"'
 
 
@@ -54,7 +54,7 @@ def _entry(setting: Setting) -> Iterator[str]:
     )
     yield f"### `{setting.key}`\n\n"
     yield f"{setting.meaning[0].upper()}{setting.meaning[1:]}.\n\n"
-    yield f"`{setting.flag}`, `{setting.variable}`: {setting.kind.describe()}{several}."
+    yield f"`{setting.flag}`, `{setting.variable}`: {setting.type.describe()}{several}."
     if setting.default is not None:
         yield f" Default: `{setting.default}`."
     yield "\n"

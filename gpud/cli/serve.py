@@ -91,7 +91,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     text = setting.meaning.replace("`", "")
     option = typer.Option(
         setting.flag,
-        metavar=setting.kind.metavar,
+        metavar=setting.type.metavar,
         help=f"{text[0].upper()}{text[1:]}{several}{default}.",
         show_default=False,
     )

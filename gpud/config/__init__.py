@@ -1,7 +1,7 @@
 """The daemon's settings: one table, from which file, environment, flags and docs derive.
 
-`gpud.config.settings` is the table, `gpud.config.kinds` says how a value is written, and
-`gpud.config.sources` brings the sources together.
+`gpud.config.settings` is the table, `gpud.config.setting_types` parses and checks values, and
+`gpud.config.sources` merges flags, environment and file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The table of settings.
 
-Each field of `Config` is a setting, declared once: its type, how it is written, its default and
-what it means. The key in the file is the field's name without its unit; ``GPUD_`` and the key in
-capitals is the environment variable; ``--`` and the key with hyphens is the flag.
+Each field of `Config` is a setting, declared once: its type, its default and its meaning. The key
+in the file is the field's name without its unit; the environment variable is ``GPUD_`` and the key
+in capitals; the flag is ``--`` and the key with hyphens.
 """
 
 # ruff: noqa: RUF009  (`_setting` returns a dataclass field, which is where its default belongs)
@@ -16,8 +16,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpud.config import kinds
-from gpud.config.kinds import Kind
+from gpud.config import setting_types as types
+from gpud.config.setting_types import SettingType
 from gpud.units import share
 from gpud.wire.socket_path import default_socket_path
 
@@ -30,15 +30,14 @@ class Setting(NamedTuple):
     """A row of the table.
 
     Attributes:
-        name: the field of `Config`.
-        key: in the file.
-        variable: in the environment.
-        flag: of `gpud serve`.
-        many: the flag may be given several times.
-        kind: how values are written.
-        default: the default as it would be written; None: nothing, or worked out when it is used.
-        meaning: for the reference page and ``--help``; it says the default where that is worked
-            out.
+        name: name of the field of `Config`.
+        key: key in the file.
+        variable: environment variable.
+        flag: flag of `gpud serve`.
+        many: whether the flag may be given several times.
+        type: parses and checks its values.
+        default: the default as it would be written; None: nothing, or computed when it is used.
+        meaning: for the reference page and ``--help``; it includes a default that is computed.
     """
 
     name: str
@@ -46,189 +45,190 @@ class Setting(NamedTuple):
     variable: str
     flag: str
     many: bool
-    kind: Kind
+    type: SettingType
     default: str | None
     meaning: str
 
 
 def _setting(
-    kind: Kind,
+    type_: SettingType,
     default: str | None,
     meaning: str,
     *,
     flag: str | None = None,
     make: Callable[[], Any] | None = None,
 ) -> Any:
-    about = {"kind": kind, "default": default, "meaning": meaning, "flag": flag}
+    about = {"type": type_, "default": default, "meaning": meaning, "flag": flag}
     if make is not None:
         return field(default_factory=make, metadata=about)
-    value = None if default is None else kind.from_text(default)
+    value = None if default is None else type_.from_text(default)
     return field(default=value, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings. `gpud.config.load` makes one; ``Config()`` has the defaults.
+    """All settings. `gpud.config.load` reads them; ``Config()`` has the defaults.
 
-    Amounts of memory are ints (bytes) or Fractions (parts).
+    Amounts of memory are ints (bytes) or Fractions (of another amount).
     """
 
     socket: Path = _setting(
-        kinds.socket_location(),
+        types.socket_location(),
         None,
         "where clients connect; by default $XDG_RUNTIME_DIR/gpud/gpud.sock, where that is not set "
         "/run/gpud/gpud.sock for root and /tmp/gpud-UID/gpud.sock for others",
         make=default_socket_path,
     )
     socket_mode: int = _setting(
-        kinds.mode(), "0600", "who may connect; each user sees and manages only what is their own"
+        types.mode(), "0600", "who may connect; each user sees and manages only what is their own"
     )
     devices: tuple[str, ...] = _setting(
-        kinds.listed(kinds.word("a device: auto, cpu, cpu:SMS, cuda or cuda:N")),
+        types.listed(types.word("a device: auto, cpu, cpu:SMS, cuda or cuda:N")),
         "auto",
         "the devices to serve, in this order: cpu, cpu:SMS, cuda, cuda:N, or auto, the first GPU "
         "or else the CPU",
         flag="--device",
     )
     policy: str = _setting(
-        kinds.word("the name of a scheduling policy"),
+        types.word("the name of a scheduling policy"),
         "reservations",
         "how jobs share a device: reservations; or, to compare with, fifo (run to completion) or "
         "equal (equal shares, no reservations)",
     )
     offline_floor: str = _setting(
-        kinds.amount(), "0", "what online jobs always leave to offline ones, on each device"
+        types.amount(), "0", "what online jobs always leave to offline ones, on each device"
     )
     fences: bool = _setting(
-        kinds.switch(),
+        types.switch(),
         "on",
-        "whether every access of a kernel to memory is checked, so that none can reach what is not "
-        "its session's; off, a wrong index can change another session's arrays or end the device's "
-        "host",
+        "whether every memory access of a kernel is checked, so that it cannot leave its session's "
+        "arena; if off, a wrong index can change another session's arrays or crash the device host",
     )
     release_path: str = _setting(
-        kinds.choice("mapped", "write_value", "copy", "memset"),
+        types.choice("mapped", "write_value", "copy", "memset"),
         "mapped",
-        "how blocks that run on a GPU are told to leave: mapped, they look into host memory; or a "
-        "word in the GPU's memory is set by write_value, copy or memset, three ways of the driver",
+        "how a release reaches blocks that run on a GPU: mapped, they poll host memory; or they "
+        "poll a word in the GPU's memory, which the driver sets by write_value, copy or memset",
     )
     hold_ns: int = _setting(
-        kinds.duration("ms", most_s=60),
+        types.duration("ms", most_s=60),
         "0 ms",
-        "how long what an ended online job had is kept for other online jobs, so that a burst of "
-        "them does not resize the offline ones for each",
+        "how long the share of an ended online job is kept for other online jobs, so that a burst "
+        "of them does not resize the offline ones for each",
     )
     grace_ns: int = _setting(
-        kinds.duration("s", most_s=3600, least_ns=10**7),
+        types.duration("s", most_s=3600, least_ns=10**7),
         "2 s",
-        "how long the blocks of a job that was ended may take to leave, before its device's host "
-        "is replaced",
+        "how long the blocks of a job that is being ended may take to leave, before they are "
+        "killed, or, where that is not possible, the device host is replaced",
     )
     host_timeout_ns: int = _setting(
-        kinds.duration("s", most_s=3600, least_ns=10**8),
+        types.duration("s", most_s=3600, least_ns=10**8),
         "30 s",
-        "how long a device host may not answer before it counts as hung and is replaced",
+        "how long a device host may leave the daemon without an answer before it counts as hung "
+        "and is replaced",
     )
     drain_timeout_ns: int = _setting(
-        kinds.duration("s", most_s=7 * 86400),
+        types.duration("s", most_s=7 * 86400),
         "30 s",
-        "how long jobs may go on after SIGTERM before they are cancelled",
+        "how long jobs may run on after SIGTERM before they are cancelled",
     )
     compile_timeout_ns: int = _setting(
-        kinds.duration("s", most_s=3600, least_ns=10**8),
+        types.duration("s", most_s=3600, least_ns=10**8),
         "60 s",
-        "how long compiling one program may take, and then making machine code of one kernel",
+        "how long the compilation of one program to PTX may take, and that of one kernel to "
+        "machine code",
     )
     compile_memory_bytes: int = _setting(
-        kinds.memory(1 << 29, 1 << 40),
+        types.memory(1 << 29, 1 << 40),
         "4 GiB",
-        "addresses that a compile worker may have, and so may a CPU device's process for machine "
-        "code; the compiler itself needs some 0.5 GiB",
+        "address space of a compile worker, and of a CPU device's process for machine code; the "
+        "compiler itself needs some 0.5 GiB",
     )
     compile_workers: int = _setting(
-        kinds.integer(1, 64),
+        types.integer(1, 64),
         "2",
         "programs of different users that are compiled at once; each user has one at a time, so "
-        "that slow programs of one do not hold up another's",
+        "that one user's slow programs do not delay another's",
     )
     max_program_bytes: int = _setting(
-        kinds.memory(1 << 16, 1 << 26),
+        types.memory(1 << 16, 1 << 26),
         "2 MiB",
-        "the largest program, as PTX after the rewriting: machine code is made of it on the device",
+        "the largest program, as PTX after rewriting, which the device compiles to machine code",
     )
     memory: int | Fraction = _setting(
-        kinds.memory(of="the machine's memory"), "50%", "for arrays, on each device"
+        types.memory(of="the machine's memory"), "50%", "for arrays, on each device"
     )
     user_memory: int | Fraction = _setting(
-        kinds.memory(of="`memory`"), "100%", "for the arrays of one user, on each device"
+        types.memory(of="`memory`"), "100%", "for the arrays of one user, on each device"
     )
     session_memory: int | Fraction = _setting(
-        kinds.memory(of="`memory`"), "100%", "for the arrays of one session, on each device"
+        types.memory(of="`memory`"), "100%", "for the arrays of one session, on each device"
     )
     max_connections: int = _setting(
-        kinds.integer(1, 100_000), "1024", "clients that may be connected at once"
+        types.integer(1, 100_000), "1024", "clients that may be connected at once"
     )
     max_user_connections: int = _setting(
-        kinds.integer(1, 100_000), "768", "clients of one user that may be connected at once"
+        types.integer(1, 100_000), "768", "clients of one user that may be connected at once"
     )
     max_jobs_per_session: int = _setting(
-        kinds.integer(1, 1_000_000), "10000", "jobs of one session that have not ended"
+        types.integer(1, 1_000_000), "10000", "jobs of one session that have not ended"
     )
     max_jobs_per_user: int = _setting(
-        kinds.integer(1, 10_000_000), "40000", "jobs of one user that have not ended"
+        types.integer(1, 10_000_000), "40000", "jobs of one user that have not ended"
     )
     session_host_memory: int = _setting(
-        kinds.memory(1 << 20, 1 << 40),
+        types.memory(1 << 20, 1 << 40),
         "256 MiB",
-        "what the daemon keeps in its own memory for one session: queued launches, programs, "
-        "requests, messages that the client does not read or does not finish",
+        "memory of the daemon itself for one session: queued launches, programs, requests, "
+        "messages that the client has not read or not finished",
     )
     user_host_memory: int = _setting(
-        kinds.memory(1 << 20, 1 << 40), "1 GiB", "the same for all sessions of one user"
+        types.memory(1 << 20, 1 << 40), "1 GiB", "the same for all sessions of one user"
     )
     max_message_bytes: int = _setting(
-        kinds.memory(1 << 16, 1 << 30), "64 MiB", "the largest message from a client"
+        types.memory(1 << 16, 1 << 30), "64 MiB", "the largest message from a client"
     )
     history: int = _setting(
-        kinds.integer(0, 1_000_000), "1000", "ended jobs and events that `gpuctl` can look back at"
+        types.integer(0, 1_000_000), "1000", "ended jobs that are kept for `gpuctl history`"
     )
     log_level: str = _setting(
-        kinds.choice("debug", "info", "warning", "error"),
+        types.choice("debug", "info", "warning", "error"),
         "info",
-        "the least that is logged: debug, info, warning or error",
+        "the least severe messages that are logged: debug, info, warning or error",
     )
     log_format: str = _setting(
-        kinds.choice("text", "json"), "text", "lines for people, or a JSON object on each"
+        types.choice("text", "json"), "text", "lines of text, or a JSON object on each line"
     )
     event_log: Path | None = _setting(
-        kinds.location(),
+        types.location(),
         None,
-        "a file that gets every event of the scheduler, for `gpud replay`; by default none",
+        "file to which every scheduler event is written, for `gpud replay`; by default none",
     )
     cache_dir: Path | None = _setting(
-        kinds.location(), None, "the folder of compiled programs; by default $XDG_CACHE_HOME/gpud"
+        types.location(), None, "the folder of compiled programs; by default $XDG_CACHE_HOME/gpud"
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def origin(self, name: str) -> str:
-        """Returns where a setting's value is from, for people, by field name or key."""
+        """Returns where a setting's value comes from, human-readable, by field name or key."""
         name = next((one.name for one in SETTINGS if name in (one.name, one.key)), name)
         return self.origins.get(name, "the default")
 
     def memory_bytes(self, machine_bytes: int) -> int:
-        """Returns `memory` in bytes, for a machine, or a GPU, with that much."""
+        """Returns `memory` in bytes, for a machine or a GPU with ``machine_bytes``."""
         return _part(self.memory, machine_bytes)
 
     def user_memory_bytes(self, memory_bytes: int) -> int:
-        """Returns `user_memory` in bytes, at most what the device has."""
+        """Returns `user_memory` in bytes, at most ``memory_bytes``, that of the device."""
         return min(memory_bytes, _part(self.user_memory, memory_bytes))
 
     def session_memory_bytes(self, memory_bytes: int) -> int:
-        """Returns `session_memory` in bytes, at most what the device has."""
+        """Returns `session_memory` in bytes, at most ``memory_bytes``, that of the device."""
         return min(memory_bytes, _part(self.session_memory, memory_bytes))
 
     def floor(self, sms: int) -> Fraction:
-        """Returns `offline_floor` for a device with so many SMs, 0 or more."""
+        """Returns `offline_floor` in CapSM for a device of ``sms`` SMs."""
         if not self.offline_floor.rstrip("% ").strip("0."):
             return Fraction(0)
         return share(self.offline_floor, capacity=sms)
@@ -252,7 +252,7 @@ def _table() -> tuple[Setting, ...]:
                 f"GPUD_{key.upper()}",
                 about["flag"] or f"--{key.replace('_', '-')}",
                 isinstance(one.default, tuple),
-                about["kind"],
+                about["type"],
                 about["default"],
                 about["meaning"],
             )
@@ -261,4 +261,4 @@ def _table() -> tuple[Setting, ...]:
 
 
 SETTINGS: tuple[Setting, ...] = _table()
-"""Every setting, in the order of the reference page."""
+"""All settings, in the order of the reference page."""

@@ -1,4 +1,4 @@
-"""From flags, environment and file to a `Config`: the first of these that has a setting decides."""
+"""Loads a `Config` from flags, environment and file, in this order of precedence."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def load(
     environ: Mapping[str, str] = os.environ,
     file: str | os.PathLike[str] | None = None,
 ) -> Config:
-    """Returns the settings.
+    """Loads the settings.
 
     Args:
         flags: texts by key (``"drain_timeout"``), or lists of texts where a flag may be repeated;
             None and an empty list stand for a flag that was not given.
-        environ: variables such as ``GPUD_DRAIN_TIMEOUT``; an empty one is one that is not set.
-        file: the TOML file, which must exist; None: `config_file`, if it is there.
+        environ: variables such as ``GPUD_DRAIN_TIMEOUT``; an empty one counts as not set.
+        file: the TOML file, which must exist; None: `config_file`, if there is one.
 
     Returns:
-        The settings, which know where they are from: `Config.origin`.
+        The settings, with their origins: `Config.origin`.
 
     Raises:
         InvalidArgument: a setting is unknown or has a value that is not allowed, or the file
@@ -54,10 +54,10 @@ def load(
 
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Returns the file that is read unless another is named, None if there is none.
+    """Returns the configuration file that is read by default, None if there is none.
 
-    ``$GPUD_CONFIG``, which must exist then; else ``$XDG_CONFIG_HOME/gpud/gpud.toml`` (by default in
-    ``~/.config``); else ``/etc/gpud/gpud.toml``.
+    It is ``$GPUD_CONFIG``, which must then exist; else ``$XDG_CONFIG_HOME/gpud/gpud.toml`` (by
+    default in ``~/.config``); else ``/etc/gpud/gpud.toml``.
     """
     if named := environ.get("GPUD_CONFIG"):
         return Path(named)
@@ -81,9 +81,9 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         setting = _BY_KEY.get(key) or _unknown(key, list(_BY_KEY), "among the flags")
         try:
             if isinstance(given, str):
-                value = setting.kind.from_text(given)
+                value = setting.type.from_text(given)
             else:
-                value = setting.kind.from_toml(list(given) if setting.many else given)
+                value = setting.type.from_toml(list(given) if setting.many else given)
         except ValueError as error:
             _refuse(setting.flag, given, error)
         yield setting.name, value, setting.flag
@@ -94,11 +94,11 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
         text = environ.get(variable)
         if text:
             try:
-                yield setting.name, setting.kind.from_text(text), variable
+                yield setting.name, setting.type.from_text(text), variable
             except ValueError as error:
                 _refuse(f"the variable {variable}", text, error)
     for variable in environ:
-        # Others read variables that begin like ours; only what can but be a slip is refused.
+        # Other programs may use variables with this prefix; only likely misspellings are refused.
         if variable.startswith("GPUD_") and variable not in _BY_VARIABLE:
             close = difflib.get_close_matches(variable, _BY_VARIABLE, 1, 0.85)
             if close:
@@ -135,14 +135,14 @@ def _from_file(path: Path | None, required: bool) -> Iterator[tuple[str, Any, st
         place = f"{path}{_line(text, key)}"
         setting = _BY_KEY.get(key) or _unknown(key, list(_BY_KEY), f"in {place}")
         try:
-            value = setting.kind.from_toml(given)
+            value = setting.type.from_toml(given)
         except ValueError as error:
             _refuse(f"{key} in {place}", given, error)
         yield setting.name, value, place
 
 
 def _line(text: str, key: str) -> str:
-    """Where a key of a file stands: ":7", or nothing if it is written in an unusual way."""
+    """Returns the line of a key as ":7"; empty if it is written in an unusual way."""
     pattern = re.compile(rf"\s*\[?[\"']?{re.escape(key)}[\"']?\s*[=.\]]")
     for number, line in enumerate(text.splitlines(), 1):
         if pattern.match(line):

@@ -31,7 +31,7 @@ def by_key(key: str) -> Any:
 def test_every_setting_is_whole(setting: Any, file: Path) -> None:
     """The default, written out, means the same from each source, and has an origin."""
     assert setting.meaning
-    assert setting.kind.describe()
+    assert setting.type.describe()
     assert setting.variable == f"GPUD_{setting.key.upper()}"
     assert setting.flag.startswith("--")
     if setting.default is None:
@@ -40,7 +40,7 @@ def test_every_setting_is_whole(setting: Any, file: Path) -> None:
     value = getattr(Config(), setting.name)
     text = setting.default
     file.write_text(f"{setting.key} = {[text] if setting.many else f'{text!r}'}\n")
-    if setting.kind.describe().startswith("a whole number"):
+    if setting.type.describe().startswith("a whole number"):
         file.write_text(f"{setting.key} = {text}\n")
     for found, origin in [
         (load({}, NOWHERE, file), f"{file}:1"),
@@ -180,7 +180,7 @@ def test_values_that_are_refused(key: str, text: str) -> None:
     setting = by_key(key)
     with pytest.raises(InvalidArgument) as caught:
         load({key: text}, NOWHERE)
-    assert str(caught.value).startswith(f"{setting.flag} must be {setting.kind.describe()}")
+    assert str(caught.value).startswith(f"{setting.flag} must be {setting.type.describe()}")
     assert repr(text)[1:5] in str(caught.value)
     with pytest.raises(InvalidArgument) as caught:
         load({}, {**NOWHERE, setting.variable: text})

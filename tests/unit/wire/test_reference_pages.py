@@ -39,7 +39,7 @@ def test_every_message_and_every_field(page: str, table: MessageTable) -> None:
 
 def test_fields_are_described_as_they_are_declared() -> None:
     text = section(protocol_page(), "Submit")
-    assert "| `weight` | integer, 1 to 1000 | an offline job's part" in text
+    assert "| `weight` | integer, 1 to 1000 | an offline job's weight" in text
     assert "| `stream` | integer, 0 to 2^32 - 1 | jobs of one stream run in order" in text
     assert "| `reservation` | array of two integers, numerator and denominator" in text
     assert "| nil |" in text
@@ -75,5 +75,5 @@ def test_every_setting_is_told() -> None:
     for setting in SETTINGS:
         text = section(page, setting.key)
         assert f"`{setting.flag}`, `{setting.variable}`: " in text
-        assert setting.kind.describe() in text
+        assert setting.type.describe() in text
         assert setting.meaning[1:] in text

@@ -1,7 +1,7 @@
-"""How the value of a setting is written, in a file and as text, and what it means.
+"""Types of settings: parsing and validation of values from TOML, flags and the environment.
 
-A kind reads what TOML gives (a text, number, boolean or array), and the text of a flag or an
-environment variable. Both raise ValueError with the words that finish "... must be".
+A setting type parses a TOML value (a string, number, boolean or array), and the text of a flag or
+an environment variable. Both raise a ValueError whose message completes "... must be".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpud.units import share
 from gpud.wire.socket_path import checked_socket_path
 
 __all__ = [
-    "Kind",
+    "SettingType",
     "amount",
     "choice",
     "duration",
@@ -33,32 +33,32 @@ __all__ = [
 ]
 
 
-class Kind:
-    """How values of a setting are written."""
+class SettingType:
+    """The type of a setting: which values are allowed, and how they are written."""
 
     @property
     def metavar(self) -> str:
-        """What help shows in the place of a value."""
+        """Returns the placeholder for a value in help texts."""
         raise NotImplementedError
 
     def from_text(self, text: str) -> Any:
-        """Returns the value that a flag or variable means; raises ValueError: what it must be."""
+        """Parses the text of a flag or variable; raises a ValueError that says what it must be."""
         raise NotImplementedError
 
     def from_toml(self, value: Any) -> Any:
-        """Returns the value that a file means; raises ValueError: what it must be."""
+        """Converts a value of a TOML file; raises a ValueError that says what it must be."""
         if type(value) is not str:
             raise ValueError(self.describe())
         return self.from_text(value)
 
     def describe(self) -> str:
-        """What is allowed, in words that finish "must be"."""
+        """Returns the allowed values in words that complete "must be"."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class _Integer(Kind):
-    """A whole number within bounds."""
+class _Integer(SettingType):
+    """An integer within bounds."""
 
     least: int
     most: int
@@ -82,8 +82,8 @@ class _Integer(Kind):
 
 
 @dataclass(frozen=True)
-class _Choice(Kind):
-    """One of some words."""
+class _Choice(SettingType):
+    """One of a fixed set of words."""
 
     words: tuple[str, ...]
 
@@ -102,8 +102,8 @@ class _Choice(Kind):
 
 
 @dataclass(frozen=True)
-class _Switch(Kind):
-    """Yes or no."""
+class _Switch(SettingType):
+    """A boolean, written on or off."""
 
     @property
     def metavar(self) -> str:
@@ -123,8 +123,8 @@ class _Switch(Kind):
 
 
 @dataclass(frozen=True)
-class _Word(Kind):
-    """A name of something that is looked up later."""
+class _Word(SettingType):
+    """A name that is resolved elsewhere."""
 
     what: str
 
@@ -142,14 +142,14 @@ class _Word(Kind):
 
 
 @dataclass(frozen=True)
-class _Listed(Kind):
-    """One or more values: an array in TOML, separated by commas in a text."""
+class _Listed(SettingType):
+    """One or more values: an array in TOML, separated by commas in text."""
 
-    kind: Kind
+    item: SettingType
 
     @property
     def metavar(self) -> str:
-        return self.kind.metavar
+        return self.item.metavar
 
     def from_text(self, text: str) -> tuple[Any, ...]:
         return self.from_toml([part.strip() for part in text.split(",")])
@@ -158,17 +158,17 @@ class _Listed(Kind):
         if type(value) is not list or not value:
             raise ValueError(self.describe())
         try:
-            return tuple(self.kind.from_toml(one) for one in value)
+            return tuple(self.item.from_toml(one) for one in value)
         except ValueError:
             raise ValueError(self.describe()) from None
 
     def describe(self) -> str:
-        return f"one or more, in TOML in an array, each {self.kind.describe()}"
+        return f"one or more, in TOML in an array, each {self.item.describe()}"
 
 
 @dataclass(frozen=True)
-class _Duration(Kind):
-    """A time: a number in a stated unit, or a text with its unit. Its value is in nanoseconds."""
+class _Duration(SettingType):
+    """A duration: a number in a given unit, or text with a unit. Its value is in nanoseconds."""
 
     unit: str
     most_s: int
@@ -209,8 +209,8 @@ _NANOSECONDS = {"us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 36
 
 
 @dataclass(frozen=True)
-class _Memory(Kind):
-    """An amount of memory: bytes (an int), or a part of something (a `Fraction`)."""
+class _Memory(SettingType):
+    """An amount of memory: bytes (an int), or a fraction of another amount (a `Fraction`)."""
 
     least: int = 1
     most: int = 1 << 62
@@ -250,15 +250,15 @@ class _Memory(Kind):
 
 
 _BYTES = {"": 1, "B": 1} | {
-    f"{prefix}{kind}": base**power
-    for kind, base in (("B", 1000), ("IB", 1024))
+    f"{prefix}{suffix}": base**power
+    for suffix, base in (("B", 1000), ("IB", 1024))
     for power, prefix in enumerate("KMGT", 1)
 }
 
 
 @dataclass(frozen=True)
-class _Amount(Kind):
-    """A share of a device, or nothing of it: kept as text, for devices differ."""
+class _Amount(SettingType):
+    """A share of a device, 0 included; kept as text, since a percentage depends on the device."""
 
     @property
     def metavar(self) -> str:
@@ -282,8 +282,8 @@ class _Amount(Kind):
 
 
 @dataclass(frozen=True)
-class _Mode(Kind):
-    """Rights on a file. Always a text: ``socket_mode = 600`` in TOML would be decimal."""
+class _Mode(SettingType):
+    """File permissions. Always text: ``socket_mode = 600`` in TOML would be decimal."""
 
     @property
     def metavar(self) -> str:
@@ -302,8 +302,8 @@ class _Mode(Kind):
 
 
 @dataclass(frozen=True)
-class _Location(Kind):
-    """A path; ``~`` is the user's home."""
+class _Location(SettingType):
+    """A path; ``~`` is the user's home directory."""
 
     @property
     def metavar(self) -> str:
@@ -320,7 +320,7 @@ class _Location(Kind):
 
 @dataclass(frozen=True)
 class _SocketPath(_Location):
-    """A path that a Unix socket can have."""
+    """A path that is valid for a Unix socket."""
 
     def from_text(self, text: str) -> Path:
         try:
@@ -332,56 +332,56 @@ class _SocketPath(_Location):
         return "a path of at most 107 bytes"
 
 
-def integer(least: int, most: int) -> Kind:
-    """A whole number within bounds."""
+def integer(least: int, most: int) -> SettingType:
+    """An integer from ``least`` to ``most``."""
     return _Integer(least, most)
 
 
-def choice(*words: str) -> Kind:
-    """One of some words."""
+def choice(*words: str) -> SettingType:
+    """One of ``words``."""
     return _Choice(words)
 
 
-def switch() -> Kind:
-    """Yes or no."""
+def switch() -> SettingType:
+    """A boolean."""
     return _Switch()
 
 
-def word(what: str) -> Kind:
-    """A name of something that is looked up later; ``what`` finishes "must be"."""
+def word(what: str) -> SettingType:
+    """A name that is resolved elsewhere; ``what`` completes "must be"."""
     return _Word(what)
 
 
-def listed(kind: Kind) -> Kind:
-    """One or more values of a kind; a tuple."""
-    return _Listed(kind)
+def listed(item: SettingType) -> SettingType:
+    """One or more values of type ``item``; a tuple."""
+    return _Listed(item)
 
 
-def duration(unit: str, *, most_s: int, least_ns: int = 0) -> Kind:
-    """A time in nanoseconds; a number without unit is in ``unit``."""
+def duration(unit: str, *, most_s: int, least_ns: int = 0) -> SettingType:
+    """A duration in nanoseconds; a number without unit is in ``unit``."""
     return _Duration(unit, most_s, least_ns)
 
 
-def memory(least: int = 1, most: int = 1 << 62, *, of: str | None = None) -> Kind:
-    """An amount of memory: bytes, or, where ``of`` says of what, a part (a `Fraction`)."""
+def memory(least: int = 1, most: int = 1 << 62, *, of: str | None = None) -> SettingType:
+    """An amount of memory in bytes; or, if ``of`` names another amount, a `Fraction` of it."""
     return _Memory(least, most, of)
 
 
-def amount() -> Kind:
+def amount() -> SettingType:
     """A share of a device, 0 included, as text."""
     return _Amount()
 
 
-def mode() -> Kind:
-    """Rights on a file."""
+def mode() -> SettingType:
+    """File permissions."""
     return _Mode()
 
 
-def location() -> Kind:
+def location() -> SettingType:
     """A path."""
     return _Location()
 
 
-def socket_location() -> Kind:
-    """A path that a Unix socket can have."""
+def socket_location() -> SettingType:
+    """A path that is valid for a Unix socket."""
     return _SocketPath()
