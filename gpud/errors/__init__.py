@@ -1,22 +1,22 @@
-"""Every error that gpud reports: one tree, the same in the daemon, on the wire and in the client.
+"""The errors that gpud reports: one class tree for the daemon, the wire and the client.
 
 Problem: an error is raised where it happens (a compiler pass, a device host, the scheduler),
 travels over a socket as plain data, and must be raised again in the client as the same type with
 the same message and the same machine-readable fields.
 
 Approach: each class declares, once, a stable wire ``code``, who has to act (``blame``, by deriving
-from `CallerError`, `DaemonError` or `DeviceError`), and its ``fields`` with their meaning. Message
-building, pickling, the wire form and the reference page in docs/ all derive from that.
+from `CallerError`, `DaemonError` or `DeviceError`), and its ``fields`` with their meaning. The wire
+form, pickling and the reference page in docs/ derive from these declarations.
 
 Properties:
     codes are unique and never reused for another meaning;
     every class that is raised has exactly one blame;
     ``from_wire(e.to_wire())`` and ``pickle.loads(pickle.dumps(e))`` give the type, the message and
     the fields of ``e``;
-    an error whose code this version does not know still arrives, as `GpudError`, with its message.
+    an error whose code this version does not know is decoded as `GpudError`, with its message.
 
-Where Python has a built-in kind for the situation (`ValueError`, `TimeoutError`, `MemoryError`,
-...) the class derives from that too, so code that knows nothing of gpud can handle it.
+Where Python has a matching built-in class (`ValueError`, `TimeoutError`, `MemoryError`, ...), the
+error derives from that too, so that code without knowledge of gpud can handle it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The root of the error tree, who is to blame, and how an error becomes plain data and back."""
+"""The base classes of the error tree, and the conversion of errors to and from plain data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 Plain = str | int | float | bool | None | tuple[Any, ...]
-"""What a field may hold: it must survive msgpack unchanged, tuples written as arrays."""
+"""The values that a field may hold: msgpack returns them unchanged, with tuples as arrays."""
 
 
 class Blame(StrEnum):
@@ -61,9 +61,9 @@ class GpudError(Exception):
 
     @classmethod
     def _rebuild(cls, message: str, fields: Mapping[str, Plain]) -> Self:
-        """Makes the error from its message and fields, past the constructor that words them."""
-        # The built-in class that lays out the instance is the only one whose __new__ will do; with
-        # several built-in bases it need not be the first one of the MRO.
+        """Creates the error from its message and fields, bypassing the subclass's constructor."""
+        # Only the __new__ of the built-in class that determines the instance's memory layout is
+        # accepted; with several built-in bases it need not be the first one in the MRO.
         layout: Any = cls
         while layout.__module__ != "builtins":
             layout = layout.__base__
@@ -74,13 +74,13 @@ class GpudError(Exception):
 
 
 def from_wire(data: Mapping[str, Any]) -> GpudError:
-    """Returns the error that `GpudError.to_wire` wrote, of the same type.
+    """Returns the error that `GpudError.to_wire` encoded, with the same type.
 
-    A code of a newer version becomes a plain `GpudError` whose message starts with that code.
-    Fields that this version does not know are dropped, those that are absent are None.
+    An unknown code, from a newer version, becomes a plain `GpudError` whose message starts with
+    that code. Unknown fields are dropped, absent ones are None.
 
     Raises:
-        ValueError: ``data`` lacks ``code`` or ``message``, or they are no strings.
+        ValueError: ``data`` lacks ``code`` or ``message``, or they are not strings.
     """
     code, message = data.get("code"), data.get("message")
     fields = data.get("fields", {})
@@ -93,7 +93,7 @@ def from_wire(data: Mapping[str, Any]) -> GpudError:
 
 
 def error_classes() -> Iterator[type[GpudError]]:
-    """Yields `GpudError` and every class below it once, parents before children."""
+    """Yields `GpudError` and each of its subclasses once, parents before children."""
     seen = [GpudError]
     for cls in seen:
         seen.extend(child for child in cls.__subclasses__() if child not in seen)
@@ -108,27 +108,27 @@ def _plain(value: Any) -> Plain:
 
 
 class CallerError(GpudError):
-    """The request, the kernel or its arguments must change; trying again does not help."""
+    """The request, the kernel or its arguments must change; retrying does not help."""
 
     code = "caller"
     blame = Blame.CALLER
 
 
 class DaemonError(GpudError):
-    """gpud or its installation is at fault; the same request may succeed once that is mended."""
+    """gpud or its installation is at fault; the same request may succeed once that is fixed."""
 
     code = "daemon"
     blame = Blame.DAEMON
 
 
 class DeviceError(GpudError):
-    """The device or its driver failed; the daemon goes on with a fresh device host."""
+    """The device or its driver failed; the daemon continues with a new device host."""
 
     code = "device"
     blame = Blame.DEVICE
 
 
 def shorten(text: str, length: int = 120) -> str:
-    """Returns ``text`` on one line of at most ``length`` characters, for a message."""
+    """Returns ``text`` as one line of at most ``length`` characters, for a message."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 3] + "..."

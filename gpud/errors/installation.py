@@ -1,4 +1,4 @@
-"""What is wrong with gpud itself: a bug, a missing library, a daemon that is not there."""
+"""Errors of gpud itself: a bug, a missing library, no connection to a daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ConnectionLost", "InternalError", "MissingDependency", "pip_command"
 
 
 class ConnectionLost(DaemonError, ConnectionError):
-    """The connection to the daemon was refused or has ended; what was in flight is unknown."""
+    """The connection was refused or has ended; the outcome of requests in flight is unknown."""
 
     code = "connection-lost"
 
@@ -39,11 +39,11 @@ class MissingDependency(DaemonError, ImportError):
 
 
 class InternalError(DaemonError):
-    """gpud broke one of its own rules. Always a bug of gpud's, never of the request's."""
+    """gpud violated one of its own invariants. Always a bug in gpud, never in the request."""
 
     code = "internal"
     fields: ClassVar[Mapping[str, str]] = {
-        "stage": "where it happened, such as a compiler pass",
+        "stage": "the part of gpud that failed, such as a compiler pass",
         "reproducer": "path of a file that reproduces it, if one was written",
     }
     stage: str | None
@@ -51,13 +51,13 @@ class InternalError(DaemonError):
 
 
 def pip_command(extra: str = "") -> str:
-    """What adds an extra of gpud's to the environment that this process runs in.
+    """Returns the command that installs an extra of gpud in this process's environment.
 
-    gpud is on no package index. The pip of its own environment finds it installed, and adds what
-    the extra names; any other would look for it in vain, hence the interpreter's path.
+    gpud is on no package index. The pip of this environment finds it installed, and adds what the
+    extra requires; any other pip would not find it, hence the interpreter's path.
 
     Args:
-        extra: its name, or several with commas; empty: what gpud always needs.
+        extra: name of the extra, or several separated by commas; empty: the base requirements.
     """
     wanted = f"'gpud[{extra}]'" if extra else "gpud"
     return f"{shlex.quote(sys.executable or 'python')} -m pip install {wanted}"

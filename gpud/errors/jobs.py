@@ -1,4 +1,4 @@
-"""How a job that had been accepted can fail."""
+"""Errors of accepted jobs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
 Dim3 = tuple[int, int, int]
 
 _NULL_BYTES = 1 << 16
-"""Addresses below are offsets from a null pointer: no device has memory there."""
+"""Lower addresses are offsets from a null pointer: no device has memory there."""
 
 
 class JobError(GpudError):
-    """A job that had been accepted did not complete. Its output arrays hold unspecified values."""
+    """An accepted job did not complete. Its output arrays hold unspecified values."""
 
     code = "job"
     fields: ClassVar[Mapping[str, str]] = {"kernel": "name of the kernel that was running"}
@@ -33,32 +33,32 @@ class JobError(GpudError):
 
 _PLACE_FIELDS = {
     **JobError.fields,
-    "launch": "which launch of a sequence it was, from 0; null for a job of one launch",
+    "launch": "index of the launch in a sequence, from 0; null for a job of one launch",
     "task_block": "coordinates (x, y, z) of the task block in the user's grid",
     "thread": "coordinates (x, y, z) of the thread in its block",
     "instruction": "the PTX instruction",
     "line": "its line in the PTX text before rewriting, from 1",
-    "file": "the source file, where the PTX tells it",
-    "file_line": "the line there, from 1",
-    "site": "number of the instruction in the program's table of sites; for gpud itself",
+    "file": "the source file, if the PTX names it",
+    "file_line": "the line in that file, from 1",
+    "site": "number of the instruction in the program's table of sites; internal",
 }
 
 
 class IllegalAddress(JobError, CallerError):
-    """A task block touched memory outside its session's arena; the block was ended there.
+    """A task block accessed memory outside its session's arena; the block was ended there.
 
-    No byte outside the arena was read or written. On the CPU device this is also what an access
-    outside of a block's shared, local, constant or parameter memory fails with.
+    No byte outside the arena was read or written. On the CPU device, accesses outside a block's
+    shared, local, constant or parameter memory fail with this error too.
     """
 
     code = "illegal-address"
     fields: ClassVar[Mapping[str, str]] = {
         **_PLACE_FIELDS,
-        "address": "the device address, in bytes; in other spaces than global the offset there",
+        "address": "the device address, in bytes; in state spaces other than global, the offset",
         "space": "the state space: global (or generic), shared, local, const or param",
-        "misaligned": "whether the address is legal but no multiple of what the access needs",
+        "misaligned": "whether the address is legal but not aligned as the access requires",
         "array": "address and size in bytes of the session's array nearest to the address",
-        "distance": "bytes from that array's nearest byte to the address, 0 inside of it",
+        "distance": "bytes from that array's nearest byte to the address, 0 inside the array",
     }
     address: int
     space: str | None
@@ -121,7 +121,7 @@ class KernelTrap(JobError, CallerError):
     fields: ClassVar[Mapping[str, str]] = {
         **_PLACE_FIELDS,
         "cause": "'trap', 'brkpt', the text of the failed assertion, or what else ended the block",
-        "function": "the function whose assertion failed, as the source calls it",
+        "function": "the function whose assertion failed, by its name in the source",
     }
     cause: str
     function: str | None
@@ -152,7 +152,7 @@ class KernelTrap(JobError, CallerError):
         what = f"the kernel stopped itself ({shorten(cause, 400)})"
         function_ = () if function is None else (f"function {shorten(function)}",)
         place = _place(kernel, launch, task_block, thread)
-        # What a trap reads as says nothing that its cause does not.
+        # The text of a trap instruction adds nothing to its cause.
         at = _instruction(None, line, file, file_line)
         super().__init__(
             ", ".join((what, *function_, *place, *at)),
@@ -192,7 +192,7 @@ class JobTimeout(JobError, CallerError, TimeoutError):
 class JobCancelled(JobError, CallerError, CancelledError):
     """The job was cancelled by its owner or by an administrator of the daemon.
 
-    It is what `concurrent.futures` raises for a future that was cancelled, too.
+    Also a `concurrent.futures.CancelledError`, as a cancelled future raises it.
     """
 
     code = "job-cancelled"
@@ -205,7 +205,7 @@ class DeviceLost(JobError, DeviceError):
     fields: ClassVar[Mapping[str, str]] = {
         **JobError.fields,
         "device": "the device, as in --device",
-        "culprit": 'name of the job that is known to have ended the host, such as "3.17"',
+        "culprit": 'name of the job that is known to have caused the loss, such as "3.17"',
     }
     device: str | None
     culprit: str | None
@@ -218,7 +218,7 @@ def _what_address(
     array: tuple[int, int] | None,
     distance: int | None,
 ) -> tuple[str, str]:
-    """What is wrong with an address, and what to do about it."""
+    """Returns what is wrong with an address, and what to do about it."""
     where = "" if space in (None, "global") else f" in {space} memory"
     near = _near(address, array, distance)
     if misaligned:
@@ -247,7 +247,7 @@ def _near(address: int, array: tuple[int, int] | None, distance: int | None) -> 
 def _place(
     kernel: str | None, launch: int | None, task_block: Dim3 | None, thread: Dim3 | None
 ) -> tuple[str, ...]:
-    """Words where in a job something happened."""
+    """Describes where in a job a fault happened, in parts."""
     parts = (
         None if kernel is None else f"in {kernel}",
         None if launch is None else f"launch {launch}",
@@ -260,7 +260,7 @@ def _place(
 def _instruction(
     instruction: str | None, line: int | None, file: str | None, file_line: int | None
 ) -> tuple[str, ...]:
-    """Words at which instruction it happened, as one part or none."""
+    """Describes the instruction of a fault, as one part or none."""
     source = None if file is None else file if file_line is None else f"{file}:{file_line}"
     lines = [text for text in (line and f"PTX line {line}", source) if text]
     if instruction is None:

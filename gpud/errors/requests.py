@@ -1,4 +1,4 @@
-"""What is wrong with a program, a kernel or a launch before any of it runs."""
+"""Errors of programs, kernels and launches that are detected before anything runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PTXSyntaxError(CompileError):
         **CompileError.fields,
         "line": "line in the PTX text, from 1",
         "column": "column in that line, from 1; a tab is one column",
-        "text": "that line as it was written",
+        "text": "the text of that line",
     }
     line: int | None
     column: int | None
@@ -76,13 +76,13 @@ class PTXSyntaxError(CompileError):
 
 
 class PTXVersionError(CompileError):
-    """The PTX was written for a newer ISA version than gpud, or the device's driver, reads."""
+    """The PTX has a newer ISA version than gpud, or the device's driver, supports."""
 
     code = "ptx-version"
     fields: ClassVar[Mapping[str, str]] = {
         **CompileError.fields,
-        "version": "the version that the PTX names, such as '9.9'",
-        "newest": "the newest version that is read",
+        "version": "the version that the PTX declares, such as '9.9'",
+        "newest": "the newest supported version",
     }
     version: str
     newest: str
@@ -96,13 +96,13 @@ class PTXVersionError(CompileError):
 
 
 class UnsupportedTarget(CompileError, ValueError):
-    """The architecture that was asked for is unknown to the compiler."""
+    """The compiler does not support the requested architecture."""
 
     code = "unsupported-target"
     fields: ClassVar[Mapping[str, str]] = {
         **CompileError.fields,
-        "target": "the architecture as it was written",
-        "supported": "the architectures that the compiler knows",
+        "target": "the requested architecture",
+        "supported": "the architectures that the compiler supports",
     }
     target: str
     supported: tuple[str, ...]
@@ -113,13 +113,13 @@ class UnsupportedTarget(CompileError, ValueError):
 
 
 class KernelNotFound(CompileError, LookupError):
-    """The program holds no kernel of that name."""
+    """The program defines no kernel of that name."""
 
     code = "kernel-not-found"
     fields: ClassVar[Mapping[str, str]] = {
         **CompileError.fields,
-        "name": "the name that was asked for",
-        "available": "the kernels that the program does hold, None if that is not known",
+        "name": "the requested name",
+        "available": "the kernels that the program defines, None if not known",
     }
     name: str
     available: tuple[str, ...] | None
@@ -158,7 +158,7 @@ REJECTIONS: Mapping[str, str] = {
     "parameters-full": "has so many bytes of parameters that there is no room for a hidden one",
     "reserved-name": "defines a name that gpud uses for its own functions and variables",
 }
-"""Reason codes of `KernelRejected` and what a kernel so rejected does."""
+"""Reason codes of `KernelRejected`, each with what the rejected kernel does."""
 
 
 class KernelRejected(CallerError):
@@ -170,7 +170,7 @@ class KernelRejected(CallerError):
     code = "kernel-rejected"
     fields: ClassVar[Mapping[str, str]] = {
         "reason": "reason code, one of gpud.errors.REJECTIONS",
-        "instruction": "the PTX instruction that decided, if one did",
+        "instruction": "the PTX instruction that caused the rejection, if one did",
         "line": "its line in the PTX text, from 1",
     }
     reason: str
@@ -193,13 +193,13 @@ class KernelRejected(CallerError):
 
 
 class LaunchConfigError(CallerError, ValueError):
-    """The grid, the block or the shared memory is outside what the kernel or the device allows."""
+    """The kernel or the device does not allow this grid, block or shared memory size."""
 
     code = "launch-config"
     fields: ClassVar[Mapping[str, str]] = {
-        "parameter": "which one: 'grid', 'block' or 'shared'",
+        "parameter": "'grid', 'block' or 'shared'",
         "value": "the value that was given; grid and block as a tuple (x, y, z)",
-        "limit": "the largest value allowed, None where the value is too small or malformed",
+        "limit": "the largest value allowed, None if the value is too small or malformed",
     }
     parameter: str
     value: int | tuple[int, ...]
@@ -220,15 +220,15 @@ class LaunchConfigError(CallerError, ValueError):
 
     @classmethod
     def check_together(cls, grid: Sequence[int], occupancy: int, sms: int) -> None:
-        """Returns if all blocks of a grid can be resident at once.
+        """Checks that all blocks of a grid can be resident at once.
 
         Args:
-            grid: blocks in x, y, z.
-            occupancy: how many fit on an SM.
-            sms: how many there are.
+            grid: number of blocks in x, y, z.
+            occupancy: how many blocks fit on an SM.
+            sms: number of SMs.
 
         Raises:
-            LaunchConfigError: they cannot, so none could come past a `grid.sync()`.
+            LaunchConfigError: they cannot, so that `grid.sync()` would never return.
         """
         if prod(grid) > sms * occupancy:
             problem = f"a kernel that synchronises its grid needs all {prod(grid)} blocks at once, "
@@ -238,11 +238,11 @@ class LaunchConfigError(CallerError, ValueError):
 
 
 class AdmissionError(CallerError):
-    """The device can never grant the share that was asked for."""
+    """The device can never grant the requested share."""
 
     code = "admission"
     fields: ClassVar[Mapping[str, str]] = {
-        "requested": "the share that was asked for in SMs, an exact number as text ('7/2')",
+        "requested": "the requested share in SMs, an exact number as text ('7/2')",
         "capacity": "the most that can be granted in SMs, an exact number as text",
     }
     requested: str
@@ -253,15 +253,15 @@ class AdmissionError(CallerError):
 
 
 class OutOfMemory(CallerError, MemoryError):
-    """An allocation is larger than what is left."""
+    """An allocation is larger than the memory that is left."""
 
     code = "out-of-memory"
     fields: ClassVar[Mapping[str, str]] = {
-        "requested_bytes": "the size that was asked for",
+        "requested_bytes": "the requested size",
         "available_bytes": "the largest size that could have been granted",
-        "limit": "what stopped it: 'device', 'user', 'session', 'jobs' (they use what was freed), "
-        "'arena' (no hole is as large), or 'kernels' (some is spare, or its place taken, until "
-        "they are over); None if that is not known",
+        "limit": "the limit that was reached: 'device', 'user', 'session', 'jobs' (unfinished jobs "
+        "may use freed arrays), 'arena' (no contiguous range is large enough), or 'kernels' "
+        "(memory or addresses cannot be recovered while certain kernels run); None if not known",
     }
     requested_bytes: int
     available_bytes: int

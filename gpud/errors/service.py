@@ -1,4 +1,4 @@
-"""What is wrong with a request to the daemon, whatever it is about."""
+"""Errors of requests to the daemon in general: protocol, arguments, names, limits, shutdown."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = [
 
 
 class ProtocolError(CallerError, ValueError):
-    """A message is not what the protocol says. The connection goes on."""
+    """A message violates the protocol. The connection stays open."""
 
     code = "protocol"
     fields: ClassVar[Mapping[str, str]] = {
         "request": "the message's request number, None if it has none or it cannot be read",
-        "job": "the number of the job that the message is for, None if it is for none",
+        "job": "the number of the job that the message concerns, None if it concerns none",
     }
     request: int | None
     job: int | None
@@ -33,30 +33,30 @@ class ProtocolError(CallerError, ValueError):
 
 
 class FrameError(ProtocolError):
-    """What arrived is no frame, or holds no msgpack. Nothing that follows can be read."""
+    """The stream has no valid frame, or a frame has no valid msgpack. The connection is closed."""
 
     code = "frame"
 
 
 class InvalidArgument(CallerError, ValueError):
-    """An argument or a setting is not one of those that are allowed."""
+    """An argument or a setting has a value that is not allowed."""
 
     code = "invalid-argument"
 
 
 class UnknownName(CallerError, LookupError):
-    """There is no such job, module, array, variable or device, or it belongs to somebody else."""
+    """There is no such job, module, array, variable or device, or the client may not access it."""
 
     code = "unknown-name"
 
 
 class LimitExceeded(CallerError):
-    """The request is within what the device can do, but over a limit of the daemon's."""
+    """The request exceeds a limit of the daemon."""
 
     code = "limit"
     fields: ClassVar[Mapping[str, str]] = {
-        "limit": "the setting that limits, as in the configuration",
-        "value": "what it is set to",
+        "limit": "name of the limit: that of the setting, if a setting determines it",
+        "value": "the limit itself",
     }
     limit: str | None
     value: int | None
@@ -66,6 +66,6 @@ class LimitExceeded(CallerError):
 
 
 class Draining(DaemonError):
-    """The daemon is shutting down: it ends what it has, and accepts nothing more."""
+    """The daemon is shutting down: it finishes accepted jobs and accepts no more."""
 
     code = "draining"
