@@ -172,12 +172,12 @@ def _entry(table: MessageTable, cls: type[Any]) -> Iterable[str]:
     for field in schema.fields:
         default = _value(field.default) if field.has_default else ""
         meaning = field.meaning.replace("|", "\\|")
-        yield f"| `{field.name}` | {_kind(field.kind)} | {meaning} | {default} |\n"
+        yield f"| `{field.name}` | {_type(field.type)} | {meaning} | {default} |\n"
     yield "\n"
 
 
-def _kind(kind: FieldType) -> str:
-    return kind.describe().replace("|", "\\|")
+def _type(field_type: FieldType) -> str:
+    return field_type.describe().replace("|", "\\|")
 
 
 def _value(value: Any) -> str:

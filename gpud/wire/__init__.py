@@ -1,6 +1,7 @@
-"""Bytes <-> messages, without any I/O; shared by the daemon, its children and its clients.
+"""The wire protocol: bytes <-> messages, without I/O; shared by the daemon, its children, clients.
 
-`gpud.wire.framing` cuts a stream into frames, `gpud.wire.message_table` turns a frame's body into a
-checked message and back, `gpud.wire.field_types` says what a field may hold, `gpud.wire.messages`
-declares the messages of the client protocol and `gpud.wire.socket_path` where a daemon is found.
+`gpud.wire.framing` splits a stream into frames, `gpud.wire.message_table` decodes a frame's body
+into a validated message and encodes it, `gpud.wire.field_types` defines what a field may hold,
+`gpud.wire.messages` declares the messages of the client protocol, and `gpud.wire.socket_path`
+determines the path of the daemon's socket.
 """

@@ -1,16 +1,16 @@
-"""What a field of a message may hold: one `FieldType` for each thing, checked and described.
+"""Types of message fields: validation, description, and size bounds.
 
-Problem: what a peer sends is any msgpack value. Everything behind the wire relies on types, ranges
-and sizes, and must not be reached by a value that breaks them.
+Problem: a peer can send any msgpack value. The code behind the wire relies on types, ranges and
+sizes, and must never get a value that violates them.
 
-Approach: a kind is a frozen object that checks a value, words what is wrong with it, describes
-itself for the reference page, and bounds how many bytes a valid value takes, so that a message
-that is too large for what it can mean is refused unread. Kinds nest.
+Approach: a field type is a frozen object that checks a value, explains what is wrong with it,
+describes itself for the reference page, and bounds the bytes of a valid value, so that an oversized
+message is refused before it is unpacked. Field types nest.
 
 Properties:
-    exact: a check accepts a value of exactly the type that msgpack reads: a bool is no number, a
-        float is never an integer, bytes are no text;
-    immutable: lists come out as tuples, all the way down, but for `plain`;
+    exact: a check accepts only the exact Python type that msgpack returns: a bool is not an
+        integer, a float is never an integer, bytes are not text;
+    immutable: lists become tuples at every level, except in `plain`;
     total: a check returns or raises `ProtocolError`, for any value.
 """
 
@@ -36,42 +36,42 @@ __all__ = [
     "uint",
 ]
 
-_HEAD_BYTES = 9  # the most that msgpack needs for a number, or in front of text, blobs and arrays
+_HEAD_BYTES = 9  # the most that msgpack uses for a number, or as the header of any other value
 
 
 class FieldType:
-    """What a field may hold."""
+    """The type of a field: the values that it may hold."""
 
     __slots__ = ()
 
     def check(self, value: Any) -> Any:
-        """Returns ``value`` as it is handed on, if it is of this kind.
+        """Validates ``value`` and returns it, with lists converted to tuples.
 
         Raises:
-            ProtocolError: it is not; the message says what was expected and what came.
+            ProtocolError: it is not of this type; the message says what was expected and received.
         """
         raise NotImplementedError
 
     def describe(self) -> str:
-        """Returns the kind in words, for the reference page and for messages."""
+        """Returns the type in words, for the reference page and for error messages."""
         raise NotImplementedError
 
     def most_bytes(self) -> int | None:
-        """Returns how many bytes of msgpack a valid value has at most, None for any number."""
+        """Returns the most bytes that a valid value has in msgpack; None if unbounded."""
         raise NotImplementedError
 
     def most_items(self) -> int:
-        """Returns how long the longest array within a valid value is; 0 without arrays."""
+        """Returns the most items that an array within a valid value has; 0 without arrays."""
         return 0
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
-        """Returns an expression that gives what `check` gives for the expression ``value``.
+    def expression(self, value: str, names: dict[str, Any]) -> str:
+        """Returns a Python expression equivalent to `check` applied to the expression ``value``.
 
-        It does the usual case by itself and leaves the rest to `check`.
+        It handles valid values inline and calls `check` for the rest.
 
         Args:
-            value: cheap and without effects, for it is evaluated more than once.
-            names: gets what the expression refers to.
+            value: an expression that is cheap and has no side effects: it is evaluated repeatedly.
+            names: receives the objects that the expression refers to, by name.
         """
         return self._checked(value, names)
 
@@ -100,7 +100,7 @@ class _Uint(FieldType):
         most = str(self.most) if self.most < 1 << 16 else most
         return f"integer, {self.least} to {most}"
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
+    def expression(self, value: str, names: dict[str, Any]) -> str:
         usual = f"type({value}) is int and {self.least} <= {value} <= {self.most}"
         return f"({value} if {usual} else {self._checked(value, names)})"
 
@@ -120,7 +120,7 @@ class _Text(FieldType):
     def describe(self) -> str:
         return f"text of at most {_count(self.most)} characters"
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
+    def expression(self, value: str, names: dict[str, Any]) -> str:
         usual = f"type({value}) is str and len({value}) <= {self.most}"
         return f"({value} if {usual} else {self._checked(value, names)})"
 
@@ -140,7 +140,7 @@ class _Blob(FieldType):
     def describe(self) -> str:
         return f"at most {_count(self.most)} bytes (msgpack bin)"
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
+    def expression(self, value: str, names: dict[str, Any]) -> str:
         usual = f"type({value}) is bytes and len({value}) <= {self.most}"
         return f"({value} if {usual} else {self._checked(value, names)})"
 
@@ -158,7 +158,7 @@ class _Flag(FieldType):
     def describe(self) -> str:
         return "true or false"
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
+    def expression(self, value: str, names: dict[str, Any]) -> str:
         usual = f"{value} is True or {value} is False"
         return f"({value} if {usual} else {self._checked(value, names)})"
 
@@ -178,7 +178,7 @@ class _Choice(FieldType):
     def describe(self) -> str:
         return "one of " + ", ".join(f'"{name}"' for name in self.names)
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
+    def expression(self, value: str, names: dict[str, Any]) -> str:
         usual = f"type({value}) is str and {value} in {self.names!r}"
         return f"({value} if {usual} else {self._checked(value, names)})"
 
@@ -188,52 +188,54 @@ class _Choice(FieldType):
 
 @dataclass(frozen=True, slots=True)
 class _Optional(FieldType):
-    kind: FieldType
+    item: FieldType
 
     def check(self, value: Any) -> Any:
-        return None if value is None else self.kind.check(value)
+        return None if value is None else self.item.check(value)
 
     def describe(self) -> str:
-        return f"{self.kind.describe()}; or nil"
+        return f"{self.item.describe()}; or nil"
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
-        return f"(None if {value} is None else {self.kind.inlined(value, names)})"
+    def expression(self, value: str, names: dict[str, Any]) -> str:
+        return f"(None if {value} is None else {self.item.expression(value, names)})"
 
     def most_bytes(self) -> int | None:
-        return self.kind.most_bytes()
+        return self.item.most_bytes()
 
     def most_items(self) -> int:
-        return self.kind.most_items()
+        return self.item.most_items()
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed(FieldType):
-    kind: FieldType
+    item: FieldType
     least: int
     most: int
 
     def check(self, value: Any) -> tuple[Any, ...]:
         if isinstance(value, list | tuple) and self.least <= len(value) <= self.most:
-            return tuple(map(self.kind.check, value))
+            return tuple(map(self.item.check, value))
         raise self._wrong(value)
 
     def describe(self) -> str:
         many = str(self.most) if self.least == self.most else f"{self.least} to {_count(self.most)}"
-        return f"array of {many} of: {self.kind.describe()}"
+        return f"array of {many} of: {self.item.describe()}"
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
+    def expression(self, value: str, names: dict[str, Any]) -> str:
         one = f"one_{len(names)}"
-        names[one] = None  # the name is taken
-        each = f"(tuple([{self.kind.inlined(one, names)} for {one} in {value}]) if {value} else ())"
+        names[one] = None  # reserves the name
+        each = (
+            f"(tuple([{self.item.expression(one, names)} for {one} in {value}]) if {value} else ())"
+        )
         usual = f"type({value}) is list and {self.least} <= len({value}) <= {self.most}"
         return f"({each} if {usual} else {self._checked(value, names)})"
 
     def most_bytes(self) -> int | None:
-        one = self.kind.most_bytes()
+        one = self.item.most_bytes()
         return None if one is None else _HEAD_BYTES + self.most * one
 
     def most_items(self) -> int:
-        return max(self.most, self.kind.most_items())
+        return max(self.most, self.item.most_items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +251,9 @@ class _Pair(FieldType):
     def describe(self) -> str:
         return f"array of two: {self.first.describe()}; {self.second.describe()}"
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
-        first = self.first.inlined(f"{value}[0]", names)
-        second = self.second.inlined(f"{value}[1]", names)
+    def expression(self, value: str, names: dict[str, Any]) -> str:
+        first = self.first.expression(f"{value}[0]", names)
+        second = self.second.expression(f"{value}[1]", names)
         usual = f"type({value}) is list and len({value}) == 2"
         return f"(({first}, {second}) if {usual} else {self._checked(value, names)})"
 
@@ -277,7 +279,7 @@ class _Plain(FieldType):
     def describe(self) -> str:
         return "any"
 
-    def inlined(self, value: str, names: dict[str, Any]) -> str:
+    def expression(self, value: str, names: dict[str, Any]) -> str:
         return value
 
     def most_bytes(self) -> None:
@@ -288,17 +290,17 @@ class _Plain(FieldType):
 
 
 def uint(bits: int, *, least: int = 0, most: int | None = None) -> FieldType:
-    """An integer of so many bits without a sign, within bounds where they are given."""
+    """An unsigned integer of ``bits`` bits, from ``least`` to ``most`` where given."""
     return _Uint(least, (1 << bits) - 1 if most is None else most)
 
 
 def text(most: int) -> FieldType:
-    """Text of at most so many characters."""
+    """Text of at most ``most`` characters."""
     return _Text(most)
 
 
 def blob(most: int) -> FieldType:
-    """At most so many bytes."""
+    """At most ``most`` bytes, as msgpack bin."""
     return _Blob(most)
 
 
@@ -308,22 +310,22 @@ def flag() -> FieldType:
 
 
 def choice(*names: str) -> FieldType:
-    """One of these texts."""
+    """One of the texts ``names``."""
     return _Choice(names)
 
 
-def optional(kind: FieldType) -> FieldType:
-    """Nil, or a value of a kind."""
-    return _Optional(kind)
+def optional(item: FieldType) -> FieldType:
+    """Nil, or a value of type ``item``."""
+    return _Optional(item)
 
 
-def listed(kind: FieldType, least: int, most: int) -> FieldType:
-    """An array of so many values of a kind; comes out as a tuple."""
-    return _Listed(kind, least, most)
+def listed(item: FieldType, least: int, most: int) -> FieldType:
+    """An array of ``least`` to ``most`` values of type ``item``; decoded as a tuple."""
+    return _Listed(item, least, most)
 
 
 def pair(first: FieldType, second: FieldType) -> FieldType:
-    """An array of two; comes out as a tuple."""
+    """An array of two values of the given types; decoded as a tuple."""
     return _Pair(first, second)
 
 
@@ -334,12 +336,12 @@ def amount() -> FieldType:
 
 
 def plain() -> FieldType:
-    """Any value of msgpack's without extension types; for what a trusted peer sends."""
+    """Any msgpack value without extension types; only for fields that a trusted peer sends."""
     return _Plain()
 
 
 def shown(value: Any) -> str:
-    """Returns a value for a message: short, however large or deep it is."""
+    """Returns a short description of any value, for error messages."""
     if isinstance(value, str):
         return f"the text {value!r}" if len(value) <= 40 else f"a text of {len(value)} characters"
     if isinstance(value, bytes):
@@ -354,6 +356,6 @@ def shown(value: Any) -> str:
 
 
 def _count(number: int) -> str:
-    """A power of two as such, if it is large."""
+    """Returns a number as text, a large power of two in the form 2^n."""
     large = number >= 1 << 16 and number & (number - 1) == 0
     return f"2^{number.bit_length() - 1}" if large else str(number)

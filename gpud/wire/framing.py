@@ -1,17 +1,17 @@
-"""Frames: how messages are told apart in a stream of bytes.
+"""Framing: delimits messages in a byte stream.
 
-Problem: a stream socket gives bytes in pieces of any size. A peer may send rubbish, or announce a
-message that never ends.
+Problem: a stream socket delivers bytes in pieces of any size. A peer may send garbage, or announce
+an excessively long message.
 
-Approach: a frame is the length of its body, 4 bytes, little-endian, and the body. A body holds one
-msgpack value, but that is not looked at here. What has arrived in whole is cut out at once; the
-rest waits for the next `FrameDecoder.feed`. Once the stream is broken it stays broken, since
-nobody can tell where the next frame would begin.
+Approach: a frame is the length of its body, 4 bytes, little-endian, then the body. The body is one
+msgpack value, which is not examined here. Complete frames are extracted at once; the rest waits for
+the next `FrameDecoder.feed`. A broken stream stays broken, since the start of the next frame is
+unknown.
 
 Properties:
     any_pieces: the bodies do not depend on how the stream was cut into pieces;
-    bounded: a frame over the limit is refused by its length, before its body is kept;
-    broken_stays_broken: after a `FrameError` nothing more comes out.
+    bounded: a frame over the limit is refused by its length, before its body is buffered;
+    broken_stays_broken: after a `FrameError` no more bodies are returned.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["HEADER_BYTES", "MAX_FRAME_BYTES", "FrameDecoder", "FrameError", "fra
 
 HEADER_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
-"""The limit for the body of a frame where nothing else is agreed."""
+"""The default limit for the body of a frame."""
 
 _SMALL_BYTES: Final = 1 << 12
-"""Of a body that is copied twice sooner than a view on it is made."""
+"""Up to this size, copying a body twice is faster than making a memoryview of it."""
 
 
 class FrameDecoder:
-    """Cuts a stream into the bodies of its frames.
+    """Splits a byte stream into the bodies of its frames.
 
     Args:
         limit_bytes: the largest body that is accepted.
@@ -41,19 +41,19 @@ class FrameDecoder:
     def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._buffer = bytearray()
-        self._start = 0  # of the first frame in the buffer that was not given out
+        self._start = 0  # offset of the first frame in the buffer that was not yielded yet
         self._broken: str | None = None
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes were fed that no body given out has held, headers included."""
+        """Bytes that were fed and not yielded yet, headers included."""
         return len(self._buffer) - self._start
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take more of the stream; ``data`` is copied, and may be changed afterwards.
+        """Appends a piece of the stream; ``data`` is copied.
 
         Raises:
-            FrameError: the stream was found to be broken before.
+            FrameError: the stream is already known to be broken.
         """
         if self._broken is not None:
             self._check()
@@ -63,12 +63,13 @@ class FrameDecoder:
         self._buffer += data
 
     def frames(self) -> Iterator[bytes]:
-        """Yields the body of each frame that is there in whole, once, in order.
+        """Yields the body of each complete frame, once, in order.
 
-        An iterator that was left half-way may be gone on with, or another be made.
+        An iterator that was abandoned may be resumed, or replaced by a new one.
 
         Raises:
-            FrameError: the next frame is over the limit. `feed` and `frames` raise it from now on.
+            FrameError: the next frame is empty or over the limit. `feed` and `frames` raise it from
+                now on.
         """
         buffer = self._buffer
         while True:
@@ -78,7 +79,7 @@ class FrameDecoder:
             body = start + HEADER_BYTES
             if len(buffer) < body:
                 if len(buffer) == start:
-                    # All is given out: an idle peer keeps nothing of a large message.
+                    # All was yielded: free the memory that a large message has taken.
                     buffer.clear()
                     self._start = 0
                 return
@@ -92,8 +93,8 @@ class FrameDecoder:
             if size <= _SMALL_BYTES:
                 yield bytes(buffer[body:end])
                 continue
-            # Through a view: a slice of the bytearray would be copied twice. The view must be gone
-            # before the yield, for a buffer with a view on it cannot grow.
+            # Through a view: a slice of the bytearray would be copied twice. The view must be
+            # released before the yield, because a buffer with a view on it cannot grow.
             with memoryview(buffer) as view:
                 found = bytes(view[body:end])
             yield found
@@ -115,7 +116,7 @@ class FrameDecoder:
 
 
 def frame(body: bytes) -> bytes:
-    """Returns the frame with that body.
+    """Returns the frame with the given body.
 
     Raises:
         FrameError: the body is empty, or its length does not fit 4 bytes.
@@ -124,10 +125,10 @@ def frame(body: bytes) -> bytes:
 
 
 def header(size: int) -> bytes:
-    """Returns what stands in front of a body of ``size`` bytes.
+    """Returns the frame header for a body of ``size`` bytes.
 
     Raises:
-        FrameError: there is no such frame.
+        FrameError: ``size`` is 0, negative, or does not fit 4 bytes.
     """
     if not 0 < size < 1 << 32:
         raise FrameError(f"a frame has 1 to 2^32 - 1 bytes, not {size}")

@@ -1,8 +1,8 @@
-"""What is known of one message: its fields, how they are checked, and how large they can be.
+"""The schema of one message: its fields, their validation, and their size bounds.
 
-Everything is derived from the class: a named tuple whose annotations carry a
+Everything is derived from the message's class: a named tuple whose annotations carry a
 `gpud.wire.field_types.FieldType` and a text. The checks of all fields are compiled into one
-function, as named tuples are themselves.
+function.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from gpud.wire.field_types import FieldType
 __all__ = ["SPARE_ITEMS", "Field", "MessageSchema", "Sender"]
 
 SPARE_ITEMS: Final = 4
-"""Arrays up to so many times too long are read, for a better error than "broken"."""
+"""Arrays of up to so many times the valid length are unpacked, for a more precise error."""
 
 
 class Sender(Enum):
-    """Who sends a message: the side that connects or commands, or the side that serves."""
+    """Which side sends a message: the one that connects or commands, or the one that serves."""
 
     CLIENT = "client"
     DAEMON = "daemon"
 
-    __hash__ = object.__hash__  # members are compared by identity; Enum's own is Python
+    __hash__ = object.__hash__  # members are compared by identity; Enum's own hash is slower
 
 
 class Field(NamedTuple):
     """A field of a message.
 
     Attributes:
-        has_default: it may be left out at the end of a message.
-        default: then it is this.
+        has_default: the field may be left out at the end of a message.
+        default: its value if it is left out.
     """
 
     name: str
-    kind: FieldType
+    type: FieldType
     meaning: str
     has_default: bool
     default: Any
 
 
 class MessageSchema:
-    """What a table knows of a class: a message, or a record within one.
+    """The schema of a message class, or of a record class for parts of messages.
 
     Attributes:
-        code: None for a record.
+        code: the message's code; None for a record.
         sender: None for a record.
-        count: how many fields it has.
-        least: of them those that must be there.
-        defaults: of those that need not, in order.
-        most_items: how long an array in a message may be for its fields to be looked at.
-        most_bytes: the most that a valid message has, None if there is no bound.
-        numbered: what the first field numbers: ``request``, ``job`` or nothing.
+        count: number of fields.
+        least: number of fields that may not be left out.
+        defaults: the defaults of the other fields, in order.
+        most_items: the longest array that is unpacked before the fields are checked.
+        most_bytes: the most bytes that a valid message has; None if unbounded.
+        numbered: what the first field numbers: ``request``, ``job`` or None.
     """
 
     __slots__ = (
-        "_quickly", "cls", "code", "count", "defaults", "fields", "least", "most_bytes",
+        "_checked_build", "cls", "code", "count", "defaults", "fields", "least", "most_bytes",
         "most_items", "numbered", "sender",
     )  # fmt: skip
 
@@ -71,21 +71,21 @@ class MessageSchema:
         self.defaults = tuple(field.default for field in self.fields if field.has_default)
         self.count = len(self.fields)
         self.least = self.count - len(self.defaults)
-        self._quickly = _compiled(cls, self.fields)
-        sizes = [field.kind.most_bytes() for field in self.fields]
+        self._checked_build = _compiled(cls, self.fields)
+        sizes = [field.type.most_bytes() for field in self.fields]
         bounds = [size for size in sizes if size is not None]
         self.most_bytes = 16 + sum(bounds) if len(bounds) == len(sizes) else None
-        longest = max((field.kind.most_items() for field in self.fields), default=0)
+        longest = max((field.type.most_items() for field in self.fields), default=0)
         self.most_items = min(max(16, SPARE_ITEMS * longest), (1 << 32) - 1)
         first = self.fields[0].name if self.fields else ""
         named = {"request": "request", "ticket": "request", "number": "job", "job": "job"}
         self.numbered = named.get(first) if code is not None else None
 
     def build(self, values: Sequence[Any]) -> Any:
-        """Returns the message or record with these fields, checked.
+        """Validates the fields and returns the message or record.
 
         Raises:
-            ProtocolError: the number of fields or one of them is wrong.
+            ProtocolError: the number of fields or a field is wrong.
         """
         if len(values) != self.count:
             missing = self.count - len(values)
@@ -93,44 +93,44 @@ class MessageSchema:
                 self._refuse_count(len(values))
             values = [*values, *self.defaults[-missing:]]
         try:
-            return self._quickly(values)
+            return self._checked_build(values)
         except ProtocolError:
             raise self._explained(values) from None
 
     def number(self, values: Sequence[Any]) -> dict[str, int]:
-        """Returns what an error about a message with these fields carries."""
+        """Returns the request or job number of a message, as fields of an error about it."""
         if self.numbered is None or not values:
             return {}
         try:
-            return {self.numbered: self.fields[0].kind.check(values[0])}
+            return {self.numbered: self.fields[0].type.check(values[0])}
         except ProtocolError:
             return {}
 
     def walk(self, unpacker: Any, body: bytes | memoryview, count: int) -> None:
-        """Steps over ``count`` packed fields, without building them.
+        """Checks the sizes of ``count`` packed fields, without unpacking them.
 
         Raises:
-            ProtocolError: one is larger than it can be, or an array or map where that cannot be.
+            ProtocolError: a field is larger than valid, or an array or map where none is valid.
         """
         if not self.least <= count <= len(self.fields):
             self._refuse_count(count)
         for field in self.fields[:count]:
             start = unpacker.tell()
             unpacker.skip()
-            size, most = unpacker.tell() - start, field.kind.most_bytes()
-            misplaced = not field.kind.most_items() and _is_container(body[start])
+            size, most = unpacker.tell() - start, field.type.most_bytes()
+            misplaced = not field.type.most_items() and _is_container(body[start])
             if misplaced or (most is not None and size > most):
                 what = "an array or a map" if misplaced else f"{size} bytes"
                 raise ProtocolError(
-                    f"field {field.name} of {self.cls.__name__}: {field.kind.describe()} is "
+                    f"field {field.name} of {self.cls.__name__}: {field.type.describe()} is "
                     f"expected, not {what}"
                 )
 
     def _explained(self, values: Sequence[Any]) -> ProtocolError:
-        """The error for the first field that is wrong."""
+        """Returns the error for the first invalid field."""
         for field, value in zip(self.fields, values, strict=True):
             try:
-                field.kind.check(value)
+                field.type.check(value)
             except ProtocolError as error:
                 return ProtocolError(f"field {field.name} of {self.cls.__name__}: {error}")
         raise AssertionError("a check refused a value that it accepts now")
@@ -145,24 +145,24 @@ class MessageSchema:
 
 
 def _compiled(cls: type[Any], fields: Sequence[Field]) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function that checks as many values as there are fields, and makes a ``cls``."""
+    """Returns a function that validates a value for each field and returns a ``cls`` of them."""
     names: dict[str, Any] = {"cls": cls, "new": tuple.__new__}
     variables = [f"field_{index}" for index in range(len(fields))]
     checked = [
-        field.kind.inlined(name, names) for field, name in zip(fields, variables, strict=True)
+        field.type.expression(name, names) for field, name in zip(fields, variables, strict=True)
     ]
     commas = "".join(f"{name}, " for name in variables)
     lines = "".join(f"        {one},\n" for one in checked)
     source = (
         f"def make(values):\n    {commas or '()'} = values\n    return new(cls, (\n{lines}    ))\n"
     )
-    exec(source, names)  # noqa: S102  (made of the declarations, as named tuples are)
+    exec(source, names)  # noqa: S102  (generated from the declarations)
     made: Callable[[Sequence[Any]], Any] = names["make"]
     return made
 
 
 def _is_container(first: int) -> bool:
-    """Whether a msgpack value that begins with this byte is an array or a map."""
+    """Whether a msgpack value with this first byte is an array or a map."""
     return 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF
 
 
@@ -172,6 +172,8 @@ def _fields(cls: type[Any]) -> Iterable[Field]:
     for name in cls._fields:
         found = [one for one in get_args(hints[name])[1:] if isinstance(one, FieldType)]
         texts = [one for one in get_args(hints[name])[1:] if isinstance(one, str)]
-        assert len(found) == len(texts) == 1, f"{cls.__name__}.{name} needs a kind and a meaning"
+        assert len(found) == len(texts) == 1, (
+            f"{cls.__name__}.{name} needs a field type and a meaning"
+        )
         has_default = name in defaults
         yield Field(name, found[0], texts[0], has_default, defaults.get(name))

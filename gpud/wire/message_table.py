@@ -1,22 +1,22 @@
-"""A protocol's messages, declared once as named tuples; the codec derives from the declarations.
+"""The codec of a protocol, derived from its messages, which are declared once as named tuples.
 
 Problem: a message must be declared, encoded, decoded, validated and documented, and these must
 never disagree. Decoding is on the path of every launch.
 
 Approach: a message is a named tuple; each annotation carries a `gpud.wire.field_types.FieldType`
-and a text. The first use of a class works out its `gpud.wire.message_schema.MessageSchema`: what
-may be left out, how large a valid message is, and one compiled function that checks all fields.
-Decoding is then one call of msgpack's and one of that function.
+and a text. The first use of a class computes its `gpud.wire.message_schema.MessageSchema`: which
+fields may be left out, the size of the largest valid message, and one compiled function that
+validates all fields. Decoding is then one call of msgpack and one of that function.
 
-A large message is walked field by field before it is built: small values cost up to 60 times their
-size as Python objects, while the largest honest messages are one long text or blob. Messages with a
-field that may be anything are not walked; only trusted peers send such.
+A large message is walked field by field before it is unpacked: small values take up to 60 times
+their size as Python objects, while the largest valid messages are one long text or blob. Messages
+with a `plain` field are not walked; only trusted peers send them.
 
 Properties:
     round_trip: ``decode(encode(message)[4:], sender) == message``;
-    total: `MessageTable.decode` returns a checked message or raises `ProtocolError`, for any bytes;
-    named: the error says which message, which field and what was expected, and carries the number
-        of the request, or of the job, where it could be read.
+    total: `MessageTable.decode` returns a valid message or raises `ProtocolError`, for any bytes;
+    named: the error names the message, the field and what was expected, and carries the number
+        of the request, or of the job, if it could be read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _T = TypeVar("_T")
 _Packer = msgpack.Packer  # a new one for each message: it keeps a buffer as large as the largest
 
 _LARGE_BYTES: Final = 1 << 16
-"""A message over this is walked before it is built."""
+"""A larger message is walked before it is unpacked."""
 
 
 class MessageTable:
     """The messages of one protocol.
 
     Args:
-        name: of the protocol, for messages.
+        name: of the protocol, for error messages.
         version: of the protocol.
     """
 
@@ -56,7 +56,7 @@ class MessageTable:
         self.codes: dict[type[Any], int] = {}
         self.records: list[type[Any]] = []
         self._senders: dict[type[Any], Sender] = {}
-        # Made when they are first needed: a program that looks at the daemon once uses few.
+        # Computed at first use: a short-lived client program uses only few of them.
         self._schemas: dict[type[Any], MessageSchema] = {}
         self._read: dict[Sender, dict[int, MessageSchema]] = {sender: {} for sender in Sender}
         self._most_items: dict[Sender, int] = {}
@@ -82,7 +82,7 @@ class MessageTable:
         return with_code
 
     def record(self) -> Callable[[type[_T]], type[_T]]:
-        """Returns a decorator that declares a part of messages."""
+        """Returns a decorator that declares a record, a part of messages."""
 
         def declare(cls: type[_T]) -> type[_T]:
             self.records.append(cls)
@@ -91,10 +91,10 @@ class MessageTable:
         return declare
 
     def schema(self, cls: type[Any]) -> MessageSchema:
-        """Returns what the table knows of a message or record.
+        """Returns the schema of a message or record class.
 
         Raises:
-            KeyError: it is none of this table's.
+            KeyError: the table has no such class.
         """
         schema = self._schemas.get(cls)
         if schema is None:
@@ -107,10 +107,10 @@ class MessageTable:
     # -- encoding
 
     def encode(self, message: Any) -> bytes:
-        """Returns the frame of a message. What it holds is not checked: `check` does that.
+        """Returns the frame of a message, without validating its fields: see `check`.
 
         Raises:
-            ProtocolError: a field holds what msgpack cannot write.
+            ProtocolError: a field has a value that msgpack cannot encode.
             KeyError: the table has no such message.
         """
         code = self.codes[type(message)]
@@ -121,11 +121,11 @@ class MessageTable:
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
 
     def encode_with(self, message: Any, parts: Sequence[bytes]) -> list[bytes]:
-        """`encode` of a message whose last field, None in it, is packed already.
+        """Encodes a message whose last field is already packed.
 
         Args:
-            message: to encode.
-            parts: the bytes of its last field, in pieces.
+            message: the message, with None as its last field.
+            parts: the packed last field, in pieces.
 
         Returns:
             The frame in pieces, of which ``parts`` are the last.
@@ -137,16 +137,16 @@ class MessageTable:
         return [header(len(head) + sum(map(len, parts))) + head, *parts]
 
     def check(self, message: _T) -> _T:
-        """Returns ``message`` as its receiver will have it.
+        """Validates a message before it is sent; returns it as its receiver will decode it.
 
         Raises:
-            ProtocolError: the receiver will refuse it.
+            ProtocolError: the receiver would refuse it.
         """
         checked: _T = self.schema(type(message)).build(message)  # type: ignore[arg-type]
         return checked
 
     def encode_records(self, records: Iterable[Any]) -> bytes:
-        """Returns an array of records as msgpack, to be carried in a binary field."""
+        """Returns an array of records as msgpack, for a binary field."""
         try:
             return bytes(msgpack.packb([tuple(record) for record in records]))
         except (TypeError, ValueError, OverflowError) as error:
@@ -155,17 +155,18 @@ class MessageTable:
     # -- decoding
 
     def decode(self, body: bytes | memoryview, sender: Sender) -> Any:
-        """Returns the message that a frame's body holds, checked, as its named tuple.
+        """Decodes and validates the body of a frame; returns the message as its named tuple.
 
         Args:
             body: of one frame.
-            sender: who sent it; messages of the other side are unknown.
+            sender: the side that sent it; messages of the other side are refused.
 
         Raises:
-            FrameError: the body is no msgpack: the connection is of no more use.
-            ProtocolError: it is no valid message; ``request`` or ``job`` if that could be read.
+            FrameError: the body is not msgpack: the connection cannot be used any further.
+            ProtocolError: it is not a valid message; the error carries ``request`` or ``job`` if
+                it could be read.
         """
-        # The code, where it usually is: one byte after an array header of one byte.
+        # The usual encoding: an array header of one byte, then the code in one byte.
         code: Any = body[1] if len(body) > 1 and 0x90 <= body[0] <= 0x9F else -1
         schema = self._read[sender].get(code) or self._find(sender, code)
         if len(body) > _LARGE_BYTES:
@@ -187,10 +188,10 @@ class MessageTable:
             raise ProtocolError(error.message, **schema.number(values)) from None
 
     def decode_record(self, cls: type[_T], fields: Any) -> _T:
-        """Returns a record from the array of its fields.
+        """Validates the array of a record's fields and returns the record.
 
         Raises:
-            ProtocolError: it is none.
+            ProtocolError: ``fields`` is not a valid record.
         """
         if not isinstance(fields, list | tuple):
             raise ProtocolError(f"a {cls.__name__} is an array, not {shown(fields)}")
@@ -228,7 +229,7 @@ class MessageTable:
             if known is None
             else f"{known.__name__} is sent by the other side"
         )
-        # Requests of a newer version will have their number where ours have it.
+        # Requests of a newer version will have their number in the same place.
         number = values[1] if len(values) > 1 else None
         readable = type(number) is int and 0 <= number < 1 << 32
         return ProtocolError(problem, request=number if readable else None)
@@ -241,7 +242,7 @@ class MessageTable:
         return schema
 
     def _limit(self, sender: Sender) -> int:
-        """How long arrays may be in a message whose code has not been read yet."""
+        """Returns the longest array to unpack in a message whose code is not known yet."""
         if sender not in self._most_items:
             found = [
                 self.schema(cls).most_items for cls, by in self._senders.items() if by is sender
@@ -250,7 +251,7 @@ class MessageTable:
         return self._most_items[sender]
 
     def _walk(self, body: bytes | memoryview, schema: MessageSchema | None) -> None:
-        """Refuses a large message that holds more, anywhere, than its fields can mean."""
+        """Refuses a large message in which a field is larger than any valid value of it."""
         if schema is None:
             raise ProtocolError(
                 f"{len(body)} bytes that are no message of the {self.name} protocol; its header "
@@ -272,7 +273,7 @@ class MessageTable:
             raise _no_msgpack(error) from error
 
     def _walk_records(self, data: bytes | memoryview, schema: MessageSchema, most: int) -> None:
-        """The same for an array of records."""
+        """Does the same for an array of records."""
         unpacker = _feeding(data)
         try:
             for _ in range(min(unpacker.read_array_header(), most + 1)):
@@ -284,7 +285,7 @@ class MessageTable:
 
 
 def _unpack(body: bytes | memoryview, most_items: int) -> Any:
-    """The one value that ``body`` holds; no extension types, no keys but text."""
+    """Unpacks the one value in ``body``; extension types and keys other than text are refused."""
     try:
         return msgpack.unpackb(
             body, max_array_len=most_items, max_ext_len=0, ext_hook=_refuse_extension
@@ -305,7 +306,7 @@ def _feeding(data: bytes | memoryview) -> Any:
 
 
 def _number_bytes(first: int) -> int:
-    """The bytes of an integer without a sign that begins with this byte."""
+    """Returns the packed size of an unsigned integer with this first byte."""
     return 1 if first < 0x80 else 1 + (1 << first - 0xCC)
 
 

@@ -7,10 +7,10 @@ On the wire a message is one frame (`gpud.wire.framing`) holding a msgpack array
 code, then its fields in order. Trailing fields that have a default may be left out, so a field can
 be added at the end without breaking older peers.
 
-A ``request`` is a number that the client chooses; the answer carries it. Jobs are numbered by the
-client, 1, 2, 3 ... in each session, so that a submission needs no answer: `Submit` is answered by
-`Finished` and by nothing before. A job is named by the pair (session, number), written "3.17".
-Amounts of CapSM travel as exact pairs (numerator, denominator). Times are nanoseconds.
+A ``request`` is a number that the client chooses; the reply carries it. Jobs are numbered by the
+client, 1, 2, 3 ... in each session, so that a submission needs no acknowledgement: the only reply
+to `Submit` is `Finished`. A job is identified by the pair (session, number), written "3.17".
+Amounts of CapSM are exact pairs (numerator, denominator). Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 VERSION = 1
-"""Of the protocol. It changes when an older peer would misunderstand a newer one."""
+"""Version of the protocol. It changes when an older peer would misunderstand a newer one."""
 
 CLIENT_PROTOCOL = MessageTable("client", VERSION)
 """Every message of the protocol by code and by class."""
@@ -49,9 +49,9 @@ _daemon = CLIENT_PROTOCOL.message(Sender.DAEMON)
 _record = CLIENT_PROTOCOL.record()
 
 TOPICS = ("status", "jobs", "kernels", "memory", "history", "events", "trace", "doctor")
-"""What can be asked for with `Query`."""
+"""The topics of `Query`."""
 
-Request = Annotated[int, uint(32), "chosen by the client; the answer carries it"]
+Request = Annotated[int, uint(32), "chosen by the client; the reply carries it"]
 Device = Annotated[int, uint(8), "index of the device in `Welcome`"]
 Module = Annotated[int, uint(32), "as `Compiled` named it"]
 Dim3 = Annotated[tuple[int, int, int], listed(uint(32, least=1), 3, 3), "x, y, z"]
@@ -83,7 +83,7 @@ class Hello(NamedTuple):
 
     request: Request
     version: Annotated[int, uint(16), "the newest protocol version that the client speaks"]
-    program: Annotated[str, text(256), "what the client is, for people: shown by gpuctl"]
+    program: Annotated[str, text(256), "the client program's name, shown by gpuctl"]
 
 
 @_client(2)
@@ -108,19 +108,19 @@ class Compile(NamedTuple):
 
 @_client(3)
 class Unload(NamedTuple):
-    """Forget a module once the jobs that were submitted before have ended. Not answered."""
+    """Unload a module once the jobs that were submitted before have ended. Not answered."""
 
     module: Module
 
 
 @_client(4)
 class Measure(NamedTuple):
-    """Make a kernel ready for a block shape and tell its occupancy; answered by `Measured`.
+    """Prepare a kernel for a block shape and return its occupancy; answered by `Measured`.
 
     A launch is accepted only for a shape that was measured before in the same session. Offline jobs
     with a timeout, and all jobs of a CPU device, run another entry of a kernel with loops, whose
-    blocks can be ended in the middle of a task block. On a GPU it is made ready by `killable`, or
-    else by the first such job, in its time.
+    blocks can be killed in the middle of a task block. On a GPU that entry is prepared here if
+    ``killable`` is set, otherwise by the first such job, at the expense of its time.
     """
 
     request: Request
@@ -128,7 +128,9 @@ class Measure(NamedTuple):
     kernel: Annotated[int, uint(16), "index of the kernel in `Compiled`"]
     block: Dim3
     shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
-    killable: Annotated[bool, flag(), "as offline jobs with a timeout run it"] = False
+    killable: Annotated[
+        bool, flag(), "the entry that offline jobs with a timeout run, with kill polls"
+    ] = False
 
 
 @_client(5)
@@ -170,20 +172,20 @@ class Submit(NamedTuple):
     deadline_ns: Annotated[
         int | None, optional(uint(63)), "from now; orders waiting online jobs"
     ] = None
-    timeout_ns: Annotated[int | None, optional(uint(63)), "of running; then the job is ended"] = (
-        None
-    )
+    timeout_ns: Annotated[
+        int | None, optional(uint(63)), "running time after which the job is ended"
+    ] = None
     weight: Annotated[
-        int, uint(16, least=1, most=1000), "an offline job's part when capacity is shared"
+        int, uint(16, least=1, most=1000), "an offline job's weight when capacity is shared"
     ] = 1
     exclusive: Annotated[
-        bool, flag(), "online: the reservation is in whole SMs, where nobody else's blocks are"
+        bool, flag(), "online: the reservation is in whole SMs, on which no other job runs"
     ] = False
 
 
 @_client(8)
 class Resize(NamedTuple):
-    """Change a job's reservation or quota, one of them; answered by `Answer`."""
+    """Change a job's reservation or its quota, not both; answered by `Answer`."""
 
     request: Request
     job: JobRef
@@ -193,7 +195,7 @@ class Resize(NamedTuple):
 
 @_client(9)
 class Cancel(NamedTuple):
-    """End a job. `Answer` holds whether it had not ended yet; `Finished` follows as for any job."""
+    """End a job. `Answer` holds false if it had ended already; `Finished` follows as usual."""
 
     request: Request
     job: JobRef
@@ -201,7 +203,7 @@ class Cancel(NamedTuple):
 
 @_client(10)
 class Describe(NamedTuple):
-    """Ask how jobs stand; `Answer` holds a list of maps as in topic "jobs", nil where unknown."""
+    """Ask for the state of jobs; `Answer` holds a list of maps as in topic "jobs", nil: unknown."""
 
     request: Request
     jobs: Annotated[tuple[JobRef, ...], listed(pair(uint(32), uint(32)), 1, 4096), "which"]
@@ -209,7 +211,7 @@ class Describe(NamedTuple):
 
 @_client(11)
 class ReadSymbol(NamedTuple):
-    """Read bytes of a module variable; `Answer` holds them. Jobs that run are not waited for."""
+    """Read bytes of a module variable; `Answer` holds them. Does not wait for running jobs."""
 
     request: Request
     module: Module
@@ -220,7 +222,7 @@ class ReadSymbol(NamedTuple):
 
 @_client(12)
 class WriteSymbol(NamedTuple):
-    """Write bytes of a module variable; answered by `Answer`. Running jobs are not waited for."""
+    """Write bytes of a module variable; answered by `Answer`. Does not wait for running jobs."""
 
     request: Request
     module: Module
@@ -231,18 +233,18 @@ class WriteSymbol(NamedTuple):
 
 @_client(13)
 class Query(NamedTuple):
-    """Ask about the daemon; `Answer` holds a map. Shows what the user may see."""
+    """Ask about the daemon; `Answer` holds a map, restricted to what the user may see."""
 
     request: Request
-    topic: Annotated[str, choice(*TOPICS), "what about"]
+    topic: Annotated[str, choice(*TOPICS), "what to report"]
     limit: Annotated[
-        int, uint(32), "rows at most, the latest; 0 for all that are kept (4096 jobs)"
+        int, uint(32), "the most rows, latest first; 0 for all that are kept (4096 jobs)"
     ] = 0
 
 
 @_client(14)
 class Follow(NamedTuple):
-    """From now on send every event as `Happened`; answered by `Answer`."""
+    """Subscribe to events, sent as `Happened`; answered by `Answer`."""
 
     request: Request
     on: Annotated[bool, flag(), "false ends it"] = True
@@ -250,10 +252,10 @@ class Follow(NamedTuple):
 
 @_client(15)
 class Upload(NamedTuple):
-    """Bring a part of an array from the session's file to the device. Not answered.
+    """Copy a part of an array from the session's file to the device. Not answered.
 
     For devices whose arrays are ``copied``, after the part was written to the file. Jobs that are
-    submitted later find it. A refusal comes as `Failed` with request 0.
+    submitted later see it. A refusal is sent as `Failed` with request 0.
     """
 
     device: Device
@@ -264,9 +266,9 @@ class Upload(NamedTuple):
 
 @_client(16)
 class Download(NamedTuple):
-    """Bring a part of an array from the device to the session's file; answered by `Answer`.
+    """Copy a part of an array from the device to the session's file; answered by `Answer`.
 
-    For devices whose arrays are ``copied``. Jobs that run are not waited for.
+    For devices whose arrays are ``copied``. Does not wait for running jobs.
     """
 
     request: Request
@@ -281,17 +283,17 @@ class Download(NamedTuple):
 
 @_daemon(64)
 class Welcome(NamedTuple):
-    """The connection is a session now."""
+    """The connection is accepted as a session."""
 
     request: Request
-    version: Annotated[int, uint(16), "the protocol version that both speak"]
+    version: Annotated[int, uint(16), "the protocol version that both sides use"]
     session: Annotated[int, uint(32), "the session's number"]
     devices: Annotated[
         list[dict[str, Any]],
         plain(),
         'maps: "name", "kind" ("cpu" or "cuda"), "sms", "memory_bytes", "capability", "online_sms"'
-        ' (the most that online jobs may have together), "arrays" ("shared": they lie in the file '
-        'of `Arena` itself; "copied": `Upload` and `Download` copy between it and the device)',
+        ' (the most that online jobs may have together), "arrays" ("shared": the file of `Arena` '
+        'is their memory; "copied": `Upload` and `Download` copy between it and the device)',
     ]
     limits: Annotated[dict[str, int], plain(), 'a map: "message_bytes", "jobs", "memory_bytes"']
     daemon: Annotated[dict[str, Any], plain(), 'a map: "version", "pid", "policy"']
@@ -299,20 +301,20 @@ class Welcome(NamedTuple):
 
 @_daemon(65)
 class Arena(NamedTuple):
-    """The session's memory on a device, once, before the first `Allocated` there.
+    """The session's arena on a device; sent once, before the first `Allocated` on it.
 
-    Comes with a file descriptor where the client can map the memory: byte 0 of the file is the
-    byte at device address ``base``.
+    A file descriptor is attached if the client can map the memory: byte 0 of the file is the byte
+    at device address ``base``.
     """
 
     device: Device
     base: Annotated[int, uint(64), "device address of the first byte"]
-    size: Annotated[int, uint(64), "bytes that are reserved; what is not allocated costs nothing"]
+    size: Annotated[int, uint(64), "bytes of addresses; only allocated arrays take memory"]
 
 
 @_daemon(66)
 class Compiled(NamedTuple):
-    """A program is ready."""
+    """A program has been compiled."""
 
     request: Request
     module: Module
@@ -324,7 +326,7 @@ class Compiled(NamedTuple):
         '"cooperative" (all of its blocks must be resident), "rejected" (an error, or nil)',
     ]
     names: Annotated[
-        dict[str, int], plain(), "a map: the index of the kernel that each asked-for name means"
+        dict[str, int], plain(), "a map: the index of the kernel for each of the requested names"
     ]
     symbols: Annotated[dict[str, int], plain(), "a map: the size in bytes of each module variable"]
     log: Annotated[str, text(1 << 24), "the compiler's log"] = ""
@@ -332,7 +334,7 @@ class Compiled(NamedTuple):
 
 @_daemon(67)
 class Measured(NamedTuple):
-    """A kernel is ready for a block shape."""
+    """A kernel is prepared for a block shape."""
 
     request: Request
     occupancy: Annotated[int, uint(16), "M: blocks that fit on one SM"]
@@ -341,7 +343,7 @@ class Measured(NamedTuple):
 
 @_daemon(68)
 class Allocated(NamedTuple):
-    """An array of zeroes is there."""
+    """An array of zeroes was allocated."""
 
     request: Request
     address: Annotated[int, uint(64), "device address; lies in the session's arena"]
@@ -349,17 +351,17 @@ class Allocated(NamedTuple):
 
 @_daemon(69)
 class Answer(NamedTuple):
-    """A request is done."""
+    """A request has succeeded."""
 
     request: Request
-    value: Annotated[Any, plain(), "what was asked for"] = None
+    value: Annotated[Any, plain(), "the result, nil if there is none"] = None
 
 
 @_daemon(70)
 class Failed(NamedTuple):
-    """A request was refused or failed; nothing was changed by it."""
+    """A request was refused or failed; it has changed nothing."""
 
-    request: Annotated[int, uint(32), "0 if the message could not be read as far as its number"]
+    request: Annotated[int, uint(32), "0 if the request's number could not be read"]
     error: Annotated[dict[str, Any], plain(), 'a map: "code", "message", "fields"']
 
 
@@ -370,19 +372,19 @@ class Finished(NamedTuple):
     number: Annotated[int, uint(32), "of the job in this session"]
     state: Annotated[str, choice("done", "failed", "cancelled"), "how it ended"]
     error: Annotated[dict[str, Any] | None, plain(), "nil if it is done"]
-    output: Annotated[bytes, blob(1 << 24), "what its kernels printed"]
+    output: Annotated[bytes, blob(1 << 24), "the printf output of its kernels"]
     stats: Annotated[
         dict[str, Any],
         plain(),
         'a map: "queued_s", "first_block_s", "run_s", "release_s" (seconds), "resizes", '
         '"capsm_seconds"; nil where unknown',
     ]
-    progress: Annotated[tuple[int, int], pair(uint(63), uint(63)), "task blocks done, and in all"]
+    progress: Annotated[tuple[int, int], pair(uint(63), uint(63)), "task blocks: done, total"]
 
 
 @_daemon(72)
 class Happened(NamedTuple):
-    """An event, for those who `Follow`."""
+    """An event, sent to clients that have subscribed with `Follow`."""
 
     event: Annotated[
         dict[str, Any], plain(), 'a map: "at_s" (seconds since 1970), "event", and more'
@@ -391,6 +393,6 @@ class Happened(NamedTuple):
 
 @_daemon(73)
 class Goodbye(NamedTuple):
-    """The last message: the daemon closes the connection, for this reason."""
+    """The last message of a connection: why the daemon closes it."""
 
     error: Annotated[dict[str, Any], plain(), 'a map: "code", "message", "fields"']

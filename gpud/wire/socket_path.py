@@ -1,4 +1,4 @@
-"""Where a daemon is found: the path of its socket, the same rule for daemon and client."""
+"""The path of the daemon's socket: one rule for daemon and client."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = [
 ]
 
 MAX_PATH_BYTES: Final = 107
-"""What ``sockaddr_un`` holds on Linux, less the zero at its end."""
+"""The longest path in ``sockaddr_un`` on Linux, without the terminating zero."""
 
 
 def socket_path(
     explicit: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path:
-    """Returns where to connect, or to listen.
+    """Returns the path to connect to, or to listen on.
 
     Args:
-        explicit: what the caller asked for; goes first.
-        environ: ``GPUD_SOCKET`` goes second, `default_socket_path` last.
+        explicit: the path that the caller asked for; has precedence.
+        environ: supplies ``GPUD_SOCKET``, the second choice; `default_socket_path` is the last.
 
     Raises:
-        InvalidArgument: the path is none that a Unix socket can have.
+        InvalidArgument: the path is not valid for a Unix socket.
     """
     if explicit is not None:
         return checked_socket_path(explicit)
@@ -55,13 +55,13 @@ def default_socket_path(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def check_fallback_folder(path: str | os.PathLike[str]) -> None:
-    """Refuses a socket in ``/tmp/gpud-UID`` if that folder is not the user's own.
+    """Refuses a socket in ``/tmp/gpud-UID`` if that folder does not belong to the user alone.
 
-    In ``/tmp`` everybody can make a folder of that name first, and listen in it in place of the
-    user's daemon. Other paths are somebody's choice and not looked at.
+    Any user can create a folder of that name in ``/tmp`` first, and impersonate the daemon in it.
+    Other paths were chosen explicitly and are not checked.
 
     Raises:
-        InvalidArgument: the folder is a link, another user's, or others can write to it.
+        InvalidArgument: the folder is not a directory, another user's, or writable by others.
     """
     user = os.getuid()
     folder = Path(path).parent
@@ -70,7 +70,7 @@ def check_fallback_folder(path: str | os.PathLike[str]) -> None:
     try:
         found = folder.lstat()
     except OSError:
-        return  # whoever connects, or makes it, finds out
+        return  # connecting to it, or creating it, reports the error
     if not stat.S_ISDIR(found.st_mode):
         problem = "is no folder"
     elif found.st_uid != user:
@@ -86,10 +86,10 @@ def check_fallback_folder(path: str | os.PathLike[str]) -> None:
 
 
 def checked_socket_path(path: str | os.PathLike[str]) -> Path:
-    """Returns ``path`` if a Unix socket can have it.
+    """Returns ``path`` if it is valid for a Unix socket.
 
     Raises:
-        InvalidArgument: it is empty, holds a zero character, or is longer than `MAX_PATH_BYTES`.
+        InvalidArgument: it is empty, contains a zero byte, or is longer than `MAX_PATH_BYTES`.
     """
     name = os.fspath(path)
     encoded = os.fsencode(name)

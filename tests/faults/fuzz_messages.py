@@ -203,10 +203,10 @@ class Fuzzer:
     def _fields_of(self, cls: type[Any]) -> list[Make]:
         makers = []
         for field in self.table.schema(cls).fields:
-            make = self._make(field.kind, field.name)
+            make = self._make(field.type, field.name)
             for record in self.table.records:
                 # The one thing that the kind does not say: what is packed in a binary field.
-                if isinstance(field.kind, ft._Blob) and f"`{record.__name__}`" in field.meaning:
+                if isinstance(field.type, ft._Blob) and f"`{record.__name__}`" in field.meaning:
                     make = self._packed_records(record, make)
             makers.append(make)
         return makers

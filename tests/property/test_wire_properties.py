@@ -62,7 +62,7 @@ def values(kind: FieldType) -> st.SearchStrategy[Any]:
 
 
 def messages(table: MessageTable, cls: type[Any]) -> st.SearchStrategy[Any]:
-    fields = [values(field.kind) for field in table.schema(cls).fields]
+    fields = [values(field.type) for field in table.schema(cls).fields]
     return st.tuples(*fields).map(cls._make)
 
 

@@ -1,4 +1,4 @@
-"""What each kind accepts and refuses, with the words that it refuses with."""
+"""What each field type accepts and refuses, with the messages of its refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpud.wire.field_types import FieldType
 DIM3 = ft.listed(ft.uint(32, least=1), 3, 3)
 JOB = ft.pair(ft.uint(32), ft.uint(32))
 NESTED = ft.listed(ft.optional(ft.listed(JOB, 0, 2)), 1, 3)
-KINDS = [
+FIELD_TYPES = [
     ft.uint(8), DIM3, JOB, NESTED, ft.text(3), ft.blob(3), ft.flag(), ft.amount(),
     ft.choice("a", "bc"), ft.optional(ft.text(2)), ft.plain(), ft.uint(63),
 ]  # fmt: skip
@@ -84,27 +84,27 @@ REFUSED: list[tuple[FieldType, Any, str]] = [
 ]  # fmt: skip
 
 
-def fast(kind: FieldType, value: Any) -> Any:
+def fast(field_type: FieldType, value: Any) -> Any:
     """The value as the compiled form of the check gives it."""
     names: dict[str, Any] = {}
-    source = kind.inlined("value", names)
+    source = field_type.expression("value", names)
     return eval(source, {**names, "value": value})
 
 
 @pytest.mark.parametrize("check", [FieldType.check, fast], ids=["checked", "compiled"])
-@pytest.mark.parametrize(("kind", "value", "expected"), ACCEPTED)
-def test_accepts(kind: FieldType, value: Any, expected: Any, check: Any) -> None:
-    found = kind.check(value) if check is FieldType.check else check(kind, value)
+@pytest.mark.parametrize(("field_type", "value", "expected"), ACCEPTED)
+def test_accepts(field_type: FieldType, value: Any, expected: Any, check: Any) -> None:
+    found = field_type.check(value) if check is FieldType.check else check(field_type, value)
     assert found == expected
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize(("kind", "value", "message"), REFUSED)
-def test_refuses(kind: FieldType, value: Any, message: str) -> None:
+@pytest.mark.parametrize(("field_type", "value", "message"), REFUSED)
+def test_refuses(field_type: FieldType, value: Any, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
-        kind.check(value)
+        field_type.check(value)
     with pytest.raises(ProtocolError, match=message):
-        fast(kind, value)
+        fast(field_type, value)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
@@ -122,37 +122,37 @@ def outcome(call: Any, *arguments: Any) -> Any:
         return str(error)
 
 
-@given(kind=st.sampled_from(KINDS), value=VALUES)
-def test_total(kind: FieldType, value: Any) -> None:
+@given(field_type=st.sampled_from(FIELD_TYPES), value=VALUES)
+def test_total(field_type: FieldType, value: Any) -> None:
     """Any value gives a value or a ProtocolError, the same in both forms of the check."""
-    checked, compiled = outcome(kind.check, value), outcome(fast, kind, value)
+    checked, compiled = outcome(field_type.check, value), outcome(fast, field_type, value)
     assert checked == compiled or (checked != checked and compiled != compiled)
     assert type(checked) is type(compiled)
 
 
-@given(data=st.data(), kind=st.sampled_from(KINDS))
-def test_the_bounds_hold(data: st.DataObject, kind: FieldType) -> None:
+@given(data=st.data(), field_type=st.sampled_from(FIELD_TYPES))
+def test_the_bounds_hold(data: st.DataObject, field_type: FieldType) -> None:
     value = data.draw(VALUES)
     try:
-        kind.check(value)
+        field_type.check(value)
         size = len(msgpack.packb(value))
     except (ProtocolError, ValueError, OverflowError):
         return
-    most = kind.most_bytes()
+    most = field_type.most_bytes()
     assert most is None or size <= most
 
 
 def test_the_largest_values_are_within_the_bounds() -> None:
-    for kind, value in [
+    for field_type, value in [
         (ft.uint(64), 2**64 - 1), (ft.text(9), "\U0001f600" * 9), (ft.blob(9), b"x" * 9),
         (ft.listed(ft.uint(64), 0, 9), [2**64 - 1] * 9), (ft.amount(), [2**63 - 1] * 2),
         (ft.choice("a", "bcd"), "bcd"), (ft.optional(ft.flag()), None),
     ]:  # fmt: skip
-        kind.check(value)
-        assert len(msgpack.packb(value)) <= (kind.most_bytes() or 0)
+        field_type.check(value)
+        assert len(msgpack.packb(value)) <= (field_type.most_bytes() or 0)
 
 
-def test_kinds_are_values() -> None:
+def test_field_types_are_values() -> None:
     assert ft.listed(ft.uint(8), 0, 3) == ft.listed(ft.uint(8), 0, 3)
     assert ft.uint(8) != ft.uint(9)
     assert len({JOB, ft.pair(ft.uint(32), ft.uint(32))}) == 1

@@ -52,7 +52,7 @@ def test_every_message_is_registered_and_described(table: MessageTable, cls: typ
     assert cls.__doc__
     assert [field.name for field in schema.fields] == list(cls._fields)
     for field in schema.fields:
-        assert field.kind.describe()
+        assert field.type.describe()
         assert field.meaning
 
 
@@ -70,14 +70,14 @@ def test_a_code_cannot_be_used_twice() -> None:
             number: Annotated[int, uint(8), "a number"]
 
 
-def test_a_field_needs_a_kind() -> None:
+def test_a_field_needs_a_field_type() -> None:
     table = MessageTable("t", 1)
 
     @table.message(CLIENT)(1)
     class One(NamedTuple):
         number: int
 
-    with pytest.raises(AssertionError, match="number needs a kind"):
+    with pytest.raises(AssertionError, match="number needs a field type"):
         table.schema(One)
 
 
