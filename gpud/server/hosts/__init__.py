@@ -1,1 +1,1 @@
-"""Device hosts: started, supervised, given modules and jobs, and replaced when they fail."""
+"""Device host processes: start, supervision, requests to them, and replacement after a failure."""

@@ -1,4 +1,4 @@
-"""A device's current host, as the parts of the device see it."""
+"""The interface to a device's current host that the parts of `Device` depend on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["CurrentHost"]
 
 
 class CurrentHost(Protocol):
-    """Whichever host the device has now, or none: `gpud.server.hosts.device.Device`.
+    """The device's current host, if it has one; implemented by `gpud.server.hosts.device.Device`.
 
-    Hosts come and go under it; what holds for one of them is in its registry.
+    The host process may be replaced at any time; state that belongs to one process is in
+    `registry`, of which each host gets a new one.
 
     Attributes:
         state: see `gpud.server.hosts.device.Device`.
@@ -29,14 +30,14 @@ class CurrentHost(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether there is a host that can be told something."""
+        """Whether there is a host that can receive messages."""
 
     @property
     def last_failure(self) -> str:
-        """What has become of the last host."""
+        """How the last host ended."""
 
     def send(self, message: Any) -> None:
-        """Send it a command that is not answered; it is lost if there is none."""
+        """Send a command that has no reply; it is dropped if there is no host."""
 
     def lost_error(self, reason: str) -> DeviceLost:
-        """The error for what cannot be done on this device now."""
+        """The error for a request that this device cannot serve now."""

@@ -1,26 +1,26 @@
-"""Device hosts: one child process for each device, started, fed, replaced.
+"""One device: starts its host process, exchanges messages with it, and replaces it on failure.
 
-Problem: a host can crash, hang or lose its context at any moment. Modules, variables and native
-code are lost with it; sessions, arrays and queued jobs are not, and the jobs that wait must run on
-the host that comes next.
+Problem: a host can crash, hang or lose its context at any moment. Modules, variables, native code
+and what lies in the device's own memory are lost with it; sessions, memory files and queued jobs
+are not, and waiting jobs must run on the host that replaces it.
 
-Approach: everything that a host knows it was told by the front, which keeps what it takes to tell
-it again: the rewritten PTX, what was written to variables, and the arenas' memory files. Nothing is
-told in advance: a new host learns of an arena or a module when the first job or request needs it.
-A host that is silent too long, or at one compilation, is replaced (`gpud.server.hosts.watchdog`).
+Approach: the front keeps what a replacement needs: the rewritten PTX, the values that sessions
+wrote to variables, and the arenas' memory files. Nothing is sent in advance: a new host gets an
+arena or a module when the first job or request needs it. A host that does not answer for too long,
+or compiles one kernel for too long, is replaced (`gpud.server.hosts.watchdog`).
 
-Jobs are `gpud.server.hosts.dispatcher`', what else it is asked for `gpud.server.hosts.requests`'.
+`gpud.server.hosts.dispatcher` sends jobs, `gpud.server.hosts.requests` all other requests.
 
 Terms:
-    registry: what the current host has been told (`gpud.server.hosts.resources`).
+    registry: the resources that the current host holds (`gpud.server.hosts.resources`).
 
 Properties:
-    one_failure: for each host that had become ready, the runner is told once that it has failed;
-    fresh: nothing of an earlier host is believed of a later one;
-    nothing_begun: the runner is told which jobs the lost host had not been told of;
-    no_false_blame: a job is named for the loss only if nothing else can be the reason;
-    gives_up: after `_MOST_EARLY_ENDS` hosts in a row that end before they are ready there is no
-        other, and it is said why.
+    one_failure: the runner is notified once of the failure of each host that had become ready;
+    fresh: no state of an earlier host is assumed of a later one;
+    unsent_reported: the runner is told which started jobs had not been sent to the lost host;
+    no_false_blame: a job is named as the culprit only if there is no other possible cause;
+    gives_up: after `_MOST_EARLY_ENDS` hosts in a row that end before they are ready, no other is
+        started, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ _END_S = 2.0
 
 
 class Device:
-    """One device and its current host.
+    """One device, with its current host process.
 
     Attributes:
         state: ``starting``, ``ready``, ``failed`` (given up) or ``stopped``.
-        info: what the host said when it became ready; kept while the next one starts.
-        memory: its arrays, where they lie in memory of its own; None: they are in the files.
-        registry: what the current host has been told.
-        jobs: its jobs.
-        requests: what else is asked of it.
-        failures: what has become of hosts, the latest last.
+        info: the properties that the host reported when it became ready; kept while the next one
+            starts.
+        memory: its arrays, if the device has memory of its own; None: they are in the files.
+        registry: the resources that the current host holds.
+        jobs: sends jobs to the host.
+        requests: sends other requests to the host.
+        failures: how earlier hosts ended, the latest last.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Device:
         self.requests = HostRequests(self, self._loader)
         self._starting: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._early_ends = 0  # since a host was ready
+        self._early_ends = 0  # hosts that ended before they were ready, since one was
         self._late_ends: list[float] = []
         self._settled = asyncio.Event()
         self.registry = self._new_registry()
@@ -123,17 +124,17 @@ class Device:
 
     @property
     def pid(self) -> int | None:
-        """Of the host process."""
+        """The process id of the host."""
         return None if self._host is None else self._host.pid
 
     @property
     def alive(self) -> bool:
-        """Whether there is a host that can be told something."""
+        """Whether there is a host that can receive messages."""
         return self._host is not None and self._host.alive
 
     @property
     def last_failure(self) -> str:
-        """What has become of the last host."""
+        """How the last host ended."""
         return self.failures[-1] if self.failures else ENDED
 
     def start(self) -> None:
@@ -141,17 +142,17 @@ class Device:
         self._begin(0.0)
 
     async def settled(self) -> None:
-        """Wait until a host is ready, or none will be."""
+        """Wait until a host is ready or the device is given up."""
         await self._settled.wait()
 
     def replace(self, reason: str) -> None:
-        """End the host now and start another."""
+        """Kill the host and start another."""
         if self._host is not None:
             self._replacing = True
             self._host.kill(reason)
 
     def kill(self) -> None:
-        """End the host at once and start no other."""
+        """Kill the host and start no other."""
         self.state = "stopped"
         self._quarantine.kill()
         if self._host is not None:
@@ -159,7 +160,7 @@ class Device:
         self.requests.refuse_waiting(ENDED)
 
     async def close(self) -> None:
-        """Let the host end in order, kill it if it does not, and start no other."""
+        """Shut the host down, kill it after a timeout, and start no other."""
         self.state = "stopped"
         if self._starting is not None:
             self._starting.cancel()
@@ -225,7 +226,7 @@ class Device:
         task.add_done_callback(self._closing.discard)
         was_ready = self.state == "ready"
         left = self.jobs.host_lost()
-        # Named only if nothing else can be the reason.
+        # Blamed only if there is no other possible cause.
         culprit = None if self._loader.compiling or self._memory_stuck else left.sole
         if was_ready:
             self._lose_arrays(reason)
@@ -238,8 +239,8 @@ class Device:
         self.restarts += 1
         _LOG.error("device host %d (%s) %s", self.index, self.spec, reason)
         now = time.monotonic()
-        # A job that ends its host each time it runs costs the others a pause, not the device; and
-        # no pause where others get on meanwhile.
+        # A job that ends its host each time it runs delays the other jobs, but the device is not
+        # given up; there is no delay if another job has ended in the meantime.
         if was_ready:
             late = [
                 at for at in self._late_ends if at > now - _ENDS_WITHIN_S and not left.any_ended
@@ -259,11 +260,11 @@ class Device:
         self._begin(_BACKOFF_S[min(ends, len(_BACKOFF_S)) - 1])
 
     def lost_error(self, reason: str) -> DeviceLost:
-        """The error for what cannot be done on this device now."""
+        """The error for a request that this device cannot serve now."""
         return DeviceLost(f"device {self.index} ({self.spec}) {reason}", device=self.spec)
 
     def _forget_host(self, reason: str) -> None:
-        """Whatever was known of the host that is gone."""
+        """Drop the state that belonged to the lost host."""
         suspect = not (self._replacing or self._memory_stuck or self.state == "stopped")
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -274,7 +275,7 @@ class Device:
         self._replacing = False
 
     def _lose_arrays(self, reason: str) -> None:
-        """The arrays in the device's own memory are gone, but for what the files hold."""
+        """Record the loss of the arrays whose values were only in the device's own memory."""
         if self.memory is not None:
             said = f"were in the memory of its host, which {reason}"
             for session, count, size in self.memory.copies.host_lost(said):
@@ -282,11 +283,11 @@ class Device:
 
     @property
     def _memory_stuck(self) -> bool:
-        """Whether the host is ended for that; nobody's job or program is to blame."""
+        """Whether the host was killed because its memory thread hung; no job is to blame then."""
         return self._watchdog is not None and self._watchdog.memory_stuck
 
     def _ask(self, make: Callable[[int], Any], on_reply: OnReply) -> None:
-        """Something that a thread of the host answers at once; nothing while it starts."""
+        """Send the host a heartbeat; while it starts, one is answered here."""
         if self.state == "ready" and self._host is not None:
             self._host.request(make, on_reply)
         else:
@@ -299,25 +300,25 @@ class Device:
     # -- sessions and modules
 
     def open_arena(self, session: int) -> None:
-        """Map a session's memory now, so that its first job need not wait.
+        """Map a session's arena now, so that its first job need not wait.
 
-        Should that fail, the job asks again, and hears why.
+        An error is ignored: the job's own request repeats it and reports why.
         """
         if self.state == "ready":
             self.registry.open_arena(session, lambda value, error: None)
 
     def unload(self, module: Module) -> None:
-        """Forget a module; no job of it is left."""
+        """Unload a module; none of its jobs is left."""
         module.forgotten = True
         self.registry.unload(module.number)
         self._loader.unload(module.number)
 
     def read_progress(self, jobs: tuple[JobId, ...], on_reply: OnReply) -> None:
-        """Replies as `hm.ReadProgress` says, of those that the host has."""
+        """Reply the progress of those of ``jobs`` that the host has: see `hm.ReadProgress`."""
         self._request(lambda t: hm.ReadProgress(t, jobs), on_reply)
 
     def close_session(self, session: int) -> None:
-        """Forget a session's memory; no job of it is left."""
+        """Release a session's arena and arrays; none of its jobs is left."""
         self.registry.close_session(session)
         if self.memory is not None:
             self.memory.close_session(SessionId(session))
@@ -333,7 +334,7 @@ class Device:
         )
 
     def send(self, message: Any) -> None:
-        """Send the host a command that is not answered; it is lost if there is none."""
+        """Send the host a command that has no reply; it is dropped if there is no host."""
         if self._host is not None:
             self._host.send(message)
 
@@ -358,7 +359,7 @@ class Device:
             except ProtocolError as problem:
                 value, error = None, GpudError(f"sent what cannot be: {problem}")
                 self._kill(error.message)
-            # A link that ends says so as a plain error.
+            # A plain GpudError means that the link to the host has ended.
             on_reply(value, self.lost_error(str(error)) if type(error) is GpudError else error)
 
         self._host.request(made, replied, descriptor)
@@ -381,7 +382,7 @@ class Device:
             self._host.reply(message.ticket, None, message.error)
 
     def _is_error(self, plain: dict[str, Any] | None) -> bool:
-        """Whether an error can be read; the host is replaced if not."""
+        """Whether an error can be decoded; if not, the host is killed."""
         try:
             check_error(plain)
         except ProtocolError as problem:

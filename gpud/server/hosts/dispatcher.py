@@ -1,9 +1,9 @@
-"""The jobs of one device: its host is given what they need, and then told of them.
+"""Prepares a device's host for jobs, sends them to it, and passes its job messages on.
 
 Properties:
-    nothing_of_others: what a host says of a job that it was not told of is left out;
-    answered: a job that was started and cannot be told to its host ends with the reason, or is
-        among those that the host had not been told of when it was lost.
+    unknown_ignored: messages of a host about a job that was not sent to it are ignored;
+    answered: a started job that cannot be sent to its host ends with the reason, or is reported as
+        unsent when the host is lost.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["JobDispatcher", "UnfinishedJobs"]
 
 
 class UnfinishedJobs(NamedTuple):
-    """What a host that is lost leaves.
+    """The jobs that a lost host leaves unfinished.
 
     Attributes:
-        sole: the only job that it was told of and had not ended.
-        unsent: those that were started and that it was not told of.
-        any_ended: whether a job has ended on it.
+        sole: the only unfinished job that had been sent to it; None if there was not exactly one.
+        unsent: jobs that were started but not sent to it.
+        any_ended: whether a job had ended on it.
     """
 
     sole: JobId | None
@@ -36,12 +36,12 @@ class UnfinishedJobs(NamedTuple):
 
 
 class JobDispatcher:
-    """Of one device.
+    """Dispatches jobs to the current host of one device.
 
     Args:
-        host: the device.
-        observer: hears how its jobs stand.
-        runs: called when a job's launches are about to run on a host.
+        host: the device's current host.
+        observer: notified of the state of jobs.
+        runs: called when a chain is about to run on a host for the first time.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class JobDispatcher:
 
     @property
     def running(self) -> bool:
-        """Whether the host was told of a job that has not ended."""
+        """Whether a job that was sent to the host has not ended."""
         return bool(self._sent)
 
     def host_lost(self) -> UnfinishedJobs:
-        """The host is gone, and all that it was told."""
+        """Forget the jobs of the host, which is lost; returns what it leaves."""
         sole = JobId(next(iter(self._sent))) if len(self._sent) == 1 else None
         left = UnfinishedJobs(sole, tuple(map(JobId, self._unsent)), self._any_ended)
         self._unsent.clear()
@@ -71,9 +71,9 @@ class JobDispatcher:
     # -- commands
 
     def is_prepared(self, job: JobId, chain: Chain) -> bool:
-        """Whether the host has what a job needs that is submitted now.
+        """Whether the host holds everything that a job submitted now needs.
 
-        It has it then as long as it lives.
+        If so, it stays true for as long as this host lives.
         """
         session, number = job_pair(job)
         memory = self._host.memory
@@ -82,13 +82,16 @@ class JobDispatcher:
         )
 
     def prepare(self, job: JobId, chain: Chain) -> None:
-        """Give the host what a job needs. The observer hears of it, unless the host is lost."""
+        """Give the host what a job needs; then calls `DeviceObserver.job_prepared`.
+
+        The call is left out if the host is lost meanwhile.
+        """
         host, (session, number) = self._host, job_pair(job)
         registry, memory = host.registry, host.memory
 
         def prepared(error: GpudError | None) -> None:
             if registry is not host.registry or not host.alive:
-                return  # the host is gone, and the observer hears of that
+                return  # the observer is notified of the lost host instead
             if error is None and memory is not None:
                 error = memory.problem(session, number)
             self._observer.job_prepared(job, error)
@@ -102,11 +105,11 @@ class JobDispatcher:
         registry.make_ready(chain, session, on_ready)
 
     def start(self, chain: Chain, message: hm.StartJob) -> None:
-        """Start a job for which the host is prepared."""
+        """Send a job for which the host is prepared."""
         host = self._host
         memory = host.memory
         if not host.alive:
-            self._unsent[message.job] = None  # its end is about to be known
+            self._unsent[message.job] = None  # reported by `host_lost`, which follows
             return
         if memory is not None:
             session, number = job_pair(JobId(message.job))
@@ -130,20 +133,20 @@ class JobDispatcher:
         self._host.send(hm.EndJob(job))
 
     def kill(self, job: JobId) -> None:
-        """End the task blocks of a job where they are: it was told to end and has not."""
+        """End a job's running task blocks at their next kill poll; it has not ended after `end`."""
         self._host.send(hm.KillJob(job))
 
-    # -- what the host says, checked
+    # -- messages from the host
 
     def blocks_left(self, message: hm.BlocksLeft) -> None:
-        """What a job occupies."""
+        """The host reports the slices that a job occupies."""
         if message.job in self._sent:
             self._observer.blocks_left(message)
 
     def ended(self, message: hm.JobEnded) -> None:
-        """A job has ended."""
+        """The host reports that a job has ended."""
         if message.job not in self._sent:
-            return  # not this host's to end
+            return  # it was never sent to this host, or has ended already
         del self._sent[message.job]
         memory = self._host.memory
         if memory is not None:
@@ -153,5 +156,5 @@ class JobDispatcher:
 
 
 def _not_run(job: int, error: GpudError, chain: Chain) -> hm.JobEnded:
-    """What a host would say of a job that never ran there."""
+    """The `JobEnded` of a job that was refused before it was sent to a host."""
     return hm.JobEnded(job, error.to_wire(), False, b"", 0, chain.total, 0, 0)

@@ -1,17 +1,17 @@
-"""Is a device host still there? It is asked again and again, and its silences are counted.
+"""Heartbeat of a device host: sends pings periodically and counts the unanswered ones.
 
-Problem: a process that is stopped, or one of whose threads is stuck, ends nothing and says nothing:
-its jobs would wait for ever. A machine that is busy, or was suspended, must not look like that.
+Problem: a process that is stopped, or one of whose threads is stuck, does not end and sends
+nothing: its jobs would wait for ever. A machine that is busy, or was suspended, must not look like
+that.
 
-Approach: every tenth of the limit the host is asked something that one of its threads answers at
-once: the thread that reads, or that which maps memory. What is counted is how many of these moments
-pass without an answer, not time: if this process was stopped itself, or the whole machine, only one
-of them passes. The same beat counts how long the host has been starting, and how long it has been
-at one compilation.
+Approach: every tenth of the limit the host is sent a request that one of its threads answers at
+once: the thread that reads messages, or the one that maps memory. Beats without an answer are
+counted, not time: if this process, or the whole machine, was stopped, only one beat passes. The
+same beats measure how long the host has been starting, or compiling one kernel.
 
 Properties:
-    patient: a host that answers once in a limit is left alone;
-    noticed: one that does not is reported, once, at most a beat after the limit.
+    patient: a host that answers once within each limit is left alone;
+    noticed: one that does not is reported, once, at most one beat after the limit.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gpud.errors import GpudError
 __all__ = ["BEATS", "Heartbeat"]
 
 BEATS = 10
-"""In one limit."""
+"""Beats in one limit."""
 
 
 class Heartbeat:
-    """Over one thread of one host.
+    """Monitors one thread of one host.
 
     Args:
         loop: the event loop.
-        limit_s: how long it may be silent.
-        ask: have it asked; the function that this is given takes its answer.
-        on_silent: called when it has been silent for too long.
-        on_beat: called with each beat, after the host was found well.
+        limit_s: how long it may go without an answer.
+        ask: sends a ping; its argument is the callback for the reply.
+        on_silent: called once when the limit is exceeded; the heartbeat stops then.
+        on_beat: called on every beat before that.
 
     Attributes:
         missed: beats in a row without an answer.
@@ -59,7 +59,7 @@ class Heartbeat:
         self._timer: asyncio.TimerHandle | None = loop.call_later(self.beat_s, self._beat)
 
     def stop(self) -> None:
-        """Look no more; may be called twice."""
+        """Stop the timer; may be called twice."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -79,7 +79,7 @@ class Heartbeat:
             self._on_beat()
 
     def _answered(self, _: object, error: GpudError | None) -> None:
-        # An error says that it is gone, which its owner hears of in another way.
+        # An error means that the host is gone, of which its owner is notified elsewhere.
         if error is None:
             self._asked = False
             self.missed = 0

@@ -1,4 +1,4 @@
-"""What a device is given by the daemon, and tells it: see `gpud.server.hosts.device.Device`."""
+"""Parameters and callbacks of `gpud.server.hosts.device.Device`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["HOST_COMMAND", "Connect", "DeviceObserver", "HostLimits"]
 
 HOST_COMMAND = ("-m", "gpud.device.host")
-"""What Python is given to start a device host."""
+"""Arguments to Python that start a device host."""
 
 Connect = Callable[[], socket.socket]
-"""Stands in for starting a process, in tests: returns the front's end of a new host's link."""
+"""Replaces starting a process, in tests: returns the front's end of a socket to a new host."""
 
 
 class HostLimits(NamedTuple):
-    """How long a host may take, in seconds.
+    """Time limits of a host, in seconds.
 
     Attributes:
-        silent: how long it may not answer, at the least.
-        compile: how long it may be at one compilation.
+        silent: how long it may leave heartbeats unanswered.
+        compile: how long one compilation may take.
         start: how long it may take to start.
     """
 
@@ -38,21 +38,21 @@ class HostLimits(NamedTuple):
 
 
 class DeviceObserver(Protocol):
-    """What a device tells: `gpud.server.scheduling.runner.Runner`."""
+    """Receives a device's notifications; implemented by `gpud.server.scheduling.runner.Runner`."""
 
     def device_ready(self, device: Device) -> None:
-        """A host is up."""
+        """A host has become ready."""
 
     def device_failed(
         self, device: Device, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
     ) -> None:
-        """A host that was up is gone; see `gpud.core.events.DeviceFailed`."""
+        """A host that had been ready is lost; see `gpud.core.events.DeviceFailed`."""
 
     def device_given_up(self, device: Device, reason: str) -> None:
-        """There will be no other host."""
+        """The device has failed for good: no other host is started."""
 
     def job_prepared(self, job: JobId, error: GpudError | None) -> None:
-        """The current host has what a job needs, or cannot have it."""
+        """The current host holds what a job needs, or preparing it failed with ``error``."""
 
     def blocks_left(self, message: hm.BlocksLeft) -> None:
         """See `gpud.device.host.messages.BlocksLeft`."""
@@ -61,10 +61,10 @@ class DeviceObserver(Protocol):
         """See `gpud.device.host.messages.JobEnded`."""
 
     def variables_lost(self, module: Module) -> None:
-        """What kernels may have written to a module's variables is gone with its host."""
+        """Values that kernels may have written to a module's variables are lost with the host."""
 
     def arrays_lost(self, device: Device, session: int, count: int, size_bytes: int) -> None:
-        """Arrays of a session were in the memory of a host that is lost, and nowhere else."""
+        """Arrays of a session are lost: their values were only in the memory of the lost host."""
 
     def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
-        """(base, size, descriptor) of a session's memory on a device, if it has any there."""
+        """(base, size, descriptor) of a session's arena on a device, if it has one there."""

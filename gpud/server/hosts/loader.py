@@ -1,18 +1,20 @@
-"""What a device's hosts load and compile, and what of it outlives them.
+"""Loading and compiling on a device's hosts, and restoring module variables on a new host.
 
-Problem: a module's native code and variables are lost with its host. The next host needs what the
-session has written to the variables, must not be ended by the same compilation again and again, and
-whoever reads a variable that kernels wrote must not take a first value for the last one.
+Problem: a module's native code and variables are lost with its host. The next host must get the
+values that the session wrote to the variables, and must not be ended by the same compilation again
+and again. Whoever reads a variable that kernels wrote must not take an initial value for the last
+one written.
 
-Approach: every request of the registry (`gpud.server.hosts.resources`) comes here on its way to the
-host. Loading and compiling are noted while they are under way, and asked about first
-(`gpud.server.hosts.quarantine`); after loading, writes are repeated, before anybody else
-speaks to the module.
+Approach: every request of the registry (`gpud.server.hosts.resources`) passes through here on its
+way to the host. A load or compilation is first checked against the quarantine
+(`gpud.server.hosts.quarantine`) and recorded while it is under way. After a load, the session's
+writes are repeated before any other request to the module.
 
 Properties:
     constants_survive: variables in constant memory have the same values on every host;
-    told_once: the first read of another variable fails and says so, after its host was lost and
-        kernels of its module had run there, or too much was written to its module to be kept.
+    loss_reported_once: the first read of another variable fails and reports the loss, after its
+        host was lost and kernels of its module had run there, or too much was written to its module
+        to be kept.
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ __all__ = ["Loader", "write_message"]
 
 
 class Loader:
-    """Of one device.
+    """Loads and compiles on the hosts of one device.
 
     Args:
-        ask: sends a command that is answered to the current host.
-        host: finds the current host.
-        quarantine: knows what must not be compiled, or not yet.
-        lost: makes the error for what cannot be done now.
+        ask: sends a command that has a reply to the current host.
+        host: returns the current host.
+        quarantine: decides what may be compiled.
+        lost: makes the error for a request that cannot be served now.
 
     Attributes:
-        compiling: what the host has been told to load or compile and has not yet, by ticket, in
-            its order.
+        compiling: loads and compilations that were sent to the host and not answered, by ticket,
+            oldest first.
     """
 
     def __init__(
@@ -62,16 +64,16 @@ class Loader:
         self._texts: dict[int, str] = {}  # PTX by module
         self._ran: dict[int, Module] = {}  # modules with jobs on this host
         self._written: dict[int, tuple[Module, VariableWrites]] = {}
-        self._gone: dict[int, str] = {}  # modules whose variables were lost: with what host
+        self._gone: dict[int, str] = {}  # modules with lost variables: how their host ended
 
     # -- the host
 
     def host_lost(self, reason: str, *, suspect: bool) -> list[Module]:
-        """The host is gone; returns the modules whose variables are lost with it.
+        """Record that the host is lost; returns the modules whose variables are lost with it.
 
         Args:
-            reason: what has become of it.
-            suspect: whether what it was compiling may be the reason.
+            reason: how it ended.
+            suspect: whether its current compilation may be the cause.
         """
         if suspect and self.compiling:
             self._quarantine.suspect(next(iter(self.compiling.values())), reason)
@@ -83,19 +85,19 @@ class Loader:
         return list(found.values())
 
     def ran(self, chain: Chain) -> None:
-        """A job was started, or is about to be."""
+        """Record that a job's kernels have run, or are about to, on the current host."""
         self._ran.update((module.number, module) for module, _ in chain.needs)
 
     # -- variables
 
     def record_write(self, module: Module, name: str, offset: int, data: bytes) -> None:
-        """The session has written to a variable."""
+        """Keep what the session wrote to a variable."""
         if module.number in self._texts:
             _, written = self._written.setdefault(module.number, (module, VariableWrites()))
             written.write(name, offset, data, constant=name not in module.program.variables)
 
     def read_problem(self, module: Module, name: str) -> DeviceLost | None:
-        """Why a variable should not be read, once after it was lost."""
+        """The error for the first read of a variable after its values were lost; else None."""
         if name not in module.program.variables or module.number not in self._gone:
             return None
         reason = self._gone.pop(module.number)
@@ -106,7 +108,7 @@ class Loader:
         )
 
     def unload(self, number: int) -> None:
-        """Forget a module."""
+        """Drop what is kept of a module."""
         self._texts.pop(number, None)
         self._written.pop(number, None)
         self._gone.pop(number, None)
@@ -117,7 +119,7 @@ class Loader:
     def request(
         self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
     ) -> None:
-        """Send what the registry asks for; see `gpud.server.hosts.resources.Request`."""
+        """Send a request of the registry; see `gpud.server.hosts.resources.Request`."""
         message = make(0)
         if isinstance(message, hm.Load):
             self._texts[message.module] = message.ptx
@@ -130,7 +132,7 @@ class Loader:
             self._ask(make, on_reply, descriptor)
 
     def _compile(self, case: Case, make: Callable[[int], Any], on_reply: OnReply) -> None:
-        """Have the host compile something, unless it is known to end hosts."""
+        """Have the host load or compile ``case``, unless the quarantine refuses it."""
         host = self._host()
         tickets: list[int] = []
 
@@ -148,7 +150,7 @@ class Loader:
             return make(ticket)
 
         def replied(value: Any, error: GpudError | None) -> None:
-            # What is left when a host is lost is what it was at.
+            # When a host is lost, its unanswered cases stay for `host_lost`.
             if tickets and host is not None and host.alive:
                 self.compiling.pop(tickets[0], None)
             on_reply(value, error)
@@ -156,7 +158,7 @@ class Loader:
         self._quarantine.ask(case, verdict)
 
     def _rewriting(self, module: int, on_reply: OnReply) -> OnReply:
-        """Has what was written to a module's variables written again once it is loaded."""
+        """Wraps ``on_reply``: after the load, repeats the session's writes to variables."""
         if module not in self._written:
             return on_reply
         written = self._written[module][1]
@@ -180,5 +182,5 @@ class Loader:
 
 
 def write_message(module: int, name: str, offset: int, data: bytes, ticket: int) -> hm.WriteSymbol:
-    """What writes to a variable."""
+    """The message that writes to a variable."""
     return hm.WriteSymbol(ticket, module, name, offset, data)

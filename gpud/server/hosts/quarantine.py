@@ -1,22 +1,22 @@
-"""Compilations during which a device host was lost: tried in a host of their own before the next.
+"""Quarantine of compilations during which a device host was lost: they are retried in isolation.
 
-Problem: programs are read in the device host, and on a GPU the driver makes machine code there. One
-on which that crashes takes everybody else's jobs with it, again each time that somebody asks for
-it. But when a host is lost while it compiles, the kernel need not be the reason: jobs ran there,
-and hosts are killed from outside.
+Problem: device hosts parse programs, and on a GPU the driver compiles them to machine code there. A
+program that crashes this takes everybody else's jobs with it, each time that it is requested. But a
+host that is lost during a compilation need not be lost because of it: jobs were running, and hosts
+are killed from outside.
 
-Approach: what was being compiled is suspected, not blamed. When it is asked for again, a host is
-started that does nothing but this one compilation: if that host survives, the kernel is cleared and
-goes to the real one; if it does not, twice, the kernel is refused from then on.
+Approach: the compilation under way is suspected, not blamed. When it is next requested, a separate
+host is started that does only this compilation. If that host survives, the kernel is cleared and
+goes to the real host; if two such hosts do not, the kernel is refused from then on.
 
-Terms: a *case* is what decides how a compilation goes: the program's text, and for a kernel its
-block shape; a *trial* is the host that does nothing else.
+Terms: a *case* is the input of a compilation: the program's text, and for a kernel its block shape;
+a *trial* is a separate host that compiles one case.
 
 Properties:
-    no_blame_by_accident: only hosts that were lost with nothing else in them count;
-    bounded: a case costs the real host once, and `MOST_TRIALS` others;
-    one_answer: whoever asks about a case hears of it once;
-    small: of a program that nobody asks about only a digest is kept.
+    no_false_blame: a case is refused only for hosts that were lost while they ran nothing else;
+    bounded: a case costs the real host once, and `MOST_TRIALS` trials;
+    one_answer: every request about a case is answered once;
+    digests_only: of a program that is not being tried, only a digest is kept.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Verdict = Callable[[GpudError | None], None]
 
 
 class Case(NamedTuple):
-    """A compilation.
+    """The input of a compilation.
 
     Attributes:
-        ptx: the program.
-        entry: the kernel; None for loading the program.
-        block, shared: its block shape.
+        ptx: the program's text.
+        entry: the kernel; None: the program is loaded.
+        block, shared: the block shape and the dynamic shared memory in bytes.
     """
 
     ptx: str
@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
     @property
     def digest(self) -> Case:
-        """The same, with a digest in the program's place."""
+        """The same case with the program replaced by its digest."""
         return self._replace(ptx=hashlib.sha256(self.ptx.encode()).hexdigest())
 
     def __str__(self) -> str:
@@ -72,14 +72,14 @@ class Case(NamedTuple):
 
 
 class Quarantine:
-    """Of one device.
+    """The suspected and refused cases of one device.
 
     Args:
         outbox: of the event loop.
-        what: the device, for messages.
-        start: starts a child as a host of the device; None: there can be no trials, so that nothing
-            is ever suspected.
-        limit_s: how long a trial may take, the host's start not counted.
+        what: the device's name, for messages.
+        start: starts a child process as a host of the device; None: no trials are possible, so
+            nothing is ever suspected.
+        limit_s: how long a trial may take, not counting the host's start.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Quarantine:
         self._what = what
         self._start = start
         self._limit_s = limit_s
-        # By their digests.
+        # Keyed by `Case.digest`.
         self._banned: OrderedDict[Case, CompileError] = OrderedDict()
         self._suspected: OrderedDict[Case, list[Verdict]] = OrderedDict()
         self._trials: set[asyncio.Task[None]] = set()
         self._hosts: list[ChildProcess] = []
 
     def suspect(self, case: Case, reason: str) -> None:
-        """The host was lost while it was at this case."""
+        """Suspect a case: the host was lost while it compiled it."""
         key = case.digest
         if self._start is None or key in self._suspected or key in self._banned:
             return
@@ -112,9 +112,9 @@ class Quarantine:
                 del self._suspected[oldest]
 
     def ask(self, case: Case, verdict: Verdict) -> None:
-        """Calls ``verdict`` with None when the case may be compiled, or with why it may not.
+        """Call ``verdict`` with None if the case may be compiled, else with the error.
 
-        At once unless the case is suspected: it is tried then.
+        The call is immediate unless the case is suspected; then it follows the trials.
         """
         if not self._banned and not self._suspected:
             verdict(None)
@@ -131,13 +131,13 @@ class Quarantine:
             task.add_done_callback(self._trials.discard)
 
     def kill(self) -> None:
-        """End all trials at once."""
+        """Kill all trials and start no more."""
         self._start = None
         for host in list(self._hosts):
             host.kill(ENDED)
 
     async def close(self) -> None:
-        """`kill`, and wait until nothing is left."""
+        """`kill`, and wait until all trials have ended."""
         self.kill()
         if self._trials:
             await asyncio.wait(self._trials)
@@ -164,7 +164,7 @@ class Quarantine:
             verdict(error)
 
     async def _run_trial(self, case: Case) -> str | None:
-        """What became of a host that did nothing but this; None if it is well."""
+        """Compile the case in a separate host; returns how that ended, None if it survived."""
         start = self._start
         if start is None:
             return None
@@ -177,7 +177,7 @@ class Quarantine:
 
 
 class _Trial:
-    """A host that does nothing but one case."""
+    """A separate host that compiles one case."""
 
     def __init__(self, outbox: Outbox, what: str, case: Case, limit_s: float) -> None:
         self._loop = outbox.loop
@@ -190,18 +190,18 @@ class _Trial:
             hm.HOST_PROTOCOL,
             outbox,
             on_message=self._on_message,
-            # What ends before it has begun says nothing about the case.
+            # A host that ends before it is ready says nothing about the case.
             on_end=lambda reason: self._decide(reason if self._began else None),
         )
         self._timer = self._end_after(_START_S)
 
     async def run(self, start: Callable[[ChildProcess], Awaitable[None]]) -> str | None:
-        """What became of it; None if it is well. It is gone when this returns."""
+        """Run the trial; returns how its host ended, None if it survived. Closes the host."""
         try:
             await start(self.host)
             return await self._over
         except OSError:
-            return None  # there is no host to try it in: no blame
+            return None  # no trial host can be started, so the case is not blamed
         finally:
             self._timer.cancel()
             await self.host.close(_END_S)
@@ -232,6 +232,6 @@ class _Trial:
             self.host.request(lambda t: hm.Measure(t, 1, entry, block, shared), self._measured)
 
     def _measured(self, _: Any, error: GpudError | None) -> None:
-        # A host that is gone answers with a plain error, and says in on_end what it was.
+        # A plain GpudError means that the host is gone; `on_end` reports why.
         if type(error) is not GpudError:
             self._decide(None)

@@ -1,8 +1,9 @@
-"""What is asked of a device's host, and of the next one where the first is lost meanwhile.
+"""Requests to a device that survive the loss of a host: they are repeated on the next one.
 
 Properties:
-    asked_again: a request that is lost with its host is put to the next one, `_MOST_ASKS` in all;
-    answered: whoever asks hears of it once: when a host has answered, or why none will.
+    retried: a request that is lost with its host is sent to the next one, `_MOST_ASKS` times in
+        all;
+    answered: each request gets one reply: a host's, or the error why there is none.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _MOST_ASKS = 3
 
 
 class HostRequests:
-    """To one device.
+    """Requests to the current and later hosts of one device.
 
     Args:
-        host: the device.
-        loader: knows what of a module outlives a host.
+        host: the device's current host.
+        loader: keeps the values of module variables across hosts.
     """
 
     def __init__(self, host: CurrentHost, loader: Loader) -> None:
@@ -37,21 +38,21 @@ class HostRequests:
         self._waiting: list[tuple[Callable[[], None], OnReply]] = []
 
     def ready(self) -> None:
-        """A host is ready: what has waited for it is asked now."""
+        """Send the requests that have waited for a host; one is ready now."""
         waiting, self._waiting = self._waiting, []
         for action, _ in waiting:
             action()
 
     def refuse_waiting(self, reason: str) -> None:
-        """There will be no other host."""
+        """Fail the requests that wait: no other host is started."""
         waiting, self._waiting = self._waiting, []
         for _, on_reply in waiting:
             on_reply(None, self._host.lost_error(reason))
 
     def ask(self, ask: Callable[[OnReply], None], on_reply: OnReply) -> None:
-        """Ask a host when there is one, and if that is lost meanwhile, the next ones.
+        """Call ``ask`` when a host is ready, and again on the next one if that host is lost.
 
-        Asking must do no harm if it is done twice.
+        The request must be idempotent.
         """
         asked = 0
 
@@ -80,7 +81,7 @@ class HostRequests:
     # -- modules
 
     def measure(self, module: Module, shape: Shape, on_reply: OnReply) -> None:
-        """Make a kernel ready for a block shape; replies M."""
+        """Compile a kernel for a block shape; replies M."""
         self._ask_on(
             module, lambda reply: self._host.registry.measure(module, shape, reply), on_reply
         )
@@ -88,9 +89,9 @@ class HostRequests:
     def read_symbol(
         self, module: Module, name: str, offset: int, size: int, on_reply: OnReply
     ) -> None:
-        """Replies bytes of a module variable.
+        """Read bytes of a module variable; replies them.
 
-        Once after a loss of what kernels may have written there it is an error that says so.
+        The first read after values that kernels may have written were lost fails and says so.
         """
 
         def ask(reply: OnReply) -> None:
@@ -106,7 +107,7 @@ class HostRequests:
     def write_symbol(
         self, module: Module, name: str, offset: int, data: bytes, on_reply: OnReply
     ) -> None:
-        """Writes bytes of a module variable; replies None."""
+        """Write bytes of a module variable; replies None."""
 
         def written(value: Any, error: GpudError | None) -> None:
             if error is None:
@@ -119,7 +120,7 @@ class HostRequests:
         )
 
     def _ask_on(self, module: Module, ask: Callable[[OnReply], None], on_reply: OnReply) -> None:
-        """`ask`, for as long as the module is there."""
+        """`ask`, which fails once the module is unloaded."""
 
         def ask_if_there(reply: OnReply) -> None:
             if module.forgotten:

@@ -1,14 +1,14 @@
-"""What one host process has been told: memory mapped, modules loaded, kernels measured.
+"""Registry of the resources that one host process holds: arenas, arrays, modules, kernels.
 
-A new host gets a new, empty registry, so nothing of an earlier host is assumed of a later one; what
-still comes for the earlier one ends in its own registry, which nobody looks at any more.
+Each new host gets a new, empty registry, so no state of an earlier host is assumed of a later one;
+late replies of the earlier host go to its own registry, which is no longer used.
 
-Each thing is asked for once: who wants it meanwhile waits for the same answer. What failed may be
-asked for again.
+Each resource is requested once: further requests meanwhile wait for the same reply. A failed
+request may be repeated.
 
 Properties:
-    nothing_of_the_dead: of a module that was unloaded, or a session that was closed, nothing is
-        kept, whatever the host had been asked about it and answers later.
+    no_leftovers: after a module is unloaded or a session closed, nothing of it is kept, even if the
+        host answers earlier requests later.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from gpud.server.scheduling.jobs import Chain
 __all__ = ["ArenaOf", "ArraysOf", "Request", "ResourceRegistry"]
 
 ArenaOf = Callable[[int], tuple[int, int, int] | None]
-"""(base, size, descriptor) of a session's memory on the device, if it has any there."""
+"""(base, size, descriptor) of a session's arena on the device, if it has one there."""
 
 ArraysOf = Callable[[int], Sequence[ArrayExtent]]
-"""A session's arrays on the device, where they are copied."""
+"""A session's arrays that the device holds a copy of."""
 
 _Waiting = dict[int, list[OnReply] | None]
-"""By number: None for what is there; for what was asked for, who waits for it."""
+"""By number: None for a resource that the host holds; the waiting callbacks for a requested one."""
 
 
 class Request(Protocol):
-    """Sends a command with a ticket to the host, and gives its answer to ``on_reply``."""
+    """Sends a command with a ticket to the host, and passes its reply to ``on_reply``."""
 
     def __call__(
         self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
@@ -45,13 +45,13 @@ class Request(Protocol):
 
 
 class ResourceRegistry:
-    """Of one host.
+    """The resources of one host.
 
     Args:
-        request: sends a command that is answered.
-        send: sends one that is not.
-        arena_of: finds a session's memory.
-        arrays_of: finds what of it needs memory of the device's own.
+        request: sends a command that has a reply.
+        send: sends a command that has none.
+        arena_of: finds a session's arena.
+        arrays_of: finds those of its arrays that need memory of the device's own.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ResourceRegistry:
     # -- jobs
 
     def is_ready(self, chain: Chain, session: int) -> bool:
-        """Whether a job could start at once."""
+        """Whether the host holds everything that a job needs."""
         if chain.ready is not self:
             measured = self._measured
             if not all(shape in measured.get(one.number, ()) for one, shape in chain.needs):
@@ -103,10 +103,10 @@ class ResourceRegistry:
         for module, shape in chain.needs:
             self.measure(module, shape, on_reply)
 
-    # -- things
+    # -- arenas
 
     def open_arena(self, session: int, on_reply: OnReply) -> None:
-        """Map a session's memory, if it has any here, with the arrays that it has."""
+        """Map a session's arena, if it has one here, and commit memory for its arrays."""
         arena = self._arena_of(session)
         if arena is None:
             on_reply(None, None)
@@ -133,10 +133,10 @@ class ResourceRegistry:
             request,
         )
 
-    # -- arrays, where they are copied
+    # -- arrays, on devices with memory of their own
 
     def _commit_all(self, session: int, on_reply: OnReply) -> None:
-        """Give a session's arrays memory on a new host; what fails leaves the arena closed."""
+        """Commit memory for a session's arrays on a new host; an error closes the arena again."""
         left = 1
         problem: GpudError | None = None
 
@@ -167,7 +167,7 @@ class ResourceRegistry:
     def commit(
         self, session: int, array: Callable[[], ArrayExtent | None], on_reply: OnReply
     ) -> None:
-        """Have memory behind an array, if it is there still when the arena is open."""
+        """Commit memory for an array, if it still exists when the arena is open."""
 
         def opened(_: Any, error: GpudError | None) -> None:
             held = array()
@@ -179,11 +179,11 @@ class ResourceRegistry:
         self.open_arena(session, opened)
 
     def has_array(self, session: int, address: int) -> bool:
-        """Whether the host has an array, or was told of it."""
+        """Whether memory for an array is committed, or was requested."""
         return address in self._arrays.get(session, ())
 
     def release(self, session: int, address: int, size: int, on_reply: OnReply) -> None:
-        """Take the memory of an array back, if the host has it."""
+        """Release the memory of an array, if the host holds it."""
         if self._arrays.get(session, {}).pop(address, False) is False:
             on_reply(None, None)
         else:
@@ -191,7 +191,7 @@ class ResourceRegistry:
             self._request(lambda ticket: hm.Release(ticket, session, offset, size), on_reply)
 
     def upload(self, session: int, address: int, offset: int, size: int, on_reply: OnReply) -> None:
-        """Copy a part of an array that the host has from the file to the device."""
+        """Copy a part of an array that the host holds from the file to the device."""
         at = self._offset(session, address) + offset
         self._request(lambda ticket: hm.Upload(ticket, session, at, size), on_reply)
 
@@ -217,7 +217,7 @@ class ResourceRegistry:
     # -- modules
 
     def load(self, module: Module, on_reply: OnReply) -> None:
-        """Load a module, after its session's memory: its fences are set when it is loaded."""
+        """Load a module, after its session's arena: its fences are set when it is loaded."""
         number, session = module.number, module.session
 
         def request(
@@ -243,7 +243,7 @@ class ResourceRegistry:
         )
 
     def measure(self, module: Module, shape: Shape, on_reply: OnReply) -> None:
-        """Make a kernel ready for a block shape; replies M."""
+        """Compile a kernel for a block shape; replies M."""
         number = module.number
         index, block, shared, killable = shape
         entry = module.program.kernels[index].info.entry_for(block, killable=killable)
@@ -256,7 +256,7 @@ class ResourceRegistry:
         self.with_module(module, lambda t: hm.Measure(t, number, entry, block, shared), measured)
 
     def with_module(self, module: Module, make: Callable[[int], Any], on_reply: OnReply) -> None:
-        """Send a command when the module is loaded."""
+        """Load the module, then send a command."""
 
         def loaded(_: Any, error: GpudError | None) -> None:
             if error is not None:
@@ -267,13 +267,13 @@ class ResourceRegistry:
         self.load(module, loaded)
 
     def unload(self, number: int) -> None:
-        """Forget a module; no job of it is left."""
+        """Unload a module; none of its jobs is left."""
         if self._modules.pop(number, False) is not False:
             self._send(hm.Unload(number))
             self._measured.pop(number, None)
 
     def close_session(self, session: int) -> None:
-        """Forget a session's memory; no job of it is left."""
+        """Close a session's arena; none of its jobs is left."""
         self._arrays.pop(session, None)
         if self._arenas.pop(session, False) is not False:
             self._send(hm.CloseArena(session))
@@ -287,7 +287,7 @@ class ResourceRegistry:
         descriptor: int | None = None,
         request: Request | None = None,
     ) -> None:
-        """Have a thing made if it is not there, and tell ``on_reply`` when it is."""
+        """Request a resource unless the host holds it; call ``on_reply`` when it does."""
         if number in things:
             waiting = things[number]
             if waiting is None:

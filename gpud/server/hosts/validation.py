@@ -1,13 +1,13 @@
-"""What a device host says, looked at before anything follows from it.
+"""Validation of the replies and errors of a device host.
 
-Problem: a host runs clients' code, and its memory may be damaged when it speaks. Its messages have
-the right types (`gpud.wire`); what they mean may still be impossible, and the front counts on it.
+Problem: a host runs clients' code, which may have corrupted its memory. Its messages have the right
+types (`gpud.wire`); their values may still be impossible, and the front relies on them.
 
-Approach: each reply is held against its command, and each error is read once, before anybody hears
-of it. A host that says what cannot be is replaced, as one that is lost.
+Approach: each reply is checked against its command, and each error is decoded once, before it is
+passed on. A host that sends an invalid one is replaced, as one that is lost.
 
 Properties:
-    sound: a reply that passes can be used as `gpud.device.host.messages` says of its command.
+    sound: a reply that passes is valid as `gpud.device.host.messages` defines it for its command.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MOST_OCCUPANCY = (1 << 16) - 1
 
 
 def check_reply(command: Any, value: Any) -> None:
-    """Returns if ``value`` can be the reply to ``command``.
+    """Check that ``value`` is a valid reply to ``command``.
 
     Raises:
-        ProtocolError: it cannot.
+        ProtocolError: it is not.
     """
     if isinstance(command, hm.Measure):
         fine = type(value) is int and 0 < value <= _MOST_OCCUPANCY
@@ -43,10 +43,10 @@ def check_reply(command: Any, value: Any) -> None:
 
 
 def check_error(plain: dict[str, Any] | None) -> None:
-    """Returns if an error can be read, or there is none.
+    """Check that an error can be decoded, or is None.
 
     Raises:
-        ProtocolError: it cannot.
+        ProtocolError: it cannot be decoded.
     """
     try:
         if plain is not None:
@@ -56,7 +56,7 @@ def check_error(plain: dict[str, Any] | None) -> None:
 
 
 def _is_progress(row: Any, command: hm.ReadProgress) -> bool:
-    """Whether this is what is replied of a job that was asked about."""
+    """Whether ``row`` is a valid reply about one of the command's jobs."""
     if type(row) is not list or len(row) != 5 or any(type(one) is not int for one in row):
         return False
     job, done, total, first_block_ns, release_ns = row

@@ -1,14 +1,14 @@
-"""What a session has written to the variables of a module: to be written again to a new host.
+"""The values that a session wrote to a module's variables, kept to be written to a new host.
 
-A device host that is lost takes its modules' variables with it. Constants change only by what the
-session writes, so with that a new host has them exactly; other variables may have been changed by
-kernels as well, and those changes are lost.
+A lost device host takes its modules' variables with it. Constants change only by the session's
+writes, so repeating these restores them exactly; other variables may have been changed by kernels
+as well, and those changes are lost.
 
 Properties:
     overlay: `VariableWrites.pieces` gives, for every byte that was written, the last value, once;
-    bounded: no more than a limit is kept, of bytes and of pieces; nothing is kept of a variable
-        that does not fit, and that is known. Constants have room of their own, more than those of
-        any GPU take.
+    bounded: the bytes and pieces kept are limited; a variable that does not fit is dropped and
+        listed in `missing`. Constants have an allowance of their own, larger than the constant
+        memory of any GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["VariableWrites"]
 
 _LIMIT_BYTES = 16 << 20
 _CONSTANT_BYTES = 1 << 20
-_PIECE_BYTES = 1 << 10  # that each piece counts beside its own: many are slow to write again
+_PIECE_BYTES = 1 << 10  # counted for each piece beside its data: many are slow to write again
 
 
 class VariableWrites:
-    """Of one module.
+    """The session's writes to the variables of one module.
 
     Attributes:
-        missing: names of the variables of which nothing is kept, as it was too much.
+        missing: names of the variables of which nothing is kept, because they exceeded the limit.
     """
 
     def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
@@ -36,7 +36,7 @@ class VariableWrites:
         self.missing: dict[str, None] = {}
 
     def write(self, name: str, offset: int, data: bytes, *, constant: bool = False) -> None:
-        """Bytes of a variable were written."""
+        """Record a write to a variable."""
         if not data or name in self.missing:
             return
         pieces = self._pieces.setdefault(name, {})
@@ -56,7 +56,7 @@ class VariableWrites:
                 self._drop(pieces, start)
 
     def pieces(self) -> Iterator[tuple[str, int, bytes]]:
-        """Yields (variable, offset, bytes): what to write again, in any order."""
+        """Yield (variable, offset, bytes) of what to write to a new host, in any order."""
         for name, pieces in self._pieces.items():
             for offset, data in pieces.items():
                 yield name, offset, data

@@ -1,16 +1,15 @@
-"""Watches one device host, and ends it if it hangs: as it starts, compiles, maps, or at any time.
+"""Watchdog of one device host: kills it if it hangs, in general, or while it starts or compiles.
 
-Problem: a host has threads that can be stuck one without the other, and things that it may be at
-for long by right.
+Problem: each of a host's threads can get stuck on its own, and some operations rightly take long.
 
-Approach: each thread has a `Heartbeat`. The one that reads answers at once, whatever else the host
-does. The one that maps memory answers in its turn, and may be kept waiting by the driver for as
-long as kernels run, where arrays lie in the device's own memory. Starting and each compilation have
-limits of their own, counted in the first watch's beats.
+Approach: each thread has a `Heartbeat`. The thread that reads messages answers at once, whatever
+else the host does. The one that maps memory answers in its turn, and where arrays lie in the
+device's own memory the driver may keep it waiting for as long as kernels run. Starting, and each
+compilation, have limits of their own, counted in beats of the first heartbeat.
 
 Properties:
-    named: the reason says what took too long, and how long it may take;
-    no_false_blame: `memory_stuck` tells that neither a job nor a program is the reason.
+    named: the reason says what took too long, and its limit;
+    no_false_blame: `memory_stuck` is set if neither a job nor a program is the cause.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from gpud.server.ipc.child_process import OnReply
 __all__ = ["Ask", "Watchdog"]
 
 Ask = Callable[[Callable[[int], Any], OnReply], None]
-"""Sends the host a command with a ticket and gives its answer on."""
+"""Sends the host a command with a ticket and passes its reply on."""
 
 
 class Watchdog:
-    """Over one host, from its start to its end.
+    """Monitors one host from its start to its end.
 
     Args:
         loop: the event loop.
-        limits: how long it may take for what.
-        ask: puts a question to the host; answered at once while the host starts.
-        compiling: what it is at, the first of them now; a view that changes.
-        waits_for_kernels: whether its memory may have to wait for what runs, at this moment.
-        end: ends the host, for a reason.
+        limits: the time limits.
+        ask: sends the host a command; while the host starts, it is answered at once.
+        compiling: a live view of the host's pending compilations, the current one first.
+        waits_for_kernels: whether mapping memory may have to wait for running kernels now.
+        end: kills the host, with a reason.
 
     Attributes:
-        memory_stuck: whether it was ended because its thread for memory was stuck.
+        memory_stuck: whether the host was killed because its memory thread was stuck.
     """
 
     def __init__(
@@ -62,19 +61,19 @@ class Watchdog:
         self._waits_for_kernels = waits_for_kernels
         self._end = end
         self._started = False
-        self._beats = 0  # since the host was started, or has been at one compilation
-        self._at: int | None = None  # that compilation
+        self._beats = 0  # since the host was started, or since `_current` began
+        self._current: int | None = None  # ticket of the current compilation
         self.memory_stuck = False
         self._reading = self._heartbeat(_read_nothing, self._on_silent, self._on_beat)
         self._mapping = self._heartbeat(hm.Ping, self._on_memory_silent)
 
     def started(self) -> None:
-        """The host has become ready."""
+        """Note that the host has become ready."""
         self._started = True
         self._beats = 0
 
     def stop(self) -> None:
-        """The host is gone."""
+        """Stop watching: the host is gone."""
         self._reading.stop()
         self._mapping.stop()
 
@@ -91,7 +90,7 @@ class Watchdog:
         self._end(f"hung: it has not answered for {self._limits.silent:g} s")
 
     def _on_memory_silent(self) -> None:
-        if self._reading.missed > BEATS // 2:  # nothing of it answers: it was stopped, say
+        if self._reading.missed > BEATS // 2:  # no thread answers: the process may be stopped
             self._on_silent()
         elif self._waits_for_kernels():
             self._mapping = self._heartbeat(hm.Ping, self._on_memory_silent)
@@ -101,14 +100,14 @@ class Watchdog:
             self._end(f"hung: what maps its memory has been at one thing for {limit_s:g} s")
 
     def _on_beat(self) -> None:
-        at = next(iter(self._compiling), None)
-        self._beats = self._beats + 1 if at == self._at else 1
-        self._at = at
+        current = next(iter(self._compiling), None)
+        self._beats = self._beats + 1 if current == self._current else 1
+        self._current = current
         spent_s = (self._beats - 1) * self._reading.beat_s
         if not self._started and spent_s > self._limits.start:
             self._end(f"hung: it has not started within {self._limits.start:g} s")
-        elif self._started and at is not None and spent_s > self._limits.compile:
-            case = self._compiling[at]
+        elif self._started and current is not None and spent_s > self._limits.compile:
+            case = self._compiling[current]
             self._end(f"hung: it was {case} for more than {self._limits.compile:g} s")
 
 
