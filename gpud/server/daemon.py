@@ -1,8 +1,8 @@
-"""The daemon: started, waited for, drained, ended.
+"""The daemon's life cycle: start, drain, forced shutdown.
 
-Start: take the socket, start the device hosts, and when they are ready begin to accept. Drain: take
-no more connections and jobs, let the jobs that were accepted end, cancel what is left when the time
-is over, end the hosts. Force: end everything now.
+Start: take the socket, start the device hosts, and accept connections once they are ready. Drain:
+accept no more connections and jobs, let the accepted jobs end, cancel the rest after a timeout, end
+the hosts. Force: end everything now.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 _ACCEPTS_PER_TURN = 16
 _ACCEPT_PAUSE_S = 0.5  # when descriptors have run out
 _GOODBYE_S = 3.0
-_FETCH_S = 1.0  # for copying what jobs that ended while we drained have made
+_FETCH_S = 1.0  # for clients to copy the results of jobs that ended while the daemon drained
 _POLL_S = 1.0
 _BROKEN = 3
 
@@ -52,10 +52,10 @@ class Daemon:
 
     Args:
         config: the settings.
-        connect: for tests: for each device, in place of starting its host process, a function that
-            returns the front's end of a link to something that speaks as one.
-        credentials: for tests: who is at the other end of a connection.
-        host_command: for tests: what Python is given to start a device host.
+        connect: for tests: for each device, replaces starting its host process: returns the front's
+            end of a socket to a stand-in for a host.
+        credentials: for tests: finds the peer of a connection.
+        host_command: for tests: the arguments to Python that start a device host.
         validate: check every invariant of the scheduler after every event; slow.
     """
 
@@ -90,17 +90,17 @@ class Daemon:
 
     @property
     def devices(self) -> list[Device]:
-        """By index."""
+        """The devices by index."""
         return self.runner.devices
 
     @property
     def forced(self) -> bool:
-        """Whether it was ended without waiting for its jobs."""
+        """Whether it was shut down without waiting for its jobs."""
         return self._forced
 
     @property
     def failed(self) -> bool:
-        """Whether it was ended by a bug of its own in the scheduler."""
+        """Whether it was shut down because of a bug in the scheduler."""
         return self._failed
 
     @property
@@ -111,7 +111,7 @@ class Daemon:
     # -- start
 
     async def start(self) -> None:
-        """Begin to serve. Returns when clients can connect; nothing is left behind by an error.
+        """Start to serve. Returns when clients can connect; an error leaves nothing behind.
 
         Raises:
             InvalidArgument: the configuration cannot be used, such as a socket that is taken.
@@ -205,7 +205,7 @@ class Daemon:
             self.front.connected(sock, self._credentials(sock))
 
     def _poll(self) -> None:
-        """From time to time: what is nobody's event."""
+        """Periodic work that no event triggers: see `Front.poll`."""
         self.front.poll()
         self._poll_timer = asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
@@ -214,7 +214,7 @@ class Daemon:
             loop = asyncio.get_running_loop()
             loop.add_reader(listener.socket.fileno(), self._accept, listener)
 
-    # -- the end
+    # -- shutdown
 
     async def wait(self) -> None:
         """Wait until the daemon has ended, by `drain` or `force`."""
@@ -223,7 +223,7 @@ class Daemon:
             await self._ending
 
     def drain(self) -> None:
-        """End in order: see the module. Returns at once; asked again it does nothing."""
+        """Begin an orderly shutdown: see the module. Returns at once; may be called twice."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._drain())
 
@@ -236,7 +236,7 @@ class Daemon:
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._close())
         else:
-            # The drain goes on at once: nothing is left that it could wait for.
+            # A drain under way waits for this; it must not wait for jobs any longer.
             self.runner.drained.set()
         for device in self.devices:
             device.kill()
@@ -245,9 +245,10 @@ class Daemon:
             connection.abort()
 
     def _fail(self) -> None:
-        """The scheduler has failed: to go on with wrong sums could break every promise.
+        """Shut down after a bug in the scheduler, whose state may violate every guarantee now.
 
-        Clients are told, the hosts are ended, and the exit status has systemd start a new daemon.
+        Clients get an error, the hosts are ended, and the exit status makes systemd start a new
+        daemon.
         """
         self._failed = True
         self.front.draining = True
@@ -262,7 +263,7 @@ class Daemon:
             self.runner.drained.set()
 
     async def stop(self) -> None:
-        """`force`, unless it is ending already, and `wait`: for tests and error paths."""
+        """`force`, unless a shutdown is under way, and `wait`: for tests and error paths."""
         if self._ending is None:
             self.force()
         await self.wait()
@@ -278,7 +279,7 @@ class Daemon:
         self.runner.feed(ev.DrainRequested(now_ns, now_ns + timeout_ns))
         await self.runner.drained.wait()
         if jobs and not self._forced and time.monotonic_ns() < now_ns + timeout_ns:
-            # Whoever has waited for the last job now wants to copy its arrays.
+            # Clients that waited for the last jobs copy their arrays now.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.front.all_disconnected.wait(), _FETCH_S)
         await self._close()
@@ -292,7 +293,7 @@ class Daemon:
             listener.stop()
 
     async def _close(self, error: GpudError | None = None) -> None:
-        """Everything that is left, whatever state it is in; clients are told ``error``."""
+        """Close everything, in whatever state it is; clients get ``error``."""
         self._stop_listening()
         if self._poll_timer is not None:
             self._poll_timer.cancel()
@@ -317,7 +318,7 @@ class Daemon:
 
 
 def run(config: Config) -> int:
-    """Serves until SIGTERM, SIGINT or SIGHUP; a second one forces. Returns the exit status.
+    """Serve until SIGTERM, SIGINT or SIGHUP; a second signal forces. Returns the exit status.
 
     0: drained; 1: it could not start, or was forced; 3: a bug in the scheduler. Blocks.
     """
@@ -354,7 +355,7 @@ async def _serve(config: Config) -> int:
     except GpudError as error:
         _LOG.critical("%s", error)
         return 1
-    # What is there now stays: the collector need not look at it again.
+    # Objects made so far stay for good: exempt them from garbage collection.
     gc.collect()
     gc.freeze()
     await daemon.wait()

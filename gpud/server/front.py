@@ -1,4 +1,4 @@
-"""What all connections share: devices, programs, memory, sessions, and who may see what."""
+"""The state that all connections share: sessions, devices, modules, memory and ended jobs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gpud.wire import messages as wm
 __all__ = ["Front"]
 
 _LOG = logging.getLogger(__name__)
-_JOBS_PER_TURN = 48  # jobs of a session that has gone that are ended at once; some 4 ms
+_JOBS_PER_TURN = 48  # jobs of an ended session that are cancelled in one turn; some 4 ms
 _LAST_NUMBER = (1 << 32) - 1  # of sessions and modules, on the wire
 
 
@@ -49,12 +49,12 @@ class Front:
 
     Attributes:
         config: the settings.
-        draining: no more jobs are taken.
-        modules: all that hosts may know, by number.
-        answers: those that take long to make.
-        measuring: whose kernels are made ready, by device and user.
-        users: what each of them has.
-        gpu_monitors: what GPUs say of themselves, by the device's index.
+        draining: no more jobs are accepted.
+        modules: all that hosts may have loaded, by number.
+        answers: builds large answers in slices.
+        measuring: the queue of kernels to compile on devices, fair by device and user.
+        users: the counts and quotas of each user.
+        gpu_monitors: readers of GPU metrics, by the device's index.
         sessions: by number; those whose client has gone stay until their jobs have ended.
     """
 
@@ -101,7 +101,7 @@ class Front:
     # -- connections and sessions
 
     def connected(self, sock: socket.socket, peer: Peer) -> None:
-        """A client has connected."""
+        """Take a new connection; it is closed with an error if it is over a limit."""
         connection = Connection(self, sock, peer)
         self.connections[connection] = None
         connection.user.connections += 1
@@ -113,10 +113,10 @@ class Front:
             connection.goodbye(error)
 
     def _check_connections(self) -> None:
-        """Look whether the latest connection is one too many.
+        """Check the daemon's limits on connections, the latest included.
 
         Raises:
-            LimitExceeded: it is.
+            LimitExceeded: there is one too many.
         """
         count, most = len(self.connections), self.config.max_connections
         if count > most:
@@ -138,7 +138,7 @@ class Front:
         return file_descriptors.remaining(len(self.connections), self.arenas.files)
 
     def open_session(self, peer: Peer, program: str, stream: Stream) -> Session:
-        """A client has said hello."""
+        """Open a session for a client that has sent `Hello`."""
         number = self._next_session
         self._next_session = _number_after(number, self.sessions)
         user = self.users.user(peer.uid)
@@ -161,7 +161,7 @@ class Front:
         return session
 
     def connection_ended(self, connection: Connection, reason: str) -> None:
-        """A client has gone or was dropped."""
+        """A client has disconnected or was dropped: end its session."""
         self.connections.pop(connection, None)
         if not self.connections:
             self.all_disconnected.set()
@@ -186,12 +186,12 @@ class Front:
             ("reason", reason),
         )
         jobs = session.jobs.values() if len(session.jobs) > _JOBS_PER_TURN else ()
-        # The latest first, and what runs at the end, so that none becomes ready meanwhile.
+        # The latest first, running jobs last, so that no waiting job starts meanwhile.
         waiting = [job for job in jobs if job.started_ns is None]
         self._end_jobs(session, iter(waiting[::-1]))
 
     def _cancel_waiters(self, waiters: Iterator[CompileWaiter]) -> None:
-        """Have nothing more compiled for somebody, in portions as `_end_jobs`."""
+        """Cancel a session's pending compilations, in portions as `_end_jobs`."""
         portion = list(islice(waiters, _JOBS_PER_TURN))
         for waiter in portion:
             waiter.cancel()
@@ -199,7 +199,7 @@ class Front:
             self.outbox.loop.call_soon(self._cancel_waiters, waiters)
 
     def _end_jobs(self, session: Session, jobs: Iterator[Job]) -> None:
-        """End a session, its jobs in portions: nobody else is to wait for thousands of them."""
+        """Cancel a session's jobs, then end it; in portions, so that others need not wait long."""
         portion = list(islice(jobs, _JOBS_PER_TURN))
         if not portion:
             now_ns = time.monotonic_ns()
@@ -215,7 +215,7 @@ class Front:
         return None if session is None else session.peer.uid
 
     def _close_session(self, number: SessionId) -> None:
-        """Nothing of a session is left on any device."""
+        """Release everything of a session; none of its jobs is left on any device."""
         session = self.sessions.pop(number, None)
         if session is not None:
             for module in session.modules.values():
@@ -230,7 +230,7 @@ class Front:
             self.users.forget_unused(session.user)
 
     def welcome(self, session: Session, hello: wm.Hello) -> wm.Welcome:
-        """The answer to `hello`."""
+        """The reply to ``hello``."""
         return wm.Welcome(
             hello.request,
             min(hello.version, wm.VERSION),
@@ -245,7 +245,7 @@ class Front:
         )
 
     def watch_gpus(self) -> None:
-        """Have the figures of the devices that are GPUs read from now on."""
+        """Start to monitor the devices that are GPUs."""
         for device in self.devices:
             if device.info is not None and device.info.uuid:
                 on_xid = partial(self._xid, device.index)
@@ -259,7 +259,7 @@ class Front:
         )
 
     def poll(self) -> None:
-        """Once in a second: read GPUs, end sessions that keep memory outside of their arrays."""
+        """Called once a second: read GPU metrics, end sessions that hold memory outside arrays."""
         for monitor in self.gpu_monitors.values():
             monitor.poll()
         excesses = {excess.session: excess for excess in self.arenas.find_excess()}
@@ -283,7 +283,7 @@ class Front:
     # -- devices
 
     def describe_device(self, device: Device) -> dict[str, Any]:
-        """A device as clients need it."""
+        """A device as described to clients."""
         info = device.info
         online = info.sms - self.offline_floor(info.sms) if info else 0
         return {
@@ -321,7 +321,7 @@ class Front:
         return device
 
     def next_module(self) -> int:
-        """A number for a module, unique among all sessions."""
+        """The number of a new module, unique among all sessions."""
         number = self._next_module
         self._next_module = _number_after(number, self.modules)
         return number
@@ -329,17 +329,17 @@ class Front:
     # -- jobs
 
     def visible_job(self, session: Session, job: JobId) -> Job | None:
-        """A job that has not ended, if the session's user may know of it."""
+        """A job that has not ended, if the session's user may see it; else None."""
         found = self.runner.jobs.get(job)
         return found if found is not None and may_manage(session.peer, found.uid) else None
 
     def ended_job(self, session: Session, job: JobId) -> Job | None:
-        """A job that has ended lately, if the session's user may know of it."""
+        """A recently ended job, if the session's user may see it; else None."""
         found = self._ended.get(job)
         return found if found is not None and may_manage(session.peer, found.uid) else None
 
     def job_ended(self, job: Job, state: str, error: GpudError | None, now_ns: int) -> None:
-        """A job has ended; its owner was told."""
+        """Record the end of a job; its owner was notified."""
         error = None if error is None else shortened(error)
         self.counts[state] += 1
         job.end(state, error, now_ns)
@@ -347,12 +347,12 @@ class Front:
         if len(ended) == ended.maxlen and ended:
             self._ended.pop(ended[0].id, None)
         ended.append(job)
-        if ended:  # it may be configured to keep none
+        if ended:  # empty if the history is configured to keep none
             self._ended[job.id] = job
         self.records.add_event(now_ns, f"job-{state}", job.uid, ("job", job.id), ("error", error))
 
     def job_row(self, job: Job, now_ns: int) -> dict[str, Any]:
-        """The job as people see it."""
+        """The job as shown in tables: see `Job.row`."""
         row = job.row(now_ns, user_name(job.uid), self.records.epoch_ns)
         record = job.record
         if record is None:
@@ -363,7 +363,7 @@ class Front:
     # -- followers
 
     def follow(self, session: Session, on: bool) -> None:
-        """Tell a session of every event from now on, or no more."""
+        """Start or stop to send a session every event that its user may see."""
         if on:
             self._followers[session.number] = session
         else:
@@ -378,7 +378,7 @@ class Front:
 
 
 def _number_after(number: int, taken: Container[int]) -> int:
-    """The next number that is not taken; after the last comes 1."""
+    """The next number that is not taken, wrapping to 1 after `_LAST_NUMBER`."""
     while True:
         number = number + 1 if number < _LAST_NUMBER else 1
         if number not in taken:

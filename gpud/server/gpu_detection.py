@@ -1,6 +1,6 @@
-"""Whether this machine has a GPU to serve, asked before any device host is started.
+"""Detects whether this machine has a usable GPU, before any device host is started.
 
-The daemon loads nothing of CUDA, so another process asks the driver: `gpud.device.cuda.probe`.
+The daemon does not load CUDA, so another process queries the driver: `gpud.device.cuda.probe`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["check_gpu", "has_gpu"]
 
 _ANSWER_S = 60.0
 _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
-"""Of which the driver has one, on Linux and under WSL."""
+"""Files of which one exists where the driver is installed, on Linux and under WSL."""
 
 
 def has_gpu() -> bool:
-    """Whether the first GPU could be served; quick where there is no driver."""
+    """Whether the first GPU is usable; quick where there is no driver."""
     if not any(Path(name).exists() for name in _DRIVER_FILES):
         return False
     try:
@@ -31,11 +31,11 @@ def has_gpu() -> bool:
 
 
 def check_gpu(index: int) -> None:
-    """Returns if there is such a GPU. Takes the time of a Python process that asks its driver.
+    """Check that GPU ``index`` is usable. Blocks while another Python process queries the driver.
 
     Raises:
         MissingDependency: a library is missing that can be installed.
-        InvalidArgument: there is no driver, or no such GPU, or it does not answer.
+        InvalidArgument: there is no driver or no such GPU, or the driver does not answer.
     """
     command = [sys.executable, "-m", "gpud.device.cuda.probe", str(index)]
     try:

@@ -1,15 +1,15 @@
-"""A GPU's own figures for people: read from NVML from time to time, beside the event loop.
+"""Monitors a GPU through NVML: utilisation, temperature and so on, read on a thread.
 
-Problem: NVML takes milliseconds, may hang with a GPU that does, and is not there everywhere; what
-it says is of use, and nothing depends on it.
+Problem: NVML takes milliseconds, may hang with a GPU that does, and is not installed everywhere;
+its metrics are useful to people, and nothing depends on them.
 
-Approach: `GpuMonitor.poll`, called each second, has a thread read while the daemon goes on; what
-was read last is what queries show. Where NVML is not there nobody asks again.
+Approach: `GpuMonitor.poll`, called each second, starts a thread that reads while the daemon goes
+on; queries show the last reading. Once NVML has failed it is not read again.
 
 Properties:
-    quick: nothing here waits;
-    one_at_a_time: while a reading has not come back, no other is begun;
-    soft: whatever NVML does, figures are unknown and the daemon goes on.
+    non_blocking: no method here waits for NVML;
+    one_at_a_time: while a reading is under way, no other is started;
+    fails_soft: if NVML fails, the metrics are unknown and the daemon goes on.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _UNKNOWN = GPUState(*[None] * len(GPUState._fields))
 
 
 class GpuMonitor:
-    """Of one GPU.
+    """Monitors one GPU.
 
     Args:
         loop: the event loop.
-        gpu: its UUID as the driver tells it, beginning with ``GPU-``.
+        gpu: its UUID as the driver reports it, beginning with ``GPU-``.
         on_xid: called on the loop with the number of each Xid error.
-        connect: stands in for `NvmlReader`, in tests.
+        connect: replaces `NvmlReader` in tests.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class GpuMonitor:
         self._over = False
 
     def metrics(self) -> dict[str, Any]:
-        """What was read last, by names that begin with ``gpu_``; None: unknown."""
+        """The last reading, by names that begin with ``gpu_``; None: unknown."""
         known = {f"gpu_{name}": value for name, value in self._state._asdict().items()}
         return {**known, "gpu_last_xid": self._last_xid}
 
     def poll(self) -> None:
-        """Have the figures read anew, unless that is under way."""
+        """Start a reading, unless one is under way."""
         if not (self._reading or self._over):
             self._reading = True
             # Not the loop's executor: its end waits for its threads, and this one may hang.
             threading.Thread(target=self._read, name="nvml", daemon=True).start()
 
     def close(self) -> None:
-        """Read nothing more."""
+        """Start no more readings."""
         self._over = True
 
     def _read(self) -> None:
@@ -83,7 +83,7 @@ class GpuMonitor:
                 self._reader.close()
         except GpudError as error:
             problem = str(error)
-        except Exception as error:  # noqa: BLE001 - a bug of the bindings' is no reason to end
+        except Exception as error:  # noqa: BLE001 - a bug in the bindings must not end the daemon
             problem = f"{type(error).__name__}: {error}"
         try:
             self._loop.call_soon_threadsafe(self._was_read, found, problem)

@@ -1,4 +1,4 @@
-"""The daemon's log: lines for people, or JSON for programs, on standard error."""
+"""Formats and sets up the daemon's log on standard error: text lines, or JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record on one line; a traceback follows on its own.
 
-        Clients say what their programs are called: nothing that a terminal would act on is left.
+        Names of programs come from clients: characters that a terminal might act on are replaced.
         """
         at = datetime.fromtimestamp(record.created).astimezone()
         name = record.name.removeprefix("gpud.")
@@ -48,15 +48,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str, form: str, stream: IO[str] | None = None) -> logging.Handler:
-    """Sends what gpud logs to ``stream``, standard error by default.
+    """Send gpud's log records to ``stream``, standard error by default.
 
     Args:
-        level: such as ``info``; what is below is dropped.
+        level: the least level that is logged, such as ``info``.
         form: ``text`` or ``json``.
-        stream: where to.
+        stream: the destination.
 
     Returns:
-        The handler, for those who want to take it away again.
+        The handler, so that the caller can remove it again.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())

@@ -1,4 +1,4 @@
-"""From what the operator has configured to what the parts need."""
+"""Derives the settings of the daemon's parts from its configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COMPILE_MARGIN_S = 10.0
 
 
 def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
-    """The scheduler's part of the configuration.
+    """The scheduler's settings.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -48,15 +48,15 @@ def scheduler_settings(config: Config, *, validate: bool = False) -> Settings:
 
 
 def device_specs(config: Config, *, look: bool = True) -> list[str]:
-    """The devices, each named completely; ``auto`` is a GPU if there is one. May take a second.
+    """The devices' full names; ``auto`` becomes a GPU if there is one. May take a second.
 
     Args:
-        config: says which.
-        look: whether to look if there are such GPUs, and LLVM for a CPU device.
+        config: names the devices.
+        look: whether to check that the GPUs exist, and LLVM for a CPU device.
 
     Raises:
-        InvalidArgument: one is none, or there is no such GPU.
-        MissingDependency: one needs what is not installed.
+        InvalidArgument: a name is not a device's, or there is no such GPU.
+        MissingDependency: a device needs a library that is not installed.
     """
     texts = [text.strip() for text in config.devices]
     if look and _AUTO in texts and has_gpu():
@@ -74,16 +74,17 @@ def device_specs(config: Config, *, look: bool = True) -> list[str]:
 
 
 def host_limits(config: Config) -> HostLimits:
-    """How long device hosts may take for what.
+    """The time limits of device hosts.
 
-    A host that makes machine code in a process of its own ends that in time by itself.
+    For compilations it is more than the host's own limit on its compile process, so that the host
+    normally ends that process itself.
     """
     compiling_s = config.compile_timeout_ns / 1e9
     return HostLimits(config.host_timeout_ns / 1e9, MOST_TRIES * compiling_s + _COMPILE_MARGIN_S)
 
 
 def host_arguments(config: Config) -> tuple[str, ...]:
-    """The arguments of a device host beside its device."""
+    """The arguments of a device host except its device."""
     return (
         "--compile-seconds",
         str(config.compile_timeout_ns / 1e9),
@@ -106,7 +107,7 @@ def compile_arguments(config: Config) -> tuple[str, ...]:
 
 
 class MemoryLimits(NamedTuple):
-    """Bytes for arrays on each device: of all, of one user, of one session."""
+    """The most bytes of arrays on each device: of all sessions, of one user, of one session."""
 
     device: list[int]
     user: list[int]
@@ -114,7 +115,7 @@ class MemoryLimits(NamedTuple):
 
 
 def memory_limits(config: Config, devices: Sequence[Device]) -> MemoryLimits:
-    """What the configuration means for devices that are ready."""
+    """The limits on arrays for ``devices``, which are ready."""
     limits = MemoryLimits([], [], [])
     for device in devices:
         assert device.info is not None

@@ -1,21 +1,22 @@
-"""The memory behind the arrays: one sealed, sparse file for each session and device.
+"""Arenas, the memory of sessions' arrays: one sealed, sparse file for each session and device.
 
-The ledger (`gpud.core.memory.ledger`) says where arrays are; this makes the files, hands them out,
-and gives pages back. A file is as large as its arena and takes what was written to it.
+The ledger (`gpud.core.memory.ledger`) places arrays; this creates the files, passes their
+descriptors on, and frees pages. A file has the size of its arena and occupies the pages written.
 
-Giving many pages back takes the kernel a while, so a large range is punched on a thread; arrays
-that the session asks for meanwhile wait, for the range must read as zero before it is used again.
-For the same reason a file that holds much is emptied on a thread when its session goes.
+Freeing many pages takes the kernel long, so a large range is punched on a thread; allocations of
+the session wait meanwhile, since the range must read as zero before it is used again. For the same
+reason a file that holds much is punched on a thread when its session ends.
 
-If a device has its own memory (`gpud.server.arrays.device_memory`), ranges are given back there.
+If a device has its own memory (`gpud.server.arrays.device_memory`), a range is released there
+first.
 
-A client maps its whole file, and can write where it has no array: that memory would be counted
-nowhere. So the files are checked now and then (`Arenas.find_excess`). What lies outside of all
-arrays is given back; a session that goes on so is told to the server, which ends it.
+A client maps its whole file, and can write where it has no array, to memory that no limit counts.
+So the files are checked periodically (`Arenas.find_excess`). Pages outside of all arrays are freed;
+a session that goes on writing there is reported to the server, which ends it.
 
 Properties:
-    counted: a session that holds `SLACK_BYTES` more than its arrays have, at `MOST_STRIKES` looks
-        in a row, is told; a session that does not write outside of its arrays never is.
+    counted: a session whose file holds `SLACK_BYTES` more than its arrays at `MOST_STRIKES` checks
+        in a row is reported; a session that does not write outside of its arrays never is.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from gpud.units import Address, SessionId
 __all__ = ["MOST_STRIKES", "SLACK_BYTES", "Arenas", "MemoryExcess"]
 
 SLACK_BYTES = 16 << 20
-"""What a file may hold beyond its arrays: pages that are just being given back, stray writes."""
+"""What a file may hold beyond its arrays: pages that are being freed, stray writes."""
 
 MOST_STRIKES = 3
-"""Looks in a row at which a session may hold too much before it is told."""
+"""Checks in a row at which a session holds too much before it is reported."""
 
 _LARGE_BYTES = 64 << 20  # punching so much takes some 5 ms
 _LEAST_ARENA_BYTES = 1 << 20  # checks of accesses subtract up to some KiB from an arena's size
@@ -52,7 +53,7 @@ _NONE: Mapping[int, DeviceArrays] = {}
 
 
 class MemoryExcess(NamedTuple):
-    """A session that keeps memory outside of its arrays."""
+    """A session whose file holds memory outside of its arrays."""
 
     session: SessionId
     device: int
@@ -61,11 +62,11 @@ class MemoryExcess(NamedTuple):
 
 
 class Arenas:
-    """Every session's memory. Empty until `set_up`, when the devices have said what they have.
+    """The arenas of all sessions. Empty until `set_up`, when the devices' memory is known.
 
     Attributes:
-        session_limit_bytes: the most that a session can have, on the device where that is most.
-        descriptors_left: how many descriptors clients can have more.
+        session_limit_bytes: a session's limit, on the device where it is largest.
+        descriptors_left: returns how many more descriptors clients can use.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -86,7 +87,7 @@ class Arenas:
         self.session_limit_bytes = 0
 
     def set_up(self, limits: MemoryLimits, copied: Mapping[int, DeviceArrays] = _NONE) -> None:
-        """Say what there is, before the first session; ``copied`` by the device's index."""
+        """Set the limits, before the first session; ``copied`` by the device's index."""
         self._device_arrays = copied
         self._ledger = Ledger(
             limits.device,
@@ -102,11 +103,12 @@ class Arenas:
     def allocate(
         self, session: SessionId, user: int, device: int, size: int
     ) -> tuple[Address, Arena | None]:
-        """Returns the address of a new array, and its arena if it is the first there.
+        """Allocate an array; returns its address, and its arena if the client does not know it.
 
         Raises:
-            OutOfMemory, InvalidArgument, UnknownName, LimitExceeded: as the ledger.
-            InternalError: the kernel gives no file for a new arena, or no descriptor.
+            OutOfMemory, InvalidArgument, UnknownName: as the ledger.
+            LimitExceeded: as the ledger, or no descriptors are left for a new arena.
+            InternalError: the kernel cannot create the file of a new arena.
         """
         self._open(session, user)
         address = self._ledger.allocate(session, device, size)
@@ -123,20 +125,21 @@ class Arenas:
         return address, arena
 
     def undo(self, session: SessionId, device: int, address: int) -> bool:
-        """Forget an array that the device has no memory for; whether it was there still."""
+        """Undo `allocate` when the device has no memory; whether the array still existed."""
         if session in self._opened:
-            with suppress(UnknownName):  # freed by a client that guessed where it would be
+            with suppress(UnknownName):  # freed by a client that guessed its address
                 self._ledger.free(session, device, address)
                 self._device_arrays[device].copies.removed(session, address)
                 return True
         return False
 
     def reserve(self, session: SessionId, user: int, device: int, size: int) -> None:
-        """Count ``size`` bytes for module variables, and see to it that the session has an arena.
+        """Count ``size`` bytes for module variables, and create the session's arena if needed.
 
         Raises:
-            OutOfMemory, UnknownName, LimitExceeded: as the ledger.
-            InternalError: the kernel gives no file for a new arena.
+            OutOfMemory, UnknownName: as the ledger.
+            LimitExceeded: as the ledger, or no descriptors are left for a new arena.
+            InternalError: the kernel cannot create the file of a new arena.
         """
         self._open(session, user)
         self._ledger.reserve(session, device, size)
@@ -147,7 +150,7 @@ class Arenas:
             raise
 
     def release(self, session: SessionId, device: int, size: int) -> None:
-        """Count out what was reserved with the same ``size``."""
+        """Undo a `reserve` of the same ``size``."""
         if session in self._opened:
             self._ledger.release(session, device, size)
 
@@ -157,7 +160,7 @@ class Arenas:
             self._ledger.open(session, user)
 
     def _with_file(self, session: SessionId, device: int) -> Arena:
-        """The session's arena with its file, made if it is not."""
+        """The session's arena, with its file created if it is missing."""
         arena = self._ledger.open_arena(session, device)
         key = (session, device)
         if key not in self._files:
@@ -183,17 +186,19 @@ class Arenas:
         return self._files[arena.session, arena.device]
 
     def free_after(self, session: SessionId, device: int, address: int, last_job: int) -> None:
-        """Free an array when the session's jobs up to ``last_job`` have ended: see `settle`.
+        """Mark an array to be freed once the session's jobs up to ``last_job`` have ended.
+
+        `settle` frees it.
 
         Raises:
-            UnknownName: there is none.
+            UnknownName: there is no such array.
         """
         self._ledger.free_after(session, device, address, last_job)
         if device in self._device_arrays:
             self._device_arrays[device].copies.freed(session, address, last_job)
 
     def settle(self, session: SessionId, oldest_job: int | None) -> int:
-        """Give back what no job of the session uses any more; returns how many arrays."""
+        """Free the marked arrays that no job of the session can use; returns how many."""
         if session not in self._opened:
             return 0
         found = self._ledger.reclaim(session, oldest_job)
@@ -202,7 +207,7 @@ class Arenas:
         return len(found)
 
     def when_zeroed(self, session: SessionId, action: Callable[[], None]) -> None:
-        """Do ``action`` as soon as all that the session has freed reads as zero."""
+        """Call ``action`` once all ranges that the session has freed read as zero."""
         if session in self._punching:
             self._waiting.setdefault(session, []).append(action)
         else:
@@ -218,13 +223,13 @@ class Arenas:
             self._punch(piece, offset)
 
     def _release_on_device(self, piece: FreeRange, offset: int) -> None:
-        """Give a range back on the device, which may be copying it, and then in the file."""
+        """Release a range on the device, which may be copying it, and then in the file."""
         session = piece.session
         gone = self._count_freeing(piece)
         self._punching[session] = self._punching.get(session, 0) + 1
 
         def released(_: object, error: GpudError | None) -> None:
-            # With an error its host is lost, or its session: then it has nothing there any more.
+            # An error means that the host or session is gone, and the device's memory with it.
             if (session, piece.device) in self._files:
                 self._punch(piece, offset)
             self._punched(session, gone)
@@ -241,7 +246,7 @@ class Arenas:
             )
 
     def _count_freeing(self, piece: FreeRange) -> Callable[[], None]:
-        """Count a range as held until what is returned is called."""
+        """Count a range as held until the returned function is called."""
         freeing = self._freeing_bytes
         freeing[piece.session] = freeing.get(piece.session, 0) + piece.size
 
@@ -259,8 +264,8 @@ class Arenas:
         pieces: list[tuple[int, int]],
         gone: Callable[[], None],
     ) -> None:
-        """Give (offset, size) back on a thread, then call ``gone``; see `when_zeroed`."""
-        own = os.dup(descriptor)  # the session may go meanwhile
+        """Free ranges, (offset, size), on a thread, then call ``gone``; see `when_zeroed`."""
+        own = os.dup(descriptor)  # the session may end meanwhile
         self._punching[session] = self._punching.get(session, 0) + 1
         done = self._loop.run_in_executor(None, _punch_and_close, own, pieces)
         done.add_done_callback(lambda _: self._punched(session, gone))
@@ -277,18 +282,18 @@ class Arenas:
     # -- sessions
 
     def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
-        """(base, size, descriptor) of a session's memory on a device, if it has any there."""
+        """(base, size, descriptor) of a session's arena on a device, if it has one there."""
         arena = self._ledger.arena(SessionId(session), device)
         if arena is None or (arena.session, device) not in self._files:
             return None
         return arena.base, arena.size, self.file(arena)
 
     def nearest_array(self, session: int, device: int, address: int) -> tuple[int, int] | None:
-        """(address, size as asked for) of the session's array there nearest to an address."""
+        """(address, requested size) of the session's array on a device nearest to an address."""
         return self._ledger.nearest(SessionId(session), device, address)
 
     def close_session(self, session: SessionId) -> None:
-        """Free all that a session has; no device uses it any more."""
+        """Free all arenas of a session; no device uses them any more."""
         if session not in self._opened:
             return
         self._opened.discard(session)
@@ -305,17 +310,17 @@ class Arenas:
                 self._loop.run_in_executor(None, _punch_and_close, descriptor, [(0, arena.size)])
 
     def close(self) -> None:
-        """Free everything. The event loop may end then."""
+        """Free everything. The event loop may end afterwards."""
         self._closing = True
         for session in sorted(self._opened):
             self.close_session(session)
 
-    # -- what is held
+    # -- memory outside of arrays
 
     def find_excess(self) -> list[MemoryExcess]:
-        """Look at what the files hold; returns the sessions that go on to hold too much.
+        """Check what the files hold; returns the sessions that have held too much repeatedly.
 
-        To be called from time to time, such as once in a second. It costs a system call a file.
+        To be called periodically, such as once a second. It costs a system call for each file.
         """
         found = []
         for (session, device), descriptor in self._files.items():
@@ -326,7 +331,7 @@ class Arenas:
                 self._strikes.pop((session, device), None)
                 continue
             if (session, device) in self._reclaiming:
-                continue  # what was found at the last look is still being given back
+                continue  # the pages found at the last check are still being freed
             strikes = self._strikes.get((session, device), 0) + 1
             self._strikes[session, device] = strikes
             if strikes >= MOST_STRIKES:
@@ -342,29 +347,29 @@ class Arenas:
             )
         return found
 
-    # -- looking
+    # -- usage
 
     @property
     def files(self) -> int:
-        """How many there are."""
+        """How many memory files there are."""
         return len(self._files)
 
     def capacity_bytes(self, device: int) -> int:
-        """What a device has for arrays; 0 before `set_up`."""
+        """A device's limit on arrays; 0 before `set_up`."""
         return self._capacities[device] if device < len(self._capacities) else 0
 
     def used_bytes(self, device: int) -> int:
-        """What of it is used."""
+        """How much of it is used."""
         return self._ledger.used_bytes(device) if self._capacities else 0
 
     def usage(self) -> Iterator[MemoryUsage]:
-        """What each session has on each device where it has any; see `Ledger.usage`."""
-        # A session that has loaded a program has an arena for its fences, arrays or not.
+        """The usage of each session on each device where it uses memory; see `Ledger.usage`."""
+        # A session that has loaded a program has an arena for its fences, even without arrays.
         return (use for use in self._ledger.usage() if use.arrays or use.used_bytes)
 
 
 def _held_bytes(descriptor: int) -> int:
-    """The memory that a file has, whoever has written it."""
+    """The memory that a file occupies."""
     return os.fstat(descriptor).st_blocks * 512
 
 

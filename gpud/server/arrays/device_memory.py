@@ -1,17 +1,17 @@
-"""A device's arrays where they lie in memory of its own, beside the sessions' files.
+"""Arrays on a device that has memory of its own: commits memory, and copies from and to the files.
 
-Problem: memory has to be there before an array is used, and the values with it; neither a client
-nor a job may see what a lost host has left behind; and nobody is to wait for another's copies.
+Problem: memory must be committed, and the values copied, before an array is used; neither a client
+nor a job may see stale values after a host was lost; and no session may wait for another's copies.
 
-Approach: `gpud.core.memory.coherence` knows what the files hold, `gpud.core.memory.pending_writes`
-who must wait for what is on its way. Requests go through the registry
+Approach: `gpud.core.memory.coherence` tracks what the files hold, `gpud.core.memory.pending_writes`
+which jobs must wait for copies under way. Requests go through the registry
 (`gpud.server.hosts.resources`), so a new host gets the arrays again when a session first needs it.
 
 Properties:
-    seen: a job that is submitted after an array was written finds what was written, and does not
-        wait for what is written later;
+    writes_visible: a job that is submitted after an array was written sees what was written, and
+        does not wait for later writes;
     bounded: however often a session writes, at most `MOST_PARTS` copies of an array wait;
-    said: values that are lost, or could not be copied, are an error for whoever would use them.
+    loss_reported: using values that are lost, or could not be copied, is an error.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from gpud.units import SessionId
 __all__ = ["MOST_PARTS", "MOST_READS", "DeviceArrays"]
 
 MOST_PARTS = 64
-"""Different parts of one array that may wait to be copied to the device."""
+"""The most different parts of one array that wait to be copied to the device."""
 
 MOST_READS = 4096
-"""Copies from the device that a session may wait for."""
+"""The most copies from the device that a session may have pending."""
 
 _KEEP_TRYING = "write all of it with set(), or free it"
 
 
 class _Parts:
-    """Parts of an array, (offset, bytes), that wait behind the one that is being copied.
+    """Parts of an array, (offset, size), that wait for the copy under way.
 
-    Each has the number of the first write of it, which is the one that is waited for longest.
+    Each maps to the number of its first pending write, the one that jobs wait for longest.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class _Parts:
 
 
 class DeviceArrays:
-    """Of one device.
+    """The arrays of all sessions on one device.
 
     Args:
-        host: the device.
-        requests: what is asked of it.
+        host: the device's current host.
+        requests: sends requests that survive the loss of a host.
     """
 
     def __init__(self, host: CurrentHost, requests: HostRequests) -> None:
@@ -72,16 +72,16 @@ class DeviceArrays:
     # -- arrays
 
     def arrays_of(self, session: int) -> list[ArrayExtent]:
-        """What a new host needs memory for."""
+        """A session's arrays, for which a new host must commit memory."""
         return self.copies.arrays(SessionId(session))
 
     def commit(self, session: SessionId, address: int, on_reply: OnReply) -> None:
-        """Have memory behind a new array."""
+        """Commit memory for a new array."""
         array = partial(self.copies.array, session, address)
 
         def committed(value: Any, error: GpudError | None) -> None:
             if isinstance(error, OutOfMemory) and self._releases:
-                # What it lacks may just be on its way back.
+                # Memory is being released: try again when it has been.
                 self._when_released.append(again)
             else:
                 on_reply(value, error)
@@ -94,7 +94,7 @@ class DeviceArrays:
         again()
 
     def release(self, session: SessionId, address: int, size: int, done: OnReply) -> None:
-        """Take the memory of an array back that no job can use any more."""
+        """Release the memory of an array that no job can use any more."""
         self.copies.removed(session, address)
         parts = self._parts.pop((session, address), None)
         if parts is not None:
@@ -112,7 +112,7 @@ class DeviceArrays:
         self._host.registry.release(session, address, size, released)
 
     def close_session(self, session: SessionId) -> None:
-        """Forget a session's arrays; its arena is closed."""
+        """Drop a session's arrays; its arena is closed."""
         self.copies.closed(session)
         self._writes.closed(session)
         self._when_written.pop(session, None)
@@ -124,12 +124,12 @@ class DeviceArrays:
     def write(
         self, session: SessionId, address: int, offset: int, size: int, last_job: int
     ) -> None:
-        """The session has written a part of an array into the file.
+        """Copy a part of an array, which the session has written, from the file to the device.
 
-        Jobs after ``last_job``, which is the number of the session's newest one so far, find it.
+        Jobs after ``last_job``, the number of the session's newest job, see the new values.
 
         Raises:
-            UnknownName, InvalidArgument: there is no such part.
+            UnknownName, InvalidArgument: there is no such array or part.
             LimitExceeded: too many different parts of the array wait.
         """
         self.copies.check(session, address, offset, size)
@@ -184,7 +184,7 @@ class DeviceArrays:
         self._arrived(session, arrived)
 
     def _arrived(self, session: SessionId, writes: Iterable[int]) -> None:
-        """Nobody needs to wait any more for these."""
+        """End these writes, and call what has waited for them."""
         self._writes.end(session, writes)
         waiting = self._when_written.pop(session, ())
         still = [one for one in waiting if self._writes.is_waited_for(session, one[0])]
@@ -199,11 +199,11 @@ class DeviceArrays:
     def read(
         self, session: SessionId, address: int, offset: int, size: int, on_reply: OnReply
     ) -> None:
-        """Have the file hold a part of an array as the device has it.
+        """Copy a part of an array from the device to the file, unless the file is up to date.
 
         Raises:
-            UnknownName, InvalidArgument: there is no such part.
-            LimitExceeded: the session waits for too many already.
+            UnknownName, InvalidArgument: there is no such array or part.
+            LimitExceeded: the session has too many copies pending.
         """
         self.copies.check(session, address, offset, size)
         if self._reads[session] >= MOST_READS:
@@ -222,13 +222,13 @@ class DeviceArrays:
 
         def ask(reply: OnReply) -> None:
             try:
-                self.copies.check(session, address, offset, size)  # it may have been freed
+                self.copies.check(session, address, offset, size)  # may be freed meanwhile
                 reason = self.copies.loss_reason(session, address)
             except GpudError as error:
                 reply(None, error)
                 return
             if reason is not None:
-                told(None, self._lost_array(address, reason))  # no other host has them either
+                told(None, self._lost_array(address, reason))  # retrying cannot help
             elif self.copies.in_file(session, address):
                 reply(None, None)
             else:
@@ -251,16 +251,16 @@ class DeviceArrays:
     # -- jobs
 
     def problem(self, session: SessionId, number: int) -> DeviceLost | None:
-        """Why a job must not be started: it could use values that are lost."""
+        """The error if a job must not be started because it could use lost values; else None."""
         found = self.copies.lost_arrays(session, number)
         return None if found is None else self._host.lost_error(_described(found))
 
     def is_written(self, session: SessionId, number: int) -> bool:
-        """Whether what the session had written before its job ``number`` has arrived."""
+        """Whether everything written before the session's job ``number`` has been copied."""
         return not self._writes.is_waited_for(session, number)
 
     def when_written(self, session: SessionId, number: int, action: Callable[[], None]) -> None:
-        """Do ``action`` as soon as that is so."""
+        """Call ``action`` once `is_written` holds."""
         if self.is_written(session, number):
             action()
         else:

@@ -1,8 +1,8 @@
-"""The memory of arrays: sealed memory files. The one door to what Python's ``os`` lacks of them.
+"""Sealed memory files (memfd) for arrays, and ``fallocate``, which Python's ``os`` lacks.
 
-A memory file is made at its full size and sealed: nobody who is given its descriptor can shrink it
-under another's mapping, which would kill the other with SIGBUS, or grow it. It is sparse, so a page
-costs nothing until it is written, and `punch` gives pages back.
+A memory file is created at its full size and sealed: no holder of its descriptor can grow it, or
+shrink it, which would kill other processes that map it with SIGBUS. It is sparse, so a page costs
+nothing until it is written, and `punch` frees pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PUNCH_HOLE = 2  # FALLOC_FL_PUNCH_HOLE
 
 
 def create(name: str, size: int) -> int:
-    """Makes a sealed memory file of ``size`` bytes, all zero; returns its descriptor.
+    """Create a sealed memory file of ``size`` bytes, all zero; returns its descriptor.
 
     Raises:
         OSError: the kernel refuses, as it does past the limit of open files.
@@ -38,7 +38,7 @@ def create(name: str, size: int) -> int:
 
 
 def punch(descriptor: int, offset: int, size: int) -> None:
-    """Gives the pages of a range back: it reads as zero from now on, in every mapping.
+    """Free the pages of a range: it reads as zero from now on, in every mapping.
 
     Raises:
         OSError: the kernel refuses.

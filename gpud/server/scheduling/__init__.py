@@ -1,1 +1,1 @@
-"""The scheduler run: jobs, its events and commands, and what becomes of each job."""
+"""Runs the scheduler: feeds it events, carries out its commands, keeps the jobs' records."""

@@ -1,8 +1,8 @@
-"""The scheduler's event log in a file, for ``gpud replay``: see `gpud.core.replay`.
+"""Writes the scheduler's event log to a file, for ``gpud replay``: see `gpud.core.replay`.
 
-Lines are written as they come and reach the file within a second, or at once when the scheduler
-fails. A file that cannot be written any more ends the log, never the daemon. The log of an earlier
-daemon is kept beside it, with ``.old`` behind its name.
+Lines are buffered and reach the file within a second, or at once when the scheduler fails. A write
+error ends the log, never the daemon. The previous daemon's log is kept beside it, with ``.old``
+appended to its name.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FLUSH_S = 1.0
 
 
 class EventLog:
-    """A log that is being written.
+    """An open event log.
 
     Raises:
-        InvalidArgument: the file cannot be made.
+        InvalidArgument: the file cannot be created.
     """
 
     def __init__(self, path: Path, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
@@ -41,7 +41,7 @@ class EventLog:
         try:
             with suppress(FileNotFoundError):
                 path.replace(path.with_name(path.name + ".old"))
-            # It names users' kernels and times: nobody else's business.
+            # It holds users' kernel names and times, which are private.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidArgument(f"the event log {path} cannot be written: {error}") from error
@@ -49,12 +49,12 @@ class EventLog:
         self._line(write_header(settings))
 
     def write(self, event: Event, commands: Iterable[Command]) -> None:
-        """Log an event and the commands that it caused."""
+        """Append an event and the commands that it caused."""
         if self._file is not None:
             self._line(write_line(event, commands))
 
     def flush(self) -> None:
-        """Have everything in the file now."""
+        """Write the buffered lines to the file now."""
         self._timer = None
         if self._file is not None:
             try:
@@ -63,7 +63,7 @@ class EventLog:
                 self._give_up(error)
 
     def close(self) -> None:
-        """Write what is left. May be called twice."""
+        """Flush and close the file. May be called twice."""
         if self._timer is not None:
             self._timer.cancel()
         self.flush()

@@ -1,6 +1,6 @@
-"""Jobs as the front knows them: what was asked for, what became of it, and what people are told.
+"""The front's record of each job: its launches, owner, progress, result and statistics.
 
-The scheduler knows a job's shape and its rights; this is the rest.
+The scheduler keeps a job's shape and shares (`gpud.core.job`); this is the rest.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 __all__ = ["NAMES_KEPT", "Chain", "Job", "exact", "shortened"]
 
 NAMES_KEPT = 16
-"""Kernels of a job that are named to people."""
+"""Kernels of a job that are named in tables and errors."""
 
 _NAME_LENGTH = 256
-_TEXT_LENGTH = 2048  # of a text of an error that is kept
+_TEXT_LENGTH = 2048  # of each text of an error that is kept
 
 
 class Chain:
-    """The launches of a job, checked, and shared by all jobs that submit the same bytes.
+    """The validated launches of a job, shared by all jobs that submit the same bytes.
 
     Attributes:
-        launches: as `gpud.device.host.messages.StartJob` has them.
-        shapes: as the scheduler has them.
-        needs: (module, shape) of every launch: what a host must have made ready.
-        modules: of each launch.
-        killable: its launches are of entries that end at kill polls where they have loops.
-        kernels: their names, each once, in the order of the launches; the first `NAMES_KEPT` of
-            them, shortened, for they are kept and shown long after the job has ended.
-        ready: the registry of the host that has; None for none.
-        ran: the registry of the last host that a job of them was started on; None for none.
+        launches: encoded for `gpud.device.host.messages.StartJob`.
+        shapes: as the scheduler gets them.
+        needs: (module, shape) of every launch, each once: what a host must have compiled.
+        modules: the module of each launch.
+        killable: whether the launches use the kernels' variants with kill polls, where there are.
+        kernels: the kernels' names, each once, in the order of the launches; the first `NAMES_KEPT`
+            of them, shortened, because they are kept long after the job has ended.
+        ready: the registry of the last host found to have compiled all of ``needs``; None: none.
+        ran: the registry of the last host that a job of this chain was started on; None: none.
         total: task blocks of all launches.
-        jobs: of these launches that have not ended.
+        jobs: how many jobs of this chain have not ended.
     """
 
     __slots__ = (
@@ -89,14 +89,14 @@ class Chain:
 
 
 class Job:
-    """One job from its submission to its end.
+    """One job, from its submission until it leaves the history.
 
     Attributes:
-        record: the scheduler's, until the job has ended; None if it was refused.
+        record: the scheduler's record until the job has ended; None if it was refused.
         state: how it ended; None before.
-        error: what it failed with on its device.
-        started_ns: when it was first sent to its device, monotonic; None: never.
-        follows: how many jobs must end before.
+        error: the error it failed with on its device.
+        started_ns: when it was sent to its device, monotonic; None: it was not.
+        follows: how many jobs it must wait for.
     """
 
     __slots__ = (
@@ -160,41 +160,41 @@ class Job:
 
     @property
     def chain(self) -> Chain:
-        """What it runs, until it has ended."""
+        """The launches; only until the job has ended."""
         assert self._chain is not None, "a job that has ended keeps no launches"
         return self._chain
 
     @property
     def owner(self) -> Session:
-        """Who is told when it ends, until then."""
+        """The session that is notified of its end; only until then."""
         assert self._owner is not None, "a job that has ended has nobody to tell"
         return self._owner
 
     @property
     def allocation(self) -> Fraction:
-        """CapSM that it has now."""
+        """Its current allocation in CapSM."""
         return Fraction(0) if self.record is None else self.record.allocation
 
     @property
     def capsm(self) -> float:
-        """`allocation`, quickly and about."""
+        """`allocation` as a float, which is quicker."""
         alloc = 0 if self.record is None else self.record.alloc
         return alloc / SCALE
 
     @property
     def present_state(self) -> str:
-        """As people see it."""
+        """The state that is shown to people."""
         return self.state or ("waiting" if self.record is None else self.record.state.value)
 
     def end(self, state: str, error: GpudError | None, now_ns: int) -> None:
-        """It has ended, with `final_stats`. What takes room and nobody needs is dropped."""
+        """Mark it as ended, after `final_stats`; drops what the history does not need."""
         self._terms = self._terms_now()
         self.state, self.error, self.ended_ns = state, error, now_ns
         self._chain = self._owner = self.record = None
         self.output = b""
 
     def stats(self, now_ns: int) -> dict[str, Any]:
-        """As `gpud.wire.messages.Finished` has them; final once the job has ended."""
+        """The fields of `gpud.wire.messages.Finished`; final once the job has ended."""
         if self._stats is not None:
             return self._stats
         started_ns, record = self.started_ns, self.record
@@ -217,12 +217,12 @@ class Job:
         }
 
     def final_stats(self, now_ns: int) -> dict[str, Any]:
-        """`stats` at its end; they do not change any more."""
+        """`stats` at the job's end; later calls return the same."""
         self._stats = self.stats(now_ns)
         return self._stats
 
     def row(self, now_ns: int, user: str, epoch_ns: int) -> dict[str, Any]:
-        """The job as people see it: a row of topics "jobs" and "history"."""
+        """The job as a row of the topics "jobs" and "history"."""
         allocation = self.allocation
         ended_ns = self.ended_ns
         reservation, quota, weight = self._terms or self._terms_now()
@@ -258,14 +258,14 @@ class Job:
 
 
 def exact(amount: Fraction | None) -> str | None:
-    """An amount as exact text, "7/2"; None for none."""
+    """An amount of CapSM as exact text, such as "7/2"; None for None."""
     return None if amount is None else str(amount)
 
 
 def shortened(error: GpudError) -> GpudError:
-    """The error as it is kept when its owner was told: with no text longer than some KiB.
+    """The error as kept in the history, with each text shortened to `_TEXT_LENGTH`.
 
-    A kernel's name may have a MiB, and is in the message of each job of it that fails.
+    A kernel's name may have a MiB, and is in the message of each of its jobs that fails.
     """
     told = error.to_wire()
     fields = told["fields"]

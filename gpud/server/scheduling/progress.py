@@ -1,4 +1,4 @@
-"""How far jobs are: asked of their devices when somebody wants to know."""
+"""Reads jobs' progress from their devices when a client queries it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TIMEOUT_S = 0.5
 
 
 def refresh_progress(runner: Runner, jobs: Iterable[Job], then: Callable[[], None]) -> None:
-    """Ask the devices how far jobs are, and call ``then`` when they have said so.
+    """Request the jobs' progress from their devices; call ``then`` when all have replied.
 
-    A device that does not answer in time leaves what it said last.
+    For a device that does not reply within `_TIMEOUT_S`, the last known progress is kept.
     """
     wanted: dict[int, list[JobId]] = {}
     for job in jobs:

@@ -1,15 +1,15 @@
-"""Carries out what the scheduler decides, and tells it what happens.
+"""Feeds events to the scheduler and carries out its commands.
 
-Problem: the scheduler is pure; somebody has to give it the time, send its commands to the device
-hosts, answer the clients, and keep what it does not want to know (errors, output, owners).
+Problem: the scheduler is pure. Time must be passed to it, its commands sent to the device hosts,
+and clients answered; and it does not keep errors, output and owners of jobs.
 
-Approach: one door, `Runner.feed`. Each event is handled to its end, commands included, before the
-next one: what happens while commands are carried out waits in a queue.
+Approach: one entry point, `Runner.feed`. Each event is handled completely, commands included,
+before the next one; events that occur meanwhile are queued.
 
 Properties:
-    fails_whole: after a bug in the scheduler nothing more is decided: `on_bug` is called;
+    fail_stop: after a bug in the scheduler no further event is handled, and `on_bug` is called;
     one_at_a_time: the scheduler sees events one after the other, in the order of their times;
-    told_once: the owner of a job is told once that it has ended, if it is still there;
+    owner_notified_once: a job's owner is notified once that the job has ended, if still connected;
     logged: with an event log, every event and its commands are written, in the order of handling.
 """
 
@@ -47,17 +47,17 @@ class Runner:
     """Feeds the scheduler events and carries out its commands.
 
     Args:
-        scheduler: decides.
+        scheduler: the scheduler.
         loop: the event loop.
-        records: where what happens is kept.
-        event_log: where every event goes with the commands it caused; None: nowhere.
+        records: the history of events, allocations and jobs.
+        event_log: gets every event with the commands it caused; None: there is no log.
 
     Attributes:
         jobs: all that have not ended, by id.
         devices: by index.
-        broken: the scheduler has failed; no event is handled any more.
+        broken: whether the scheduler has failed; no event is handled any more.
         on_bug: called when that happens.
-        user_of: finds the user of a session, if it is still there.
+        user_of: finds the user of a session; None if the session is gone.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Runner:
     # -- events
 
     def feed(self, event: ev.Event) -> None:
-        """Have the scheduler handle an event, and carry out what it decides."""
+        """Have the scheduler handle an event, and carry out the commands that it returns."""
         if self.broken:
             return
         self._events.append(event)
@@ -131,7 +131,7 @@ class Runner:
             self._handling = False
 
     def _bug(self, event: ev.Event) -> None:
-        """The scheduler failed: what it would decide from here on need not be right."""
+        """Stop after an exception in the scheduler: its state may be wrong."""
         self.broken = True
         self._events.clear()
         _LOG.critical("the scheduler failed on %r; the daemon ends; report this", event)
@@ -141,7 +141,7 @@ class Runner:
         self.on_bug()
 
     def submit(self, job: Job, event: ev.JobSubmitted) -> None:
-        """Have a checked job run. Its owner is told when it has ended, maybe at once."""
+        """Submit a validated job; its owner is notified of its end, maybe before this returns."""
         self.jobs[job.id] = job
         self.feed(event)
 
@@ -152,20 +152,20 @@ class Runner:
         quota: Fraction | None,
         on_resized: OnResized,
     ) -> None:
-        """Change what a job may have; ``on_resized`` gets None or why not."""
+        """Change a job's reservation or quota; ``on_resized`` gets None, or the error."""
         ticket = self._next_resize
         self._next_resize += 1
         self._resizes[ticket] = on_resized
         self.feed(ev.ResizeRequested(time.monotonic_ns(), ticket, job, reservation, quota))
 
     def cancel(self, job: Job) -> None:
-        """End a job."""
+        """Cancel a job."""
         self.feed(ev.CancelRequested(time.monotonic_ns(), job.id))
 
     # -- from the devices (gpud.server.hosts.interface.DeviceObserver)
 
     def device_ready(self, device: Device) -> None:
-        """A host is up."""
+        """A host has become ready."""
         assert device.info is not None
         now_ns = time.monotonic_ns()
         self.records.add_event(
@@ -178,7 +178,7 @@ class Runner:
     def device_failed(
         self, device: Device, reason: str, culprit: JobId | None, unstarted: tuple[JobId, ...]
     ) -> None:
-        """A host that was up is gone."""
+        """A host that had been ready is lost."""
         now_ns = time.monotonic_ns()
         self.records.add_event(
             now_ns,
@@ -197,7 +197,7 @@ class Runner:
                 self._changed(job)
 
     def variables_lost(self, module: Module) -> None:
-        """What kernels may have written to a module's variables is gone with its host."""
+        """Values that kernels may have written to a module's variables are lost with the host."""
         session = ("session", module.session), ("module", module.number)
         device = ("device", module.device)
         self.records.add_event(
@@ -205,7 +205,7 @@ class Runner:
         )
 
     def arrays_lost(self, device: Device, session: int, count: int, size_bytes: int) -> None:
-        """Arrays of a session were in the memory of a host that is lost, and nowhere else."""
+        """Arrays of a session are lost: their values were only in the memory of the lost host."""
         self.records.add_event(
             time.monotonic_ns(),
             "arrays-lost",
@@ -217,7 +217,7 @@ class Runner:
         )
 
     def device_given_up(self, device: Device, reason: str) -> None:
-        """There will be no other host: what waits for this device fails."""
+        """The device has failed for good: jobs that wait for it fail."""
         now_ns = time.monotonic_ns()
         self.records.add_event(
             now_ns, "device-given-up", None, ("device", device.index), ("reason", reason)
@@ -225,7 +225,7 @@ class Runner:
         self.feed(ev.DeviceFailed(now_ns, device.index, reason, final=True))
 
     def job_prepared(self, job: JobId, error: GpudError | None) -> None:
-        """A host has what a job needs, or cannot have it."""
+        """A host holds what a job needs, or preparing it failed with ``error``."""
         found = self.jobs.get(job)
         if found is None:
             return
@@ -234,7 +234,7 @@ class Runner:
         self.feed(ev.JobPrepared(time.monotonic_ns(), job, error is not None))
 
     def blocks_left(self, message: hm.BlocksLeft) -> None:
-        """A host says what a job occupies."""
+        """A host reports the slices that a job occupies."""
         job = self.jobs.get(JobId(message.job))
         if job is None:
             return
@@ -244,10 +244,10 @@ class Runner:
             )
         )
         if message.exhausted and job.state is None:
-            self._changed(job)  # its allocation falls with what it holds
+            self._changed(job)  # its allocation falls with the blocks that it holds
 
     def job_ended(self, message: hm.JobEnded) -> None:
-        """A host says that a job has ended."""
+        """A host reports that a job has ended."""
         job = self.jobs.get(JobId(message.job))
         if job is None:
             return
@@ -322,14 +322,14 @@ class Runner:
             on_resized(error)
 
     def _changed(self, job: Job, *, ended: bool = False) -> None:
-        """Record what a job has now."""
+        """Record a job's current allocation."""
         capsm = None if ended else job.capsm
         self.records.changes.append(
             (time.monotonic_ns(), job.device, job.id, job.uid, capsm, job.kernels[0], job.online)
         )
 
     def close(self) -> None:
-        """Stop the timer."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,13 +1,13 @@
-"""From the numbers of a fault to the words that its owner can act on.
+"""Symbolizes kernel faults: adds the source instruction and the array to a device host's error.
 
-Problem: a device host says where a kernel failed as a number (a site) and an address. What stands
-there in the program as its owner wrote it, and which array was meant, only the front knows.
+Problem: a device host reports where a kernel failed as a number (a site) and an address. Only the
+front knows the instruction in the program as its owner wrote it, and which array was meant.
 
-Approach: when a job ends with such an error, look the site up in its module's program, and the
-address in the ledger of arrays, and word the error anew.
+Approach: when a job ends with such an error, look up the site in its module's program and the
+address in the ledger of arrays, and build the error anew with both.
 
 Properties:
-* what cannot be found out stays None; nothing that a host says makes this fail;
+* fields that cannot be found stay None; no value from a host makes this fail;
 * arrays that wait to be freed, and modules that were unloaded while the job ran, are found.
 """
 
@@ -28,11 +28,11 @@ NearestArray = Callable[[int, int, int], tuple[int, int] | None]
 
 
 def symbolized(error: GpudError, job: Job, nearest_array: NearestArray) -> GpudError:
-    """``error``, with all that the front knows about it if it is a fault of a kernel.
+    """``error``; if it is a kernel's fault, with the instruction, source line and array filled in.
 
     Args:
         error: as the device host sent it.
-        job: which ended with it, and has not been forgotten.
+        job: the job that failed with it; it still has its chain.
         nearest_array: see `gpud.server.arrays.arenas.Arenas.nearest_array`.
     """
     if not isinstance(error, IllegalAddress | KernelTrap):
@@ -44,11 +44,11 @@ def symbolized(error: GpudError, job: Job, nearest_array: NearestArray) -> GpudE
 
 
 def symbolized_rejection(error: GpudError, program: CompiledProgram) -> GpudError:
-    """``error``, with the instruction instead of its line if a device does not run a kernel.
+    """``error``; if a device rejects a kernel, with the instruction in place of its PTX line.
 
     Args:
-        error: as the device host sent it, when it was told to make the kernel ready.
-        program: the kernel's.
+        error: as the device host sent it in reply to a request to compile the kernel.
+        program: the kernel's program.
     """
     if not isinstance(error, KernelRejected) or not isinstance(error.line, int):
         return error
@@ -79,13 +79,13 @@ def _program(job: Job, launch: int | None) -> CompiledProgram | None:
 
 
 def _place(error: IllegalAddress | KernelTrap, program: CompiledProgram) -> dict[str, Any]:
-    """What the program says about where an error happened."""
+    """The fields that say where in the program an error happened."""
     name = next((one.name for one in program.kernels if one.entry == error.kernel), error.kernel)
     found: dict[str, Any] = {"kernel": name}
     site = _site(program, error.site)
     if site is not None:
         found["instruction"], found["line"] = site.instruction, site.line or None
-        if error.file is None:  # an assertion says itself where it stands
+        if error.file is None:  # an assertion's error has its source position already
             found["file"], found["file_line"] = site.file, site.file_line
     elif error.line is not None:
         found["instruction"], found["line"] = _quoted(program, error.line), None
@@ -93,7 +93,7 @@ def _place(error: IllegalAddress | KernelTrap, program: CompiledProgram) -> dict
 
 
 def _quoted(program: CompiledProgram, line: int) -> str | None:
-    """What stands in a line of the rewritten program, which nobody sees."""
+    """The instruction in a line of the rewritten program, whose line numbers users do not see."""
     lines = program.ptx.splitlines()
     return lines[line - 1].strip() if 0 < line <= len(lines) else None
 
