@@ -1,4 +1,4 @@
-"""Who may see and touch what: identity is the user that the kernel names for a connection."""
+"""Access control: a client is identified by the user id of its socket credentials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a connection, when it connected."""
+    """The process at the other end of a connection, as it was when it connected."""
 
     pid: int
     uid: int
@@ -23,7 +23,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """The credentials of a connected Unix socket's peer; the kernel vouches for them."""
+    """The credentials of a connected Unix socket's peer, as recorded by the kernel."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Peer(*_CREDENTIALS.unpack(data))
 

@@ -1,25 +1,24 @@
-"""Large answers, made in slices: what one client asks does not hold up the others.
+"""Builds large answers in time slices, so that one client's query does not delay other clients.
 
-Problem: an answer about thousands of jobs, or about all changes that are kept, takes a tenth of a
-second to make. Nobody else is served meanwhile, a client that was killed is not noticed, and the
-hundred thousand small objects of such an answer leave the process's memory full of holes.
+Problem: an answer about thousands of jobs, or about the whole allocation history, takes a tenth of
+a second to build. No other client is served meanwhile, a killed client is not noticed, and the
+hundred thousand small objects of such an answer fragment the process's memory.
 
-Approach: an answer is made by a generator that gives way after every row. Its first slice is made
-at once, and most answers are whole then. What is left is made in later turns of the event loop, one
-slice in each, sessions in turns. Rows become bytes a few at a time. As long as its answer is being
-made, a session is not read from.
+Approach: an answer is built by a generator that yields after every row. Its first slice runs at
+once, and completes most answers. The rest runs in later turns of the event loop, one slice in each,
+round robin over the sessions. Rows are packed a few at a time. While its answer is being built, a
+session is not read from.
 
 Terms:
-    steps: a generator that gives way, with nothing, after some tens of microseconds each time, and
-        returns what it has made.
-    slice [s]: as long as steps are gone on with before others get their turn.
+    steps: a generator that yields None every few tens of microseconds, and returns its result.
+    slice [s]: how long steps are run before the event loop goes on.
 
 Properties:
-    one_slice_a_turn: however many answers are being made, others wait for one slice of them;
-    in_order: the answers of a session leave in the order in which they were begun;
-    bounded: a session's next question is not looked at before its answer is made, and an answer of
-        rows ends, beginning with the latest, at `MOST_BYTES`;
-    not_for_the_dead: an answer is given up at the first slice after its client has gone.
+    one_slice_a_turn: however many answers are being built, each turn runs one slice of them;
+    in_order: the answers of a session are sent in the order in which they were begun;
+    bounded: a session's next query is not read before its answer is built, and an answer has the
+        latest rows, up to about `MOST_BYTES`;
+    abandoned_dropped: an answer is dropped at the first slice after its client has disconnected.
 """
 
 from __future__ import annotations
@@ -41,25 +40,25 @@ __all__ = ["MOST_BYTES", "Answers", "Packed", "Steps", "items", "latest", "rows"
 
 _LOG = logging.getLogger(__name__)
 _SLICE_S = 0.002
-_ROWS_AT_ONCE = 64  # that become bytes together: some 10 KiB
+_ROWS_AT_ONCE = 64  # packed together: some 10 KiB
 _LOOKS_AT_ONCE = 32
 
 MOST_BYTES = 32 << 20
-"""Of the rows of one answer; a client reads twice as much."""
+"""The limit on the rows of one answer; a client reads twice as much."""
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
 
 
 class Packed(NamedTuple):
-    """An array as msgpack has it, without its header."""
+    """The elements of a msgpack array, without its header."""
 
     parts: list[bytes]
     length: int
 
 
 class _Work(NamedTuple):
-    """An answer that is being made."""
+    """An answer that is being built."""
 
     request: int
     steps: Steps[Any]
@@ -67,7 +66,7 @@ class _Work(NamedTuple):
 
 
 class Answers:
-    """Of all sessions.
+    """The answers that are being built, of all sessions.
 
     Args:
         loop: the event loop.
@@ -78,14 +77,14 @@ class Answers:
         self._waiting: OrderedDict[Session, deque[_Work]] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many sessions wait for one."""
+        """How many sessions wait for an answer."""
         return len(self._waiting)
 
     def answer(self, session: Session, request: int, steps: Steps[Any]) -> None:
-        """Send what ``steps`` return as `gpud.wire.messages.Answer`."""
+        """Send the result of ``steps`` as `gpud.wire.messages.Answer`."""
 
         def send(value: Any) -> None:
-            # Some MiB, perhaps: not copied into one piece.
+            # May be several MiB, so the pieces are not joined.
             for piece in wm.CLIENT_PROTOCOL.encode_with(wm.Answer(request), _packed(value)):
                 session.stream.send(piece)
 
@@ -94,9 +93,9 @@ class Answers:
     def make(
         self, session: Session, request: int, steps: Steps[_T], then: Callable[[_T], None]
     ) -> None:
-        """Call ``then`` with what ``steps`` return, maybe before this returns.
+        """Run ``steps`` and call ``then`` with their result, maybe before this returns.
 
-        It is never called if the client has gone; should something fail, ``request`` fails.
+        It is not called if the client disconnects; if ``steps`` raise, ``request`` fails.
         """
         work = _Work(request, steps, then)
         waiting = self._waiting.get(session)
@@ -109,7 +108,7 @@ class Answers:
                 self._loop.call_soon(self._next_slice)
 
     def _next_slice(self) -> None:
-        """A slice of the session whose turn it is."""
+        """Run one slice of the next session's answer."""
         session, waiting = next(iter(self._waiting.items()))
         if not session.gone and session.stream.hung_up():
             session.stream.abort("closed by the peer")
@@ -126,7 +125,7 @@ class Answers:
             self._loop.call_soon(self._next_slice)
 
     def _advance(self, session: Session, work: _Work) -> bool:
-        """Go on for one slice; whether it is over."""
+        """Run one slice; returns whether the answer is complete."""
         until = time.monotonic() + _SLICE_S
         try:
             try:
@@ -143,11 +142,11 @@ class Answers:
             return True
 
 
-# -- what answers are made of ----------------------------------------------------------------------
+# -- parts of answers ------------------------------------------------------------------------------
 
 
 def latest(found: Sequence[_T], limit: int, fits: Callable[[_T], bool]) -> Steps[list[_T]]:
-    """The last ``limit`` of those that fit, in their order; 0: all."""
+    """The last ``limit`` elements for which ``fits`` is true, in their order; 0: all."""
     chosen: list[_T] = []
     for index, one in enumerate(reversed(found)):
         if not index % _LOOKS_AT_ONCE:
@@ -161,7 +160,7 @@ def latest(found: Sequence[_T], limit: int, fits: Callable[[_T], bool]) -> Steps
 
 
 def rows(found: Sequence[_T], row: Callable[[_T], Any]) -> Steps[Packed]:
-    """An array of ``row(one)`` for each; of the last ones, should all be too many bytes."""
+    """An array of ``row(one)`` for each element; of the last ones if all exceed `MOST_BYTES`."""
     packer = msgpack.Packer(autoreset=False)
     parts: list[bytes] = []
     size = 0
@@ -179,7 +178,7 @@ def rows(found: Sequence[_T], row: Callable[[_T], Any]) -> Steps[Packed]:
 
 
 def items(found: Iterable[Any]) -> Steps[Packed]:
-    """An array of what an iterator gives."""
+    """An array of an iterable's elements."""
     packer = msgpack.Packer(autoreset=False)
     parts: list[bytes] = []
     count = 0

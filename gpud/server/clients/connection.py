@@ -1,12 +1,12 @@
-"""One client's connection: frames in, one handler for each kind of message, answers out.
+"""One client's connection: decodes messages, dispatches them to handlers, sends errors.
 
-What a client sends is checked before anything is touched: the frame and the message by
-`gpud.wire`, the names and amounts by the handlers, which raise before they change anything.
+Messages are validated before any state changes: frame and fields by `gpud.wire`, names and amounts
+by the handlers, which raise before they change anything.
 
 Properties:
-    answered: every request is answered once, with what was asked for or with `Failed`;
-    goes_on: a well-framed message with bad content costs the client that message only;
-    broken_is_the_end: after a frame that is none the client gets `Goodbye` and is disconnected.
+    answered: every request is answered once, with its result or with `Failed`;
+    message_errors_isolated: an invalid message in a valid frame costs the client that message only;
+    frame_errors_fatal: after an invalid frame the client gets `Goodbye` and is disconnected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection"]
 
 _LOG = logging.getLogger(__name__)
-_HELLO_S = 30.0  # a connection that says nothing for so long is closed
+_HELLO_S = 30.0  # a connection without a Hello after that time is closed
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wm.Submit: submission.submit,
@@ -53,10 +53,10 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
 
 
 class Connection:
-    """A client from its connection to its end.
+    """A client's connection.
 
     Attributes:
-        session: None until it has said hello.
+        session: None until the client has sent `Hello`.
     """
 
     def __init__(self, front: Front, sock: socket.socket, peer: Peer) -> None:
@@ -81,7 +81,7 @@ class Connection:
         self._stream.start()
 
     def goodbye(self, error: GpudError) -> None:
-        """Tell the client why, and close the connection."""
+        """Send the client ``error`` as the reason, and close the connection."""
         self._stream.send(wm.CLIENT_PROTOCOL.encode(wm.Goodbye(error.to_wire())))
         self._stream.finish()
 
@@ -111,7 +111,7 @@ class Connection:
             if session is None:
                 self.goodbye(error)
             elif error.job is None or error.job in session.jobs:
-                # Of a job that is there `Finished` would say that it has ended.
+                # `Finished`, which `refuse` sends, would say that an accepted job has ended.
                 self._failed(error.request or _request(message), error)
             else:
                 submission.refuse(session, error.job, error)
@@ -143,7 +143,7 @@ class Connection:
         self.goodbye(error)
 
     def _on_buffered(self, change: int) -> None:
-        """What the client leaves unread, or does not finish to send, counts as its memory."""
+        """Charge the client for output that it has not read and messages not sent completely."""
         self._reported_bytes += change
         quota = self.user.host_memory if self.session is None else self.session.host_memory
         error = quota.force_charge(change)

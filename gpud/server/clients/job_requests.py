@@ -1,4 +1,4 @@
-"""Requests about jobs: resize, cancel, describe. A user manages all jobs of their own."""
+"""Handles requests about jobs: resize, cancel, describe. Users manage all jobs of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["cancel", "describe", "resize"]
 
 
 def resize(session: Session, message: wm.Resize) -> None:
-    """`Answer` follows when the scheduler has agreed, else `Failed`."""
+    """Handle `Resize`: answers when the scheduler has confirmed it."""
     job = _job(session, message.job)
     if (message.reservation is None) == (message.quota is None):
         raise InvalidArgument("a resize gives a reservation or a quota, one of them")
@@ -34,7 +34,7 @@ def resize(session: Session, message: wm.Resize) -> None:
 
 
 def cancel(session: Session, message: wm.Cancel) -> None:
-    """`Answer` says whether the job had not ended yet."""
+    """Handle `Cancel`: answers whether the job had not ended yet."""
     one = _id(message.job)
     if session.front.ended_job(session, one):
         session.send(wm.Answer(message.request, False))
@@ -45,7 +45,7 @@ def cancel(session: Session, message: wm.Cancel) -> None:
 
 
 def describe(session: Session, message: wm.Describe) -> None:
-    """`Answer` with one row a job follows."""
+    """Handle `Describe`: answers one row for each job, None for one that is unknown."""
     front = session.front
     jobs = [front.visible_job(session, _id(ref)) for ref in message.jobs]
 

@@ -1,4 +1,4 @@
-"""Requests about memory: allocate, copy and free arrays."""
+"""Handles requests about arrays: allocate, copy, free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["allocate", "download", "free", "upload"]
 
 
 def allocate(session: Session, message: wm.Allocate) -> None:
-    """`Allocated` follows, after `Arena` if it is the session's first there, or `Failed`."""
+    """Handle `Allocate`: answers `Allocated`, after `Arena` for the session's first there."""
     session.front.usable_device(message.device)
 
     def now() -> None:
@@ -61,19 +61,19 @@ def _allocate(session: Session, message: wm.Allocate) -> None:
 
 
 def free(session: Session, message: wm.Free) -> None:
-    """The array's memory is given back when the jobs that were submitted before have ended."""
+    """Handle `Free`: the memory is released once the jobs submitted so far have ended."""
     session.free(message.device, message.array)
 
 
 def upload(session: Session, message: wm.Upload) -> None:
-    """Jobs that are submitted from now on find what the client has written into the file."""
+    """Handle `Upload`: jobs submitted from now on see what the client has written to the file."""
     memory = _device_arrays(session, message.device)
     part = message.array, message.offset, message.size
     memory.write(SessionId(session.number), *part, session.last_number)
 
 
 def download(session: Session, message: wm.Download) -> None:
-    """`Answer` follows when the file has what the device has, or `Failed`."""
+    """Handle `Download`: answers when the file holds the device's values."""
 
     def copied(_: Any, error: GpudError | None) -> None:
         session.reply(message.request, None, error)

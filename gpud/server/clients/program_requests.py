@@ -1,4 +1,4 @@
-"""Requests about programs: compile, measure, read and write variables, unload."""
+"""Handles requests about programs: compile, measure, read and write variables, unload."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["compile_program", "measure", "read_symbol", "unload", "write_symbol"]
 
-# What one session can make the front and the hosts keep.
+# Limits of one session, on what the front and the hosts keep.
 _MOST_MODULES = 4096
 _MOST_SHAPES = 1024
-_REQUEST_BYTES = 1024  # of one that waits for its answer, beside what it carries
+_REQUEST_BYTES = 1024  # charged for a request that waits for its answer, beside its data
 
 
 def compile_program(session: Session, message: wm.Compile) -> None:
-    """`Compiled` follows, or `Failed`."""
+    """Handle `Compile`: answers `Compiled`."""
     front = session.front
     device = front.usable_device(message.device)
     assert device.info is not None
@@ -72,10 +72,10 @@ def compile_program(session: Session, message: wm.Compile) -> None:
 
 
 def _new_module(session: Session, device: int, program: CompiledProgram) -> int:
-    """The number of a new module, counted against the session's limits.
+    """Make a module, counted against the session's limits; returns its number.
 
     Raises:
-        LimitExceeded, OutOfMemory: it is over one; nothing is counted then.
+        LimitExceeded, OutOfMemory: it exceeds one; nothing is counted then.
     """
     front = session.front
     module = Module(front.next_module(), session.number, device, program)
@@ -92,12 +92,12 @@ def _new_module(session: Session, device: int, program: CompiledProgram) -> int:
 
 
 def unload(session: Session, message: wm.Unload) -> None:
-    """The module is unknown from now on."""
+    """Handle `Unload`: the module's number is unknown from now on."""
     session.forget_module(session.module(message.module))
 
 
 def measure(session: Session, message: wm.Measure) -> None:
-    """`Measured` follows, or `Failed`."""
+    """Handle `Measure`: answers `Measured`."""
     module = session.module(message.module)
     kernel = session.kernel(module, message.kernel)
     kernel.info.check_block(message.block)
@@ -133,17 +133,17 @@ def measure(session: Session, message: wm.Measure) -> None:
             done()
             on_reply(value, error)
 
-        if session.gone:  # its turn has come too late
+        if session.gone:  # disconnected while it waited for its turn
             done()
         else:
             session.front.devices[module.device].requests.measure(module, shape, on_measured)
 
-    # Machine code is made in turns: one user's large kernels do not hold up another's.
+    # Users take turns, so that one user's large kernels do not delay another's.
     session.front.measuring.submit((module.device, session.user.uid), on_turn)
 
 
 def read_symbol(session: Session, message: wm.ReadSymbol) -> None:
-    """`Answer` with the bytes follows, or `Failed`."""
+    """Handle `ReadSymbol`: answers the bytes."""
     module = _with_symbol(session, message, message.size)
     device = session.front.devices[module.device]
     answer = _answer(session, message.request, message.size)
@@ -151,7 +151,7 @@ def read_symbol(session: Session, message: wm.ReadSymbol) -> None:
 
 
 def write_symbol(session: Session, message: wm.WriteSymbol) -> None:
-    """`Answer` follows, or `Failed`."""
+    """Handle `WriteSymbol`: answers when they are written."""
     module = _with_symbol(session, message, len(message.data))
     device = session.front.devices[module.device]
     answer = _answer(session, message.request, len(message.data))
@@ -159,7 +159,7 @@ def write_symbol(session: Session, message: wm.WriteSymbol) -> None:
 
 
 def _with_symbol(session: Session, message: wm.ReadSymbol | wm.WriteSymbol, size: int) -> Module:
-    """The module, if it has the variable and the range lies in it."""
+    """The module, after checking that it has the variable and that the range lies in it."""
     module = session.module(message.module)
     known = module.program.symbols.get(message.name)
     if known is None:
@@ -177,10 +177,10 @@ def _with_symbol(session: Session, message: wm.ReadSymbol | wm.WriteSymbol, size
 
 
 def _answer(session: Session, request: int, size: int) -> Any:
-    """What answers a request that carries, or asks for, ``size`` bytes.
+    """Charge for a request that carries, or reads, ``size`` bytes; returns its reply callback.
 
     Raises:
-        LimitExceeded: the session has too many that wait for their answers.
+        LimitExceeded: the session's pending requests and other memory exceed its quota.
     """
     session.host_memory.charge(_REQUEST_BYTES + size, "this request")
 

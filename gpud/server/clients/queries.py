@@ -1,8 +1,7 @@
-"""What people ask: status, jobs, kernels, memory, history, events, trace, doctor.
+"""Handles queries: status, jobs, kernels, memory, history, events, trace, doctor.
 
-Everybody sees their own; the daemon's user and root see all. What is about many jobs, sessions or
-events is made in slices (`gpud.server.clients.answers`): a row says how things stand when it is
-made.
+Users see their own rows; the daemon's user and root see all. Answers are built in slices
+(`gpud.server.clients.answers`), so a row gives the state at the time when it was built.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LOOKS_AT_ONCE = 32  # jobs
 
 
 def query(session: Session, message: wm.Query) -> None:
-    """`Answer` with a map follows."""
+    """Handle `Query`: answers with a map."""
     if message.topic == "jobs":
         _jobs(session, message)
         return
@@ -51,7 +50,7 @@ def query(session: Session, message: wm.Query) -> None:
 
 
 def follow(session: Session, message: wm.Follow) -> None:
-    """`Answer` follows, and `Happened` from now on."""
+    """Handle `Follow`: answers, and sends `Happened` for each event from now on."""
     session.front.follow(session, message.on)
     session.send(wm.Answer(message.request))
 
@@ -81,7 +80,7 @@ def _job_rows(front: Front, jobs: list[Job]) -> Steps[dict[str, Any]]:
 
 
 class _Load:
-    """The jobs of a device."""
+    """How many jobs a device has, and how much of it they occupy."""
 
     def __init__(self) -> None:
         self.jobs = self.online = 0
@@ -89,19 +88,19 @@ class _Load:
 
 
 def _loads(front: Front) -> Steps[tuple[Counter[str], dict[int, _Load]]]:
-    """The states of all jobs, and what each device has."""
+    """How many jobs are in each state, and the load of each device."""
     states: Counter[str] = Counter()
     loads = {device.index: _Load() for device in front.devices}
     for index, job in enumerate(list(front.runner.jobs.values())):
         if not index % _LOOKS_AT_ONCE:
             yield
         if job.state is not None:
-            continue  # it has ended meanwhile
+            continue  # ended meanwhile
         states[job.present_state] += 1
         load = loads[job.device]
         load.jobs += 1
         load.online += job.online
-        if job.capsm:  # those that have something are few, however many wait
+        if job.capsm:  # few jobs have an allocation, however many wait
             load.allocated += job.allocation
     return states, loads
 

@@ -1,22 +1,22 @@
-"""What one user, and one session, can make the daemon keep: counted, and refused beyond a limit.
+"""Quotas of users and sessions: memory in the front, connections and jobs.
 
-Problem: everything that a client sends may have to wait: launches for their turn, sources for the
-compiler, answers for a reader. A client, or a user with many of them, must not be able to fill the
-front's memory with it, nor take all connections or the scheduler's time.
+Problem: everything that a client sends may have to wait: launches for the scheduler, sources for
+the compiler, answers for the client to read them. A client, or a user with many of them, must not
+be able to exhaust the front's memory, nor take all connections or the scheduler's time.
 
-Approach: a `Quota` counts bytes against a limit and passes them on to the one above it, the user's;
-whoever keeps something takes before, and gives back when it is gone. `Users` has one `User` for
-each user with a connection.
+Approach: a `Quota` counts bytes against a limit and passes them on to its parent, the user's; code
+that keeps something charges it first, and uncharges it when it is dropped. `Users` has one `User`
+for each user with a connection or a session.
 
 Terms (units in brackets):
-    host memory [bytes]: what the front keeps for a client, about: the bytes as they came, and a
-        round number for each object. Not the arrays, which are counted in
-        `gpud.core.memory.ledger`.
+    host memory [bytes]: an estimate of what the front keeps for a client: the bytes as received,
+        and a fixed amount for each object. Arrays are not included; `gpud.core.memory.ledger`
+        counts them.
 
 Properties:
-    limited: no quota is over its limit, but for `Quota.force_charge`, for what cannot be refused;
+    limited: no quota is over its limit, except by `Quota.force_charge`, for what cannot be refused;
     atomic: a `charge` that raises has changed nothing;
-    empty_at_the_end: a user without connections and sessions is forgotten.
+    unused_dropped: a user without connections and sessions is dropped.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from gpud.errors import LimitExceeded
 __all__ = ["ARRAY_BYTES", "FOLLOWED_BYTES", "JOB_BYTES", "LAUNCH_BYTES", "Quota", "User", "Users"]
 
 JOB_BYTES = 4096
-"""What a job takes in the front and in the scheduler beside its launches; measured: 2.6 KiB."""
+"""Charged for a job beside its launches, in front and scheduler; measured: 2.6 KiB."""
 
 LAUNCH_BYTES = 256
-"""What a launch takes beside its bytes."""
+"""Charged for a launch beside its bytes."""
 
 FOLLOWED_BYTES = 32
-"""What each job that a job is to follow takes; measured: 20."""
+"""Charged for each job that a job waits for; measured: 20."""
 
 ARRAY_BYTES = 512
-"""What an array takes beside its values; measured: 450 where it is copied, else 90."""
+"""Charged for an array beside its values; measured: 450 where it is copied, else 90."""
 
 
 class Quota:
-    """Bytes that are kept for somebody.
+    """The bytes kept for one session or user, and their limit.
 
     Args:
-        limit_bytes: the most.
-        setting: which says so.
+        limit_bytes: the limit.
+        setting: the name of the setting for the limit.
         whose: ``session`` or ``user``, for messages.
-        above: the quota of which this is a part.
+        above: the parent quota, which is charged too.
     """
 
     __slots__ = ("_above", "_setting", "_whose", "limit_bytes", "used_bytes")
@@ -64,7 +64,7 @@ class Quota:
         """Count ``size`` bytes more.
 
         Raises:
-            LimitExceeded: that would be too many; ``what`` they are for is in the message.
+            LimitExceeded: that would exceed a limit; the message names ``what`` they are for.
         """
         quota: Quota | None = self
         while quota is not None:
@@ -81,9 +81,9 @@ class Quota:
             quota = quota._above
 
     def force_charge(self, size: int) -> LimitExceeded | None:
-        """Count ``size`` bytes more that are there already; returns the error if a limit is broken.
+        """Count ``size`` bytes more in any case; returns the error if a limit is exceeded.
 
-        The bytes are counted in any case.
+        For bytes that are kept already.
         """
         self.used_bytes += size
         found = None if self._above is None else self._above.force_charge(size)
@@ -92,13 +92,13 @@ class Quota:
         return found
 
     def close(self) -> None:
-        """Give back all that is left; what is given later is counted nowhere."""
+        """Uncharge the rest from the parent, which later calls leave unchanged."""
         if self._above is not None:
             self._above.uncharge(self.used_bytes)
             self._above = None
 
     def exceeded(self, problem: str) -> LimitExceeded:
-        """The error for what goes over the limit."""
+        """The error for ``problem``, which exceeds the limit."""
         used_bytes = min(self.used_bytes, self.limit_bytes)
         return LimitExceeded(
             f"the daemon keeps {used_bytes} of at most {self.limit_bytes} bytes for this "
@@ -111,13 +111,13 @@ class Quota:
 
 
 class User:
-    """What the connections and sessions of one user have together.
+    """Totals over the connections and sessions of one user.
 
     Attributes:
-        connections: open ones.
-        jobs: those that have not ended.
-        sessions: those that are not gone, whose client may be.
-        host_memory: what the daemon keeps for them.
+        connections: how many are open.
+        jobs: how many have not ended.
+        sessions: how many have not ended, including those whose client has disconnected.
+        host_memory: the quota for what the daemon keeps for all of them.
     """
 
     __slots__ = ("_config", "connections", "host_memory", "jobs", "sessions", "uid")
@@ -131,7 +131,7 @@ class User:
         self.host_memory = Quota(config.user_host_memory, "user_host_memory", "user")
 
     def session_quota(self) -> Quota:
-        """For a new session of this user."""
+        """A quota for a new session of this user."""
         return Quota(
             self._config.session_host_memory,
             "session_host_memory",
@@ -140,10 +140,10 @@ class User:
         )
 
     def check_connections(self) -> None:
-        """Look whether the latest connection is one too many.
+        """Check the limit on the user's connections, the latest included.
 
         Raises:
-            LimitExceeded: it is.
+            LimitExceeded: there is one too many.
         """
         most = self._config.max_user_connections
         if self.connections > most:
@@ -155,10 +155,10 @@ class User:
             )
 
     def check_jobs(self) -> None:
-        """Look whether there is room for another job.
+        """Check that the user may submit another job.
 
         Raises:
-            LimitExceeded: there is none.
+            LimitExceeded: the user has as many as allowed.
         """
         most = self._config.max_jobs_per_user
         if self.jobs >= most:
@@ -181,13 +181,13 @@ class Users:
         return len(self._users)
 
     def user(self, uid: int) -> User:
-        """The user's counts."""
+        """The totals of a user, created at the first call."""
         found = self._users.get(uid)
         if found is None:
             found = self._users[uid] = User(uid, self._config)
         return found
 
     def forget_unused(self, user: User) -> None:
-        """Forget a user of whom nothing is left."""
+        """Drop a user without connections and sessions."""
         if not user.connections and not user.sessions:
             self._users.pop(user.uid, None)

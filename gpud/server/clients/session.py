@@ -1,4 +1,4 @@
-"""A client's session: what it has named, what it runs, and what waits for its jobs to end."""
+"""A client's session: its modules and jobs, and actions deferred until jobs have ended."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _encode = CLIENT_PROTOCOL.encode
 
 
 class Session:
-    """One connection that has said hello.
+    """The session of one client, opened by its `Hello`.
 
     Attributes:
-        number: unique for the life of the daemon.
-        program: what the client calls itself.
+        number: unique among the sessions that there are.
+        program: the client's name, as it gives it.
         jobs: those that have not ended, by number, oldest first.
-        last_number: of the session's latest job.
-        failed: how many of its jobs have failed; the first is logged, and how many at the end.
-        user: whose it is, with all that the user's other sessions have.
-        host_memory: what the daemon keeps for this session.
-        waiters: programs that are being compiled for it.
-        gone: whether the client has gone; its jobs are being ended then.
+        last_number: the number of the session's latest job.
+        failed: how many of its jobs have failed; the first is logged, and the count at the end.
+        user: the client's user, with the counts of all its sessions.
+        host_memory: the quota for what the daemon keeps for this session.
+        waiters: its pending compilations.
+        gone: whether the client has disconnected; its jobs are being ended then.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Session:
         self.gone = False
 
     def send(self, message: Any) -> None:
-        """Send a message; it is lost if the client has gone."""
+        """Send a message; it is dropped if the client has disconnected."""
         self.stream.send(_encode(message))
 
     def send_with(self, message: Any, descriptor: int) -> None:
@@ -77,23 +77,23 @@ class Session:
         self.stream.send_with(_encode(message), descriptor)
 
     def reply(self, request: int, value: Any, error: GpudError | None) -> None:
-        """Answer a request: with ``value``, or with why not."""
+        """Answer a request with ``value``, or with ``error``."""
         if error is None:
             self.send(Answer(request, value))
         else:
             self.fail(request, error)
 
     def fail(self, request: int, error: GpudError) -> None:
-        """A request was refused, or has failed."""
+        """Answer a request with ``error``."""
         self.send(Failed(request, error.to_wire()))
 
-    # -- names
+    # -- modules
 
     def module(self, number: int) -> Module:
         """The module that the client calls ``number``.
 
         Raises:
-            UnknownName: it has none of that name.
+            UnknownName: there is none of that number.
         """
         module = self.modules.get(number)
         if module is None:
@@ -101,12 +101,12 @@ class Session:
         return module
 
     def kernel(self, module: Module, index: int) -> Kernel:
-        """A kernel of a module that can be run.
+        """A kernel of a module, if it can be run.
 
         Raises:
             UnknownName: the module has no such kernel.
             KernelRejected: gpud cannot run it.
-            InvalidArgument: no device host can be told its name.
+            InvalidArgument: its name is longer than messages to device hosts allow.
         """
         kernels = module.program.kernels
         if index >= len(kernels):
@@ -122,7 +122,7 @@ class Session:
         return kernel
 
     def forget_module(self, module: Module) -> None:
-        """The client does not want a module any more; jobs submitted before may use it."""
+        """Drop a module; it is unloaded once all jobs submitted so far have ended."""
         del self.modules[module.number]
         for key in [
             key for key, chain in self.chains.items() if any(m is module for m, _ in chain.needs)
@@ -137,7 +137,7 @@ class Session:
         self.host_memory.uncharge(module.program.size_bytes)
 
     def cache_chain(self, key: tuple[int, bytes, bool], chain: Chain) -> None:
-        """Remember a checked chain, and forget the oldest when there are too many."""
+        """Cache a validated chain, and evict the oldest ones above the cache's limit."""
         self.chains[key] = chain
         self._chain_bytes += chain.size_bytes
         while self._chain_bytes > _CHAIN_CACHE_BYTES and len(self.chains) > 1:
@@ -150,8 +150,7 @@ class Session:
         """Count a job that is about to be submitted.
 
         Raises:
-            LimitExceeded: the session or its user has too many that have not ended, or too large
-                ones.
+            LimitExceeded: the session or its user has too many unfinished jobs, or too large ones.
         """
         most = self.front.config.max_jobs_per_session
         if len(self.jobs) >= most:
@@ -170,21 +169,21 @@ class Session:
 
     @property
     def oldest_job(self) -> int | None:
-        """The least number of the jobs that have not ended; None: all have."""
+        """The least number of the jobs that have not ended; None if there are none."""
         return next(iter(self.jobs), None)
 
     def when_idle(self, action: Callable[[], None]) -> None:
-        """Do ``action`` once the jobs that were submitted until now have ended."""
+        """Call ``action`` once all jobs submitted so far have ended."""
         if self.jobs:
             self._deferred.append((self.last_number, action))
         else:
             action()
 
     def free(self, device: int, address: int) -> None:
-        """Free an array when the jobs that were submitted until now have ended.
+        """Free an array once all jobs submitted so far have ended.
 
         Raises:
-            UnknownName: there is none.
+            UnknownName: there is no such array.
         """
         arenas = self.front.arenas
         arenas.free_after(SessionId(self.number), device, address, self.last_number)
@@ -192,13 +191,13 @@ class Session:
         self._settle_arrays(self.oldest_job)
 
     def _settle_arrays(self, oldest: int | None) -> None:
-        """Give back arrays that were freed and that no job from ``oldest`` on can use."""
+        """Release the freed arrays that no job from ``oldest`` on can use."""
         count = self.front.arenas.settle(SessionId(self.number), oldest)
         self._freed -= count
         self.host_memory.uncharge(count * ARRAY_BYTES)
 
     def job_finished(self, job: Job, state: str, error: GpudError | None) -> None:
-        """A job of this session has ended."""
+        """Notify the client of the end of a job, and release what waited for it."""
         del self.jobs[job.number]
         self.user.jobs -= 1
         chain = job.chain
@@ -218,11 +217,11 @@ class Session:
                 )
         oldest = self.oldest_job
         if oldest is None or oldest > job.number:
-            # It was the oldest, so there may be something that has waited for it.
+            # It was the oldest, so deferred actions may have become due.
             self._settle(oldest)
 
     def _settle(self, oldest: int | None) -> None:
-        """Do what has waited for the jobs up to ``oldest``, which have ended now."""
+        """Run the deferred actions that wait only for jobs before ``oldest``."""
         if self._freed:
             self._settle_arrays(oldest)
         deferred = self._deferred
@@ -231,7 +230,7 @@ class Session:
 
 
 def internal_error(error: Exception) -> InternalError:
-    """What a client is told of an exception that its message, and a bug of ours, led to."""
+    """The error that a client gets for an unexpected exception in handling its message."""
     return InternalError(
         f"the daemon failed on this request ({type(error).__name__}); its log says more",
         stage="server",
@@ -239,6 +238,6 @@ def internal_error(error: Exception) -> InternalError:
 
 
 def _size_of(job: Job, chain: Chain) -> int:
-    """What is kept for a job, beside other jobs that are counted."""
+    """The bytes charged for a job: its own, and its chain's if no other job is charged for that."""
     own = JOB_BYTES + FOLLOWED_BYTES * job.follows
     return own if chain.jobs else own + chain.size_bytes + LAUNCH_BYTES * len(chain.shapes)

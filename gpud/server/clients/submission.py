@@ -1,7 +1,7 @@
-"""Submissions: from the bytes of a `gpud.wire.messages.Submit` to a job, everything checked.
+"""Handles submissions: validates a `gpud.wire.messages.Submit` and makes a job of it.
 
-This is the path that has to be quick. Services submit the same chain again and again, so a chain
-that was checked is kept by its bytes, for as long as its modules are.
+This is the hot path. Services submit the same chain of launches again and again, so a validated
+chain is cached by its bytes, for as long as its modules are loaded.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["refuse", "submit"]
 
 _MOST_TASK_BLOCKS = 2**31 - 1
 _MOST_LAUNCHES = 4096
-_MOST_CHAIN_BYTES = 1 << 25  # that a device host reads, see `StartJob`
+_MOST_CHAIN_BYTES = 1 << 25  # the most that a device host reads, see `StartJob`
 
 
 def submit(session: Session, message: Submit) -> None:
-    """Handles a submission: the job is with the scheduler, or its owner knows why not."""
+    """Handle a submission: passes the job to the scheduler, or tells the client why not."""
     number = message.number
     if number != session.last_number + 1:
         refuse(
@@ -58,11 +58,10 @@ def submit(session: Session, message: Submit) -> None:
 
 
 def refuse(session: Session, number: int, error: GpudError) -> None:
-    """Tell a client that its job ``number`` was not taken.
+    """Tell a client that its job ``number`` was refused.
 
     Raises:
-        GpudError: ``error`` itself, if that would be said in the name of a job that the scheduler
-            has.
+        GpudError: ``error`` itself, if ``number`` is that of a job that the scheduler has accepted.
     """
     if number in session.jobs:
         raise error
@@ -76,7 +75,7 @@ def _submit(session: Session, message: Submit) -> None:
     if front.draining:
         raise Draining("the daemon is ending and takes no more jobs; submit to the next one")
     device = front.usable_device(message.device)
-    # An online job keeps its share whatever it does; a poll in each of its loops is a cost for it.
+    # An online job keeps its share whatever it does, so it is spared the cost of kill polls.
     timed = message.timeout_ns is not None and message.reservation is None
     killable = timed or always_polls(device.info)
     chain = session.chains.get((message.device, message.launches, killable))
@@ -120,7 +119,7 @@ def _fraction(amount: tuple[int, int] | None) -> Fraction | None:
 
 
 def _after(session: Session, message: Submit) -> tuple[JobId, ...]:
-    """The jobs to follow. Those of others are as if unknown: they count as ended."""
+    """The jobs to wait for. Jobs of other users are left out, as unknown and ended ones are."""
     found = []
     for number, job in message.after:
         if number == session.number and job >= message.number:
@@ -135,10 +134,10 @@ def _after(session: Session, message: Submit) -> tuple[JobId, ...]:
 
 
 def _chain(session: Session, device: int, data: bytes, *, killable: bool) -> Chain:
-    """Checks the launches of a submission and keeps the result.
+    """Validate the launches of a submission, and cache the chain that they make.
 
     Raises:
-        GpudError: something is wrong with one of them; the message says with which.
+        GpudError: one of the launches is invalid; the message says which.
     """
     found = CLIENT_PROTOCOL.decode_records(Launch, data, least=1, most=_MOST_LAUNCHES)
     wire: list[list[Any]] = []
@@ -185,7 +184,7 @@ def _chain(session: Session, device: int, data: bytes, *, killable: bool) -> Cha
 def _checked(
     session: Session, device: int, launch: Launch, *, killable: bool
 ) -> tuple[Module, Kernel, int, str]:
-    """A launch's module, kernel, M and form, if it can be run."""
+    """Validate a launch; returns its module, kernel, M and form."""
     module = session.module(launch.module)
     if module.device != device:
         raise InvalidArgument(
@@ -206,7 +205,7 @@ def _checked(
         )
     shape = (launch.kernel, launch.block, launch.shared)
     measured = module.measured.get((*shape, killable and kernel.info.killable))
-    if measured is None:  # the variant is made ready when the job starts
+    if measured is None:  # the variant with kill polls is compiled when the job starts
         measured = module.measured.get((*shape, False))
     if measured is None:
         raise UnknownName(

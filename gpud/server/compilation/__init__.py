@@ -1,1 +1,1 @@
-"""Compiling for clients: a pool of workers, a fair queue, and the modules that come of it."""
+"""Compilation of clients' programs: a pool of workers, a fair queue, programs and modules."""

@@ -1,28 +1,28 @@
-"""Compiling for the clients: a few worker processes, a queue that is fair, results kept.
+"""A pool of compile workers with a fair queue between users and a cache of results.
 
-Problem: a source can make the compiler run for minutes, fill its memory, or crash it. One user's
+Problem: a source can make the compiler run for minutes, exhaust its memory, or crash it. One user's
 such sources must not keep another's from being compiled.
 
-Approach: a worker process does one program at a time; the front knows at any moment which, ends
-the worker when the program's time is over or finds it dead, tells the program's clients, and starts
-another worker. Users take turns, and each has one program under way at most, so that a second
-worker is there for the others; it is started when it is first needed.
+Approach: a worker process compiles one program at a time. The front tracks which, kills the worker
+when the program's time is over, and when a worker ends it answers the program's clients and starts
+another worker. Users take turns, and each has at most one program under way, so that a second
+worker is left for other users; it is started when it is first needed.
 
 Terms:
-    request (`Source`): everything that a result depends on; requests that are alike and under way
-        at the same time are compiled once, at the turn of whoever comes first.
-    waiter (`CompileWaiter`): somebody who waits for a request.
+    request (`Source`): everything that a result depends on; equal requests that are pending at the
+        same time are compiled once, at the turn of the first.
+    waiter (`CompileWaiter`): a client's pending request.
 
 Properties:
-    one_answer: every waiter is answered once, whatever becomes of the worker, or cancelled;
+    one_answer: every waiter is answered once, even if the worker fails, unless it is cancelled;
     others_unharmed: a program that kills its worker costs those behind it a new worker's start;
-    not_blamed_at_once: a worker may have been killed by somebody else, even before it had read its
-        program, so a program is given to a second worker before it is blamed for the first one;
-    in_order: a user's programs are compiled in the order in which they were asked for;
+    not_blamed_at_once: a worker may have been killed from outside, even before it had read its
+        program, so a program is tried on a second worker before it is blamed;
+    in_order: a user's programs are compiled in the order in which they were requested;
     fair: a user with one program waits for at most one program of each other user, divided by
-        the workers, however many those have asked for;
-    not_for_the_dead: what nobody waits for any more is not begun, and ended after `_ABANDONED_S`;
-        its text is let go at once.
+        the number of workers, however many programs those have requested;
+    abandoned_dropped: a request without waiters is not begun, or ended after `_ABANDONED_S`; a
+        queued one is dropped at once.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = ["CompilePool", "CompileWaiter", "Source"]
 
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 64 << 20
-_MOST_IDLE_ENDS = 3  # of workers, one after the other, that had nothing to do
-_ABANDONED_S = 1.0  # a worker's start costs as much as some programs take
+_MOST_IDLE_ENDS = 3  # workers in a row that ended without a program
+_ABANDONED_S = 1.0  # starting a worker takes as long as compiling some programs
 
 OnCompiled = Callable[[CompiledProgram | None, GpudError | None], None]
 
 
 class Source(NamedTuple):
-    """A request."""
+    """A request to compile: everything that the result depends on."""
 
     text: str
     names: tuple[str, ...]
@@ -62,15 +62,15 @@ class Source(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes to keep."""
+        """An estimate of its memory."""
         return len(self.text) + sum(64 + len(text) for text in (*self.names, *self.options))
 
 
 class CompileWaiter:
-    """Somebody who waits for a program.
+    """A client's pending request for a program.
 
     Args:
-        user: whose turn it takes.
+        user: the user whose turn it takes.
         on_compiled: called once with the program or an error, unless it was cancelled.
     """
 
@@ -83,22 +83,22 @@ class CompileWaiter:
         self.on_cancelled: Callable[[], None] | None = None
 
     def cancel(self) -> None:
-        """Wait no more."""
+        """Withdraw the request; ``on_compiled`` is not called any more."""
         self.cancelled = True
         if self.on_cancelled is not None:
             self.on_cancelled()
 
 
 class CompilePool:
-    """The compile workers and what they have made.
+    """The compile workers, the queue of requests, and the cache of results.
 
     Args:
         outbox: of the event loop.
         timeout_s: how long one program may take.
         cache_dir: of the disk cache; None for the default one, "" for none.
         workers: how many there may be.
-        arguments: further ones for each worker: see `gpud.compiler.worker.main`.
-        fences: whether programs get checks of their accesses to memory.
+        arguments: further arguments for each worker: see `gpud.compiler.worker.main`.
+        fences: whether programs are compiled with fences.
     """
 
     def __init__(
@@ -119,22 +119,22 @@ class CompilePool:
         self._fences = fences
         self._cached: OrderedDict[Source, CompiledProgram] = OrderedDict()
         self._cached_bytes = 0
-        self._waiting: dict[Source, dict[CompileWaiter, None]] = {}  # those under way too
+        self._waiting: dict[Source, dict[CompileWaiter, None]] = {}  # queued and under way
         self._queues: OrderedDict[int, OrderedDict[Source, None]] = OrderedDict()  # in turns
         self._workers: list[CompileWorker] = []
         self._leaving: set[asyncio.Task[None]] = set()
-        self._suspected: set[Source] = set()  # those that were there when a worker ended
+        self._suspected: set[Source] = set()  # being compiled when a worker ended
         self._closed = False
         self.compiled = 0
         self._idle_ends = 0
 
     def prestart(self) -> None:
-        """Start a worker before anybody asks for it."""
+        """Start a worker before the first request."""
         if not self._workers:
             self._start_worker()
 
     def compile(self, source: Source, waiter: CompileWaiter) -> None:
-        """Have ``source`` compiled; the waiter may be answered before this returns."""
+        """Request ``source``; the waiter may be answered before this returns."""
         kept = self._cached.get(source)
         if kept is not None:
             self._cached.move_to_end(source)
@@ -150,17 +150,17 @@ class CompilePool:
         self._dispatch()
 
     def describe(self) -> str:
-        """How it stands, for people."""
+        """The state of the pool, for `gpuctl doctor`."""
         pids = ", ".join(map(str, self.pids)) or "none"
         return f"workers: {pids}; {self.compiled} programs compiled, {len(self._waiting)} waiting"
 
     @property
     def pids(self) -> list[int]:
-        """Of the worker processes."""
+        """The process ids of the workers."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def kill(self) -> None:
-        """End the workers at once; what waits gets an error."""
+        """Kill the workers; pending requests get an error."""
         self._closed = True
         for worker in list(self._workers):
             worker.kill(ENDED)
@@ -168,15 +168,15 @@ class CompilePool:
             self._answer(source, None, CompileError("the daemon is ending"))
 
     async def close(self) -> None:
-        """`kill`, and wait until the processes are gone."""
+        """`kill`, and wait until the processes have ended."""
         self.kill()
         while self._leaving:
             await asyncio.wait(self._leaving)
 
-    # -- who is next
+    # -- the queue
 
     def _dispatch(self) -> None:
-        """Give each idle worker a program, or get one more worker."""
+        """Give each idle worker a program, or start one more worker."""
         if self._closed:
             return
         while self._queues:
@@ -197,7 +197,7 @@ class CompilePool:
             worker.compile(source, user, self._cache_dir, self._timeout_s, fence=self._fences)
 
     def _take_next(self, user: int) -> Source | None:
-        """Takes out the user's next source that is wanted still and not under way."""
+        """Dequeue the user's next source that has waiters and is not under way."""
         queue = self._queues[user]
         while queue:
             source, _ = queue.popitem(last=False)
@@ -216,7 +216,7 @@ class CompilePool:
         queue.move_to_end(source, last=False)
 
     def _cancelled(self, source: Source, waiter: CompileWaiter) -> None:
-        """Somebody waits no more."""
+        """Drop a waiter, and its request if it was the last one."""
         waiters = self._waiting.get(source, {})
         waiters.pop(waiter, None)
         if waiters:
@@ -232,14 +232,14 @@ class CompilePool:
                 self._outbox.loop.call_later(_ABANDONED_S, self._end_abandoned, worker, source)
 
     def _end_abandoned(self, worker: CompileWorker, source: Source) -> None:
-        """End what nobody waits for."""
+        """Kill a worker whose request has no waiters any more."""
         if worker in self._workers and worker.source == source and source not in self._waiting:
             worker.kill("worked for nobody")
 
     # -- the workers
 
     def _start_worker(self) -> None:
-        """Start one more worker, if there may be one."""
+        """Start one more worker, unless there are `_most_workers`."""
         if len(self._workers) >= self._most_workers:
             return
         worker = CompileWorker(
@@ -256,7 +256,7 @@ class CompilePool:
         worker.start()
 
     def _on_end(self, worker: CompileWorker, reason: str, too_long: bool) -> None:
-        """A worker is gone: it was killed, by us or somebody else, or has crashed."""
+        """A worker has ended: it was killed, by the daemon or from outside, or has crashed."""
         leaving = asyncio.ensure_future(worker.closed())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
@@ -285,7 +285,7 @@ class CompilePool:
         if self._idle_ends < _MOST_IDLE_ENDS:
             self._dispatch()
             return
-        # There is no program to blame, so it is the worker that cannot run here.
+        # The workers had no program, so workers cannot run here at all.
         self._idle_ends = 0
         problem = CompileError(f"the compile worker does not start: it {reason}; see gpud doctor")
         for waiting in list(self._waiting):
@@ -333,7 +333,7 @@ class CompilePool:
 
 
 def _program(data: bytes, names: tuple[str, ...]) -> CompiledProgram:
-    """What the worker sent; every name that was asked for must mean one of its kernels."""
+    """Decode a worker's result; every requested name must be that of one of its kernels."""
     program = Program.decode(data)
     for name in names:
         if program.lowered_names.get(name, name) not in program.kernels:

@@ -1,4 +1,4 @@
-"""One compile worker as the front sees it: starting, idle, or busy with a program."""
+"""One compile worker process, which is starting, idle, or compiling a program."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class CompileWorker:
     Args:
         outbox: of the event loop.
         arguments: of the process.
-        on_ready: called once, when it can be given a program.
-        on_answer: called with the program's source and what became of it; it is idle then.
-        on_end: called once when it is gone, with the reason, and whether its program took too
-            long; ``source`` is what it was busy with.
+        on_ready: called once, when it has become idle.
+        on_answer: called with the program's source and the result; it is idle then.
+        on_end: called once when it has ended, with the reason, and whether its program took too
+            long; ``source`` is the program that it was compiling.
 
     Attributes:
-        source: what it compiles; None: nothing.
-        user: whose program that is.
+        source: the program that it compiles; None if there is none.
+        user: the user for whom it compiles.
         starting: whether it is not ready yet.
     """
 
@@ -73,12 +73,12 @@ class CompileWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process."""
+        """The process id."""
         return self._child.pid
 
     @property
     def idle(self) -> bool:
-        """Whether it can be given a program."""
+        """Whether it can take a program."""
         return self.source is None and not self.starting and self._child.alive
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class CompileWorker:
     def compile(
         self, source: Source, user: int, cache_dir: str | None, limit_s: float, *, fence: bool
     ) -> None:
-        """Give it a program, and so much time."""
+        """Compile ``source`` within ``limit_s`` seconds; only if it is `idle`."""
         self.source, self.user = source, user
         self._child.send(
             CompileJob(
@@ -112,11 +112,11 @@ class CompileWorker:
         self._timer = self._outbox.loop.call_later(limit_s, self._time_is_over)
 
     def kill(self, why: str) -> None:
-        """End it at once; ``on_end`` is called before this returns."""
+        """Kill it; ``on_end`` is called before this returns."""
         self._child.kill(why)
 
     async def closed(self) -> None:
-        """Wait until the process is gone."""
+        """Wait until the process has ended."""
         if self._task is not None:
             await asyncio.wait([self._task])
         await self._child.closed()

@@ -1,16 +1,15 @@
-"""Fair queue: of all that several parties want done, each party's tasks one after the other.
+"""A fair queue: runs the tasks of each party one after the other, independently of other parties.
 
-Problem: a device host makes machine code for one kernel at a time, in the order in which it is
-asked. A user who asks for a thousand large kernels would have everybody wait for all of them.
+Problem: a device host compiles one kernel at a time, in the order of the requests. A user who
+requests a thousand large kernels would delay everybody else by all of them.
 
-Approach: each party has one task under way at most; the others of that party wait here. Those of
-different parties are then before the host together, so that nobody waits for more than one of each
-other party.
+Approach: each party has at most one task under way; its others wait here. So the host's own queue
+holds at most one task of each party, and no party waits for more than that.
 
 Properties:
-    in_order: a party's tasks are done in the order in which they came;
-    one_at_a_time: the next begins when the one before is done, whatever became of it;
-    no_party_waits_here_for_another: a first task is done at once.
+    in_order: a party's tasks run in the order in which they were submitted;
+    one_at_a_time: a party's next task begins when the one before is done, whether or not it failed;
+    parties_independent: a party without a task under way never waits here.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from collections.abc import Callable, Hashable
 __all__ = ["FairQueue"]
 
 OnTurn = Callable[[Callable[[], None]], None]
-"""Called when it is its turn, with a function to call once when it is done."""
+"""Starts a task; its argument must be called once when the task is done."""
 
 
 class FairQueue:
     """The tasks of any number of parties."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, deque[OnTurn]] = {}  # of those with one under way
+        self._waiting: dict[Hashable, deque[OnTurn]] = {}  # by party with a task under way
 
     def __len__(self) -> int:
-        """How many parties have something under way."""
+        """How many parties have a task under way."""
         return len(self._waiting)
 
     def submit(self, party: Hashable, on_turn: OnTurn) -> None:
-        """Have ``on_turn`` called when it is the party's turn, maybe before this returns."""
+        """Queue a task; ``on_turn`` is called when it is its turn, maybe before this returns."""
         waiting = self._waiting.get(party)
         if waiting is None:
             self._waiting[party] = deque()
@@ -44,13 +43,13 @@ class FairQueue:
             waiting.append(on_turn)
 
     def _run(self, party: Hashable, on_turn: OnTurn) -> None:
-        """Do a task, and those behind it as long as each is done before it returns."""
+        """Start a task, and the following ones for as long as each is done before it returns."""
         following: OnTurn | None = on_turn
         while following is not None and self._begin(party, following):
             following = self._next(party)
 
     def _begin(self, party: Hashable, on_turn: OnTurn) -> bool:
-        """Whether the task was done before this returns."""
+        """Start a task; returns whether it is done already."""
         begun = ended = False
 
         def done() -> None:

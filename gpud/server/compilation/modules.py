@@ -1,7 +1,7 @@
-"""Programs and modules: compiled in the compile worker, named by the sessions that use them.
+"""Compiled programs, and the modules in which sessions use them.
 
-A *program* is the result of compiling, the same for everybody who asks for the same. A *module* is
-a program in one session on one device: its variables are that session's own.
+A *program* is the result of a compilation, shared by all sessions that request the same. A *module*
+is a program in one session on one device; its variables belong to that session.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["CompiledProgram", "Kernel", "Module", "Shape", "always_polls"]
 
 Shape = tuple[int, tuple[int, int, int], int, bool]
-"""What is measured: (index of the kernel, block, dynamic shared memory in bytes, whether it is the
-kernel's variant with kill polls)."""
+"""The key of a measurement: (index of the kernel, block, dynamic shared memory in bytes, whether
+it is the kernel's variant with kill polls)."""
 
 
 def always_polls(device: HostReady | None) -> bool:
     """Whether every kernel runs with kill polls on a device.
 
-    On the CPU they cost 2 %, and an endless kernel without them costs the jobs beside it the host
-    when it is ended. On a GPU that price is not known, and those pay it that have a timeout.
+    On the CPU they cost 2 %, and an endless kernel without them can only be ended with the host and
+    all its jobs. On a GPU their cost is not known, and only jobs with a timeout have them.
     """
     return device is not None and device.kind == "cpu"
 
 
 class Kernel:
-    """What the front has to know of a kernel."""
+    """A kernel of a compiled program."""
 
     __slots__ = ("entry", "info", "name", "parameter_bytes", "rejected")
 
@@ -44,7 +44,7 @@ class Kernel:
         self.parameter_bytes = 0 if last is None else last.offset + last.size
 
     def describe(self) -> dict[str, Any]:
-        """The kernel as `gpud.wire.messages.Compiled` has it."""
+        """The kernel's description in `gpud.wire.messages.Compiled`."""
         info = self.info
         return {
             "name": info.name,
@@ -62,7 +62,7 @@ class Kernel:
 
 
 class CompiledProgram:
-    """A program as the front keeps it: what clients are told, and what device hosts load."""
+    """A compiled program: its descriptions for clients, and the PTX for device hosts."""
 
     __slots__ = ("descriptions", "kernels", "log", "names", "ptx", "sites", "symbols", "variables")
 
@@ -82,7 +82,7 @@ class CompiledProgram:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes to keep."""
+        """An estimate of its memory."""
         texts = len(self.ptx) + len(self.log)
         parameters = sum(len(kernel.info.parameters) for kernel in self.kernels)
         return 2048 + texts + 4096 * len(self.kernels) + 512 * (len(self.sites) + parameters)
@@ -93,9 +93,9 @@ class Module:
 
     Attributes:
         number: unique among all sessions; hosts and clients know the module by it.
-        measured: (M, form) of each shape that was measured.
-        forgotten: the session has unloaded it; jobs submitted before may still run.
-        variable_bytes: what its variables take on the device.
+        measured: (M, form) of each measured shape.
+        forgotten: whether it was unloaded; its jobs have ended then.
+        variable_bytes: the size of its variables on the device.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class Module:
     def measured_of(self, index: int) -> dict[tuple[tuple[int, int, int], int], tuple[int, str]]:
         """`measured` of one kernel: (M, form) by block and dynamic shared memory.
 
-        Those of its variant with kill polls, where nothing else is known.
+        Those of its variant without kill polls where it was measured, else those with.
         """
         return {
             (block, shared): found

@@ -1,1 +1,1 @@
-"""Between processes: sockets, framed streams, child processes, descriptors, systemd."""
+"""Interprocess communication: sockets, framed streams, child processes, descriptors, systemd."""

@@ -1,10 +1,10 @@
-"""A child process with a private link to it: a device host, or the compile worker.
+"""A child process connected by a socket pair: a device host, or a compile worker.
 
-A child can crash, hang or be killed at any moment. Its owner hears of it exactly once, through
+A child can crash, hang or be killed at any moment. Its owner is notified exactly once, through
 ``on_end``, and may `kill` it at any time before.
 
-Tickets: a command that is to be answered carries a number; the answer finds its callback by it.
-When the child ends, every callback that is left gets an error.
+Tickets: a command that has a reply carries a number, which the reply repeats. When the child ends,
+all pending reply callbacks get an error.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _LAST_WORDS_S = 0.5
 _VMSTAT = Path("/proc/vmstat")
 _SOCKET_BUFFER_BYTES = 1 << 20
 _OOM_SCORE = 500
-"""Added to a child's: as if it had half of the machine's memory more than it has."""
+"""Added to a child's ``oom_score_adj``: as if it used half of the machine's memory in addition."""
 _MOST_OOM_SCORE = 1000
 
 ENDED = "was ended with the daemon"
-"""What has become of a child that nothing was wrong with."""
+"""The reason for the end of a child that did not fail."""
 
 OnReply = Callable[[Any, GpudError | None], None]
-"""Called with what was replied and None, or with None and an error."""
+"""Called with the replied value and None, or with None and an error."""
 
 
 class ChildProcess:
@@ -48,11 +48,11 @@ class ChildProcess:
 
     Args:
         what: its name in the log, such as ``device host 0``.
-        table: the messages of the link; the daemon sends as the client does.
+        table: the messages of the socket; the daemon has the client's role.
         outbox: of the event loop.
         on_message: called with each message from the child.
-        on_end: called once when the child is gone, with what has become of it, in words that
-            follow its name: "was ended by SIGKILL".
+        on_end: called once when the child has ended, with the reason, worded to follow its name:
+            "was ended by SIGKILL".
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None before it was started and where there is none."""
+        """The process id; None before the start, or if there is no process."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -127,7 +127,7 @@ class ChildProcess:
         ]
 
     def attach(self, ours: socket.socket) -> None:
-        """Speak over ``ours``. Tests call it without `start`: their children are no processes."""
+        """Communicate over ``ours``. Tests call it without `start`, without a process."""
         self._stream = Stream(
             ours,
             self._outbox,
@@ -139,14 +139,14 @@ class ChildProcess:
         self._stream.start()
 
     def send(self, message: Any) -> None:
-        """Send a message; it is lost if the child is gone."""
+        """Send a message; it is dropped if the child has ended."""
         if self._stream is not None:
             self._stream.send(self._encode(message))
 
     def request(
         self, make: Callable[[int], Any], on_reply: OnReply, descriptor: int | None = None
     ) -> None:
-        """Send ``make(ticket)`` and have its answer given to ``on_reply``."""
+        """Send ``make(ticket)``; ``on_reply`` gets its reply."""
         stream = self._stream
         if stream is None or stream.ended or self._over:
             on_reply(None, GpudError(f"the {self.what} is gone"))
@@ -161,23 +161,23 @@ class ChildProcess:
             stream.send_with(frame, descriptor)
 
     def reply(self, ticket: int, value: Any, error: dict[str, Any] | None = None) -> None:
-        """The child has answered: called by the owner's ``on_message``."""
+        """Pass a reply to its callback: to be called by the owner's ``on_message``."""
         on_reply = self._tickets.pop(ticket, None)
         if on_reply is not None:
             on_reply(value, None if error is None else from_wire(error))
 
     def kill(self, why: str) -> None:
-        """End the child at once. ``on_end`` is called before this returns, with ``why``."""
+        """Kill the child. ``on_end`` is called before this returns, with ``why``."""
         self._signal()
         self._end(why)
 
     async def closed(self) -> None:
-        """Wait until the process is gone; `kill` it or close its link first."""
+        """Wait until the process has ended; `kill` it or close its socket first."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def close(self, timeout_s: float) -> None:
-        """Close the link, which a child takes for its end; kill it if it has not gone in time."""
+        """Close the socket, on which a child exits; kill it if it has not within ``timeout_s``."""
         self._end(ENDED)
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
@@ -185,7 +185,7 @@ class ChildProcess:
                 self._signal()
                 await asyncio.wait(self._tasks)
 
-    # -- what happens
+    # -- events
 
     def _on_body(self, body: bytes) -> None:
         try:
@@ -207,14 +207,14 @@ class ChildProcess:
         if self._process is None:
             self._end("has closed its link")
             return
-        # How it ended is known when it has been waited for, in a moment; a child that has closed
-        # its link and lives on is of no use.
+        # `_wait` reports how the process ended; one that has closed its socket and still runs is
+        # useless, so it is killed.
         self._signal()
 
     async def _wait(self) -> None:
         assert self._process is not None
         code = await self._process.wait()
-        # Its own last words say more, and are there by now; its children may keep the pipe open.
+        # Its last line of output says more. The timeout: its own children may keep the pipe open.
         await asyncio.wait([self._tasks[0]], timeout=_LAST_WORDS_S)
         words = f": {self._last_line}" if code > 0 and self._last_line else ""
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
@@ -227,7 +227,7 @@ class ChildProcess:
         while True:
             try:
                 line = await self._process.stdout.readline()
-            except ValueError:  # a line over the limit; the reader has skipped it
+            except ValueError:  # a line over asyncio's limit, which the reader has skipped
                 continue
             if not line:
                 return
@@ -250,20 +250,20 @@ class ChildProcess:
         for on_reply in tickets.values():
             try:
                 on_reply(None, GpudError(f"the {self.what} {reason}"))
-            except Exception:  # noqa: BLE001 - the others, and the owner, must hear of it
+            except Exception:  # noqa: BLE001 - the other callbacks must be called
                 _LOG.exception("the end of the %s was not handled", self.what)
         self._on_end(reason)
 
 
 def _prefer_for_oom_kill(pid: int) -> None:
-    """Where memory runs out, have the system end this child before the daemon itself."""
+    """Raise a child's OOM score, so that the kernel kills it before the daemon."""
     with suppress(OSError):
         place = Path(f"/proc/{pid}/oom_score_adj")
         place.write_text(str(min(_MOST_OOM_SCORE, int(place.read_text()) + _OOM_SCORE)))
 
 
 def oom_kills() -> int:
-    """How often the system has ended a process for want of memory; 0 if it does not say."""
+    """How many processes the OOM killer has killed since boot; 0 if unknown."""
     with suppress(OSError):
         for line in _VMSTAT.read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -1,10 +1,10 @@
-"""How many descriptors there are, and for how much they suffice.
+"""The limit on open file descriptors, and how many are left for clients.
 
-Problem: a daemon that runs out of descriptors cannot accept, hand out memory or start a host any
-more, and a loop that waits for connections would spin.
+Problem: a daemon that runs out of descriptors can neither accept connections nor create arenas nor
+start a host, and an event loop that waits for connections would spin.
 
-Approach: take all that the system lets us have, keep some for the daemon itself, and refuse the
-connection or the arena for which the rest would not suffice, while there still are some to do it.
+Approach: raise the limit as far as the system allows, reserve some for the daemon itself, and
+refuse a connection or an arena that would need one of these.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import resource
 __all__ = ["PER_ARENA", "raise_limit", "remaining"]
 
 PER_ARENA = 3
-"""The file of a session's memory, which is duplicated until client and host have taken it."""
+"""An arena's file, and its duplicates until client and host have received them."""
 
 _OWN = 128
 """For the daemon itself: log, cache, hosts, compile workers, and connections being refused."""
 
 
 def raise_limit() -> int:
-    """Have as many descriptors as the system allows; returns how many."""
+    """Raise the limit as far as the system allows; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -29,7 +29,7 @@ def raise_limit() -> int:
 
 
 def remaining(connections: int, arenas: int) -> int:
-    """How many descriptors are left for clients when they have so much; may be negative."""
+    """How many descriptors are left beside so many connections and arenas; may be negative."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         return 1 << 30

@@ -1,18 +1,19 @@
-"""The daemon's socket: made safely, or taken over from systemd.
+"""The daemon's listening socket: created safely, or adopted from systemd.
 
-Problem: a socket file outlives a daemon that was killed; two daemons on one path would each believe
-they serve it; and a file is visible before its mode can be changed.
+Problem: a socket file outlives a daemon that was killed; two daemons could serve the same path
+without noticing; and a file is visible before its mode can be changed.
 
 Approach: a lock file beside the socket (``flock``, which the kernel drops with the process) decides
-who owns the path. Its owner may replace a socket file that nobody answers on. The socket is bound
-under a umask that gives only the user any right, and gets its configured mode afterwards.
+which daemon owns the path. The owner may replace a stale socket file. The socket is bound under a
+umask that gives access to the user only, and gets its configured mode afterwards.
 
 Properties:
-    one_daemon: a second daemon on the same path is refused while the first lives, with its pid;
+    one_daemon: a second daemon on the same path is refused while the first lives; the error has its
+        pid;
     stale_replaced: a socket file whose daemon has died is replaced;
-    never_steals: a file at that path that is no socket is left alone, with an error;
+    never_steals: a file at that path that is not a socket is left alone, with an error;
     own_folder: a folder that others could replace is not used, nor a link to one;
-    private_from_the_start: there is no moment at which others could connect to a 0600 socket.
+    private_from_the_start: at no time can other users connect to a socket of mode 0600.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BACKLOG = 1024
 
 
 class Listener:
-    """A listening socket and what has to be removed with it."""
+    """A listening socket, with the socket file and lock file that are removed when it is closed."""
 
     def __init__(self, sock: socket.socket, path: Path | None, lock: int | None) -> None:
         sock.setblocking(False)
@@ -44,12 +45,12 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """Where clients connect, for people."""
+        """The socket's address, for messages."""
         name = self.socket.getsockname()
         return name if isinstance(name, str) else name.decode(errors="replace")
 
     def stop(self) -> None:
-        """Take no more connections. The path stays ours, so that no other daemon comes yet."""
+        """Accept no more connections. The path stays locked, so that no other daemon takes it."""
         if self.socket.fileno() < 0:
             return
         self.socket.close()
@@ -58,7 +59,7 @@ class Listener:
                 self.path.unlink()
 
     def close(self) -> None:
-        """`stop`, and let another daemon take the path. May be called twice."""
+        """`stop`, and unlock the path for another daemon. May be called twice."""
         self.stop()
         if self._lock is None or self.path is None:
             return
@@ -69,10 +70,10 @@ class Listener:
 
 
 def listen(path: Path, mode: int = 0o600) -> Listener:
-    """Makes the daemon's socket at ``path``. The folder is made if it is missing, mode 0700.
+    """Create the daemon's socket at ``path``. A missing folder is created, with mode 0700.
 
     Raises:
-        InvalidArgument: another daemon serves this path, something else is there, or the folder
+        InvalidArgument: another daemon serves this path, there is another file, or the folder
             cannot be used. Nothing was changed.
     """
     path = checked_socket_path(path)
@@ -108,10 +109,10 @@ def listen(path: Path, mode: int = 0o600) -> Listener:
 
 
 def adopt(descriptor: int) -> Listener:
-    """Takes over a listening socket that systemd made.
+    """Adopt a listening socket that systemd created.
 
     Raises:
-        InvalidArgument: it is no listening Unix stream socket.
+        InvalidArgument: it is not a listening Unix stream socket.
     """
     sock = socket.socket(fileno=descriptor)
     listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -130,7 +131,7 @@ def _lock_path(path: Path) -> Path:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a folder in which somebody else could put another socket in place of ours."""
+    """Refuse a folder in which another user could replace the socket."""
     check_fallback_folder(folder / "socket")
     link = folder.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
@@ -152,7 +153,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _take_lock(path: Path) -> int:
-    """The descriptor of the locked lock file, which holds our pid."""
+    """Lock the path and write our pid to the lock file; returns its descriptor."""
     while True:
         lock = os.open(
             _lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -175,7 +176,7 @@ def _take_lock(path: Path) -> int:
 
 
 def _clear(path: Path) -> None:
-    """Removes a dead daemon's socket file; we hold the lock, but it may be another program's."""
+    """Remove a stale socket file; the lock is ours, but the file may be another program's."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:

@@ -1,26 +1,28 @@
-"""A framed Unix stream on the event loop that can pass descriptors.
+"""A framed Unix stream socket on the event loop, with batched I/O and descriptor passing.
 
 Problem: asyncio's transports cannot send descriptors, read one buffer at a time, and give a fast
-peer as many callbacks as it has messages. A daemon needs: many messages for one system call, both
-ways; fairness between peers; and a bound on what a peer that does not read can make it keep.
+peer as many callbacks as it has messages. A daemon needs: many messages for one system call, in
+both directions; fairness between peers; and a bound on the output kept for a peer that does not
+read.
 
-Approach: our own non-blocking socket under ``add_reader`` and ``add_writer``. One read takes all
-that is there, up to 256 KiB; its messages are handled in one go, but no more than
-`MESSAGES_PER_TURN` before the others get their turn. What is sent meanwhile, to whomever, is kept
-in the `Outbox` and written once at the end of the turn.
+Approach: a non-blocking socket with ``add_reader`` and ``add_writer``. One read takes all that has
+arrived, up to 256 KiB; its messages are handled in one turn, but no more than `MESSAGES_PER_TURN`
+before other peers are served. Messages sent meanwhile, to any peer, are collected in the `Outbox`
+and written once at the end of the turn.
 
 Terms:
     turn: one callback of the event loop.
-    unsent [bytes]: what was given to `Stream.send` and the kernel has not taken.
+    unsent [bytes]: passed to `Stream.send` and not yet accepted by the kernel.
 
 Properties:
     order: bytes and descriptors arrive in the order of the calls, a descriptor with its frame;
     back_pressure: over ``high`` unsent bytes the peer is not read from until ``low`` are left;
     bounded: over ``hard`` unsent bytes the peer is dropped;
-    counted: the owner hears of what is kept for the peer, unsent or not whole, to `_REPORT_BYTES`;
-    fair: a peer that writes without end delays another by one turn for each such peer: so many
-        messages, or so much time, or as many answers as back pressure allows, whatever is first;
-    ended_once: ``on_end`` is called exactly once, and nothing of the stream is called after it.
+    counted: the owner is told how many bytes are kept for the peer, unsent output and incomplete
+        input, to within `_REPORT_BYTES`;
+    fair: each peer that writes without end delays another by one turn: `MESSAGES_PER_TURN`
+        messages, `_TURN_S`, or as many answers as back pressure allows, whichever comes first;
+    ended_once: ``on_end`` is called exactly once, and no other callback after it.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ from gpud.wire.framing import FrameDecoder, FrameError
 __all__ = ["MESSAGES_PER_TURN", "Limits", "Outbox", "Stream"]
 
 MESSAGES_PER_TURN = 64
-"""Messages of one peer that are handled before the others get their turn; some 2 ms of work."""
+"""Messages of one peer that are handled before other peers are served; some 2 ms of work."""
 
 _READ_BYTES = 1 << 18
-_JOINED_BYTES = 1 << 18  # of small frames for one system call; a socket takes about as much
-_TURN_S = 0.005  # a turn begins no further message after that
+_JOINED_BYTES = 1 << 18  # small frames joined for one system call; about a socket buffer
+_TURN_S = 0.005  # after that a turn handles no further message
 _REPORT_BYTES = 1 << 18
-_FINISH_S = 2.0  # how long a peer may take to read the last words that it is sent
+_FINISH_S = 2.0  # how long a peer may take to read the last messages
 
 
 class Limits(NamedTuple):
-    """Bounds of a stream, in bytes; ``message`` is of one frame, the rest of unsent output."""
+    """Limits of a stream, in bytes: ``message`` on a frame, the others on unsent output."""
 
     message: int = 64 << 20
     high: int = 1 << 20
@@ -58,7 +60,7 @@ class Limits(NamedTuple):
 
 
 class Outbox:
-    """The streams of one event loop that have something to write, written once a turn."""
+    """The streams of an event loop with output to write; flushed once a turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -75,11 +77,11 @@ class Outbox:
             self.loop.call_soon(self.flush)
 
     def enter(self) -> None:
-        """Begin a turn that ends with `flush`: saves a trip through the event loop."""
+        """Begin a turn that ends with `flush`, which then needs no callback of its own."""
         self._inside = True
 
     def flush(self) -> None:
-        """Write what every dirty stream has."""
+        """Write the output of every stream that was added."""
         self._inside = self._later = False
         dirty, self._dirty = self._dirty, []
         for stream in dirty:
@@ -87,19 +89,20 @@ class Outbox:
 
 
 class Stream:
-    """One peer.
+    """The stream to one peer.
 
     Args:
         sock: a connected Unix stream socket; the stream owns it from now on.
         outbox: of the event loop.
         limits: see `Limits`.
         on_body: called with the body of each frame.
-        on_end: called once, when the peer has gone or was dropped, with the reason as text. The
-            socket is closed then.
-        on_broken: called when the peer has sent what is no frame. Nothing more is read; the owner
-            may still `send` a last word and must call `finish`.
-        on_buffered: called when what is kept for the peer has changed by much, with the change in
-            bytes; all calls add up to zero before ``on_end``. It may end the stream.
+        on_end: called once, when the peer has disconnected or was dropped, with the reason as text.
+            The socket is closed then.
+        on_broken: called when the peer has sent an invalid frame. Nothing more is read; the owner
+            may still `send` a last message and must call `finish`.
+        on_buffered: called when the number of bytes kept for the peer has changed by at least
+            `_REPORT_BYTES`, or to zero, with the change; the changes add up to zero before
+            ``on_end``. It may end the stream.
     """
 
     def __init__(
@@ -127,14 +130,14 @@ class Stream:
         self._reported_bytes = 0
         self._frames: list[bytes] = []
         self._descriptors: list[tuple[int, int]] = []  # (index in _frames, descriptor)
-        self._rest: bytes | memoryview = b""  # of what was begun to be written
+        self._rest: bytes | memoryview = b""  # of the frames whose writing has begun
         self.unsent_bytes = 0
         self._queued = False  # in the outbox
         self._reading = False
-        self._writing = False  # waits for the kernel to take more
-        self._throttled = False  # not read from, until unsent output has drained
+        self._writing = False  # waits until the socket is writable
+        self._throttled = False  # not reading, until unsent output has drained
         self._backlog: Iterator[bytes] | None = None
-        self._paused = False  # not read from, as the owner wants it
+        self._paused = False  # not reading, by `pause`
         self._input_closed = False  # nothing is read any more
         self._finishing: asyncio.TimerHandle | None = None
         self.ended = False
@@ -160,19 +163,19 @@ class Stream:
             self._outbox.add(self)
 
     def send_with(self, frame: bytes, descriptor: int) -> None:
-        """`send` with a descriptor, which is duplicated now: the caller may close its own."""
+        """`send` with a descriptor, which is duplicated: the caller may close its own."""
         if self.ended or self._finishing is not None:
             return
         self.send(frame)
         self._descriptors.append((len(self._frames) - 1, os.dup(descriptor)))
 
     def flush(self) -> None:
-        """Write what the kernel takes now, and the rest when it takes more."""
+        """Write what the kernel accepts now, and the rest when the socket is writable again."""
         self._queued = False
         if self.ended:
             return
         if self._writing:
-            self._after_write()  # it has more to write than before
+            self._after_write()  # unsent output has grown
             return
         try:
             while self._rest or self._frames:
@@ -191,9 +194,9 @@ class Stream:
         self._after_write()
 
     def _next_frames(self) -> bytes | memoryview:
-        """Takes some queued frames, up to the next that carries a descriptor, to be written now.
+        """Dequeue frames to be written next, up to the next one that carries a descriptor.
 
-        A frame with a descriptor is written here, and what is left of it returned.
+        A frame with a descriptor is written here, and the rest of it returned.
         """
         if not self._descriptors and self.unsent_bytes <= _JOINED_BYTES:
             frames, self._frames = self._frames, []
@@ -243,7 +246,7 @@ class Stream:
             self._report_buffered()
 
     def _report_buffered(self) -> None:
-        """Tell the owner what is kept for the peer, if it is much more or less than before."""
+        """Report the bytes kept for the peer to the owner if they have changed enough."""
         buffered_bytes = self.unsent_bytes + self._decoder.pending_bytes
         change = buffered_bytes - self._reported_bytes
         if change and (not buffered_bytes or abs(change) >= _REPORT_BYTES):
@@ -254,17 +257,17 @@ class Stream:
     # -- reading
 
     def pause(self) -> None:
-        """Read no more messages until `resume`; none of those that have arrived is handled."""
+        """Handle no more messages until `resume`, not even those that have arrived."""
         self._paused = True
         self._update_reading()
 
     def resume(self) -> None:
-        """Go on to read after `pause`."""
+        """Handle messages again after `pause`."""
         self._paused = False
         self._update_reading()
 
     def hung_up(self) -> bool:
-        """Whether the peer has closed its end or died, as `pause` keeps one from noticing."""
+        """Whether the peer has closed its end or died, which is not noticed while paused."""
         if self.ended:
             return True
         poll = select.poll()
@@ -272,7 +275,7 @@ class Stream:
         return bool(poll.poll(0))
 
     def _update_reading(self) -> None:
-        """Read from the peer, or stop to, as the state wants it."""
+        """Start or stop to read from the peer, as the state requires."""
         still = self._throttled or self._paused or self._input_closed or self.ended
         want = not still and self._backlog is None
         if want and not self._reading:
@@ -307,7 +310,7 @@ class Stream:
         self._turn(frames)
 
     def _turn(self, frames: Iterator[bytes]) -> None:
-        """Handle what has arrived, up to a turn's worth."""
+        """Handle the frames that have arrived, within the limits of a turn."""
         self._outbox.enter()
         budget = MESSAGES_PER_TURN
         high = self._limits.high
@@ -320,7 +323,7 @@ class Stream:
                 budget -= 1
                 over = not budget or self.unsent_bytes > high or time.monotonic() > until
                 if over or self._paused:
-                    # There may be no more, which the next turn finds out.
+                    # Whether more frames have arrived is checked in the next turn.
                     self._backlog = frames
                     break
         except FrameError as error:
@@ -341,7 +344,7 @@ class Stream:
     # -- the end
 
     def finish(self) -> None:
-        """Send what is queued, then close; nothing more is read. `_end` follows in any case."""
+        """Send the queued frames, then close; nothing more is read. ``on_end`` is always called."""
         if self.ended or self._finishing is not None:
             return
         self._input_closed = True
@@ -370,7 +373,7 @@ class Stream:
         self._descriptors.clear()
         self._rest = b""
         self._backlog = None
-        self._decoder = FrameDecoder(self._limits.message)  # what it kept is let go
+        self._decoder = FrameDecoder(self._limits.message)  # frees its buffer
         self.unsent_bytes = 0
         self.sock.close()
         if self._on_buffered is not None and self._reported_bytes:

@@ -1,7 +1,7 @@
-"""What systemd and the daemon tell each other: readiness, and sockets made beforehand.
+"""The protocols of systemd: service notification and socket activation.
 
-The two protocols are a few lines each, so no library is needed (see sd_notify(3) and
-sd_listen_fds(3)). Without systemd both do nothing.
+Each is a few lines, so no library is needed (see sd_notify(3) and sd_listen_fds(3)). Without
+systemd both do nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
 
 def notify(text: str, environ: MutableMapping[str, str] | None = None) -> bool:
-    """Tells the service manager, such as ``READY=1``; whether there is one that heard it."""
+    """Send the service manager a notification such as ``READY=1``; returns whether it was sent."""
     address = (os.environ if environ is None else environ).get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -35,9 +35,9 @@ def notify(text: str, environ: MutableMapping[str, str] | None = None) -> bool:
 
 
 def activated(environ: MutableMapping[str, str] | None = None) -> list[int]:
-    """Descriptors that systemd has passed to this process, and to no other.
+    """The listening descriptors that systemd has passed to this process.
 
-    The variables are removed, so that child processes do not take them for theirs.
+    The environment variables are removed, so that child processes do not use them.
     """
     env = os.environ if environ is None else environ
     pid, count = env.pop("LISTEN_PID", ""), env.pop("LISTEN_FDS", "")
