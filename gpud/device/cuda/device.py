@@ -1,19 +1,16 @@
-"""The CUDA device: what `gpud.device.interface.Device` asks for, on an NVIDIA GPU.
+"""The CUDA device: implements `gpud.device.interface.Device` on an NVIDIA GPU.
 
 Problem: run chains of launches whose number of blocks changes while they run, without ever waiting
-for the device to come to rest: a persistent kernel may run for hours.
+for the device to become idle: a persistent kernel may run for hours.
 
-Approach: `gpud.device.cuda.execution.gang` runs chains, one lock guards all of them, and a watcher
-sees what ends. Everything that the driver does only when the device is idle (giving memory back,
-unloading)
-is put off: blocks are kept in pools, and programs that nobody has any more are unloaded when
-nothing is on the device.
+Approach: a `gpud.device.cuda.execution.gang.Gang` runs a chain, one lock guards all gangs, and a
+watcher thread detects what has finished. Work that the driver does only when the device is idle
+(freeing memory, unloading modules) is deferred: blocks of memory stay in pools, and modules without
+users are unloaded when nothing runs on the device.
 
 Properties:
-* after `CUDADevice.close` nothing of it is left in the driver;
-* callbacks are called without the lock, in the order of what they tell.
-
-Nothing here has run on a GPU yet.
+* after `CUDADevice.close` the driver holds nothing of the device any more;
+* callbacks are called without the lock, in the order of the events that they report.
 """
 
 from __future__ import annotations
@@ -56,23 +53,23 @@ class CUDADevice:
     """One GPU.
 
     Args:
-        index: which, as the driver counts.
-        release: how running blocks are told to leave, see `gpud.device.cuda.launch.release_path`.
-        by_sm: whether those leave that empty whole SMs, rather than those with the highest indices,
-            for comparison; see `gpud.device.cuda.placement.release_order`.
-        driver: stands in for the machine's, in tests.
-        watch: whether a thread watches launches, and others stand by calls that may wait; tests may
-            do both themselves.
+        index: the GPU's number in the driver's order.
+        release: name of the path by which running blocks are told to release, see
+            `gpud.device.cuda.launch.release_path`.
+        by_sm: True: a shrinking launch releases the blocks that empty whole SMs; False: those with
+            the highest indices, for comparison. See `gpud.device.cuda.placement.release_order`.
+        driver: replaces the machine's driver in tests.
+        watch: whether to start the watcher thread and the watchdog; tests may poll by hand instead.
 
     Attributes:
         context, launches, watcher, quiescer, partitioner, arenas, host_blocks, device_blocks,
-            output_buffers, control_stream, control_event: what runs share; the event is over when
-            all is that was put on the stream.
-        partitions: which numbers of SMs can be one job's alone.
+            output_buffers, control_stream, control_event: shared by all runs; the event is recorded
+            behind the last work on the control stream.
+        partitions: how many SMs a job may reserve exclusively.
         lock: guards all runs.
 
     Raises:
-        MissingDependency: the driver or its bindings are not there.
+        MissingDependency: the driver or its bindings are not installed.
         InvalidArgument: there is no such GPU, or it is too old.
     """
 
@@ -93,7 +90,7 @@ class CUDADevice:
             raise InvalidArgument(f"there is no release path {release!r}; there are {known}")
         self.driver = open_driver() if driver is None else driver
         self.lock = threading.RLock()
-        self._told: deque[Callable[[], None]] = deque()
+        self._deferred: deque[Callable[[], None]] = deque()
         self._closed = False
         self._programs: dict[int, Any] = {}
         self._retired: deque[int] = deque()
@@ -129,17 +126,17 @@ class CUDADevice:
             self.quiescer = Quiescer(self.lock, watcher, self.wake)
             self.arenas = Arenas(context, self.quiescer, lambda: not watcher.busy, threaded=watch)
             undo.callback(self.arenas.close)
-            together = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
-            opens = gate.kernel(GATE)
-            opens.share_sms()
+            cooperative = self.sms if context.attribute("COOPERATIVE_LAUNCH") else 0
+            gate_kernel = gate.kernel(GATE)
+            gate_kernel.share_sms()
             self.launches = ActiveLaunches(
-                context, paths, self.watcher.semaphore, opens.handle, together, by_sm=by_sm
+                context, paths, self.watcher.semaphore, gate_kernel.handle, cooperative, by_sm=by_sm
             )
             undo.callback(self.launches.close)
             self.launches.prepare()
             undo.callback(self._unload_all)
-            self._making = SerialExecutor("make contexts", threaded=watch)
-            undo.callback(self._making.close)
+            self._context_maker = SerialExecutor("make contexts", threaded=watch)
+            undo.callback(self._context_maker.close)
             self._close = undo.pop_all()
         if watch:
             context.watchdog.arm(self.launches.halt, self.watcher.wake)
@@ -162,15 +159,15 @@ class CUDADevice:
 
     @property
     def uuid(self) -> str:
-        """The GPU's own name, as NVML takes it."""
+        """The GPU's UUID, as NVML takes it."""
         return self.context.uuid
 
     # -- the interface
 
     def allocate(self, size: int) -> MappedBlock:
-        """Zeroed memory that both sides see; it is the host's, so the GPU has it over the bus.
+        """Zeroed page-locked host memory that both sides address; the GPU accesses it over the bus.
 
-        It is given back when the device is closed.
+        It is freed when the device is closed.
 
         Raises:
             OutOfMemory: no more can be page-locked.
@@ -180,7 +177,7 @@ class CUDADevice:
         return block
 
     def device_memory(self, size: int) -> DeviceMemory:
-        """Zeroed memory of the GPU's own, for whoever measures.
+        """Zeroed memory on the GPU, for measurements and tests.
 
         Raises:
             OutOfMemory: the GPU has none left.
@@ -194,8 +191,8 @@ class CUDADevice:
     def load(
         self, text: str, arena: tuple[int, int] | None = None, *, host_poll: bool | None = None
     ) -> CUDAModule:
-        """Load a PTX program; see `CUDAModule`. ``host_poll`` None: as the release path has it."""
-        with self.lock:  # so that nothing begins meanwhile
+        """Load a PTX program; see `CUDAModule`. ``host_poll`` None: what the release path needs."""
+        with self.lock:  # so that no run begins meanwhile
             if not self.watcher.busy:
                 self._unload_retired()
         if host_poll is None:
@@ -203,7 +200,7 @@ class CUDADevice:
         module = CUDAModule(self.context, text, arena, self.device_blocks, host_poll=host_poll)
         handle = module.release()
         self._programs[int(handle)] = handle
-        # What forgets it may be on any thread, with any lock: it is unloaded at another time.
+        # The finalizer may run on any thread, with any lock: the module is unloaded later.
         weakref.finalize(module, self._retired.append, int(handle)).atexit = False
         self.arenas.attach(module)
         return module
@@ -224,7 +221,7 @@ class CUDADevice:
         return found
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Chain:
-        """Make a chain of launches ready; it may be run any number of times. See `Chain`."""
+        """Prepare a chain of launches; it can be run any number of times. See `Chain`."""
         return Chain(self, launches, occupancy)
 
     def gang(
@@ -235,10 +232,10 @@ class CUDADevice:
         on_over: Callable[[], None],
         exclusive: int = 0,
     ) -> Gang:
-        """A run of a chain, which begins with its first `Gang.resize`. See `Gang`.
+        """Create a run of a chain, which begins with its first `Gang.resize`. See `Gang`.
 
         Raises:
-            InvalidArgument: so many SMs cannot be its own.
+            InvalidArgument: the device has no partition of ``exclusive`` SMs.
         """
         if not exclusive:
             return Gang(self, chain, priority, on_left, on_over)
@@ -248,13 +245,13 @@ class CUDADevice:
             gang = Gang(self, chain, priority, on_left, on_over, partition)
             self.watcher.update_placement()
         self.wake()
-        self._making.put(lambda: self._make(gang, partition))
+        self._context_maker.put(lambda: self._make_partition(gang, partition))
         return gang
 
     def close(self) -> None:
-        """End what runs, wait for it, and give everything back.
+        """End all runs, wait for them, and free everything.
 
-        Runs that are not over never will be. A kernel that does not end is waited for, too: a
+        Unfinished runs do not call ``on_over``. This also waits for a kernel that never ends: a
         device host ends its process instead.
         """
         if not self._closed:
@@ -273,37 +270,40 @@ class CUDADevice:
     # -- for runs
 
     def check_open(self) -> None:
-        """Returns if the device is not closed; raises RuntimeError if it is."""
+        """Raises RuntimeError if the device is closed."""
         if self._closed:
             raise RuntimeError("the device is closed")
 
     def give_partition(self, partition: GreenContext) -> None:
-        """A run is over whose SMs were its own. With the lock."""
+        """Return the partition of a finished run. Call with the lock."""
         self.partitioner.give(partition)
         self.watcher.update_placement()
         if self.partitioner.lacks_rest:
-            self.defer(lambda: self._making.put(self._make))
+            self.defer(lambda: self._context_maker.put(self._make_partition))
 
     def defer(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called without the lock, by whoever gives it back next. With the lock."""
-        self._told.append(call)
+        """Queue ``call`` for the next `run_deferred`, without the lock. Call with the lock."""
+        self._deferred.append(call)
 
     def run_deferred(self) -> None:
-        """Call what was put off. Without the lock."""
-        while self._told:
+        """Call what `defer` queued. Call without the lock."""
+        while self._deferred:
             try:
-                call = self._told.popleft()
+                call = self._deferred.popleft()
             except IndexError:  # another thread has it
                 return
             call()
 
     def wake(self) -> None:
-        """Something was changed: tell, and have the watcher look soon. Without the lock."""
+        """Run deferred calls and have the watcher poll soon.
+
+        Call without the lock, after a change.
+        """
         self.run_deferred()
         self.watcher.wake()
 
     def read(self, address: int, size: int) -> bytes:
-        """Bytes of device memory; none if they cannot be read."""
+        """Read device memory; returns no bytes if it cannot be read."""
         found = np.empty(size, np.uint8)
         try:
             self.context.copy_out(found.ctypes.data, address, size)
@@ -313,12 +313,14 @@ class CUDADevice:
 
     # -- helpers
 
-    def _make(self, gang: Gang | None = None, partition: GreenContext | None = None) -> None:
-        """Make the place of a run, and what is left for others, and let them begin there."""
+    def _make_partition(
+        self, gang: Gang | None = None, partition: GreenContext | None = None
+    ) -> None:
+        """Make the partition of a run and the rest for all others, then let them launch there."""
         try:
             self.partitioner.make(partition)
         except DriverError as error:
-            if gang is not None:  # else others keep the place that they have
+            if gang is not None:  # otherwise the others stay where they are
                 why = f"the driver makes no green context of them: {error}"
                 gang.refused = InvalidArgument(f"no SMs can be this job's alone: {why}")
         except DeviceLost as error:
@@ -329,14 +331,14 @@ class CUDADevice:
             raise
         with self.lock:
             if gang is not None:
-                gang.follow()
+                gang.reconsider()
             self.watcher.update_placement()
         self.wake()
 
     def _make_room(self, kernel: CUDAKernel) -> None:
-        """Have room for its local memory, if nothing would have to wait for it."""
+        """Reserve local memory for a kernel, if the device is idle: else that would wait."""
         local_bytes = kernel.attribute("local_bytes")
-        with self.lock, suppress(DriverError):  # if it cannot be, a launch says so
+        with self.lock, suppress(DriverError):  # the launch reports the failure
             if not self.watcher.busy:
                 self.context.make_room(local_bytes)
 

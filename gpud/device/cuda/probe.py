@@ -1,7 +1,7 @@
-"""``python -m gpud.device.cuda.probe INDEX``: whether there is a GPU that gpud can use.
+"""``python -m gpud.device.cuda.probe INDEX``: checks for a GPU that gpud can use.
 
-In a process of its own, which asks the driver and ends: nothing of CUDA is loaded by who asks, and
-no context is made. Prints the error that a device host would end with, as JSON, or null.
+Runs as a process of its own, so that the caller loads nothing of CUDA; it makes no context. Prints
+the error that a device host would end with, as JSON, or null.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> int:
-    """Look, and print what is wrong."""
+    """Check for the GPU and print the error, if there is one."""
     found: GpudError | None = None
     try:
         _look(int(arguments[0]))

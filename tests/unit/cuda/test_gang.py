@@ -132,7 +132,7 @@ def test_launches_of_several_occupancies_have_their_share_of_blocks() -> None:
         assert chain.occupancy == 2
         assert (chain.blocks(0, 3), chain.blocks(1, 3)) == (6, 9)
         assert (chain.slices_of(0, 5), chain.slices_of(1, 7)) == (3, 3)
-        assert chain.later(0, 50) == 34
+        assert chain.later_slices(0, 50) == 34
         with pytest.raises(ValueError, match="M of a job"):
             device.prepare(specs, 3)
 

@@ -65,7 +65,7 @@ def test_what_a_session_had_goes_without_anybody_waiting_who_does_not_lack_it(
     with pytest.raises(InvalidArgument, match="it is taken"):
         device.map_arena(memfd, SIZE, stays.address)
     stays.close()
-    assert device.arenas.came_back(2)
+    assert device.arenas.wait_returned(2)
     device.close()
     assert not +fake.alive
     os.close(memfd)
@@ -77,12 +77,12 @@ def test_things_are_done_in_their_order() -> None:
     executor.put(lambda: assert_set(goes))
     for number in range(5):
         executor.put(lambda number=number: seen.append(number))  # type: ignore[misc]
-    assert (executor.left, executor.done) == (6, 0)
+    assert (executor.pending, executor.done) == (6, 0)
     assert not executor.wait(0, 0), "time is over"
     goes.set()
     while executor.wait(executor.done, WAIT_S):
         pass
-    assert (executor.left, executor.done, seen) == (0, 6, [0, 1, 2, 3, 4])
+    assert (executor.pending, executor.done, seen) == (0, 6, [0, 1, 2, 3, 4])
     assert executor.wait(5, WAIT_S), "it was done meanwhile"
     assert not executor.wait(6, WAIT_S), "nothing is left"
     executor.close()

@@ -115,7 +115,7 @@ def test_what_is_begun_while_blocks_are_halted_is_left_alone() -> None:
         device.launches.release.place = place  # type: ignore[method-assign]
         new = next(launch for launch in device.launches._active if launch is not old)
         told = {launch: not launch.slot.orders[:, 0].any() for launch in (old, new) if launch.slot}
-        assert told == {old: old.named, new: new.named} == {old: True, new: False}
+        assert told == {old: old.untold_exits, new: new.untold_exits} == {old: True, new: False}
         for job in (first, second):
             job.end()
             drive(fake, device, job)
@@ -181,7 +181,7 @@ def test_a_call_that_returns_in_time_disturbs_nobody() -> None:
         fake.run(10)
         device.load(PROGRAM)
         (launch,) = device.launches._active
-        assert (launch.named, launch.limit) == (False, 2)
+        assert (launch.untold_exits, launch.limit) == (False, 2)
         drive(fake, device, job)
         ran_once(fake, [50])
 

@@ -1,29 +1,28 @@
-"""The one door to the CUDA driver: calls by name, results checked, errors of gpud's own tree.
+"""Checked calls to the CUDA driver, with statuses turned into gpud's errors.
 
-Problem: every driver call returns a status that must not be overlooked, some statuses mean that the
-whole context is dead, and a machine without a GPU has no driver at all.
+Problem: every driver call returns a status that must be checked, some statuses mean that the whole
+context is dead, and a machine without a GPU has no driver at all.
 
-Approach: `Driver.call` is the only way in. It calls a function of ``cuda.bindings.driver``, checks
-the status, and returns what is left: nothing, a value or a tuple. A status after which no call on
-the context succeeds (a *sticky* one) raises `gpud.errors.DeviceLost`, whichever call it came from;
-any other a `DriverError` with its name. Tests pass an object of their own instead of the bindings.
+Approach: all calls go through `Driver.call`. It calls a function of ``cuda.bindings.driver``,
+checks the status, and returns the remaining results: nothing, a value or a tuple. A status after
+which no call on the context succeeds (a *sticky* one) raises `gpud.errors.DeviceLost`, whichever
+call returned it; any other a `DriverError` with its name. Tests pass a model instead of the
+bindings.
 
-CuPy is not used. These bindings would be needed beside it: CuPy has neither flags of the primary
-context nor reserved addresses, stream writes, green contexts, or a load that says why it failed.
-What both have (streams, events, memory, modules, launches) CuPy reports by two errors of its own,
-one for the driver and one for the runtime, and sticky statuses must be known from all. And its
-arrays have kernels of their own, which are loaded when they are first used: the device may have to
-be at rest for that (`gpud.device.cuda.driver.watchdog`).
+CuPy is not used. These bindings would be needed beside it: CuPy has neither primary context flags
+nor address reservation, stream writes, green contexts, or a load that says why it failed. What both
+have (streams, events, memory, modules, launches) CuPy reports by two errors of its own, one for the
+driver and one for the runtime, and sticky statuses would have to be recognized in all of them. And
+CuPy arrays have kernels of their own, which are loaded on first use: that may wait until the device
+is idle (`gpud.device.cuda.driver.watchdog`).
 
 Source: CuPy's ``cupy_backends/cuda/api/driver.pyx``, its list of functions.
 
 Properties:
 * no status is lost, not even one that the bindings do not know;
 * nothing of CUDA is loaded before `open_driver`;
-* kernels are loaded when their module is: the driver's lazy loading may wait for the device, which
-  never comes to rest while a persistent kernel runs.
-
-This module has not run on a GPU yet.
+* kernels are loaded with their module: the driver's lazy loading may wait for an idle device, which
+  does not come while a persistent kernel runs.
 """
 
 from __future__ import annotations
@@ -59,11 +58,10 @@ STICKY: Final = frozenset(
         "UNKNOWN",
     )
 )
-"""Statuses, without ``CUDA_ERROR_``, after which the process has to be ended and begun anew.
+"""Statuses, without ``CUDA_ERROR_``, after which the process has to be restarted.
 
 Source: CUDA Driver API 13.0, ``CUresult``: "This leaves the process in an inconsistent state and
-any further CUDA work will return the same error", and those that say that the device or the context
-is gone.
+any further CUDA work will return the same error", and those that report a lost device or context.
 """
 
 ENVIRONMENT: Final = {
@@ -71,11 +69,10 @@ ENVIRONMENT: Final = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
     "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "32",
 }
-"""What the driver must find in the environment when it is initialised.
+"""Environment variables that the driver must find when it is initialised.
 
-Lazy loading may wait for the device. Streams that share a connection wait for each other; 32 is the
-most that there can be, and the second variable would override the first for copies. Some programs
-ask for 1.
+Lazy loading may wait for an idle device. Streams that share a connection wait for each other; 32 is
+the maximum, and the second variable would override the first for copies. Some programs set it to 1.
 
 Source: CUDA Programming Guide 13, 4.7.4 and 5.2.3.
 """
@@ -85,11 +82,11 @@ _EXTRA = "cuda13"
 
 
 class DriverError(RuntimeError):
-    """A driver call failed, and the context goes on.
+    """A driver call failed, and the context is still usable.
 
     Attributes:
         status: its name without ``CUDA_ERROR_``, such as ``OUT_OF_MEMORY``.
-        function: the call.
+        function: the name of the call.
     """
 
     def __init__(self, function: str, status: str) -> None:
@@ -102,7 +99,7 @@ class Driver:
     """The driver API.
 
     Args:
-        api: ``cuda.bindings.driver``, or what stands in for it.
+        api: ``cuda.bindings.driver``, or a model of it.
 
     Attributes:
         api: for its enumerations and structures; functions are called through `call`.
@@ -116,7 +113,7 @@ class Driver:
         self._not_ready = api.CUresult.CUDA_ERROR_NOT_READY
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What ``function`` gives besides its status: None, one value, or a tuple.
+        """Call ``function`` and return its results without the status: None, one value, or a tuple.
 
         Raises:
             DeviceLost: the context is dead.
@@ -133,7 +130,7 @@ class Driver:
         return tuple(values) if values else None
 
     def is_over(self, event: Any) -> bool:
-        """Whether all that was put on its stream before ``event`` is over.
+        """Whether everything on its stream before ``event`` has completed.
 
         Raises:
             DeviceLost: it failed, and the context with it.
@@ -165,12 +162,13 @@ class Driver:
 
 
 def _unknown(function: str, error: KeyError | ValueError) -> Exception:
-    """For a status that is newer than the bindings, which look its name up: it may be sticky.
+    """The error for a status that the bindings, which look its name up, do not know.
 
-    Version 13.0 of theirs raises KeyError then, 12.9 and 13.5 ValueError.
+    It may be a sticky one of a newer driver. Bindings 13.0 raise KeyError then, 12.9 and 13.5
+    ValueError.
     """
     if isinstance(error, ValueError) and "CUresult" not in str(error):
-        return error  # an argument's
+        return error  # about an argument
     return DeviceLost(
         f"the GPU's context cannot be relied on: {function} reports a status that this version of "
         f"cuda-bindings does not know: {error}"
@@ -178,13 +176,13 @@ def _unknown(function: str, error: KeyError | ValueError) -> Exception:
 
 
 def open_driver() -> Driver:
-    """The machine's driver, initialised.
+    """Load and initialise the machine's driver.
 
     Raises:
         MissingDependency: its bindings are not installed.
         InvalidArgument: there is no driver, or no GPU, or it does not answer.
     """
-    # Read by cuInit, and whatever they were: we would wait for kernels that run for hours.
+    # cuInit reads them. Override the user's: with others we would wait for kernels for hours.
     os.environ.update(ENVIRONMENT)
     try:
         from cuda.bindings import driver as api
@@ -198,7 +196,7 @@ def open_driver() -> Driver:
             f"there is no GPU that could be used ({error}): see nvidia-smi and CUDA_VISIBLE_DEVICES"
         ) from error
     except RuntimeError as error:
-        # The bindings look for libcuda at the first call, and say so in this way.
+        # The bindings load libcuda at the first call and raise this if there is none.
         raise InvalidArgument(
             f"there is no NVIDIA driver that could be used (libcuda.so.1: {_first_line(error)}); "
             "it comes with the system, not with pip: see nvidia-smi, or serve --device cpu"

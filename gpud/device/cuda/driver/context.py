@@ -1,22 +1,21 @@
-"""The device's primary context: entered by every thread that calls the driver, left for good once.
+"""The device's primary context, which every thread that calls the driver enters.
 
-Problem: a context is current per thread, and calls come from several: those that read commands,
-load programs and map memory, and the one that watches launches.
+Problem: a context is current per thread, and several threads call: those that read commands, load
+programs and map memory, and the one that watches launches.
 
-Approach: the *primary* context, the one that the CUDA runtime and libraries of the same process
-would use. It is made so that waiting blocks the thread instead of spinning. `Context.enter` costs
-one look at a thread-local flag after the first time.
+Approach: use the *primary* context, the one that the CUDA runtime and libraries of the same process
+would use. Its flags make waiting block the thread instead of spinning. After a thread's first call,
+`Context.enter` only tests a thread-local flag.
 
-A kernel whose threads need more local memory than any before has the driver make room for all that
-can be resident, and wait until everything before it is over. So there is room for `_STACK_BYTES` a
-thread from the beginning (1.1 GB on an H100), and `Context.make_room` asks for more in good time.
-The driver never gives it back (CUDA Driver API 13.0, cuCtxSetLimit and CU_CTX_LMEM_RESIZE_TO_MAX).
+When a kernel needs more local memory per thread than any before it, the driver allocates for all
+threads that can be resident, and first waits until the device is idle. So `_STACK_BYTES` per thread
+are reserved from the start (1.1 GB on an H100), and `Context.make_room` reserves more ahead of a
+launch. The driver never frees it (CUDA Driver API 13.0, cuCtxSetLimit and
+CU_CTX_LMEM_RESIZE_TO_MAX).
 
 Properties:
 * no call waits by spinning;
-* `close` gives the context back once, however often it is called.
-
-This module has not run on a GPU yet.
+* `close` releases the context once, however often it is called.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from gpud.errors import InvalidArgument
 __all__ = ["Context"]
 
 _STACK_BYTES = 4 << 10
-"""Four times what the driver begins with; few kernels need more."""
+"""Four times the driver's default; few kernels need more."""
 
 
 class Context:
     """The context of one GPU.
 
     Args:
-        driver: the door to it.
-        index: the GPU's, as the driver counts (``CUDA_VISIBLE_DEVICES`` has its say).
+        driver: for all calls.
+        index: the GPU's number in the driver's order, which ``CUDA_VISIBLE_DEVICES`` changes.
 
     Attributes:
         driver: as given.
         device: the driver's handle.
         least_priority, greatest_priority: of streams; the greatest is the smallest number.
-        stack_bytes: local memory that there is room for, a thread.
+        stack_bytes: local memory reserved per thread.
         watchdog: for calls that may wait for kernels.
-        machine_code: of programs that were loaded.
+        machine_code: cache of compiled programs.
 
     Raises:
         InvalidArgument: there is no such GPU.
@@ -82,14 +81,14 @@ class Context:
         self.greatest_priority = int(greatest)
 
     def enter(self) -> Driver:
-        """Make the context this thread's; the driver, for the calls that follow."""
+        """Make the context current in this thread; returns the driver for the calls that follow."""
         if not getattr(self._entered, "yes", False):
             self.driver.call("cuCtxSetCurrent", self._handle)
             self._entered.yes = True
         return self.driver
 
     def make_room(self, local_bytes: int) -> None:
-        """Have room for so much local memory a thread; waits for all kernels if that is more."""
+        """Reserve ``local_bytes`` of local memory per thread; an increase waits for all kernels."""
         if local_bytes > self.stack_bytes:
             driver = self.enter()
             driver.call("cuCtxSetLimit", driver.api.CUlimit.CU_LIMIT_STACK_SIZE, local_bytes)
@@ -101,51 +100,51 @@ class Context:
 
     @property
     def name(self) -> str:
-        """What the driver calls the GPU."""
+        """The GPU's name, from the driver."""
         raw: Any = self.driver.call("cuDeviceGetName", 256, self.device)
         return bytes(raw).partition(b"\0")[0].decode(errors="replace")
 
     @property
     def memory_bytes(self) -> int:
-        """All of the GPU's memory."""
+        """The GPU's total memory."""
         return int(self.driver.call("cuDeviceTotalMem", self.device))
 
     def free_bytes(self) -> int:
-        """What could be allocated now."""
+        """How much device memory is free now."""
         free, _ = self.enter().call("cuMemGetInfo")
         return int(free)
 
     @property
     def uuid(self) -> str:
-        """The GPU's own name, as NVML takes it."""
+        """The GPU's UUID, as NVML takes it."""
         raw = bytes(self.driver.call("cuDeviceGetUuid", self.device).bytes).hex()
         return f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
 
     def copy_in(self, address: int, source: int, size: int) -> None:
-        """Copy from host memory to the device's; every launch that follows sees it."""
+        """Copy from host memory to device memory; every later launch sees it."""
         if size:
             self.enter().call("cuMemcpyHtoD", address, source, size)
-            self._settle()
+            self._sync_default_stream()
 
     def copy_out(self, target: int, address: int, size: int) -> None:
-        """Copy from the device's memory to the host's."""
+        """Copy from device memory to host memory."""
         if size:
             self.enter().call("cuMemcpyDtoH", target, address, size)
 
     def fill(self, address: int, byte: int, size: int) -> None:
-        """Set bytes of the device's memory; every launch that follows sees it."""
+        """Set bytes of device memory; every later launch sees it."""
         self.enter().call("cuMemsetD8", address, byte, size)
-        self._settle()
+        self._sync_default_stream()
 
-    def _settle(self) -> None:
-        """Wait for the default stream, which none of our own waits for.
+    def _sync_default_stream(self) -> None:
+        """Wait for the default stream, with which our own streams do not synchronize.
 
-        A memset returns before it is done, and so may a copy from memory that is not page-locked.
+        A memset returns before it is done, and so may a copy from pageable memory.
         """
         self.driver.call("cuStreamSynchronize", 0)
 
     def close(self) -> None:
-        """Give the context back. With it goes all that lives in it, whatever runs."""
+        """Release the context and everything in it, whatever runs."""
         if self._open:
             self._open = False
             self.driver.call("cuDevicePrimaryCtxRelease", self.device)

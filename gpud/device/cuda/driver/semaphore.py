@@ -1,15 +1,15 @@
 """A semaphore that C code posts and a Python thread waits for.
 
-Problem: the driver calls a function when a stream gets to some point. Python code there would run
-on a thread of the driver's; and a thread that waits must not take a core while nothing happens.
+Problem: the driver calls a host function when a stream reaches it. A Python function there would
+run on a thread of the driver's; and a waiting thread must not use a core while nothing happens.
 
-Approach: POSIX ``sem_post`` is such a function itself: it takes one pointer and never blocks. What
-waits is ``sem_clockwait``, which lets other Python threads run.
+Approach: POSIX ``sem_post`` can be that function: it takes one pointer and never blocks. The thread
+waits in ``sem_clockwait``, which lets other Python threads run.
 
-Decided against: an event per launch that a thread waits for (a thread for each launch on the
-device, for an event cannot be waited for together with others), and an eventfd (its write takes two
+Decided against: a thread that waits for an event per launch (one thread for each launch on the
+device, because several events cannot be waited for together), and an eventfd (its write takes two
 arguments, so it would need Python or C code of ours on the driver's thread). ``cuda.bindings``
-takes Python's lock around the call; nothing else of Python runs there.
+takes the GIL around the call; no other Python code runs there.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class _Time(ctypes.Structure):
 
 
 class Semaphore:
-    """A semaphore of this process, at 0.
+    """A semaphore of this process with the initial value 0.
 
     Attributes:
-        address: of the ``sem_t``: what `post_function` is called with.
+        address: of the ``sem_t``, the argument for `post_function`.
         post_function: address of ``sem_post``.
     """
 
@@ -50,12 +50,12 @@ class Semaphore:
         self.post_function: int = ctypes.cast(self._post, ctypes.c_void_p).value or 0
 
     def post(self) -> None:
-        """Let one wait end."""
+        """Post once, which ends one wait."""
         self._post(self.address)
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for a post, ``seconds`` at most; whether there was one. Takes all that there are."""
-        # sem_clockwait is in glibc from 2.30 on; forever is a day, again and again.
+        """Wait for a post for at most ``seconds``; whether there was one. Consumes all posts."""
+        # sem_clockwait is in glibc from 2.30 on. "Forever" is a day; the caller waits again.
         ends = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(
             (86400 if seconds is None else seconds) * _NS
         )

@@ -1,21 +1,22 @@
-"""Calls of the driver that may wait, on a thread that nobody else waits for.
+"""A thread that makes driver calls which may block, one after the other.
 
-Problem: what gives memory back, or makes a context, may wait for kernels, and they may run for
-hours; everybody's copies, and everybody's launches, would wait with it.
+Problem: a call that frees memory or makes a context may wait for kernels, which may run for hours;
+copies and launches of all sessions would wait with it.
 
-Approach: such work is put aside: a thread of its own, which holds no lock, does one thing after the
-other. Who lacks what is on its way back waits for a while, until something more is done.
+Approach: such calls are queued for a thread of their own, which holds no lock and makes them in
+order. A caller that needs their result (memory that is being freed) waits until one more is done,
+with a timeout.
 
 What is known: "any CUDA API call may block or synchronize" (CUDA Driver API 13.0, "API
 synchronization behavior"), which names no call. cuMemUnmap and cuMemRelease do not synchronize,
-say NVIDIA/cuda-python, issue 2886, and PyTorch (``CUDACachingAllocator.cpp``, "in all cases"): what
-is taken away must not be in use, and whoever takes it away need not wait for others. Nobody says so
-of cuMemAddressFree or cuGreenCtxCreate. If one of them does wait, with a lock of the driver's own,
-what runs makes way for it (`gpud.device.cuda.driver.watchdog`).
+say NVIDIA/cuda-python, issue 2886, and PyTorch (``CUDACachingAllocator.cpp``, "in all cases"): the
+memory must not be in use, and the caller need not wait for other kernels. Neither says so of
+cuMemAddressFree or cuGreenCtxCreate. If one of them does wait, holding a lock of the driver's,
+the running kernels make way for it (`gpud.device.cuda.driver.watchdog`).
 
 Properties:
-* things are done in the order in which they were put;
-* what fails is raised where somebody asks next.
+* calls are made in the order in which they were queued;
+* an exception is raised to the next caller of `put`, `wait`, `check` or `close`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ __all__ = ["SerialExecutor"]
 
 
 class SerialExecutor:
-    """Does things one after the other. Thread-safe.
+    """Runs calls one after the other on one thread. Thread-safe.
 
     Args:
-        name: of the thread, which is begun with the first thing.
-        threaded: False: things are done where they are put, as tests want it that step by hand.
+        name: of the thread, which is started with the first call.
+        threaded: False: `put` runs the call itself, for tests that step by hand.
 
     Attributes:
-        done: how many things were.
+        done: how many calls have finished.
     """
 
     def __init__(self, name: str, *, threaded: bool = True) -> None:
@@ -49,15 +50,15 @@ class SerialExecutor:
         self.done = 0
 
     @property
-    def left(self) -> int:
-        """How many things are not done."""
+    def pending(self) -> int:
+        """How many calls have not finished."""
         return len(self._calls)
 
     def put(self, call: Callable[[], None]) -> None:
-        """Have something done, soon.
+        """Queue a call.
 
         Raises:
-            Exception: what something that was put before has failed with.
+            Exception: raised by an earlier call.
         """
         self.check()
         if not self._threaded:
@@ -72,10 +73,12 @@ class SerialExecutor:
             self._changed.notify_all()
 
     def wait(self, done: int, seconds: float) -> bool:
-        """Wait until more than ``done`` things are; False: nothing is left, or time is over.
+        """Wait until more than ``done`` calls have finished.
+
+        Returns False if none is pending, or on timeout.
 
         Raises:
-            Exception: what something has failed with.
+            Exception: raised by an earlier call.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.done > done or not self._calls, seconds)
@@ -83,13 +86,13 @@ class SerialExecutor:
         return self.done > done
 
     def check(self) -> None:
-        """Raise what something that was put has failed with, once."""
+        """Raise the exception of an earlier call, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """End the thread, when all is done."""
+        """Finish all pending calls and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -106,9 +109,9 @@ class SerialExecutor:
                 call = self._calls[0]
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001 - whoever asks next hears of it
+            except BaseException as error:  # noqa: BLE001 - raised to the next caller
                 self._error = error
-            del call  # and what it holds
+            del call  # and the objects that it references
             with self._changed:
                 self._calls.popleft()
                 self.done += 1

@@ -1,28 +1,25 @@
-"""A watchdog for driver calls that may wait for kernels: what runs makes way for one that does.
+"""A watchdog for driver calls that may wait for kernels: running blocks leave for a stuck call.
 
-Problem: the driver may wait until the device is at rest before it does what it is asked for, and
-keeps every other call of the process waiting meanwhile. A persistent kernel runs for hours, and
-only the host ends it, by calls that would wait, too. So nothing would ever go on.
+Problem: some driver calls wait until the device is idle, and block every other call of the process
+meanwhile. A persistent kernel runs for hours, and only the host ends it, by calls that would block
+as well: a deadlock.
 
-Approach: such a call is made inside of `DriverWatchdog.blocking_call`. If it has not returned after
-a few milliseconds it is *stuck*, and a thread that stands by has all blocks leave at their next
-task block. That is done by stores to host memory: it needs no call of the driver, and no lock,
-which somebody may have who is waiting in the driver. It is done again every so often, for launches
-that were on their way. While a call is stuck nothing is begun; afterwards runs go on where they
-were.
+Approach: such a call is made inside `DriverWatchdog.blocking_call`. If it has not returned after a
+few milliseconds it is *stuck*, and a guard thread tells all blocks to leave at their next task
+block. It does so by stores to host memory, without a driver call, and without a lock that a thread
+blocked in the driver might hold. It repeats them, for launches that were being made meanwhile.
+While a call is stuck no launch is begun; afterwards runs continue where they were.
 
 What the driver does, as far as it is known:
 * to load a kernel "may require context synchronization" (CUDA Programming Guide 13, 4.7.4);
-* on H100 a load was seen to wait until the device is at rest, and to hold a lock of the context
+* on H100 a load was seen to wait until the device is idle, and to hold a lock of the context
   that any other call needs: with a persistent kernel, for ever (meta-pytorch/torchcomms, pull
   requests 2334 and 2470, 2026);
 * setting an attribute of a function was seen to wait for copies (intel/llvm, pull request 16928).
 
 Properties:
-* a call that returns in time disturbs nobody;
-* nothing here waits for the driver or for a lock of the device.
-
-Nothing here has run on a GPU yet.
+* a call that returns in time disturbs no run;
+* the guard thread never waits for the driver or for a lock of the device.
 """
 
 from __future__ import annotations
@@ -37,17 +34,17 @@ __all__ = ["DriverWatchdog"]
 _SECONDS: Final = 5e-3
 """A load of machine code takes a millisecond or less; a guess until it has been measured."""
 
-_AGAIN_S: Final = 2e-3
+_REPEAT_S: Final = 2e-3
 
 
 class DriverWatchdog:
-    """Watches calls of the driver.
+    """Guards driver calls that may wait for kernels.
 
     Args:
         seconds: after how long a call is stuck.
 
     Attributes:
-        stuck: how many calls are.
+        stuck: how many calls are stuck now.
     """
 
     def __init__(self, seconds: float = _SECONDS) -> None:
@@ -58,7 +55,7 @@ class DriverWatchdog:
         self._resume: Callable[[], None] | None = None
 
     def arm(self, halt: Callable[[], None], resume: Callable[[], None]) -> None:
-        """From now on there may be kernels.
+        """Start guarding calls: from now on kernels may be running.
 
         Args:
             halt: has all blocks leave; called by another thread, without any lock, once or more.
@@ -68,7 +65,7 @@ class DriverWatchdog:
 
     @contextmanager
     def blocking_call(self) -> Iterator[None]:
-        """Around calls that may wait for kernels; with the device's lock or without."""
+        """Context manager around calls that may wait for kernels; the device's lock may be held."""
         if self._halt is None:
             yield
             return
@@ -90,7 +87,7 @@ class DriverWatchdog:
             self.stuck += 1
         try:
             self._halt()
-            while not over.wait(_AGAIN_S):
+            while not over.wait(_REPEAT_S):
                 self._halt()
         finally:
             with self._counting:

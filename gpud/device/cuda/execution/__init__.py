@@ -1,1 +1,1 @@
-"""A run of a chain: the gang, what it launches, what is seen of it, and how it ends."""
+"""Executing one run of a chain: its gang, its launches, tracking them, and its failure."""

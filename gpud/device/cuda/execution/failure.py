@@ -1,7 +1,7 @@
-"""What a run on the GPU failed with, read from the job record of the stage that ran last.
+"""Builds the error of a failed run from the job record of the stage that ran last.
 
-The same record as on every device; its strings are read by copies, from the program's variables and
-from what the session has memory behind.
+The record is that of every device; the strings that it points to are read by copies, from the
+program's variables and from the session's arena.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["failure_of"]
 
 
 def failure_of(record: bytes, gang: Gang, stage: int) -> GpudError | None:
-    """The error for a job record; None if it says that nothing failed."""
+    """The error for a job record; None if it records no failure."""
     chain = gang.chain
     launched = chain.launches[stage]
     try:

@@ -1,18 +1,19 @@
-"""A gang: one run of a chain on the GPU, with as many resident blocks as it is given.
+"""A gang: one run of a chain on the GPU, with as many resident blocks as it is given slices.
 
-Problem: the scheduler decides how many slices a job has; its blocks must follow while they run, no
-task block may be lost or run twice, and what the job occupies must be known.
+Problem: the scheduler decides how many slices a job has; its resident blocks must follow while they
+run, no task block may be lost or run twice, and the slices that the job occupies must be known.
 
-Approach: what is on the device is kept and looked at by `gpud.device.cuda.execution.tracker`;
-launches are put there and shrunk by `gpud.device.cuda.execution.launcher`. The gang says when: at
-each `Gang.resize`, and when the watcher sees that something is over. When everything that was
-launched is over, the job record says what is left, and the rest is begun anew.
+Approach: `gpud.device.cuda.execution.tracker` tracks what is on the device;
+`gpud.device.cuda.execution.launcher` begins and shrinks launches. The gang decides when: at each
+`Gang.resize`, and when the watcher sees that a launch has finished. When all launches have
+finished, the job record says which task blocks are left, and the gang launches the stage again for
+those.
 
 Properties:
 * the run is over when no launch is left and nothing is left to do, or it was ended or has failed;
 * whatever call fails, the run ends with an error, or the device is lost.
 
-The device's lock guards it all. Nothing here has run on a GPU yet.
+The device's lock guards all of it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gpud.device.cuda.execution.launcher import Launcher
 from gpud.device.cuda.execution.tracker import RunTracker
 from gpud.device.cuda.launch.chain import Chain
 from gpud.device.cuda.launch.output import printed_text
-from gpud.device.cuda.placement.compaction import NOBODY, PendingBlocks, Shares
+from gpud.device.cuda.placement.compaction import NO_USAGE, PendingBlocks, SMUsage
 from gpud.device.cuda.placement.partitioner import GreenContext
 from gpud.errors import GpudError, InternalError
 
@@ -41,19 +42,20 @@ class Gang:
     """One run of a chain; see `gpud.device.interface.Gang`.
 
     Args:
-        device: where.
-        chain: what.
-        priority: more than 0: its blocks get room before those of others.
+        device: that it runs on.
+        chain: that it runs.
+        priority: more than 0: its streams have the highest priority.
         on_left: called after blocks have left, unless the gang is over.
         on_over: called once when it is over.
-        partition: the SMs that are its own, and the only ones where it has blocks; None: it has
-            none of its own.
+        partition: the SMs that it has exclusively, and the only ones that it uses; None: it shares
+            SMs with others.
 
     Attributes:
-        urgent: whether its blocks get room before those of others.
-        refused: why it can have no SMs of its own, so that it fails where it would begin.
+        urgent: whether its streams have the highest priority.
+        refused: why it can have no partition; it fails with this where it would begin.
 
-    Both are called without any lock, on the watcher's thread or in `resize`, `end` and `kill`.
+    Both callbacks are called without any lock, on the watcher's thread or in `resize`, `end` and
+    `kill`.
     """
 
     def __init__(
@@ -81,10 +83,10 @@ class Gang:
         self._final = (0, 0, chain.total)
         self._printed = (b"", b"")
 
-    # -- for everybody
+    # -- the interface
 
     def resize(self, slices: int) -> None:
-        """Have ``slices`` slices from now on; returns at once.
+        """Set the number of slices; returns at once.
 
         Raises:
             RuntimeError: the device is closed.
@@ -94,25 +96,25 @@ class Gang:
             if not self.over and not self._ended:
                 self._device.check_open()
                 self.slices = slices
-                self._tracker.asked()
-                self._attempt(self._settle)
+                self._tracker.requested()
+                self._attempt(self._apply_slices)
         self._device.wake()
 
     def clear(self, sms: Collection[int]) -> None:
-        """Have no blocks on these SMs from now on; and grow only when none is cleared any more.
+        """Keep blocks off these SMs from now on; while any SM is cleared the gang does not grow.
 
         Raises:
-            ValueError: an SM of such a number cannot be named.
+            ValueError: the bitmap has no bit for such an SM.
         """
         cw.named_sms(sms)
         with self._device.lock:
             if not self.over and not self._ended:
                 self._launcher.cleared = frozenset(sms)
-                self._attempt(self._name)
+                self._attempt(self._update_bars)
         self._device.wake()
 
     def end(self) -> None:
-        """Release everything and run nothing more; it is over when the last block has left."""
+        """Release all blocks and begin nothing more; it is over when the last block has left."""
         with self._device.lock:
             if not self.over:
                 self._ended = True
@@ -120,7 +122,7 @@ class Gang:
         self._device.wake()
 
     def kill(self) -> None:
-        """`end`, and have blocks that poll leave in the middle of their task block."""
+        """`end`, and have blocks with kill polls leave in the middle of their task block."""
         with self._device.lock:
             if not self.over:
                 self._ended = True
@@ -130,7 +132,7 @@ class Gang:
 
     @property
     def output(self) -> bytes:
-        """What its blocks printed so far; made anew at each call.
+        """What its blocks printed so far; formatted at each call.
 
         Plain launches print to this process's standard output instead.
         """
@@ -156,9 +158,9 @@ class Gang:
         with self._device.lock:
             if self.over:
                 return 0
-            if self._device.watcher.holds(self) and self._launcher.has_room:
+            if self._device.watcher.is_waiting(self) and self._launcher.has_room:
                 return self.slices
-            return self._launcher.held(self.slices, stopping=self._stopping)
+            return self._launcher.occupied_slices(self.slices, stopping=self._stopping)
 
     @property
     def exhausted(self) -> bool:
@@ -185,33 +187,33 @@ class Gang:
 
     @property
     def pending(self) -> PendingBlocks | None:
-        """Blocks of the stage that runs which are to come and have not; None: there are none."""
+        """Blocks of the current stage that have not begun; None: there are none."""
         if self.over or self._stopping or self._device.context.watchdog.stuck:
             return None  # the driver could not be called for it
         return self._launcher.pending
 
     @property
     def leaving(self) -> bool:
-        """Whether blocks are there that leave: they were told to, or find nothing to claim."""
+        """Whether resident blocks are about to leave: released, or with nothing to claim."""
         return not self.over and self._tracker.leaving(exhausted=self.exhausted)
 
     @property
-    def sm_usage(self) -> Shares:
-        """What its blocks take of each SM that do not leave."""
-        return NOBODY if self.exhausted else self._tracker.sm_usage
+    def sm_usage(self) -> SMUsage:
+        """What its blocks that are to stay take of each SM."""
+        return NO_USAGE if self.exhausted else self._tracker.sm_usage
 
     def update_placement(self) -> None:
-        """There is another partition, or one less; or what was held back may begin."""
+        """React to a change of partitions or barred SMs, or begin after waiting."""
         if not self._stopping and not self.over:
-            self._attempt(self._name)
+            self._attempt(self._update_bars)
 
-    def follow(self) -> None:
-        """What kept it from the device does so no more, or something does: see `Quiescer`."""
+    def reconsider(self) -> None:
+        """Apply `slices` again after the session was quiesced or resumed: see `Quiescer`."""
         if not self._stopping and not self.over:
-            self._attempt(self._settle)
+            self._attempt(self._apply_slices)
 
     def poll(self) -> bool:
-        """See which launches are over and which blocks have left; whether anything changed."""
+        """Detect finished launches and blocks that have left; whether anything changed."""
         if self.over:
             self._device.watcher.remove(self)
             return False
@@ -219,13 +221,13 @@ class Gang:
         return True if changed is None else bool(changed)
 
     def lose(self, error: GpudError) -> None:
-        """The device is lost; whatever was on it is gone."""
+        """The device is lost, with all launches: be over with this error."""
         if not self.over:
             self.error = error
             self.over = True
             if self._tracker.run is not None:
                 self._printed = self._tracker.run.printed
-            self._device.defer(self._tell_over)
+            self._device.defer(self._notify_over)
 
     # -- running
 
@@ -234,7 +236,7 @@ class Gang:
         return self._ended or self.error is not None
 
     def _attempt(self, what: Callable[[], Any]) -> Any:
-        """Do it; what fails, ends the run. None if it failed."""
+        """Call ``what``, ending the run if it fails. None if it failed."""
         try:
             return what()
         except GpudError as error:
@@ -252,45 +254,45 @@ class Gang:
 
     @property
     def _usable(self) -> int:
-        """Slices that it may use now: none while its session is to stand still."""
-        return 0 if self._device.quiescer.holds(self.chain) else self.slices
+        """Slices that it may use now: none while its session is quiesced."""
+        return 0 if self._device.quiescer.is_quiesced(self.chain) else self.slices
 
     @property
     def _may_begin(self) -> bool:
-        """Whether nothing keeps it from the device; else the watcher asks again."""
+        """Whether it may begin now; if not, the watcher tries again."""
         stuck = self._device.context.watchdog.stuck
         return bool(self._usable) and not stuck and self._launcher.has_room
 
-    def _settle(self) -> None:
-        """Have what runs follow ``slices``."""
+    def _apply_slices(self) -> None:
+        """Grow or shrink what runs to ``slices``, or begin."""
         if self._tracker.launches:
             self._launcher.adjust(self._usable)
         elif self.slices and self.refused is not None:
             raise self.refused
         elif self.slices and not self._may_begin:
-            self._device.watcher.hold(self)
+            self._device.watcher.add_waiting(self)
         elif self.slices:
             self._device.watcher.add(self)
             self._launcher.begin(self.slices)
 
-    def _name(self) -> None:
+    def _update_bars(self) -> None:
         """Have blocks leave the SMs that are barred."""
-        self._launcher.name()
+        self._launcher.bar()
         if self.slices:
-            self._settle()
+            self._apply_slices()
 
     def _stop(self) -> None:
-        """Open nothing more and release everything."""
+        """Open no more stages and release all blocks."""
         self._launcher.stop()
         if not self._tracker.launches:
             self._finish()
 
     def _kill(self) -> None:
-        """Tell blocks that poll to leave."""
+        """Have blocks with kill polls leave."""
         if not self.over:
             self._launcher.kill()
 
-    # -- what has happened
+    # -- polling
 
     def _poll(self) -> bool:
         tracker = self._tracker
@@ -300,14 +302,14 @@ class Gang:
             self._device.watcher.remove(self)
             self._drained()
         elif not self._stopping and self._usable:
-            self._launcher.follow(self._usable)
+            self._launcher.advance(self._usable)
         changed |= tracker.count()
         if changed and not self.over:
-            self._device.defer(self._left)
+            self._device.defer(self._notify_left)
         return changed
 
     def _drained(self) -> None:
-        """Nothing is on the device: what the job record says is final."""
+        """Nothing is on the device: the job record is final. Finish, or begin the rest."""
         tracker = self._tracker
         tracker.stalled = False
         run = tracker.on_device
@@ -318,17 +320,17 @@ class Gang:
         if self._stopping or tracker.due == len(self.chain.stages):
             self._finish()
         else:
-            self._settle()
+            self._apply_slices()
 
     def _finish(self) -> None:
-        """Nothing is on the device and nothing will be."""
+        """Nothing is on the device and nothing will be: keep the results and be over."""
         if self.over:
             return
         tracker = self._tracker
         try:
             self._final = tracker.progress
             if not self._final[0]:
-                tracker.first_block_ns = 0  # blocks that began were told to release at once
+                tracker.first_block_ns = 0  # blocks that began were released before any claim
         except DriverError as error:
             self.error = self.error or InternalError(str(error), stage="device host, CUDA")
         tracker.ended()
@@ -337,25 +339,25 @@ class Gang:
             run, tracker.run = tracker.run, None
             self._printed = run.printed
             run.close()
-        self._be_over()
+        self._mark_over()
 
-    def _be_over(self) -> None:
+    def _mark_over(self) -> None:
         self.over = True
         if self._partition is not None:
             self._device.give_partition(self._partition)
-        self._device.defer(self._tell_over)
+        self._device.defer(self._notify_over)
 
-    def _tell_over(self) -> None:
-        """Call ``on_over``, the last that is called."""
+    def _notify_over(self) -> None:
+        """Call ``on_over``, the last callback."""
         on_over = self._on_over
-        # Whoever is called has this gang: a ring of each job would be left to the collector.
-        self._on_left = self._on_over = _nothing
+        # The callbacks reference this gang: break the reference cycle.
+        self._on_left = self._on_over = _no_callback
         on_over()
 
-    def _left(self) -> None:
+    def _notify_left(self) -> None:
         if not self.over:
             self._on_left()
 
 
-def _nothing() -> None:
-    """Nobody is to hear of it any more."""
+def _no_callback() -> None:
+    """Replaces the callbacks of a gang that is over."""

@@ -1,21 +1,23 @@
-"""Puts the launches of one run on the GPU, and takes blocks away from them.
+"""Begins and shrinks the launches of one run.
 
-Problem: the number of blocks follows what the run is given, while they run; some SMs may be barred.
+Problem: the number of resident blocks must follow the slices that the run is given, while they run;
+some SMs may be barred to it.
 
-Approach: stages in persistent form are queued on the run's stream, `_WINDOW` of them at most, with
+Approach: stages in persistent form are queued on the run's stream, at most `_WINDOW` of them, with
 gates between (`gpud.device.cuda.launch.gate`). To shrink, blocks are told to release. To grow, one
-more launch on the same job record is begun on a stream of its own: a *helper*; where there are
-many, it replaces the smallest. Limits are never raised, so nobody has to know whether a block that
-was told to release has seen it yet. Stages in other forms are launched one by one, in sub-grids if
-they are sliced: the next has another size.
+more launch on the same job record, a *helper*, is begun on a stream of its own; where there are too
+many helpers, it replaces the smallest. Limits are never raised, so it does not matter whether a
+block that was told to release has seen it yet. Stages in other forms are launched one by one, in
+sub-grids if they are sliced: a resize changes the next sub-grid.
 
-Some SMs may be *barred*: they were to be cleared, or left for an online launch
-(`gpud.device.cuda.placement.compaction`), or are other jobs' alone. They are named in the run's
-bitmap, and every launch that could be there is pointed to it. Blocks that are there are told to
-release; when they have left, helpers take their place. What of a launch begins there later, and
-leaves, nobody is told: so as many of it count as staying as are there and not told to release. What
-is launched while there are partitions runs on the SMs of none. With SMs that are barred besides, a
-run does not grow: nothing would keep its new blocks from them.
+SMs may be *barred* to the run: it was told to clear them, they are kept free for an online launch
+(`gpud.device.cuda.placement.compaction`), or they belong to other jobs' partitions. The run's
+bitmap has a bit for each, and every launch that could reach them is given the bitmap's address.
+Blocks that are on barred SMs are told to release; when they have left, helpers replace them.
+Blocks that begin on a barred SM later leave by themselves, which the host is not told: so of such a
+launch as many blocks count as staying as are resident and not released. While there are
+partitions, new launches run on the SMs of none. If other SMs are barred as well, the run does not
+grow: nothing would keep its new blocks off them.
 
 Terms: *launch*, *begun* and *due* are those of `gpud.device.cuda.execution.tracker`; a stage's
 *share* is the number of its blocks for the slices that the run is given.
@@ -23,9 +25,9 @@ Terms: *launch*, *begun* and *due* are those of `gpud.device.cuda.execution.trac
 Properties:
 * a stage is begun after all of the stage before is done, and every block of it that could still
   write has left or is waited for by the stream;
-* the limits of a stage's launches are never more than its share in all.
+* the sum of the limits of a stage's launches never exceeds its share.
 
-The device's lock guards it all. Nothing here has run on a GPU yet.
+The device's lock guards all of it.
 """
 
 from __future__ import annotations
@@ -47,31 +49,31 @@ if TYPE_CHECKING:
 __all__ = ["Launcher"]
 
 _WINDOW: Final = 16
-"""Stages that are queued at most: those that follow a growth were launched before it."""
+"""Most stages queued at once: those behind the current one were launched before it grows."""
 
 _TOP_UP: Final = _WINDOW // 2
-_SOON_NS: Final = 50_000
-"""The watcher looks again so soon, or in twice the time that nothing has changed."""
+_SHORTEST_LOOK_NS: Final = 50_000
+"""The watcher's shortest sleep; it doubles while nothing changes."""
 
 _MOST_HELPERS: Final = 6
-"""Helpers that claim, at most: each has a stream, and streams beyond the driver's connections (see
+"""Most helpers that claim: each has a stream, and streams beyond the driver's connections (see
 `gpud.device.cuda.driver.calls.ENVIRONMENT`) wait for each other."""
 
 
 class Launcher:
-    """Launches what a run has on the device. Under the device's lock.
+    """Begins and shrinks the launches of one run. Under the device's lock.
 
-    What it raises is a `GpudError` or a `DriverError`; what was launched before stays.
+    Its methods raise `GpudError` or `DriverError`; earlier launches continue.
 
     Args:
-        device: where.
-        chain: what runs.
-        tracker: where it keeps what it launches.
-        urgent: whether blocks get room before those of others.
-        partition: the SMs that are the run's own; None: it has none.
+        device: that the run uses.
+        chain: that is run.
+        tracker: that is given each launch.
+        urgent: whether its streams have the highest priority.
+        partition: the SMs that the run has exclusively; None: it has none.
 
     Attributes:
-        cleared: SMs that it was told to leave.
+        cleared: SMs that the run was told to clear.
     """
 
     def __init__(
@@ -91,14 +93,14 @@ class Launcher:
         self._next = 0  # the stage that is queued next
         self.cleared: frozenset[int] = frozenset()
 
-    # -- more blocks
+    # -- growing
 
     def begin(self, slices: int) -> None:
-        """Nothing is on the device: begin with the due stage."""
+        """Begin with the due stage; nothing of the run is on the device."""
         tracker = self._tracker
         if tracker.run is None:
             tracker.run = RunRecords(self._device, self._chain, self._urgent, self._place)
-            tracker.run.name(self._barred)
+            tracker.run.bar(self._barred)
         self._next = tracker.due
         began_ns = time.monotonic_ns()
         if self._chain.stages[tracker.due].form == "persistent":
@@ -107,8 +109,8 @@ class Launcher:
             self._launch_hosted(slices)
         tracker.began(began_ns)
 
-    def follow(self, slices: int) -> None:
-        """Something is on the device: queue what is to follow, and `adjust`."""
+    def advance(self, slices: int) -> None:
+        """Queue following stages if few are left, and `adjust`; something is on the device."""
         tracker = self._tracker
         more = not self._device.context.watchdog.stuck
         if more and len(tracker.main) <= _TOP_UP and not tracker.stalled and tracker.main:
@@ -116,7 +118,7 @@ class Launcher:
         self.adjust(slices)
 
     def adjust(self, slices: int) -> None:
-        """Lower limits, or add a helper."""
+        """Lower limits or add a helper, so that each stage has its share."""
         tracker, chain = self._tracker, self._chain
         now = tracker.on_device.current
         if any(launch.order is None for launch in tracker.launches):
@@ -129,26 +131,26 @@ class Launcher:
             if share < staying:
                 self._launches.set_limit(launch, share)
                 lowered = True
-            rest[launch.stage] = share - min(staying + self._launches.moving(launch), share)
+            rest[launch.stage] = share - min(staying + self._launches.relocating(launch), share)
         if lowered:
             tracker.released()
-        waits = self._astray or self._device.context.watchdog.stuck
+        waits = self._can_reach_barred or self._device.context.watchdog.stuck
         missing = 0 if waits else rest.get(now, 0)
         if missing and not tracker.all_claimed(now):
-            self._help(now, missing + self._folded())
+            self._help(now, missing + self._retire_smallest_helper())
 
-    # -- fewer
+    # -- shrinking
 
-    def name(self) -> None:
-        """Have blocks leave the SMs that are barred."""
+    def bar(self) -> None:
+        """Bar SMs in the bitmap and have blocks leave them."""
         barred, run = self._barred, self._tracker.run
         if run is not None:
-            run.name(barred)
+            run.bar(barred)
             for launch in self._tracker.launches:
-                self._launches.name(launch, run.named if barred else 0, barred)
+                self._launches.bar(launch, run.bitmap if barred else 0, barred)
 
     def stop(self) -> None:
-        """Open nothing more and release everything."""
+        """Open no more stages and release all blocks."""
         if self._tracker.run is not None:
             self._tracker.run.stop()
         for launch in self._tracker.launches:
@@ -156,17 +158,17 @@ class Launcher:
                 self._launches.set_limit(launch, 0)
 
     def kill(self) -> None:
-        """Tell blocks that poll to leave."""
+        """Have blocks with kill polls leave."""
         if self._tracker.run is not None:
             self._tracker.run.kill({launch.stage for launch in self._tracker.launches})
 
-    # -- what it comes to
+    # -- state
 
     @property
     def has_room(self) -> bool:
-        """Whether there is an SM that is not barred, and the partition, if it has one, is made.
+        """Whether there is an SM that is not barred, and the partition, if it has one, is ready.
 
-        Nothing keeps the blocks of other than persistent form from SMs that others are to find.
+        A barred SM stops only blocks in persistent form: other forms wait while SMs are kept free.
         """
         made = self._partition is None or self._partition.made
         stages, due = self._chain.stages, self._tracker.due
@@ -176,7 +178,7 @@ class Launcher:
 
     @property
     def pending(self) -> PendingBlocks | None:
-        """What the stage that runs lacks; None if that is nothing, or is not known."""
+        """Blocks of the current stage that have not begun; None: there are none, or not known."""
         tracker = self._tracker
         if not tracker.launches:
             return None
@@ -189,7 +191,7 @@ class Launcher:
         sms, count = (None, self._device.sms) if place is None else (place.numbers, place.sms)
         return PendingBlocks(blocks, occupancy, here, sms, count * occupancy)
 
-    def held(self, slices: int, *, stopping: bool) -> int:
+    def occupied_slices(self, slices: int, *, stopping: bool) -> int:
         """Slices that blocks occupy or will occupy, rounded up.
 
         Args:
@@ -207,18 +209,18 @@ class Launcher:
             if launch.stage > now:
                 live = min(live, launch.limit)
             blocks[launch.stage] = blocks.get(launch.stage, 0) + live
-        if any(launch.named or launch.cleared for launch in launches):
-            # Helpers take the place of those that leave their SM.
-            if not self._astray and not tracker.all_claimed(now):
+        if any(launch.untold_exits or launch.cleared for launch in launches):
+            # Helpers will replace the blocks that leave barred SMs.
+            if not self._can_reach_barred and not tracker.all_claimed(now):
                 again = chain.blocks(now, slices)
                 blocks[now] = max(blocks.get(now, 0), again)
-        held = max(chain.slices_of(stage, live) for stage, live in blocks.items())
-        return held if stopping else max(held, chain.later(now, slices))
+        occupied = max(chain.slices_of(stage, live) for stage, live in blocks.items())
+        return occupied if stopping else max(occupied, chain.later_slices(now, slices))
 
     # -- the run's stream
 
     def _queue(self, slices: int) -> None:
-        """Put stages in persistent form on the stream, as many as may be."""
+        """Queue stages in persistent form on the stream, up to the window's size."""
         tracker, queued = self._tracker, 0
         run = tracker.on_device
         run.move(self._place)
@@ -230,7 +232,7 @@ class Launcher:
                 self._add_main(self._chain.blocks(stage, slices))
                 self._next += 1
                 queued += 1
-                # Not behind every stage: what is behind a host function waits for it.
+                # Not behind every stage: later work on the stream waits for a host function.
                 if self._outlasts(stage, slices):
                     self._launches.notify(run.stream)
         finally:
@@ -239,18 +241,18 @@ class Launcher:
 
     @property
     def _more(self) -> bool:
-        """Whether another stage is to be queued."""
+        """Whether another stage can be queued."""
         stages = self._chain.stages
         return self._next < len(stages) and stages[self._next].form == "persistent"
 
     def _outlasts(self, stage: int, slices: int) -> bool:
-        """Whether the rest of the window may be over before the watcher looks again.
+        """Whether the rest of the window may finish before the watcher polls again.
 
-        The longer nothing changes, the longer it sleeps, up to about as long as the stage takes.
+        Its sleep doubles while nothing changes, up to about the time that the stage takes.
         """
         chain, end = self._chain, stage + _WINDOW
         took_ns = chain.takes_ns(stage, slices)
-        if end >= len(chain.stages) or took_ns <= _SOON_NS:
+        if end >= len(chain.stages) or took_ns <= _SHORTEST_LOOK_NS:
             return False
         return took_ns > sum(chain.takes_ns(other, slices) for other in range(stage + 1, end))
 
@@ -275,15 +277,15 @@ class Launcher:
         run, stage = self._tracker.on_device, self._next
         launch = self._launches.begin(
             self._chain, stage, count, run.stream,
-            job=run.job(stage), place=run.place, base=base, named=self._named,
+            job=run.job(stage), place=run.place, base=base, bitmap=self._bitmap,
         )  # fmt: skip
         self._tracker.main.append(launch)
-        run.loose = False
+        run.unawaited = False
 
     # -- helpers
 
-    def _folded(self) -> int:
-        """Release the smallest of too many helpers: how many blocks the next is to make up for."""
+    def _retire_smallest_helper(self) -> int:
+        """If there are too many helpers, release the smallest; how many blocks that takes away."""
         claiming = [launch for launch in self._tracker.helpers if launch.limit]
         if len(claiming) < _MOST_HELPERS:
             return 0
@@ -296,47 +298,47 @@ class Launcher:
         """Add ``count`` blocks to a stage that runs."""
         run, place = self._tracker.on_device, self._place
         stream = self._launches.take_stream(self._urgent, place)
-        # Before the launch: the gate behind the stage must see it.
-        run.help(stage)
+        # Before the launch, so that the gate behind the stage sees it.
+        run.mark_helped(stage)
         try:
-            run.wait_on(stream)  # the copy that sets up the records may be behind a long one
+            run.wait_on(stream)  # the copy that sets up the records may still be queued
             launch = self._launches.begin(
                 self._chain, stage, count, stream,
-                job=run.job(stage), place=place, named=self._named,
+                job=run.job(stage), place=place, bitmap=self._bitmap,
             )  # fmt: skip
         except (GpudError, DriverError):
             self._launches.give_stream(stream, self._urgent, place)
             raise
         launch.stream = stream
-        self._tracker.helped(launch)
+        self._tracker.add_helper(launch)
         self._launches.notify(stream)
 
-    # -- where
+    # -- placement
 
     @property
     def _place(self) -> GreenContext | None:
-        """Where launches run from now on; None: anywhere."""
+        """Where new launches run; None: anywhere."""
         return self._device.partitioner.rest if self._partition is None else self._partition
 
     @property
-    def _left_free(self) -> frozenset[int]:
-        """The SMs that it leaves though its launches could go there."""
+    def _vacated(self) -> frozenset[int]:
+        """SMs that the run keeps off although its launches could run there."""
         return (
             self.cleared if self._urgent else self.cleared | self._device.watcher.compaction.barred
         )
 
     @property
     def _barred(self) -> frozenset[int]:
-        """The SMs on which it is to have no blocks."""
+        """SMs on which the run is to have no blocks."""
         others = frozenset[int]() if self._partition else self._device.partitioner.numbers
-        return self._left_free | others
+        return self._vacated | others
 
     @property
-    def _astray(self) -> bool:
-        """Whether blocks that are launched now could be on a barred SM."""
-        return bool(self._left_free) or (self._place is None and bool(self._barred))
+    def _can_reach_barred(self) -> bool:
+        """Whether blocks of a new launch could begin on a barred SM."""
+        return bool(self._vacated) or (self._place is None and bool(self._barred))
 
     @property
-    def _named(self) -> int:
-        """What a launch that is begun now is pointed to."""
-        return self._tracker.on_device.named if self._astray else 0
+    def _bitmap(self) -> int:
+        """The bitmap's address for a new launch; 0: it needs none."""
+        return self._tracker.on_device.bitmap if self._can_reach_barred else 0

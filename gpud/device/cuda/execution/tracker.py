@@ -1,22 +1,21 @@
-"""Tracks one run: what of it is on the GPU, and what the host sees of it.
+"""Tracks one run: its launches on the GPU, and the progress that the host can see.
 
-Problem: nobody tells the host what blocks do. How many are there, whether anything is left to
-claim, how long a release took and which stage runs next must be known without waiting for the
-device.
+Problem: the device does not notify the host of what blocks do. How many are resident, whether task
+blocks are left to claim, how long a release took and which stage runs next must be known without
+waiting for the device.
 
-Approach: keep the launches of the run, in the order in which they end, and look at what they have
-in
-host memory: how many of their blocks have not left, whether the first has begun, the stage that
-runs. Job records, which lie in device memory, are read when nothing else tells.
+Approach: keep the run's launches, in the order in which they end, and poll their words in host
+memory: how many blocks have not left, whether the first has begun, which stage runs. Job records,
+which lie in device memory, are read only where these words do not suffice.
 
-Terms: a stage is *begun* when it has been opened, that is, up
-to ``CURRENT``; *due*: the stage that runs next when nothing is on the device.
+Terms: a stage is *begun* when its gate has opened it, that is, up to ``CURRENT``; the *due* stage
+is the one to launch next when nothing is on the device.
 
 Properties:
-* a look changes nothing on the device;
-* what is said to be claimed is; it may be said late.
+* polling changes nothing on the device;
+* whatever is reported as claimed is claimed; it may be reported late.
 
-The device's lock guards it all. Nothing here has run on a GPU yet.
+The device's lock guards all of it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from gpud.device.cuda.execution.block_timer import BlockTimer
 from gpud.device.cuda.launch.active_launches import ActiveLaunch, ActiveLaunches
 from gpud.device.cuda.launch.chain import Chain
 from gpud.device.cuda.launch.run_records import RunRecords
-from gpud.device.cuda.placement.compaction import NOBODY, Shares
+from gpud.device.cuda.placement.compaction import NO_USAGE, SMUsage
 from gpud.errors import InternalError
 
 __all__ = ["RunTracker"]
@@ -40,21 +39,21 @@ _NEXT, _DONE = cw.NEXT // 4, cw.DONE // 4
 
 
 class RunTracker:
-    """The launches of one run, and what is known of its stages. Under the device's lock.
+    """The launches of one run and the progress of its stages. Under the device's lock.
 
     Args:
         launches: those of the device.
-        chain: what runs.
-        urgent: whether its streams are of the highest priority.
+        chain: that is run.
+        urgent: whether its streams have the highest priority.
 
     Attributes:
-        run: its words and records; None before anything of it was begun, and when it is over.
+        run: its words and records; None before its first launch, and when it is over.
         main: launches on the run's stream, in order.
-        helpers: launches on streams of their own, of stages that are among those of `main`.
-        due: the stage.
-        opened: whether the due stage is: the image has the first one open.
+        helpers: launches on streams of their own, for stages that are in `main`.
+        due: the number of the due stage.
+        opened: whether the due stage is open; the first one is open from the beginning.
         stalled: whether a gate stayed closed, so that all behind it do.
-        sliced: task blocks of the hosted stage that were launched.
+        sliced: how many task blocks of the hosted stage have been launched.
         first_block_ns, release_ns: see `gpud.device.interface.Gang`.
     """
 
@@ -73,61 +72,61 @@ class RunTracker:
         self.release_ns = 0
         self._sliced_done = 0
         self._claimed = -1  # the last stage of which everything is known to be claimed
-        self._lives = 0
+        self._live_blocks = 0
         self._releasing_ns = 0
-        self._asked_ns = 0
+        self._requested_ns = 0
         self._block_timer = BlockTimer(chain)
 
     @property
     def launches(self) -> tuple[ActiveLaunch, ...]:
-        """All of the run's."""
+        """All launches of the run."""
         return (*self.main, *self.helpers)
 
     @property
     def on_device(self) -> RunRecords:
-        """The run's words and records, which are there as long as anything of it is."""
+        """The run's words and records; call only while it has some."""
         assert self.run is not None
         return self.run
 
-    # -- what was done
+    # -- recording
 
-    def asked(self) -> None:
-        """Somebody wants blocks of the run."""
-        self._asked_ns = self._asked_ns or time.monotonic_ns()
+    def requested(self) -> None:
+        """The scheduler wants blocks: start the time to the first task block."""
+        self._requested_ns = self._requested_ns or time.monotonic_ns()
 
     def began(self, began_ns: int) -> None:
-        """At ``began_ns`` nothing was on the device, and now launches of the due stage are."""
-        self._lives = self._count_lives()
+        """The due stage was launched at ``began_ns`` or later, on an idle device."""
+        self._live_blocks = self._count_live()
         self._block_timer.begin(began_ns, self.due, sum(one.count for one in self.of(self.due)))
 
-    def helped(self, launch: ActiveLaunch) -> None:
-        """A helper was begun."""
+    def add_helper(self, launch: ActiveLaunch) -> None:
+        """Add a helper that was launched."""
         self.helpers.append(launch)
-        self._lives += launch.count
+        self._live_blocks += launch.count
 
     def released(self) -> None:
-        """Limits were lowered."""
+        """Limits were lowered: start the release time."""
         self._releasing_ns = self._releasing_ns or time.monotonic_ns()
 
     def ended(self) -> None:
-        """Nothing is on the device and nothing will be."""
+        """Nothing is on the device and nothing will be: stop the release time."""
         self._releasing_ns = 0
 
-    # -- looks
+    # -- polling
 
     def poll(self) -> None:
-        """See whether the first block has begun, and how long blocks have been there."""
+        """Record when the first block has begun, and the time that blocks have been resident."""
         if not self.first_block_ns and self.main and self._launches.has_begun(self.main[0]):
-            self.first_block_ns = time.monotonic_ns() - self._asked_ns
-        now = max(self.on_device.current, self.due)  # what is begun anew its gate is yet to open
+            self.first_block_ns = time.monotonic_ns() - self._requested_ns
+        now = max(self.on_device.current, self.due)  # the due stage's gate may be yet to open it
         here = self.of(now)
         if not self._urgent:
-            self._launches.find(here)
-        lives, launched = sum(map(self._launches.live, here)), sum(one.count for one in here)
-        self._block_timer.poll(time.monotonic_ns(), now, lives, launched)
+            self._launches.poll_placement(here)
+        live, launched = sum(map(self._launches.live, here)), sum(one.count for one in here)
+        self._block_timer.poll(time.monotonic_ns(), now, live, launched)
 
     def reap(self) -> bool:
-        """Take out the launches that are over; whether there were any."""
+        """Remove launches that are over; whether there were any."""
         changed = False
         while self.main and self._launches.is_over(self.main[0]):
             self._end_launch(self.main.popleft())
@@ -139,25 +138,25 @@ class RunTracker:
         return changed
 
     def count(self) -> bool:
-        """Count the blocks that are there; whether some have left."""
-        lives = self._count_lives()
-        left = lives < self._lives
-        self._lives = lives
-        self._see_release()
+        """Count the resident and coming blocks; whether some have left."""
+        live = self._count_live()
+        left = live < self._live_blocks
+        self._live_blocks = live
+        self._time_release()
         return left
 
     def drained(self, record: bytes, *, stopping: bool) -> None:
-        """Nothing is on the device: find which stage is due.
+        """Nothing is on the device: find the due stage.
 
         Args:
             record: the job record of the current stage, which is final.
             stopping: whether nothing more will be begun.
 
         Raises:
-            InternalError: not everything is done, and everything is claimed.
+            InternalError: everything is claimed, and not everything is done.
         """
         now = self.on_device.current
-        if now < self.due:  # its gate was told to stay closed
+        if now < self.due:  # its gate stayed closed
             self._block_timer.drained(time.monotonic_ns(), self.due, done=False)
             return
         stage = self._chain.stages[now]
@@ -179,7 +178,7 @@ class RunTracker:
         else:
             self.due, self.opened = now, True
 
-    # -- what is known
+    # -- state
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -192,7 +191,7 @@ class RunTracker:
             return chain.total, chain.total, chain.total
         now = run.current
         before, total = chain.before[now], chain.stages[now].total
-        if now < self.due:  # all of it is done, and the next is not begun
+        if now < self.due:  # the current stage is done, and the next one not begun
             return before + total, before + total, chain.total
         if chain.stages[now].form != "persistent":
             return before + self.sliced, before + self._sliced_done, chain.total
@@ -203,20 +202,21 @@ class RunTracker:
         return before + claimed, before + min(int(words[_DONE]), claimed), chain.total
 
     def all_claimed(self, stage: int) -> bool:
-        """Whether blocks of a begun stage have left that were not told to; may be late to say so.
+        """Whether all task blocks of a begun stage are claimed; may report it late.
 
-        A block leaves by itself only if it finds nothing to claim; or it was on an SM that was
-        named, so that of such a launch only the job record tells.
+        A block that was not told to release leaves only if it finds nothing to claim. A block that
+        began on a barred SM leaves untold, too: for launches with such blocks the job record
+        decides.
         """
         if self._chain.stages[stage].form != "persistent":
             return self.sliced == self._chain.stages[stage].total
         if self._claimed < stage:
             left = [
-                launch.named
+                launch.untold_exits
                 for launch in self.launches
                 if launch.stage == stage and self._launches.live(launch) < launch.limit
             ]
-            if not left or (all(left) and not self._nothing_left(stage)):
+            if not left or (all(left) and not self._counter_exhausted(stage)):
                 return False
             self._claimed = stage
         return True
@@ -226,14 +226,14 @@ class RunTracker:
         return [one for one in self.launches if one.stage == stage]
 
     def leaving(self, *, exhausted: bool) -> bool:
-        """Whether blocks of begun stages are there that were told to leave.
+        """Whether blocks of begun stages are resident that were told to release.
 
-        Not those that have not begun: who waits for room must not be waited for.
+        Blocks that have not begun do not count: they may be waiting for the room of others.
 
         Args:
-            exhausted: whether all leave, told or not.
+            exhausted: whether all blocks are to leave, released or not.
         """
-        there = self._still_there(exhausted=exhausted)
+        there = self._still_leaving(exhausted=exhausted)
         if not there:
             return False
         now = self.on_device.current
@@ -241,44 +241,42 @@ class RunTracker:
         return there > sum(one.absent + (one.coming if exhausted else 0) for one in begun)
 
     @property
-    def sm_usage(self) -> Shares:
-        """What blocks of the stage that runs take of each SM, of those that are to stay."""
-        shares = NOBODY.copy()
+    def sm_usage(self) -> SMUsage:
+        """What resident blocks of the current stage that are to stay take of each SM."""
+        usage = NO_USAGE.copy()
         if self.run is not None:
             now = self.run.current
             for order in (launch.order for launch in self.of(now)):
                 if order is not None:
-                    shares += np.bincount(
-                        order.resident_sms.clip(max=cw.MOST_SMS), None, len(shares)
-                    )
-            shares /= self._chain.stages[now].occupancy
-        return shares
+                    usage += np.bincount(order.resident_sms.clip(max=cw.MOST_SMS), None, len(usage))
+            usage /= self._chain.stages[now].occupancy
+        return usage
 
     # -- helpers
 
-    def _count_lives(self) -> int:
+    def _count_live(self) -> int:
         return sum(self._launches.live(launch) for launch in self.launches)
 
     def _end_launch(self, launch: ActiveLaunch) -> None:
         if self._chain.stages[launch.stage].form != "persistent":
             self._sliced_done = self.sliced
         elif self.on_device.current < launch.stage:
-            self.stalled = True  # its gate was closed, and so are all behind it
-        elif launch.limit and not launch.named:
-            self._claimed = max(self._claimed, launch.stage)  # it was over by itself
+            self.stalled = True  # its gate stayed closed, and so do all behind it
+        elif launch.limit and not launch.untold_exits:
+            self._claimed = max(self._claimed, launch.stage)  # its blocks found nothing to claim
         self._launches.forget(launch, self._urgent)
 
-    def _see_release(self) -> None:
+    def _time_release(self) -> None:
         """Keep the longest time from a release to its last block gone."""
         if not self._releasing_ns:
             return
-        if not self._still_there():
+        if not self._still_leaving():
             took = time.monotonic_ns() - self._releasing_ns
             self.release_ns = max(self.release_ns, took)
             self._releasing_ns = 0
 
-    def _still_there(self, *, exhausted: bool = False) -> int:
-        """How many blocks of begun stages were told to leave and have not; or all that have not."""
+    def _still_leaving(self, *, exhausted: bool = False) -> int:
+        """How many blocks of begun stages have not left: the released ones; ``exhausted``: all."""
         if self.run is None:
             return 0
         now = self.run.current
@@ -288,7 +286,7 @@ class RunTracker:
             if launch.stage <= now and launch.order is not None
         )
 
-    def _nothing_left(self, stage: int) -> bool:
+    def _counter_exhausted(self, stage: int) -> bool:
         run = self.on_device
         words = np.frombuffer(run.record(stage, cw.FAULT), np.uint32)
         return run.is_ready and int(words[_NEXT]) >= self._chain.stages[stage].total

@@ -1,20 +1,19 @@
-"""The thread that sees launches end and blocks leave.
+"""The thread that detects finished launches and blocks that have left.
 
-Problem: nothing tells the host that a block has left a launch that goes on; and nobody may spin.
+Problem: the device does not notify the host when a block leaves a launch that goes on; and the host
+must not spin.
 
-Approach: one thread, which sleeps until there is something to see: forever if nothing is on the
-device, until the driver posts the semaphore at the end of a launch, and otherwise for a while that
-doubles as long as nothing changes. It looks at words in host memory (how many blocks of each launch
-are left), which costs about as much as the sleep's end.
+Approach: one thread, which sleeps between polls: indefinitely if nothing is on the device; else
+until the driver posts the semaphore at the end of a launch, but at most for an interval that
+doubles while nothing changes. A poll reads words in host memory (how many blocks of each launch are
+left), which costs about as much as waking the thread.
 
 Properties:
 * with nothing on the device it does not run;
-* what ends is seen when the driver says so, and at the latest after `_LONGEST_S`, even if the
-  context is lost and nothing is posted any more;
+* the end of a launch is detected when the driver posts it, and at the latest after `_LONGEST_S`,
+  even if the context is lost and nothing is posted any more;
 * callbacks are called without the device's lock;
-* whatever fails here, every gang hears of it: nobody else would see launches end.
-
-It has not run on a GPU yet.
+* if the thread fails, every gang fails as on a lost device: no other thread polls launches.
 """
 
 from __future__ import annotations
@@ -38,52 +37,52 @@ _LONGEST_S: Final = 2e-3
 
 
 class Watcher:
-    """Looks after the gangs that have launches on the device.
+    """Polls the gangs that have launches on the device.
 
     Args:
         lock: the device's.
-        tell: calls what is to be called without the lock.
+        run_deferred: makes the callbacks that are to be made without the lock.
 
     Attributes:
-        semaphore: ends its sleep.
-        compaction: has offline blocks make room for online ones.
+        semaphore: a post ends the thread's sleep.
+        compaction: makes room for online blocks.
     """
 
-    def __init__(self, lock: threading.RLock, tell: Callable[[], None]) -> None:
+    def __init__(self, lock: threading.RLock, run_deferred: Callable[[], None]) -> None:
         self._lock = lock
-        self._tell = tell
+        self._run_deferred = run_deferred
         self.semaphore = Semaphore()
         self.compaction = Compaction()
         self._gangs: dict[Gang, None] = {}
-        self._held: dict[Gang, None] = {}
+        self._waiting: dict[Gang, None] = {}
         self._pause = _SHORTEST_S
         self._ending = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to watch; tests that look themselves do without."""
+        """Start the thread; tests that poll by hand do without."""
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
     def add(self, gang: Gang) -> None:
-        """Look after a gang, which has launches now. With the lock."""
+        """Poll a gang, which has launches now. With the lock."""
         self._gangs[gang] = None
 
     def remove(self, gang: Gang) -> None:
-        """Its launches are over. With the lock."""
+        """Stop polling a gang, whose launches are over. With the lock."""
         self._gangs.pop(gang, None)
 
-    def hold(self, gang: Gang) -> None:
-        """It has nothing on the device, and is to begin when it can. With the lock."""
-        self._held[gang] = None
+    def add_waiting(self, gang: Gang) -> None:
+        """Have a gang without launches begin as soon as it may. With the lock."""
+        self._waiting[gang] = None
 
-    def holds(self, gang: Gang) -> bool:
-        """Whether a gang is to begin when it can. With the lock."""
-        return gang in self._held
+    def is_waiting(self, gang: Gang) -> bool:
+        """Whether a gang waits until it may begin. With the lock."""
+        return gang in self._waiting
 
     @property
     def gangs(self) -> tuple[Gang, ...]:
-        """Those that have launches on the device. With the lock."""
+        """The gangs that have launches on the device. With the lock."""
         return tuple(self._gangs)
 
     @property
@@ -92,48 +91,48 @@ class Watcher:
         return bool(self._gangs)
 
     def wake(self) -> None:
-        """Something is about to happen: look again soon. With or without the lock."""
+        """Poll again soon, because of a change. With or without the lock."""
         self._pause = _SHORTEST_S
         self.semaphore.post()
 
     def poll(self) -> float | None:
-        """Look at every gang once; how long to sleep, in seconds, None: until a post.
+        """Poll every gang once; how long to sleep, in seconds, None: until a post.
 
-        Gangs that were held back are told first: they may begin now.
+        Waiting gangs come first: they may begin now.
         """
         with self._lock:
             changed = False
-            held, self._held = self._held, {}
-            watched = (*held, *self._gangs)
+            waiting, self._waiting = self._waiting, {}
+            watched = (*waiting, *self._gangs)
             try:
                 for gang in watched:
-                    if gang in held:
+                    if gang in waiting:
                         gang.update_placement()
                     else:
                         changed |= gang.poll()
                 if self.compaction.poll(self._gangs):
                     self.update_placement()
                     changed = True
-            except Exception as error:  # noqa: BLE001 - this thread must not end unheard
+            except Exception as error:  # noqa: BLE001 - this thread must not die silently
                 self._gangs |= dict.fromkeys(watched)  # some may have been taken out already
                 self._lose(_as_loss(error))
             if changed:
                 self._pause = _SHORTEST_S
             else:
                 self._pause = min(2 * self._pause, _LONGEST_S)
-            pause = self._pause if self._gangs or self._held else None
-        self._tell()
+            pause = self._pause if self._gangs or self._waiting else None
+        self._run_deferred()
         return pause
 
     def update_placement(self) -> None:
-        """Tell every gang that the device's partitions are others now. With the lock."""
-        held, self._held = self._held, {}
-        for gang in (*held, *self._gangs):
+        """Have every gang react to changed partitions or barred SMs. With the lock."""
+        waiting, self._waiting = self._waiting, {}
+        for gang in (*waiting, *self._gangs):
             gang.update_placement()
 
     def end_all(self) -> None:
-        """End every gang that has launches or is to; nobody looks after them any more."""
-        for gang in (*self._held, *self._gangs):
+        """End every gang that has launches or waits; none is polled any more."""
+        for gang in (*self._waiting, *self._gangs):
             gang.end()
 
     def close(self) -> None:
@@ -144,11 +143,11 @@ class Watcher:
             self._thread.join()
 
     def _lose(self, error: GpudError) -> None:
-        """The context is lost: every gang fails, and the host with the first that says so."""
-        for gang in (*self._held, *self._gangs):
+        """The context is lost: fail every gang."""
+        for gang in (*self._waiting, *self._gangs):
             gang.lose(error)
         self._gangs.clear()
-        self._held.clear()
+        self._waiting.clear()
 
     def _run(self) -> None:
         pause: float | None = None
@@ -157,14 +156,14 @@ class Watcher:
                 self._pause = _SHORTEST_S
             try:
                 pause = self.poll()
-            except Exception:  # noqa: BLE001 - of a callback; other runs have to be watched
+            except Exception:  # noqa: BLE001 - of a callback; other runs must be polled
                 traceback.print_exc()
                 pause = _LONGEST_S
 
 
 def _as_loss(error: Exception) -> DeviceLost:
-    """What ends the device host: nobody else would see launches end."""
+    """The error that ends the device host: no other thread polls launches."""
     if isinstance(error, DeviceLost):
         return error
-    told = "".join(traceback.format_exception(error)).strip()
-    return DeviceLost(f"launches cannot be watched any more: {told}")
+    trace = "".join(traceback.format_exception(error)).strip()
+    return DeviceLost(f"launches cannot be watched any more: {trace}")

@@ -1,1 +1,1 @@
-"""Launches: a chain made ready, what each launch holds, gates, release paths, output."""
+"""Launches: prepared chains, active launches, gates, release paths, run records and output."""

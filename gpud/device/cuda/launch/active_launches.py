@@ -1,23 +1,21 @@
-"""Launches on the device: what each occupies, from the call until it is over.
+"""Launches on the device and the resources of each: stream, event and launch record.
 
 Problem: a launch needs a stream, a launch record and an event, and each driver call on the way may
-fail; the record must not be used again before its last block has left.
+fail; the record must not be used again before the launch's last block has left.
 
-Approach: an `ActiveLaunch` is one launch with what it holds. `ActiveLaunches` begins launches,
-tells what is left of them, and takes back what they held. Streams and events are kept: making them
-is slow, and whether it waits for kernels is not written down. So some are made when the device is
-opened.
+Approach: an `ActiveLaunch` is one launch with its resources. `ActiveLaunches` begins launches,
+reports how many blocks are left, and reclaims resources. Streams and events are kept for reuse:
+creating them is slow, and whether it waits for kernels is not documented. So some are created when
+the device is opened.
 
-Terms: a launch is *over* when its event is: its blocks have left and what they wrote can be seen.
-Whoever waits is woken by a semaphore that the driver posts when a stream gets so far (`notify`).
+Terms: a launch is *over* when its event has completed: its blocks have left and their writes are
+visible. The driver posts a semaphore when a stream reaches a `notify`, which wakes the watcher.
 
 Properties:
-* a launch that could not begin holds nothing;
-* what was taken back is not written to, by no thread: it may be another launch's, or other words;
-* if a kernel was launched and cannot be followed, the device is lost: nobody would know when its
-  memory is free.
-
-Nothing here has run on a GPU yet.
+* a launch that could not begin holds no resources;
+* a reclaimed record is written by no thread: it may belong to another launch by then;
+* if a kernel was launched and its end cannot be detected, the device is lost: it would not be known
+  when the launch's memory is free.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from gpud.errors import DeviceLost, GpudError
 __all__ = ["ActiveLaunch", "ActiveLaunches"]
 
 _FIRST_STREAMS = 4
-"""Of each priority: as many runs, or growths of some, before one has to be made."""
+"""Of each priority: so many runs and helpers begin before another one has to be created."""
 
 _FIRST_EVENTS = 16
 
@@ -50,18 +48,18 @@ class ActiveLaunch:
     """One launch on the device.
 
     Attributes:
-        stage: of the chain.
+        stage: its number in the chain.
         count: blocks that were launched.
         limit: blocks that are not told to release; only falls.
         slot: its records, None if it has none.
-        event: over when it is.
-        order: persistent form: which of its blocks leave when, and count themselves out; None:
-            its blocks are not told.
-        place: where its blocks are; None: anywhere.
-        stream: its own, given back with it; None if others are on the stream.
-        cleared: of the blocks that are told, those for the SM that they are on.
-        named: whether blocks of it may have left that are not told: they began on an SM that they
-            were to leave, or all were halted.
+        event: recorded behind it.
+        order: persistent form: the order in which its blocks are released; None: other forms, whose
+            blocks cannot be.
+        place: the SMs that its blocks run on; None: any.
+        stream: its own, reclaimed with it; None if other launches are on the stream.
+        cleared: how many blocks were released because they are on a barred SM.
+        untold_exits: whether blocks may have left without being told to release by `order`: because
+            they began on a barred SM, or all were halted.
     """
 
     stage: int
@@ -73,7 +71,7 @@ class ActiveLaunch:
     place: GreenContext | None = None
     stream: Any = None
     cleared: int = 0
-    named: bool = False
+    untold_exits: bool = False
 
 
 class ActiveLaunches:
@@ -81,12 +79,12 @@ class ActiveLaunches:
 
     Args:
         context: of the device.
-        release: where launch records are.
-        semaphore: posted when a stream gets to a `notify`.
+        release: provides launch records and sets their words.
+        semaphore: posted when a stream reaches a `notify`.
         gate: the gate's kernel.
-        cooperative: the most blocks of a kernel that can be launched together anywhere, as (blocks
-            of all SMs) for an occupancy of 1; 0: the device cannot.
-        by_sm: whether blocks that are released empty whole SMs.
+        cooperative: the largest cooperative launch, in blocks, for an occupancy of 1; 0: the device
+            has none.
+        by_sm: whether released blocks empty whole SMs.
     """
 
     def __init__(
@@ -117,12 +115,12 @@ class ActiveLaunches:
         self._all_streams: list[Any] = []
         self._all_events: list[Any] = []
         self._active: dict[ActiveLaunch, None] = {}
-        self._counting = threading.Lock()  # of what is there: nobody has it who calls the driver
+        self._counting = threading.Lock()  # of `_active`; never held during a driver call
 
     # -- streams and events
 
     def prepare(self) -> None:
-        """Have some of both before anything runs."""
+        """Create some streams and events before anything runs."""
         for urgent in (True, False):
             for _ in range(_FIRST_STREAMS):
                 self.give_stream(self._made_stream(urgent, None), urgent)
@@ -130,31 +128,31 @@ class ActiveLaunches:
             self.give_event(self._made_event())
 
     def take_stream(self, urgent: bool, place: GreenContext | None = None) -> Any:
-        """A stream on which nothing is.
+        """An idle stream.
 
         Args:
-            urgent: its blocks get room first.
-            place: the SMs that they run on; None: any.
+            urgent: whether it has the highest priority.
+            place: the SMs that its launches run on; None: any.
         """
         free = self._streams.get((place, urgent))
         return free.pop() if free else self._made_stream(urgent, place)
 
     def give_stream(self, stream: Any, urgent: bool, place: GreenContext | None = None) -> None:
-        """Take back a stream on which everything is over."""
+        """Reclaim a stream on which everything is over."""
         self._streams.setdefault((place, urgent), []).append(stream)
 
     def take_event(self) -> Any:
-        """An event; as long as it was not recorded again it is what it was."""
+        """An event; until it is recorded it has the state of its last use."""
         return self._events.pop() if self._events else self._made_event()
 
     def give_event(self, event: Any) -> None:
-        """Take an event back."""
+        """Reclaim an event."""
         self._events.append(event)
 
     # -- launches
 
     def gate(self, stream: Any, job: int, previous: int, run: int, stage: int) -> None:
-        """Put a gate before ``stage``, see `gpud.device.cuda.launch.gate`."""
+        """Queue a gate before ``stage``, see `gpud.device.cuda.launch.gate`."""
         pointers = self._gate_parameters.set(job, previous, run, stage)
         driver = self._context.enter()
         driver.call("cuLaunchKernel", self._gate, 1, 1, 1, 1, 1, 1, 0, stream, pointers, 0)
@@ -169,23 +167,23 @@ class ActiveLaunches:
         job: int,
         place: GreenContext | None,
         base: int = 0,
-        named: int = 0,
+        bitmap: int = 0,
     ) -> ActiveLaunch:
         """Launch ``count`` blocks of a stage on ``stream``.
 
         Args:
-            chain: it belongs to.
-            stage: which.
-            count: blocks; in form whole and unmodified all of the grid.
-            stream: where.
+            chain: of the launch.
+            stage: its number in the chain.
+            count: number of blocks; in forms whole and unmodified all of the grid.
+            stream: to launch on.
             job: address of the stage's job record.
             place: of the stream.
             base: sliced form: the first task block.
-            named: address of the bitmap that names SMs on which it is to have no blocks; 0: none.
+            bitmap: address of the bitmap of barred SMs; 0: none.
 
         Raises:
-            GpudError, DriverError: it could not begin; nothing is held.
-            DeviceLost: it began, and cannot be followed.
+            GpudError, DriverError: it could not begin; no resources are held.
+            DeviceLost: it began, and its end cannot be detected.
         """
         what = chain.stages[stage]
         event = self.take_event()
@@ -194,7 +192,7 @@ class ActiveLaunches:
         try:
             if what.form != "unmodified":
                 slot = self.release.take(count if persistent else 0)
-                self.release.place(slot, job, base, named, stream)
+                self.release.place(slot, job, base, bitmap, stream)
             self._launch(chain, stage, count, stream, slot, place)
         except (GpudError, DriverError):
             self.give_event(event)
@@ -208,25 +206,27 @@ class ActiveLaunches:
         order = (
             ReleaseOrder(slot.sms, by_sm=self._by_sm) if persistent and slot is not None else None
         )
-        launch = ActiveLaunch(stage, count, count, slot, event, order, place, named=named != 0)
+        launch = ActiveLaunch(
+            stage, count, count, slot, event, order, place, untold_exits=bitmap != 0
+        )
         with self._counting:
             self._active[launch] = None
         return launch
 
     def halt(self) -> None:
-        """Have all blocks leave that can, at their next task block.
+        """Have all blocks in persistent form leave at their next task block.
 
-        Called on any thread, without the device's lock: who has it may be waiting in the driver.
-        What is being begun meanwhile does not hear of it.
+        Called on any thread, without the device's lock: its holder may be blocked in the driver. A
+        launch that is just being made is not reached.
         """
         with self._counting:
             for launch in self._active:
                 if launch.order is not None and launch.slot is not None:
-                    launch.named = True
+                    launch.untold_exits = True
                     self.release.halt(launch.slot)
 
     def notify(self, stream: Any) -> None:
-        """Have the semaphore posted when ``stream`` gets here."""
+        """Have the driver post the semaphore when ``stream`` gets here."""
         try:
             self._context.enter().call(
                 "cuLaunchHostFunc", stream, self._wake, self._semaphore.address
@@ -235,55 +235,55 @@ class ActiveLaunches:
             raise DeviceLost(f"the end of a launch cannot be waited for: {error}") from error
 
     def is_over(self, launch: ActiveLaunch) -> bool:
-        """Whether it is over."""
+        """Whether the launch is over."""
         return self._context.enter().is_over(launch.event)
 
-    def find(self, launches: Iterable[ActiveLaunch]) -> None:
-        """See where their blocks are, so that a release does not have to."""
+    def poll_placement(self, launches: Iterable[ActiveLaunch]) -> None:
+        """Update on which SMs the blocks are, so that a release does not have to."""
         for launch in launches:
             if launch.order is not None:
                 launch.order.poll()
 
     def live(self, launch: ActiveLaunch) -> int:
-        """How many of its blocks have not left, those included that have not begun."""
+        """How many blocks have not left, including those that have not begun."""
         if launch.order is None or launch.slot is None:
             return launch.count
         return launch.slot.live
 
     def has_begun(self, launch: ActiveLaunch) -> bool:
-        """Whether its first block has begun; without a launch record not before it is over."""
+        """Whether its first block has begun; without a launch record, whether it is over."""
         begun = launch.slot is not None and launch.slot.begun
         return begun or self.is_over(launch)
 
     def staying(self, launch: ActiveLaunch) -> int:
-        """How many of its blocks may stay: those not told to release that are there."""
-        return min(launch.limit, self.live(launch)) if launch.named else launch.limit
+        """How many of its blocks can stay: resident or coming ones that are not told to release."""
+        return min(launch.limit, self.live(launch)) if launch.untold_exits else launch.limit
 
-    def moving(self, launch: ActiveLaunch) -> int:
-        """How many of its blocks are there that leave for the SM that they are on."""
+    def relocating(self, launch: ActiveLaunch) -> int:
+        """How many of its blocks have still to leave because they are on a barred SM."""
         return min(launch.cleared, max(0, self.live(launch) - launch.limit))
 
-    def name(self, launch: ActiveLaunch, named: int, sms: Collection[int]) -> None:
-        """Release the blocks on these SMs, and those that begin there.
+    def bar(self, launch: ActiveLaunch, bitmap: int, sms: Collection[int]) -> None:
+        """Release the blocks on these SMs, and those that begin there later.
 
         Args:
-            launch: whose.
-            named: the address of a bitmap that names the SMs; 0: there are none.
+            launch: whose blocks.
+            bitmap: address of the bitmap of these SMs; 0: there are none.
             sms: by ``%smid``.
         """
         if launch.slot is None or launch.order is None:
             return
-        if named:
+        if bitmap:
             limit = launch.order.clear(sms)
             if limit < launch.limit:
                 self.release.set_stays(launch.slot, launch.order.stays)
                 launch.cleared += launch.limit - limit
                 launch.limit = limit
-            launch.named |= launch.order.coming > 0
-        self.release.set_named(launch.slot, named)
+            launch.untold_exits |= launch.order.coming > 0
+        self.release.set_bitmap(launch.slot, bitmap)
 
     def set_limit(self, launch: ActiveLaunch, limit: int) -> None:
-        """Release the blocks from ``limit`` on; a limit is never raised again."""
+        """Release blocks until ``limit`` are not told to release; a limit is never raised."""
         assert launch.slot is not None
         assert launch.order is not None
         assert limit < launch.limit
@@ -292,7 +292,7 @@ class ActiveLaunches:
         launch.limit = limit
 
     def forget(self, launch: ActiveLaunch, urgent: bool) -> None:
-        """Take back what a launch held that is over."""
+        """Reclaim the resources of a launch that is over."""
         with self._counting:
             self._active.pop(launch, None)
         self.give_event(launch.event)
@@ -302,7 +302,7 @@ class ActiveLaunches:
             self.give_stream(launch.stream, urgent, launch.place)
 
     def close(self) -> None:
-        """Give everything back; nothing is on the device."""
+        """Destroy all streams and events; nothing is on the device."""
         driver = self._context.enter()
         for event in self._all_events:
             driver.call("cuEventDestroy", event)
@@ -343,7 +343,7 @@ class ActiveLaunches:
         shape = (what.kernel.handle, *grid, *what.block, what.shared, stream, parameters)
         driver = self._context.enter()
         sms = self._cooperative if place is None else min(place.sms, self._cooperative)
-        # Blocks of a kernel in form whole may wait for each other: all of them or none.
+        # Blocks of a kernel in form whole may wait for each other: all must be resident at once.
         if what.form == "whole" and what.total <= sms * what.occupancy:
             driver.call("cuLaunchCooperativeKernel", *shape)
         else:

@@ -1,8 +1,8 @@
-"""A chain of launches made ready for the GPU, to be run any number of times.
+"""A chain of launches prepared for the GPU, to be run any number of times.
 
 Problem: a service submits the same hundred launches again and again. What does not change from run
-to run (parameters, job records) is laid out once; what does is one block of device memory, which is
-set back by one copy on the run's own stream.
+to run (parameters, initial job records) is laid out once; what does is one block of device memory,
+which one copy on the run's own stream initialises.
 
 Terms: a *stage* is one launch of the chain. Stages in persistent form follow each other on the
 device (`gpud.device.cuda.launch.gate`); the others are *hosted*: the host starts each when all
@@ -11,10 +11,8 @@ before it is over, in sub-grids if it is sliced.
 Properties:
 * a chain may run several times at once: each run has records of its own;
 * a run begins with nothing claimed and nothing done; all stages but the first are closed;
-* blocks claim as the launch says, else as the kernel's last run suggests
-  (`gpud.device.claim_size`).
-
-Nothing here has run on a GPU yet.
+* the number of task blocks per claim is what the launch asks for, or else follows from the block
+  time in the kernel's last run (`gpud.device.claim_size`).
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
 
 class LaunchInfo(NamedTuple):
-    """What people are told of a stage: the kernel's name, the form and the user's grid."""
+    """A stage as users see it: the kernel's name, the form and the user's grid."""
 
     name: str
     form: str
@@ -56,7 +54,7 @@ class Stage(NamedTuple):
     """A launch of the chain.
 
     Attributes:
-        kernel: its code.
+        kernel: to launch.
         form: how it is launched.
         grid: the user's.
         block: threads in x, y, z.
@@ -64,7 +62,7 @@ class Stage(NamedTuple):
         total: task blocks.
         occupancy: M of this launch.
         pointers: address of the array of pointers to its parameters.
-        prints: whether it writes down what it prints.
+        prints: whether it writes to the run's output buffer.
     """
 
     kernel: CUDAKernel
@@ -82,17 +80,17 @@ class Chain:
     """Launches that run one after the other, as `gpud.device.interface.Device.prepare` says.
 
     Attributes:
-        device: where.
-        launches: what people are told of each stage.
+        device: that it was prepared for.
+        launches: each stage as users see it.
         stages: what is launched.
         before: task blocks of all stages before each.
         total: task blocks in all.
         occupancy: M of the chain.
-        image: address of the job records of a fresh run, page-locked.
-        record_bytes: how many bytes they are, with the output record, if anything prints, and the
-            bitmap that names SMs behind them.
-        output: distance from the first job record to the output record; 0: nothing prints.
-        arenas: first addresses of the arenas that its kernels reach.
+        image: address of the initial records of a run, in page-locked memory.
+        record_bytes: size of these records: the job records, the output record if a kernel prints,
+            and the bitmap of barred SMs.
+        output: offset of the output record from the first job record; 0: no kernel prints.
+        arenas: first addresses of the arenas that its kernels access.
     """
 
     def __init__(
@@ -123,9 +121,9 @@ class Chain:
         )
         self.before = [0, *accumulate(totals)]
         self.total = self.before.pop()
-        # The most slices that what follows each stage can use.
+        # The most slices that the stages after each can use.
         slices = [self.slices_of(index, stage.total) for index, stage in enumerate(self.stages)]
-        self._later = [*list(accumulate(reversed(slices), max))[::-1][1:], 0]
+        self._later_slices = [*list(accumulate(reversed(slices), max))[::-1][1:], 0]
         jobs_bytes = cw.JOB_BYTES * len(self.stages)
         self.output = jobs_bytes if any(stage.prints for stage in self.stages) else 0
         fresh = b"".join(
@@ -150,17 +148,17 @@ class Chain:
         self.image: int = block.address
 
     def blocks(self, stage: int, slices: int) -> int:
-        """How many blocks a stage has with so many slices of the job."""
+        """How many blocks a stage has with ``slices`` slices of the job."""
         return min(
             slices * self.stages[stage].occupancy // self.occupancy, self.stages[stage].total
         )
 
     def slices_of(self, stage: int, blocks: int) -> int:
-        """How many slices of the job so many blocks of a stage occupy, rounded up."""
+        """How many slices of the job ``blocks`` blocks of a stage occupy, rounded up."""
         return -(-blocks * self.occupancy // self.stages[stage].occupancy)
 
     def takes_ns(self, stage: int, slices: int) -> float:
-        """What a stage takes with so many slices, as its kernel was last; 0: that is not known."""
+        """Estimated duration of a stage with ``slices`` slices; 0: not known."""
         what = self.stages[stage]
         return (
             what.kernel.block_ns.get(what.block, 0)
@@ -168,14 +166,14 @@ class Chain:
             / max(1, self.blocks(stage, slices))
         )
 
-    def later(self, stage: int, slices: int) -> int:
+    def later_slices(self, stage: int, slices: int) -> int:
         """How many of ``slices`` the stages after ``stage`` can use."""
-        return min(slices, self._later[stage])
+        return min(slices, self._later_slices[stage])
 
     def tune(self, stage: int) -> None:
-        """Have later runs claim in ``stage`` by what is known now of its kernel's block time.
+        """Have later runs claim in ``stage`` by its kernel's block time as known now.
 
-        A run that is being set up gets each word as it was or as it is: either is right.
+        A run that is being set up gets each word old or new: both are valid.
         """
         if self._tuned[stage]:
             chunk, ahead = self._claims(stage)
@@ -191,16 +189,16 @@ class Chain:
         return choose_claims(block_ns, stage.total, most)
 
     def parameters(self, stage: int, control: int) -> int:
-        """Where the parameters for a launch are, with the address of its launch record.
+        """Address of the pointers to a launch's parameters, with its launch record's address set.
 
-        They are used by one launch at a time: the driver copies them.
+        Only one launch at a time uses them: the driver copies the values.
         """
         self._parameters.set_control(stage, control)
         return self.stages[stage].pointers
 
 
 class _Parameters:
-    """The parameter buffers of all stages, each parameter with a pointer, and a hidden one last."""
+    """The parameter buffers of all stages and pointers to each parameter, the hidden one last."""
 
     def __init__(self, specs: Sequence[LaunchSpec]) -> None:
         starts, buffers, at = [], [], 0
@@ -225,12 +223,12 @@ class _Parameters:
         return int(self._pointers[stage].ctypes.data)
 
     def set_control(self, stage: int, address: int) -> None:
-        """What the hidden parameter of a stage is in the next launch."""
+        """Set the hidden parameter for a stage's next launch."""
         self._controls[stage] = address
 
 
 def _stage(device: CUDADevice, spec: LaunchSpec, pointers: int) -> Stage:
-    """A launch that was checked.
+    """Check a launch and make its stage.
 
     Raises:
         LaunchConfigError: the device does not allow this grid, block or shared memory.

@@ -1,36 +1,37 @@
 """The gate between two launches of a job: a kernel of one thread that opens the next launch.
 
-Problem: launches of a job follow each other; a service's have 5 to 50 us each, so the host cannot
-stand between them. But they cannot just be queued either: a launch may be told to release in the
-middle, leaves task blocks unclaimed, and the next one must not begin.
+Problem: launches of a job follow each other; a service's take 5 to 50 us each, so the host cannot
+act between them. But queuing them is not enough: a launch may be told to release in the middle,
+which leaves task blocks unclaimed, and the next one must not begin then.
 
 Approach: a job's stages are queued on one stream with a gate before each. Every stage but the first
-begins *closed*: its ``next`` is ``total``, so that its blocks find nothing to claim and leave. The
-gate opens it, by setting ``next`` to 0, if all task blocks of the stage before are done; else it
-and all gates behind it leave the rest closed, and the host begins anew when it has more to give.
+is initially *closed*: its ``next`` is ``total``, so that its blocks find nothing to claim and
+leave. The gate opens it, by setting ``next`` to 0, if all task blocks of the stage before are done;
+else it and all gates behind it leave the rest closed, and the host launches them again when it
+gives the job more slices.
 
 Terms: *run words*: one job's words in host memory that the GPU sees: `CURRENT`, the last stage that
 was opened, written by gates; `STOP`, written by the host: open nothing more; `HELPED`, written by
-the host before it adds a launch to a running stage: the number of the stage after that.
+the host before it adds a launch (a helper) to a running stage: the number of the stage after that.
 
-Why `HELPED`: the stream has only waited for its own launches. What a helping one has written is in
-memory for certain when that launch is over, and a task block is counted as done a little earlier.
-So the gate stays closed behind a stage that was helped, and the host, which waits for all launches,
-begins anew with the next.
+Why `HELPED`: the stream has only waited for its own launches. A helper's writes are certainly
+visible only when that launch is over, and a task block is counted as done a little earlier. So
+the gate stays closed behind a stage with a helper, and the host, which waits for all launches,
+continues with the next stage.
 
-Order: what the stage before wrote the next one sees because both are on one stream with the gate
-between them. So the task blocks that count themselves as done need no fence for it. Two orders are
-the gate's own: it looks at `HELPED` after ``done``, which an acquiring load is for (a helper that
-has counted anything was launched after the host had written `HELPED`); and whoever sees `CURRENT`,
-the host that then launches a helper, sees what the gate has seen and done: a releasing store.
+Order: the next stage sees the writes of the stage before because both are on one stream with the
+gate between them. So task blocks need no fence when they count themselves as done. Two orderings
+are the gate's own: it reads `HELPED` after ``done``, which is an acquire load (a helper that has
+counted a task block was launched after the host had written `HELPED`); and the host, which reads
+`CURRENT` and then launches a helper, must see what the gate has seen and done: a release store.
 
 Properties:
-* a stage is opened at most once, and only after all task blocks of the one before are done and what
-  they wrote can be seen;
-* `CURRENT` never goes back, and is written after the stage was opened;
+* a stage is opened at most once, and only after all task blocks of the one before are done and
+  their writes are visible;
+* `CURRENT` never decreases, and is written after the stage was opened;
 * a gate waits for nothing.
 
-It assembles for sm_75 and later; it has not run on a GPU yet.
+The PTX assembles for sm_75 and later.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ CURRENT: Final = 0
 STOP: Final = 2
 HELPED: Final = 3
 RUN_BYTES: Final = 64
-"""`CURRENT`, `STOP` and `HELPED` are the numbers of 32-bit words in so many bytes.
+"""Size of the run words; `CURRENT`, `STOP` and `HELPED` are indices of 32-bit words.
 
-The gate reads the last two at once: each look over the bus takes about a microsecond.
+The gate reads the last two at once: each read over the bus takes about a microsecond.
 """
 
 assert (STOP % 2, HELPED) == (0, STOP + 1), "they are loaded as one vector"
@@ -93,7 +94,7 @@ $closed:
 
 
 class GateParameters:
-    """The gate's parameters as a launch takes them: one buffer, used by one launch at a time.
+    """The gate's parameters in the form that a launch takes; used by one launch at a time.
 
     Attributes:
         pointers: address of the array of pointers to them.
@@ -105,6 +106,6 @@ class GateParameters:
         self.pointers: int = int(self._pointers.ctypes.data)
 
     def set(self, job: int, previous: int, run: int, stage: int) -> Any:
-        """Fill in; ``previous`` 0: open in any case. Returns `pointers`."""
+        """Set the values; ``previous`` 0: open unconditionally. Returns `pointers`."""
         self._values[:] = job, previous, run, stage
         return self.pointers

@@ -1,12 +1,12 @@
-"""What kernels on the GPU print: from the bytes that they left to text.
+"""Output of ``printf`` on the GPU: the buffers, and formatting their bytes as text.
 
 The bytes are those of `gpud.compiler.abi.print_buffer`, in host memory that the GPU writes to. They
-hold all that is needed, so nothing of the GPU's is read, and what was complete when a context was
-lost is there still.
+are self-contained: no device memory is read to format them, and output that was complete when a
+context was lost is still there.
 
-Buffers are kept and used again: whether the driver waits for kernels when it is asked for
-page-locked memory is not written down, and runs begin with the device's lock held. So one is made
-when a chain that prints is prepared.
+Buffers are reused: whether the driver waits for kernels when it allocates page-locked memory is not
+documented, and runs begin with the device's lock held. So a buffer is allocated when a chain that
+prints is prepared.
 
 Properties:
 * a buffer that is taken reads as zero;
@@ -23,14 +23,14 @@ from gpud.device.printf import PrintfOutput, format_printf
 __all__ = ["OUTPUT_BYTES", "OutputBuffers", "printed_text", "read"]
 
 OUTPUT_BYTES = 1 << 22
-"""Of a run's buffer: four times what CUDA has for all kernels by default. It is page-locked."""
+"""Size of a run's buffer, in page-locked memory: four times CUDA's default for all kernels."""
 
 
 class OutputBuffers:
-    """Buffers of `OUTPUT_BYTES`; given back to the driver when the device is closed. Thread-safe.
+    """Pool of buffers of `OUTPUT_BYTES`, freed when the device is closed. Thread-safe.
 
     Args:
-        context: where the GPU is that writes to them.
+        context: of the GPU that writes to them.
     """
 
     def __init__(self, context: Context) -> None:
@@ -39,25 +39,25 @@ class OutputBuffers:
         self._all: list[MappedBlock] = []
 
     def prepare(self) -> None:
-        """Have one that can be taken at once; without the device's lock."""
+        """Have a buffer ready for `take`; call without the device's lock."""
         if not self._free:
             self._free.append(self._made())
 
     def take(self) -> MappedBlock:
-        """A buffer that reads as zero."""
+        """Take a buffer that reads as zero."""
         try:
             return self._free.pop()
         except IndexError:
             return self._made()
 
     def give(self, buffer: MappedBlock) -> None:
-        """Take one back; no kernel uses it any more."""
+        """Return a buffer to the pool; no kernel uses it any more."""
         if not _is_unused(buffer):
             buffer.view[:] = 0
         self._free.append(buffer)
 
     def close(self) -> None:
-        """Give everything back to the driver."""
+        """Free all buffers."""
         while self._all:
             self._all.pop().free()
 
@@ -68,12 +68,12 @@ class OutputBuffers:
 
 
 def _is_unused(buffer: MappedBlock) -> bool:
-    """Whether there is no entry, and no call that did not fit."""
+    """Whether the buffer has no entry and has dropped none."""
     return not buffer.words[: BUFFER_HEAD_BYTES // 4 + 1].any()
 
 
 def read(buffer: MappedBlock) -> tuple[bytes, bytes]:
-    """What is in a buffer, to be given to `printed_text`; nothing if nothing is there."""
+    """Read a buffer twice, for `printed_text`; empty if nothing was printed."""
     if _is_unused(buffer):
         return b"", b""
     before = bytes(buffer.view)
@@ -81,10 +81,10 @@ def read(buffer: MappedBlock) -> tuple[bytes, bytes]:
 
 
 def printed_text(buffer: bytes, before: bytes) -> bytes:
-    """What is printed by the calls in a buffer, as `read` has it."""
+    """The text of all calls in a buffer; arguments as `read` returns them."""
     printed = PrintfOutput()
     for call in calls(buffer, before):
-        printed.add(format_printf(call.format, _WrittenDown(call)))
+        printed.add(format_printf(call.format, _RecordedArguments(call)))
         if not printed.accepting:
             break
     if has_dropped(buffer):
@@ -92,8 +92,8 @@ def printed_text(buffer: bytes, before: bytes) -> bytes:
     return printed.text
 
 
-class _WrittenDown:
-    """Arguments of a call that a kernel wrote down: `gpud.device.printf.PrintfArguments`."""
+class _RecordedArguments:
+    """Arguments of a call that a kernel recorded: `gpud.device.printf.PrintfArguments`."""
 
     def __init__(self, call: PrintCall) -> None:
         self._call = call
@@ -104,6 +104,6 @@ class _WrittenDown:
         return found if len(found) == size else None
 
     def text(self, offset: int, address: int, most: int | None) -> bytes | None:
-        """What the kernel found at ``address``."""
+        """The string that the kernel read at ``address``."""
         found = self._call.texts.get(offset)
         return found if most is None or found is None else found[:most]

@@ -1,12 +1,12 @@
-"""How running blocks learn that they are to release: the words, and four ways to set them.
+"""How running blocks are told to release: the words that they read, and four ways to set them.
 
-Problem: a persistent block looks at a word of its launch record before every claim. The word must
-change while the kernel runs, soon, and without a place on an SM, for there may be none; and looking
-must be cheap. Which way is fastest is for a GPU to say.
+Problem: a persistent block reads a word of its launch record before every claim. The host must
+change the word while the kernel runs, with low latency, and without needing room on an SM; and the
+read must be cheap. Which way is fastest has to be measured on a GPU.
 
-Approach: what blocks tell (`gpud.compiler.abi.control_words`, the status record) is always in host
-memory that the GPU writes over the bus, so that the host sees it without asking the driver. A
-release path is where launch records are, and how their words are set.
+Approach: what blocks report (`gpud.compiler.abi.control_words`, the status record) is always in
+host memory that the GPU writes over the bus, so that the host can read it without asking the
+driver. A release path determines where launch records are, and how their words are set.
 
 ``mapped``       in host memory that the GPU reads over the bus; setting a word is one store. The
                  default until the others have been measured.
@@ -15,22 +15,22 @@ release path is where launch records are, and how their words are set.
 ``copy``         in device memory; one copy of all words on a stream of its own.
 ``memset``       in device memory; a memset of each word that changes on a stream of its own.
 
-Blocks subtract from ``live`` at the GPU's scope: on host memory that is atomic among them, and at
-the system's scope only where the bus has atomics. The host stores and loads whole words, which is
-atomic for both sides (CUDA Programming Guide 13, 5.7.3). No word is written by both.
+Blocks subtract from ``live`` at GPU scope: on host memory that is atomic among them, and at system
+scope only where the bus supports atomics. The host stores and loads whole words, which is atomic
+for both sides (CUDA Programming Guide 13, 5.7.3). No word is written by both.
 
-Where launch records are in device memory, the driver writes them, and while it does not answer
-(`gpud.device.cuda.driver.watchdog`) nobody is told anything by them. There kernels look at ``halt``
-in the status record as well, now and then (`gpud.device.cuda.program.host_poll`).
+Launch records in device memory are written by the driver, so while it does not answer
+(`gpud.device.cuda.driver.watchdog`) they cannot be changed. With those paths kernels also read
+``halt`` in the status record from time to time (`gpud.device.cuda.program.host_poll`).
 
 Properties:
-* a record is complete before the launch that follows it on its stream begins, and a word that was
-  set after `ReleasePath.place` is never undone by it;
-* a slot's memory is used again only after it was given back, and that for launch records only
-  which the driver writes: what it writes there late is behind it before the next `place`;
-* `Slot.live` is never less than the truth.
+* a record is complete before the launch that follows it on its stream begins, and `place` never
+  undoes a word that was set after it;
+* a slot's memory is reused only after it was returned, and device memory only for launch records
+  again, so that late writes to it precede the next `place` on the same stream;
+* `Slot.live` is never less than the true number.
 
-None of the four has run on a GPU yet. A memset may be a kernel, which waits for room.
+A memset may run as a kernel, which waits for room.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Slot:
     """The records of one launch.
 
     Args:
-        page: host memory that the GPU sees: for the launch record, or what it is copied from, and
+        page: mapped host memory: for the launch record, or the source from which it is copied, and
             behind it the status record.
         blocks: persistent blocks; 0 in other forms.
         record: device memory for the launch record; None: it is in the page.
 
     Attributes:
         address: of the launch record, the kernel's hidden parameter.
-        orders: of each 32 blocks the two words that they read, as the host has them; uint32[n, 2].
+        orders: the host's copy of the two words that each 32 blocks read; uint32[n, 2].
         sms: 1 + the SM of each block; 0: it has not begun, or is not in persistent form.
     """
 
@@ -75,18 +75,18 @@ class Slot:
         self.address = page.address if record is None else record.address
         self.orders: npt.NDArray[np.uint32] = page.words[cw.ORDERS // 4 : size // 4].reshape(-1, 2)
         self._status = page.words[size // 4 :]
-        places = page.view[size + cw.SM : size + cw.SM + 2 * blocks]
-        self.sms: npt.NDArray[np.uint16] = places.view(np.uint16)
+        sm_bytes = page.view[size + cw.SM : size + cw.SM + 2 * blocks]
+        self.sms: npt.NDArray[np.uint16] = sm_bytes.view(np.uint16)
 
-    def write(self, job: int, base: int, named: int) -> None:
-        """Make both records those of a launch that has not begun."""
+    def write(self, job: int, base: int, bitmap: int) -> None:
+        """Initialise both records for a launch that has not begun."""
         status = cw.status_record(self.blocks)
         at = self.page.address + self.size
-        record = cw.launch_record(job, at, self.blocks, base=base, named=named) + status
+        record = cw.launch_record(job, at, self.blocks, base=base, named=bitmap) + status
         self.page.view[: len(record)] = np.frombuffer(record, np.uint8)
 
     def halt(self) -> None:
-        """Have blocks release that look here, now and then."""
+        """Have blocks release that also read ``halt``."""
         self._status[cw.HALT // 4] = 1
 
     @property
@@ -110,11 +110,12 @@ class ReleasePath:
 
     Args:
         context: of the device.
-        host: where host memory comes from that the GPU sees.
+        host: pool of mapped host memory.
 
     Attributes:
         name: as in `RELEASE_PATHS`.
-        host_poll: whether what blocks always look at is not in the host's memory.
+        host_poll: whether kernels need `gpud.device.cuda.program.host_poll`: launch records are in
+            device memory.
     """
 
     name: ClassVar[str] = "mapped"
@@ -125,7 +126,7 @@ class ReleasePath:
         self._host = host
 
     def take(self, blocks: int) -> Slot:
-        """Room for the records of a launch of so many persistent blocks; 0 in other forms.
+        """Allocate the records of a launch with ``blocks`` persistent blocks; 0 in other forms.
 
         Raises:
             OutOfMemory: the driver has none left.
@@ -133,12 +134,12 @@ class ReleasePath:
         return Slot(self._page(blocks), blocks)
 
     def give(self, slot: Slot) -> None:
-        """Take it back: the launch is over, or never began."""
+        """Return a slot: the launch is over, or never began."""
         self._host.give(slot.page)
 
-    def place(self, slot: Slot, job: int, base: int, named: int, stream: Any) -> None:
+    def place(self, slot: Slot, job: int, base: int, bitmap: int, stream: Any) -> None:
         """Write the records for a launch that will follow on ``stream``."""
-        slot.write(job, base, named)
+        slot.write(job, base, bitmap)
 
     def set_stays(self, slot: Slot, stays: npt.NDArray[np.uint32]) -> None:
         """Tell blocks whose bit is 0 to release; returns at once."""
@@ -148,13 +149,13 @@ class ReleasePath:
         """Tell all blocks to release, without the driver and without a lock."""
         slot.orders[:, _STAYS] = 0
 
-    def set_named(self, slot: Slot, named: int) -> None:
-        """Set the address of the bitmap that names SMs, 0: none are named; returns at once."""
-        value = cw.named_at(slot.job, named)
+    def set_bitmap(self, slot: Slot, bitmap: int) -> None:
+        """Set the address of the bitmap of barred SMs, 0: none; returns at once."""
+        value = cw.named_at(slot.job, bitmap)
         self._set(slot, _NAMED, np.full(len(slot.orders), value, np.uint32))
 
     def _set(self, slot: Slot, which: int, values: npt.NDArray[np.uint32]) -> None:
-        """Set the words of all pairs at once."""
+        """Set the word ``which`` of all pairs."""
         slot.orders[:, which] = values
 
     def _page(self, blocks: int) -> MappedBlock:
@@ -162,7 +163,7 @@ class ReleasePath:
         return page
 
     def close(self) -> None:
-        """Give everything back; no launch is on the device."""
+        """Free everything; no launch is on the device."""
 
 
 class _InDeviceMemory(ReleasePath):
@@ -199,10 +200,10 @@ class _InDeviceMemory(ReleasePath):
         super().give(slot)
         self._own.give(slot.record)
 
-    def place(self, slot: Slot, job: int, base: int, named: int, stream: Any) -> None:
-        super().place(slot, job, base, named, stream)
+    def place(self, slot: Slot, job: int, base: int, bitmap: int, stream: Any) -> None:
+        super().place(slot, job, base, bitmap, stream)
         driver = self._context.enter()
-        # On our stream, so that whatever sets a word afterwards comes afterwards.
+        # On our own stream, so that words that are set later are written later.
         source = slot.page.address
         driver.call("cuMemcpyHtoDAsync", slot.address, source, slot.size, self._stream)
         driver.call("cuEventRecord", self._placed, self._stream)
@@ -219,7 +220,7 @@ class _InDeviceMemory(ReleasePath):
             self._write(at + cw.ORDER_BYTES * pair, int(values[pair]))
 
     def _write(self, address: int, value: int) -> None:
-        """Have ``value`` written at ``address``."""
+        """Write ``value`` to ``address`` in stream order."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -227,7 +228,7 @@ class _InDeviceMemory(ReleasePath):
 
 
 class WriteValue(_InDeviceMemory):
-    """``write_value``: the stream itself writes each word."""
+    """``write_value``: a stream write for each word that changes."""
 
     name = "write_value"
 
@@ -236,9 +237,9 @@ class WriteValue(_InDeviceMemory):
 
 
 class Copy(_InDeviceMemory):
-    """``copy``: all pairs from page-locked memory.
+    """``copy``: one copy of all pairs from page-locked memory.
 
-    The copy may read a word later, and then finds what was set since: as good.
+    The copy may run late and then reads newer words: that is right as well.
     """
 
     name = "copy"
@@ -251,7 +252,7 @@ class Copy(_InDeviceMemory):
 
 
 class Memset(_InDeviceMemory):
-    """``memset``: each word."""
+    """``memset``: a memset of each word that changes."""
 
     name = "memset"
 

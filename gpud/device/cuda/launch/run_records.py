@@ -1,20 +1,18 @@
-"""What one run of a chain has on the device: a stream, run words, job records, an output buffer.
+"""Device-side records of one run of a chain: stream, run words, job records, output buffer.
 
-Job records are set up by a copy on the run's own stream, so that no launch there is before it and
-no thread waits for it; a launch on another stream waits for it there, see `RunRecords.wait_on`.
-Behind them is a bitmap of SMs on which the run is to have no blocks
-(`gpud.compiler.abi.control_words`) and, if a kernel of the chain prints, the output record
-(`gpud.compiler.abi.print_buffer`). Run words are those of `gpud.device.cuda.launch.gate`.
+Job records are initialised by a copy on the run's own stream, so that no launch there precedes it
+and no thread waits for it; a launch on another stream waits for it, see `RunRecords.wait_on`.
+Behind them are a bitmap of the SMs that are barred to the run (`gpud.compiler.abi.control_words`)
+and, if a kernel of the chain prints, the output record (`gpud.compiler.abi.print_buffer`). Run
+words are those of `gpud.device.cuda.launch.gate`.
 
-A run can move to a stream of another place (`gpud.device.cuda.placement.partitioner`): what is on
-the old one goes on there, and the new one waits for it.
+A run can move to a stream of another place (`gpud.device.cuda.placement.partitioner`): work on the
+old stream continues there, and the new stream waits for it.
 
 Properties:
-* a `RunRecords` that could not be made holds nothing;
-* what it held is used again only when nothing on its streams can touch it, and records only behind
-  what is written to them on the device's own stream.
-
-It has not run on a GPU yet.
+* a `RunRecords` that could not be created holds no resources;
+* its resources are reused only when nothing on its streams can access them, and records only after
+  what is written to them on the device's control stream.
 """
 
 from __future__ import annotations
@@ -44,16 +42,16 @@ class RunRecords:
     """Records and words of one run. Under the device's lock.
 
     Args:
-        device: where.
-        chain: whose image the records begin with; kept by the caller.
-        urgent: whether its stream is of the highest priority.
+        device: that the run uses.
+        chain: whose image initialises the records; kept alive by the caller.
+        urgent: whether its stream has the highest priority.
         place: where its launches run; None: anywhere.
 
     Attributes:
         stream: for its launches.
         place: of the stream.
-        loose: whether something is on the stream that no launch waits for.
-        named: address of the bitmap.
+        unawaited: whether work is on the stream that no launch's end covers.
+        bitmap: address of the bitmap of barred SMs.
     """
 
     def __init__(
@@ -61,8 +59,8 @@ class RunRecords:
     ) -> None:
         self._device = device
         self._urgent = urgent
-        self._said = bytes(cw.NAMED_BYTES)
-        self.loose = False
+        self._barred_bits = bytes(cw.NAMED_BYTES)
+        self.unawaited = False
         with ExitStack() as undo:
             self._page = device.host_blocks.take(gate.RUN_BYTES + OUTPUT_RECORD_BYTES)
             undo.callback(device.host_blocks.give, self._page)
@@ -77,14 +75,14 @@ class RunRecords:
             undo.callback(device.launches.give_stream, self.stream, urgent, place)
             self._ready = device.launches.take_event()
             undo.callback(device.launches.give_event, self._ready)
-            undo.callback(self._settle)
+            undo.callback(self._synchronize)
             driver = device.context.enter()
-            if not driver.is_over(device.control_event):  # for whoever had the records before
+            if not driver.is_over(device.control_event):  # late writes to their previous owner's
                 driver.call("cuStreamWaitEvent", self.stream, device.control_event, 0)
             to, size = self._records.address, chain.record_bytes
-            self.named: int = to + size - cw.NAMED_BYTES
+            self.bitmap: int = to + size - cw.NAMED_BYTES
             driver.call("cuMemcpyHtoDAsync", to, chain.image, size, self.stream)
-            self.loose = True
+            self.unawaited = True
             if self._output is not None:
                 record = output_record(self._output.address, OUTPUT_BYTES)
                 self._page.view[gate.RUN_BYTES :][: len(record)] = np.frombuffer(record, np.uint8)
@@ -94,19 +92,19 @@ class RunRecords:
             self._close = undo.pop_all()
 
     def close(self) -> None:
-        """Give everything back; no launch is on the device."""
+        """Return everything; no launch is on the device."""
         self._close.close()
 
-    def _settle(self) -> None:
-        """Wait for a gate or a copy on the way to a launch that failed: they are short."""
-        if self.loose:
+    def _synchronize(self) -> None:
+        """Wait for gates and copies whose launch failed: they are short."""
+        if self.unawaited:
             try:
                 self._device.context.enter().call("cuStreamSynchronize", self.stream)
             except DriverError as error:
                 raise DeviceLost(f"a run's stream cannot be waited for: {error}") from error
 
     def move(self, place: GreenContext | None) -> None:
-        """Have what is launched from now on run in ``place``, after what is on the stream."""
+        """Run later launches in ``place``, after the work that is on the stream now."""
         if place is self.place:
             return
         launches = self._device.launches
@@ -117,36 +115,36 @@ class RunRecords:
         self._close.callback(launches.give_event, event)
         driver.call("cuEventRecord", event, self.stream)
         driver.call("cuStreamWaitEvent", stream, event, 0)
-        self.stream, self.place, self.loose = stream, place, True
-        self._close.callback(self._settle)
+        self.stream, self.place, self.unawaited = stream, place, True
+        self._close.callback(self._synchronize)
 
     @property
     def printed(self) -> tuple[bytes, bytes]:
-        """The output buffer as it is now, as `gpud.device.cuda.launch.output.read` has it."""
+        """The output buffer's content now, as `gpud.device.cuda.launch.output.read` returns it."""
         return (b"", b"") if self._output is None else read(self._output)
 
     # -- words
 
     @property
     def current(self) -> int:
-        """The stage that runs, or ran last."""
+        """The number of the stage that runs, or ran last."""
         return int(self._page.words[gate.CURRENT])
 
     def begin(self, stage: int) -> None:
-        """Make ``stage`` the current one, without a gate: nothing is on the device."""
+        """Make ``stage`` the current one without a gate; nothing is on the device."""
         self._page.words[gate.CURRENT] = stage
 
     def stop(self) -> None:
-        """Let gates open nothing more."""
+        """Have gates open no more stages."""
         self._page.words[gate.STOP] = 1
 
-    def help(self, stage: int) -> None:
-        """Keep the gate behind ``stage`` closed: a launch is about to be added to it."""
+    def mark_helped(self, stage: int) -> None:
+        """Keep the gate behind ``stage`` closed: a helper is about to be added to it."""
         self._page.words[gate.HELPED] = stage + 1
 
     def gate(self, stage: int, *, always: bool) -> None:
-        """Put the gate before ``stage`` on the stream; ``always``: it looks at nothing before."""
-        self.loose = True
+        """Queue the gate before ``stage``; ``always``: it ignores the stage before."""
+        self.unawaited = True
         previous = 0 if always else self.job(stage - 1)
         launches = self._device.launches
         launches.gate(self.stream, self.job(stage), previous, self._page.address, stage)
@@ -154,7 +152,7 @@ class RunRecords:
     # -- records
 
     def wait_on(self, stream: Any) -> None:
-        """Have what follows on another stream wait until the records are set up."""
+        """Have later work on another stream wait until the records are initialised."""
         driver = self._device.context.enter()
         driver.call("cuStreamWaitEvent", stream, self._ready, 0)
 
@@ -169,29 +167,29 @@ class RunRecords:
         self._device.context.copy_out(found.ctypes.data, self.job(stage), size)
         return found.tobytes()
 
-    def name(self, sms: frozenset[int]) -> None:
-        """Name these SMs in the bitmap, once the records are set up; returns at once."""
+    def bar(self, sms: frozenset[int]) -> None:
+        """Set the bitmap to these SMs, once the records are initialised; returns at once."""
         bits = cw.named_sms(sms)
         words = [
-            (self.named + at, int.from_bytes(bits[at : at + 4], "little"))
+            (self.bitmap + at, int.from_bytes(bits[at : at + 4], "little"))
             for at in range(0, cw.NAMED_BYTES, 4)
-            if bits[at : at + 4] != self._said[at : at + 4]
+            if bits[at : at + 4] != self._barred_bits[at : at + 4]
         ]
         if words:
             self._set(words)
-        self._said = bits
+        self._barred_bits = bits
 
     @property
     def is_ready(self) -> bool:
-        """Whether the records have been set up."""
+        """Whether the records have been initialised."""
         return self._device.context.enter().is_over(self._ready)
 
     def kill(self, stages: set[int]) -> None:
-        """Set the kill words of ``stages``, once the records are set up; returns at once."""
+        """Set the kill words of ``stages``, once the records are initialised; returns at once."""
         self._set([(self.job(stage) + cw.KILL, 1) for stage in sorted(stages)])
 
     def _set(self, words: Iterable[tuple[int, int]]) -> None:
-        """Have values written at addresses in the records, while kernels run."""
+        """Write values to addresses in the records, while kernels run."""
         driver, stream = self._device.context.enter(), self._device.control_stream
         if not self.is_ready:
             self.wait_on(stream)

@@ -1,1 +1,1 @@
-"""Memory: the driver's virtual memory, sessions' arenas, pools and staged copies."""
+"""Memory: the driver's virtual memory, sessions' arenas, quiescing sessions, pools and staging."""

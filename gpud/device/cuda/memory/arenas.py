@@ -1,19 +1,18 @@
-"""All arenas of the CUDA device: what they share, and who gives memory back when it is short.
+"""All arenas of the CUDA device: shared state, and reclaiming memory when it is short.
 
-Problem: memory that a session does not need stays behind its addresses, and what a session had that
-has gone is on its way back for a while; whoever lacks memory must get both, at nobody's cost.
+Problem: memory that a session does not need stays mapped in its arena, and a closed arena takes a
+while to be freed; a session that lacks memory must get both, without disturbing others.
 
-Approach: memory that is lacked is looked for in this order: what is on its way back
-(`gpud.device.cuda.driver.serial_executor`); what is spare in arenas of which no kernel runs; what
-is spare in those whose kernels may be interrupted for it (`gpud.device.cuda.memory.quiescer`). Only
-so much is taken as is lacked; if nothing is on the device and little is left, all of it.
+Approach: when an allocation fails, memory is looked for in this order: closed arenas that are
+being freed (`gpud.device.cuda.driver.serial_executor`); spare pieces in arenas without running
+kernels; spare pieces in arenas whose kernels may be interrupted for it
+(`gpud.device.cuda.memory.quiescer`). Only as much is freed as is needed; if nothing is on the
+device and little is left, all spare pieces are.
 
 Properties:
-* memory is refused only if what is left and what is spare do not suffice, or is kept by kernels
+* memory is refused only if free and spare memory do not suffice, or spare memory is kept by kernels
   that are online, or do not leave in time; the error says so;
-* an arena that was closed is nobody's: its addresses are reserved until all is given back.
-
-Nothing here has run on a GPU yet.
+* the addresses of a closed arena stay reserved until all of it is freed.
 """
 
 from __future__ import annotations
@@ -33,33 +32,34 @@ from gpud.errors import InvalidArgument
 __all__ = ["Arenas"]
 
 _SHORT: Final = 8
-"""Memory is short when less than one part in so many of it is left."""
+"""Memory is short when less than 1 / `_SHORT` of it is left."""
 
 _TIMEOUT_S: Final = 10.0
-"""How long somebody waits for what is on its way back; others' memory and copies wait, too."""
+"""How long an allocation waits for arenas that are being freed; others' memory requests and copies
+wait as well."""
 
 _AT_ONCE: Final = 64
-"""Pieces that are taken from an arena while it stands still: 2 GiB."""
+"""Most pieces that are freed while a session is quiesced: 2 GiB."""
 
 Range = tuple[int, int]
 """Address and size."""
 
 
 class Arenas:
-    """Of one device. For one thread, but for `find`, `ranges` and `attach`.
+    """The arenas of one device. For one thread, but for `find`, `ranges` and `attach`.
 
     Args:
         context: of the device.
-        quiescer: keeps a session's kernels away while memory is swapped.
+        quiescer: keeps a session's kernels off the device while mappings change.
         idle: whether nothing is on the device.
-        threaded: whether memory is given back on a thread of its own, see `SerialExecutor`.
+        threaded: whether closed arenas are freed on a thread of their own, see `SerialExecutor`.
 
     Attributes:
         context, quiescer: as given.
-        staging: what copies go through.
+        staging: the buffers that copies go through.
 
     Raises:
-        InvalidArgument: the driver cannot put memory behind addresses on this GPU.
+        InvalidArgument: the GPU has no virtual memory management.
     """
 
     def __init__(
@@ -90,56 +90,58 @@ class Arenas:
         return arena
 
     def find(self, reach: Range | None) -> Arena | None:
-        """The arena with this range, if it is open."""
+        """The open arena with this range, or None."""
         return None if reach is None else self._arenas.get(reach[0])
 
     def ranges(self, reach: Range | None) -> tuple[Range, ...]:
-        """(address, size) of what there is memory behind in the arena with this range."""
+        """(address, size) of the backed part of the arena with this range."""
         opened = self.find(reach)
         return () if opened is None else opened.ranges()
 
     def attach(self, module: CUDAModule) -> None:
-        """Have a program's fences follow what its arena has memory behind."""
+        """Have a program's fences follow its arena's prefix."""
         opened = self.find(module.arena)
         if opened is not None:
             opened.attach(module)
 
     def close(self) -> None:
-        """Wait for what is on its way back. All arenas are closed, and nothing runs."""
+        """Finish freeing closed arenas. All arenas are closed, and nothing runs."""
         self._executor.close()
         self.staging.close()
 
     # -- for arenas
 
-    def left(self, arena: Arena, give_back: Callable[[], None]) -> None:
-        """An arena is closed: have what it had given back."""
+    def retire(self, arena: Arena, give_back: Callable[[], None]) -> None:
+        """Have a closed arena freed by its function ``give_back``."""
         self._arenas.pop(arena.address, None)
         self._executor.put(give_back)
 
     @property
     def returned(self) -> int:
-        """How many arenas were given back: for `came_back` and `find_memory`."""
+        """How many arenas have been freed: for `wait_returned` and `find_memory`."""
         return self._executor.done
 
-    def came_back(self, returned: int) -> bool:
-        """Wait until more than ``returned`` arenas were given back; False: none will be soon."""
+    def wait_returned(self, returned: int) -> bool:
+        """Wait until more than ``returned`` arenas were freed; False: none will be soon."""
         return self._executor.wait(returned, _TIMEOUT_S)
 
     def find_memory(self, returned: int) -> bool:
-        """Whether there may be more of it than when ``returned`` arenas were given back."""
-        return self.came_back(returned) or any(
+        """Reclaim memory; whether there may be more than after ``returned`` arenas were freed."""
+        return self.wait_returned(returned) or any(
             arena.reclaim(_AT_ONCE, interrupt)
             for interrupt in (no_runs, offline_runs)
             for arena in list(self._arenas.values())
         )
 
-    def why_not(self) -> str:
-        """The limit to name where memory is refused, see `gpud.errors.OutOfMemory`."""
-        kept = self._executor.left or any(arena.has_spare for arena in list(self._arenas.values()))
+    def refusal_limit(self) -> str:
+        """The limit to name when memory is refused, see `gpud.errors.OutOfMemory`."""
+        kept = self._executor.pending or any(
+            arena.has_spare for arena in list(self._arenas.values())
+        )
         return "kernels" if kept else "device"
 
-    def tidy(self) -> None:
-        """Give back what is spare, if memory is short and nothing is on the device."""
+    def trim(self) -> None:
+        """Free all spare pieces, if memory is short and nothing is on the device."""
         context = self.context
         if self._idle() and context.free_bytes() < context.memory_bytes // _SHORT:
             for arena in list(self._arenas.values()):

@@ -1,20 +1,18 @@
-"""Blocks of memory: on the GPU, and page-locked on the host where both sides see it.
+"""Pools of memory blocks: on the GPU, and page-locked on the host where both sides address it.
 
-Problem: control words must be set up for each run without asking the driver for memory: giving
-memory back waits for every kernel on the device, and a persistent kernel may run for hours.
+Problem: control words must be set up for each run without allocating from the driver: freeing
+memory waits for every kernel on the device, and a persistent kernel may run for hours.
 
-Approach: blocks come from a pool by powers of two and go back there; the driver gets them when the
-device is closed. Small ones are cut from *slabs*, the first of which is taken when the device is
-opened: whether the driver waits for kernels when it is asked for memory is not written down, and
+Approach: blocks are taken from a pool, rounded to powers of two, and return there; the driver gets
+them back when the device is closed. Small ones are cut from *slabs*, the first of which is
+allocated when the device is opened: whether an allocation waits for kernels is not documented, and
 runs begin with the device's lock held. `MappedBlock` is host memory that the GPU reads and writes
-over the bus at the same address; `DeviceBlock` is the GPU's own.
+over the bus at the same address; `DeviceBlock` is memory on the GPU.
 
 Properties:
-* a block that was taken twice is zero both times where that is said, and nobody else's in between;
-* nothing is given back to the driver while kernels may run, but by `DeviceMemory.close`, which says
-  that it waits.
-
-This module has not run on a GPU yet.
+* a reused block is zeroed where the caller is promised zeroes, and has one owner at a time;
+* nothing is returned to the driver while kernels may run, except by `DeviceMemory.close`, which
+  waits.
 """
 
 from __future__ import annotations
@@ -39,14 +37,14 @@ _SLAB_BYTES = 1 << 20
 def out_of_memory(
     context: Context, error: DriverError, size: int, limit: str = "device"
 ) -> Exception:
-    """What to raise when the driver has refused ``size`` bytes with ``error``."""
+    """The exception for ``size`` bytes that the driver refused with ``error``."""
     if error.status != "OUT_OF_MEMORY":
         return error
     return OutOfMemory(size, context.free_bytes(), limit=limit)
 
 
 class MappedBlock:
-    """Page-locked host memory that the GPU addresses, zeroed; the interface's `Memory`.
+    """Zeroed page-locked host memory that the GPU addresses; the interface's `Memory`.
 
     Attributes:
         address: the same for both sides.
@@ -75,7 +73,7 @@ class MappedBlock:
         self.words: npt.NDArray[np.uint32] = whole.view(np.uint32)
 
     def part(self, offset: int, size: int) -> MappedBlock:
-        """Some of it, which is not to be freed; both are multiples of 256."""
+        """A part of it, which must not be freed; offset and size are multiples of 256."""
         made = object.__new__(MappedBlock)
         made._context, made.size, made.address = self._context, size, self.address + offset
         made.view = self.view[offset : offset + size]
@@ -83,12 +81,12 @@ class MappedBlock:
         return made
 
     def free(self) -> None:
-        """Give it back to the driver; waits for the device."""
+        """Return it to the driver; waits for the device."""
         self._context.enter().call("cuMemFreeHost", self.address)
 
 
 class DeviceBlock:
-    """The GPU's own memory, with whatever was in it before.
+    """Uninitialised memory on the GPU.
 
     Attributes:
         address: on the device.
@@ -108,28 +106,28 @@ class DeviceBlock:
             raise out_of_memory(context, error, size) from error
 
     def part(self, offset: int, size: int) -> DeviceBlock:
-        """Some of it, which is not to be freed."""
+        """A part of it, which must not be freed."""
         made = object.__new__(DeviceBlock)
         made._context, made.size, made.address = self._context, size, self.address + offset
         return made
 
     def free(self) -> None:
-        """Give it back to the driver; waits for the device."""
+        """Return it to the driver; waits for the device."""
         self._context.enter().call("cuMemFree", self.address)
 
 
 class Pool:
-    """Blocks by powers of two. Thread-safe.
+    """Pool of blocks, by powers of two. Thread-safe.
 
     Args:
-        context: where they live.
+        context: where they are allocated.
         kind: `MappedBlock` or `DeviceBlock`.
     """
 
     def __init__(self, context: Context, kind: Any) -> None:
         self._context = context
         self._kind = kind
-        # What is given back by a finalizer may be while the same thread is in here.
+        # Reentrant: a finalizer may call `give` while the same thread is in here.
         self._lock = threading.RLock()
         self._free: dict[int, list[Any]] = {}
         self._slab: Any = kind(context, _SLAB_BYTES)
@@ -137,7 +135,7 @@ class Pool:
         self._all = [self._slab]
 
     def take(self, size: int) -> Any:
-        """A block of ``size`` bytes or more; what is in it is nobody's business.
+        """Take a block of at least ``size`` bytes, with any content.
 
         Raises:
             OutOfMemory: the driver has none left.
@@ -162,12 +160,12 @@ class Pool:
         return slab.part(0, rounded)
 
     def give(self, block: Any) -> None:
-        """Take back what `take` gave; no kernel uses it any more."""
+        """Return a block from `take`; no kernel uses it any more."""
         with self._lock:
             self._free.setdefault(block.size, []).append(block)
 
     def close(self) -> None:
-        """Give everything back to the driver."""
+        """Return all memory to the driver."""
         with self._lock:
             blocks, self._all, self._free = self._all, [], {}
         for block in blocks:
@@ -175,7 +173,7 @@ class Pool:
 
 
 class DeviceMemory:
-    """The GPU's own memory for whoever measures or tests; sessions have arenas.
+    """Memory on the GPU for measurements and tests; sessions have arenas.
 
     Every copy waits until it is done.
 
@@ -192,13 +190,13 @@ class DeviceMemory:
         self.fill(0)
 
     def upload(self, data: Any, offset: int = 0) -> None:
-        """Copy bytes, or an array that is contiguous, to ``offset``."""
+        """Copy bytes, or a contiguous array, to ``offset``."""
         source = np.ascontiguousarray(np.frombuffer(memoryview(data).cast("B"), np.uint8))
         self._check(offset, source.size)
         self._context.copy_in(self.address + offset, source.ctypes.data, source.size)
 
     def download(self, size: int | None = None, offset: int = 0) -> bytes:
-        """``size`` bytes from ``offset`` on; None: all the rest."""
+        """Read ``size`` bytes from ``offset`` on; None: all the rest."""
         count = self.size - offset if size is None else size
         self._check(offset, count)
         target = np.empty(count, np.uint8)
@@ -210,7 +208,7 @@ class DeviceMemory:
         self._context.fill(self.address, byte, self.size)
 
     def close(self) -> None:
-        """Give it back; waits for everything that runs on the device."""
+        """Return it to the driver; waits for everything that runs on the device."""
         self._block.free()
 
     def _check(self, offset: int, size: int) -> None:

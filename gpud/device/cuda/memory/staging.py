@@ -1,18 +1,15 @@
-"""Copies between memory files and the GPU's memory, through page-locked memory of our own.
+"""Staged copies between memory files and the GPU's memory, through a page-locked buffer.
 
-Problem: copies that the GPU makes by itself need page-locked memory. A session's file is as large
-as its arena, its client writes to it, and pages of it are given back while it is used: locking it
-would keep host memory for every array, written or not, and leave the GPU with old pages wherever
-some were given back.
+Problem: copies by the GPU's copy engines need page-locked memory. A session's file is as large as
+its arena, its client writes to it, and its pages are freed while it is used: locking it would keep
+host memory for every array, written or not, and the GPU would see old pages where some were freed.
 
 Approach: a small page-locked buffer in two halves. While the GPU copies one, the other is read from
-the file or written to it, with calls that fill no holes of the file by reading them.
+the file or written to it, with calls that do not allocate the file's holes when they read them.
 
 Properties:
-* what a copy has to do is done when it returns, or it raises, and nothing of it goes on;
-* nothing of a file is locked, mapped or made larger; a hole that is read stays one.
-
-Nothing here has run on a GPU yet.
+* a copy is complete when the call returns, or it raises, and no part of it is still in progress;
+* no part of a file is locked, mapped or allocated; a hole that is read stays one.
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ _HALF_BYTES: Final = 4 << 20
 
 
 class Staging:
-    """The buffer and its stream. For one thread at a time.
+    """The page-locked buffer and its stream. For one thread at a time.
 
     Args:
         context: of the device.
 
     Raises:
-        OutOfMemory: so much cannot be page-locked.
+        OutOfMemory: the buffer cannot be page-locked.
     """
 
     def __init__(self, context: Context) -> None:
@@ -64,7 +61,7 @@ class Staging:
                 self._halves.append((block, event))
             self._close = undo.pop_all()
 
-    def up(self, descriptor: int, offset: int, address: int, size: int) -> None:
+    def upload(self, descriptor: int, offset: int, address: int, size: int) -> None:
         """Copy ``size`` bytes of a file from ``offset`` on to the device."""
         driver = self._context.enter()
         try:
@@ -76,7 +73,7 @@ class Staging:
         finally:
             self._wait()
 
-    def down(self, address: int, descriptor: int, offset: int, size: int) -> None:
+    def download(self, address: int, descriptor: int, offset: int, size: int) -> None:
         """Copy ``size`` bytes of the device from ``address`` on into a file."""
         driver = self._context.enter()
         last: tuple[int, int, MappedBlock, Any] | None = None
@@ -86,10 +83,10 @@ class Staging:
                 driver.call("cuMemcpyDtoHAsync", block.address, address + at, count, self._stream)
                 driver.call("cuEventRecord", event, self._stream)
                 if last is not None:
-                    self._written(descriptor, offset, *last)
+                    self._flush(descriptor, offset, *last)
                 last = part
             if last is not None:
-                self._written(descriptor, offset, *last)
+                self._flush(descriptor, offset, *last)
         finally:
             self._wait()
 
@@ -97,7 +94,7 @@ class Staging:
         """Set bytes of the device to 0.
 
         A memset would do less work but needs room on an SM, and a full device may have none for
-        hours; copies have engines of their own.
+        hours; copies use the copy engines.
         """
         driver = self._context.enter()
         block, _ = self._halves[0]
@@ -110,7 +107,7 @@ class Staging:
             self._wait()
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the buffer and the stream."""
         self._close.close()
 
     def _parts(self, size: int) -> Any:
@@ -118,7 +115,7 @@ class Staging:
         for index, at in enumerate(range(0, size, _HALF_BYTES)):
             yield at, min(size - at, _HALF_BYTES), *self._halves[index % 2]
 
-    def _written(
+    def _flush(
         self, descriptor: int, offset: int, at: int, count: int, block: MappedBlock, event: Any
     ) -> None:
         self._context.driver.call("cuEventSynchronize", event)

@@ -1,13 +1,11 @@
-"""Memory of the GPU in granules, and addresses where it is mapped: what arenas are made of.
+"""The driver's virtual memory management: allocations in granules, and mapping them to addresses.
 
 Approach: the driver's calls for memory without an address, for one context (CUDA Driver API 13.0,
 "Virtual Memory Management"). The same memory may be mapped at several addresses.
 
 Properties:
 * a call that fails has changed nothing, or `DeviceLost` says that this is not known;
-* memory is refused only when there is none to be found, see `gpud.device.cuda.memory.arenas`.
-
-Nothing here has run on a GPU yet.
+* memory is refused only when none can be reclaimed, see `gpud.device.cuda.memory.arenas`.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ __all__ = ["VirtualMemory"]
 
 
 class VirtualMemory:
-    """Memory of one device, for one arena.
+    """Virtual memory of one device, for one arena.
 
     Args:
         context: of the device.
-        shared: finds memory where there is none left.
+        shared: reclaims memory when none is left.
 
     Attributes:
         size: bytes of a granule.
@@ -46,10 +44,10 @@ class VirtualMemory:
         self.size = int(driver.call("cuMemGetAllocationGranularity", self._location, kind))
 
     def create(self, size: int) -> Any:
-        """Memory without an address; its handle.
+        """Allocate memory without an address; returns its handle.
 
         Raises:
-            OutOfMemory: the device has too little left, and nothing is spare that can be had.
+            OutOfMemory: the device has too little left, and none can be reclaimed.
         """
         driver, shared = self._context.enter(), self._shared
         while True:
@@ -58,15 +56,15 @@ class VirtualMemory:
                 return driver.call("cuMemCreate", size, self._location, 0)
             except DriverError as error:
                 if error.status != "OUT_OF_MEMORY" or not shared.find_memory(returned):
-                    limit = shared.why_not()
+                    limit = shared.refusal_limit()
                     raise out_of_memory(self._context, error, size, limit) from error
 
     def map(self, handle: Any, address: int, size: int) -> None:
-        """Give memory an address, where it cannot be reached before `permit`."""
+        """Map memory to an address; `allow_access` makes it accessible."""
         self._context.enter().call("cuMemMap", address, size, 0, handle, 0)
 
-    def permit(self, address: int, size: int) -> None:
-        """Let kernels and copies reach what is mapped there."""
+    def allow_access(self, address: int, size: int) -> None:
+        """Let kernels and copies access what is mapped there."""
         driver = self._context.enter()
         access = driver.api.CUmemAccessDesc()
         access.location = self._location.location
@@ -74,22 +72,22 @@ class VirtualMemory:
         driver.call("cuMemSetAccess", address, size, [access], 1)
 
     def unmap(self, address: int, size: int) -> None:
-        """Undo a `map`. No kernel reaches the place."""
-        self._taken_away("cuMemUnmap", address, size)
+        """Undo a `map`. No kernel accesses the range."""
+        self._call_watched("cuMemUnmap", address, size)
 
     def release(self, handle: Any) -> None:
-        """Give memory back that is mapped nowhere."""
-        self._taken_away("cuMemRelease", handle)
+        """Free memory that is mapped nowhere."""
+        self._call_watched("cuMemRelease", handle)
 
     def free_range(self, address: int, size: int) -> None:
-        """Give a range of addresses back where nothing is mapped."""
-        self._taken_away("cuMemAddressFree", address, size)
+        """Free a range of addresses where nothing is mapped."""
+        self._call_watched("cuMemAddressFree", address, size)
 
     def clear(self, handle: Any, size: int) -> None:
-        """Set memory that is mapped nowhere to zero, at addresses of its own.
+        """Zero memory that is mapped nowhere, through a temporary mapping.
 
         Raises:
-            DeviceLost: they cannot be given back.
+            DeviceLost: the temporary mapping cannot be undone.
         """
         driver = self._context.enter()
         address = int(driver.call("cuMemAddressReserve", size, self.size, 0, 0))
@@ -97,26 +95,26 @@ class VirtualMemory:
             undo.callback(driver.call, "cuMemAddressFree", address, size)
             self.map(handle, address, size)
             undo.pop_all()
-            undo.callback(self._leave, address, size)
-            self.permit(address, size)
+            undo.callback(self._free_scratch, address, size)
+            self.allow_access(address, size)
             self._shared.staging.zero(address, size)
 
-    def _leave(self, address: int, size: int) -> None:
+    def _free_scratch(self, address: int, size: int) -> None:
         try:
             self.unmap(address, size)
             self.free_range(address, size)
         except DriverError as error:
             raise DeviceLost(f"addresses cannot be given back: {error}") from error
 
-    def _taken_away(self, function: str, *arguments: Any) -> None:
-        """Call what is said not to wait for kernels; if it does, they make way."""
+    def _call_watched(self, function: str, *arguments: Any) -> None:
+        """Make a call that should not wait for kernels; if it does, the watchdog has them leave."""
         driver = self._context.enter()
         with self._context.watchdog.blocking_call():
             driver.call(function, *arguments)
 
 
 def _properties(api: Any, device: int) -> Any:
-    """Memory of the device, mapped by nobody else."""
+    """Properties of allocations on the device, not shared with other devices or processes."""
     wanted = api.CUmemAllocationProp()
     wanted.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     location = api.CUmemLocation()

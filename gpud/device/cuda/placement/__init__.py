@@ -1,1 +1,1 @@
-"""On which SMs blocks are: partitions, compaction, and which blocks leave first."""
+"""Placement on SMs: partitions, compaction, and which blocks a shrinking launch releases first."""

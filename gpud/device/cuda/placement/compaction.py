@@ -1,33 +1,33 @@
-"""Compaction: offline blocks move together where online ones find no room.
+"""Compaction: offline blocks leave some SMs so that online blocks find room there.
 
-Problem: capacity is counted in slices of any SMs. An online launch may have its share in sum, and
+Problem: capacity is counted in slices of any SMs. An online launch may have its share in total, and
 no SM on which one of its blocks fits: an offline job that has three quarters of the device has
-three quarters of every SM, and jobs that gave up blocks may have given up others' neighbours.
+three quarters of every SM, and the slices that several jobs released may be on different SMs.
 Blocks of the online launch would wait until some offline kernel is over.
 
-Approach: the watcher adds up what the blocks that stay take of each SM, 1/M each. So it sees, as
-soon as an online launch has begun, for how many of its blocks there will be no room when all have
-left that leave anyway, and bars as many SMs as these need: offline blocks on them leave at their
-next task block, and none begins there. When the online blocks are there, or their launch is over,
-the SMs are open again: offline jobs begin on other SMs, or there, what they lack of their share.
-They have moved together by that, so that it seldom has to be done again.
+Approach: the watcher sums what the blocks that are to stay take of each SM, 1/M each. So, as soon
+as an online launch has begun, it knows for how many of its blocks there will be no room when all
+blocks have left that are about to, and bars as many SMs as these need: offline blocks on them leave
+at their next task block, and none begins there. When the online blocks have begun, or their launch
+is over, the SMs are open again: offline jobs launch what they lack of their share on other SMs, or
+there. As that packs them together, compaction is seldom needed again.
 
-That sum is not all: the hardware hands out registers in pieces, and nobody knows where blocks of
-kernels in sliced and whole form are. So SMs are barred, too, for blocks that do not come though
-nobody is leaving any more.
+The sum is not exact: the hardware allocates registers in units, and the placement of blocks of
+kernels in sliced and whole form is not known. So SMs are also barred for blocks that do not begin
+although no block is about to leave.
 
-Terms: a launch *lacks* the blocks of it that are not told to leave and have not begun, as long as
-something is left for them to claim. It is *short* of those of them for which there is no room.
+Terms: the *pending* blocks of a launch are not told to release and have not begun, while task
+blocks are left to claim. The launch is *short* of those of them for which there is no room.
 
 Properties:
-* SMs are barred only for a launch that is short of blocks, or lacks some at two looks with nobody
-  leaving at either;
-* those of which offline blocks take the least are, and first those without online ones; an SM whose
-  number cannot be named is not;
-* they are not barred longer than `_SECONDS` after the last has left for a launch that does not come
-  all the same, and then not again for the same one: what it waits for is something else.
+* SMs are barred only for a launch that is short of blocks, or has pending blocks at two polls with
+  no block leaving at either;
+* those SMs are barred of which offline blocks take the least, and first those without online
+  blocks; an SM whose number the bitmap cannot hold is not barred;
+* SMs are not barred longer than `_SECONDS` after the last block has left if the launch's blocks
+  still do not begin, and then not again for that launch: it waits for something else.
 
-Nothing here has run on a GPU yet; how soon blocks come after others have left is a guess.
+How soon blocks begin after others have left is a guess.
 """
 
 from __future__ import annotations
@@ -45,32 +45,33 @@ if TYPE_CHECKING:
     from gpud.device.cuda.execution.gang import Gang
     from gpud.device.cuda.launch.active_launches import ActiveLaunch
 
-__all__ = ["NOBODY", "Compaction", "PendingBlocks", "Shares"]
+__all__ = ["NO_USAGE", "Compaction", "PendingBlocks", "SMUsage"]
 
 _SECONDS: Final = 0.1
 """Twenty times as long as a long task block's 5 ms."""
 
 _SETTLED_S: Final = 40e-6
-"""How long a block takes at most to begin where there is room; looks are further apart."""
+"""How long a block takes at most to begin where there is room; polls are further apart."""
 
 _NEARLY: Final = 1e-9
-"""Of a block: what sums of 1/M may be wrong by."""
+"""Rounding error allowed in a sum of 1/M, in blocks."""
 
-Shares = npt.NDArray[np.float64]
-"""What blocks take of each SM, by ``%smid``; 1: all of it. Last, of those that cannot be named."""
+SMUsage = npt.NDArray[np.float64]
+"""What blocks take of each SM, by ``%smid``; 1: all of it. The last item is for all SMs with larger
+numbers."""
 
-NOBODY: Final[Shares] = np.zeros(MOST_SMS + 1)
+NO_USAGE: Final[SMUsage] = np.zeros(MOST_SMS + 1)
 
 
 class PendingBlocks(NamedTuple):
-    """Blocks of a run that have not begun.
+    """Blocks of a run's current stage that have not begun.
 
     Attributes:
         blocks: how many.
-        occupancy: M of their launch.
-        launches: the launches of it.
-        sms: where they may be; None: on any SM.
-        most: how many of its blocks fit there if nobody else is.
+        occupancy: M of the stage.
+        launches: the stage's launches.
+        sms: where they may begin; None: on any SM.
+        most: how many blocks of the stage fit there if nothing else is resident.
     """
 
     blocks: int
@@ -81,28 +82,28 @@ class PendingBlocks(NamedTuple):
 
 
 class Compaction:
-    """Bars SMs. Under the device's lock.
+    """Decides which SMs are barred to offline blocks. Under the device's lock.
 
     Attributes:
         barred: SMs on which no offline block is to be, by ``%smid``.
-        clock: tells the time in seconds; tests have their own.
+        clock: returns the time in seconds; tests replace it.
     """
 
     def __init__(self) -> None:
         self.barred: frozenset[int] = frozenset()
         self.clock: Callable[[], float] = time.monotonic
-        self._pending_since: dict[ActiveLaunch, float] = {}  # since when, with nobody leaving
-        self._hopeless: set[ActiveLaunch] = set()
+        self._pending_since: dict[ActiveLaunch, float] = {}  # restarts when any block is leaving
+        self._given_up: set[ActiveLaunch] = set()
         self._until = 0.0
 
     def poll(self, gangs: Iterable[Gang]) -> bool:
-        """See who lacks what; whether other SMs are barred now, which every run is to be told."""
+        """Update `barred` for launches with pending blocks; whether it changed, for every run."""
         gangs = tuple(gangs)
         waiting = [
             pending for gang in gangs if gang.urgent and (pending := gang.pending) is not None
         ]
         launches = {launch for pending in waiting for launch in pending.launches}
-        self._hopeless &= launches
+        self._given_up &= launches
         if not waiting:
             self._pending_since.clear()
             return self._bar(frozenset())
@@ -111,21 +112,21 @@ class Compaction:
             self._pending_since.clear()
             self._until = now + _SECONDS
         elif self.barred and now >= self._until:
-            self._hopeless |= launches
+            self._given_up |= launches
             return self._bar(frozenset())
         else:
             self._pending_since = {
                 launch: self._pending_since.get(launch, now) for launch in launches
             }
-        online, offline = NOBODY.copy(), NOBODY.copy()
+        online, offline = NO_USAGE.copy(), NO_USAGE.copy()
         for gang in gangs:
             side = online if gang.urgent else offline
             side += gang.sm_usage
         wanted: frozenset[int] = self.barred
         for pending in waiting:
-            if not self._hopeless.issuperset(pending.launches):
+            if not self._given_up.issuperset(pending.launches):
                 since = max(self._pending_since.get(launch, now) for launch in pending.launches)
-                wanted |= _chosen(pending, online, offline, settled=now - since >= _SETTLED_S)
+                wanted |= _sms_to_bar(pending, online, offline, settled=now - since >= _SETTLED_S)
         if wanted != self.barred and not self.barred:
             self._until = now + _SECONDS
         return self._bar(wanted)
@@ -138,11 +139,18 @@ class Compaction:
         return changed
 
 
-def _chosen(
-    pending: PendingBlocks, online: Shares, offline: Shares, *, settled: bool
+def _sms_to_bar(
+    pending: PendingBlocks, online: SMUsage, offline: SMUsage, *, settled: bool
 ) -> frozenset[int]:
-    """The SMs that offline blocks are to leave for it; ``settled``: no block comes any more."""
-    taken, kept = _taken(pending, online + offline), _taken(pending, online)
+    """The SMs that offline blocks must leave.
+
+    Args:
+        pending: the blocks that need room.
+        online: what online blocks take of each SM.
+        offline: what offline blocks take of each SM.
+        settled: whether all pending blocks need room that is not there, whatever the sums say.
+    """
+    taken, kept = _blocks_lost(pending, online + offline), _blocks_lost(pending, online)
     short = pending.blocks if settled else pending.blocks + int(taken.sum()) - pending.most
     if short <= 0:
         return frozenset()
@@ -153,8 +161,8 @@ def _chosen(
     return frozenset(order[:enough].tolist())
 
 
-def _taken(pending: PendingBlocks, shares: Shares) -> npt.NDArray[np.int64]:
-    """How many blocks fewer fit on each SM than if nobody were there; 0 where they cannot be."""
+def _blocks_lost(pending: PendingBlocks, shares: SMUsage) -> npt.NDArray[np.int64]:
+    """How many fewer blocks fit on each SM than if it were empty; 0 where they may not begin."""
     found = (
         np.ceil(shares * pending.occupancy - _NEARLY).clip(0, pending.occupancy).astype(np.int64)
     )

@@ -1,36 +1,36 @@
-"""Partitions: whole SMs that are one job's alone, by the driver's green contexts.
+"""Partitions: whole SMs for one job exclusively, by the driver's green contexts.
 
-Problem: a stream's priority decides who gets room that comes free, not where; and the hardware
-places blocks on any SM. A job that is to have whole SMs to itself needs the driver to keep
-everybody else's blocks from them.
+Problem: a stream's priority decides whose blocks get room that comes free, not where; and the
+hardware places blocks on any SM. To give a job whole SMs, the driver must keep other jobs' blocks
+off them.
 
-Approach: a *green context* is the primary context with some of its SMs: a kernel that is launched
-on a stream of one runs on these SMs only. The device is split once into *units*, the smallest sets
-of SMs that the driver makes a context of. A *place* is a green context of some units, with the
-numbers of its SMs. A partition is the place of the units that were taken for it; the *rest* is the
-place of all others, where everybody else's launches go as long as there is a partition. What others
-have on a partition's SMs when it begins is released by `gpud.device.cuda.execution.launcher`, which
-names these SMs.
+Approach: a *green context* is the primary context with a subset of its SMs: a kernel that is
+launched on a stream of one runs on these SMs only. The device is split once into *units*, the
+smallest sets of SMs that the driver makes a context of. A *place* is a green context of some units,
+with the numbers of its SMs. A partition is the place of the units that were taken for it; the
+*rest* is the place of all other units, where all other jobs' launches go as long as there is a
+partition. Blocks that other jobs have on a partition's SMs when it begins are released by
+`gpud.device.cuda.execution.launcher`, which bars these SMs to them.
 
-The driver does not say which SMs a context has. A probe finds it when the device is opened, while
-nothing runs: units are numbered from 1, context j has the units whose number has bit j, and in each
-of them blocks that fill its SMs write down where they are. The contexts in which an SM was seen are
+The driver does not say which SMs a context has. A probe kernel finds out when the device is opened,
+while nothing runs: units are numbered from 1, context j has the units whose number has bit j, and
+in each context blocks that fill its SMs record their SM. The contexts in which an SM was seen are
 the bits of its unit's number.
 
-Making a context is slow, and may wait. So a place is taken at once, and made on another thread
-without the device's lock (`Partitioner.make`), with some streams. Until then nothing is launched
-there, and everybody else's launches go anywhere, with the partition's SMs named. Places are kept,
-and units are taken from the lowest on, so that the same places come again.
+Making a context is slow, and may wait. So units are reserved at once, and the context is made on
+another thread without the device's lock (`Partitioner.make`), with some streams. Until then nothing
+is launched there, and other jobs' launches go anywhere, with the partition's SMs barred. Places are
+kept, and units are taken from the lowest on, so that places are reused.
 
 Facts, from the CUDA Driver API 13.0, "Green Contexts", and its edition 12.4; none was tried here:
 * streams of green contexts need CUDA 12.5, contexts 12.4;
 * the smallest set and its alignment are in ``CUdevResource.sm`` from CUDA 13 on; before, 2 SMs by
   2 on compute capability 7.x, 4 by 2 on 8.x, 8 by 8 on 9.0 and later;
-* resources of one split may be put together in one context, and the set that remains is one, too;
+* resources of one split may be combined in one context, and the set that remains is one, too;
 * a context retains the primary context and is destroyed after its streams; memory, modules and
   events are the primary context's;
-* calls for one green context must not be made by several threads at once: those for a place that is
-  made are with the device's lock held, and before only the thread that makes it knows of it;
+* calls for one green context must not be made by several threads at once: calls for a finished
+  place are made with the device's lock held; until then only the thread that makes it uses it;
 * contexts of disjoint SMs need not run at the same time, if they share other resources such as
   hardware queues; and on 9.x a module that launches kernels itself, which gpud refuses, lets all
   green contexts use 2 more SMs.
@@ -42,8 +42,6 @@ Properties:
 * the driver is not called while a partition is taken or given up;
 * launches of others go to the rest only when that is made, and to an older one only if that has
   none of a partition's SMs.
-
-It has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -69,9 +67,9 @@ _THREADS: Final = 1024
 _LEAST_CUDA: Final = 12050
 _SEEN_AT: Final = 64
 _BLOCK_BYTES: Final = _SEEN_AT + 4 * (cw.MOST_SMS + 1)
-_PATIENCE: Final = 1 << 20
+_MOST_POLLS: Final = 1 << 20
 _STREAMS: Final = 4
-"""That a place is made with, of each priority: a run has one, and one for each growth."""
+"""Streams that a place is made with, of each priority: a run has one, and one for each helper."""
 
 PTX: Final = f"""
 .version 6.4
@@ -95,7 +93,7 @@ PTX: Final = f"""
     add.u64 %at, %words, %at;
     st.volatile.global.u32 [%at+{_SEEN_AT}], 1;
     red.global.add.u32 [%words], 1;
-    mov.u32 %left, {_PATIENCE};
+    mov.u32 %left, {_MOST_POLLS};
 $again:
     ld.volatile.global.u32 %here, [%words];
     setp.ge.u32 %yes, %here, %blocks;
@@ -108,20 +106,20 @@ $wait:
     ret;
 }}
 """
-"""A block says on which SM it is and stays until all are there, or for a while.
+"""A block records its SM and stays until all blocks have begun, or for a while.
 
-``words``: how many have come; from `_SEEN_AT` on a word for each SM, and one for numbers beyond.
+``words``: how many have begun; from `_SEEN_AT` on a word for each SM, and one for larger numbers.
 """
 
 
 class GreenContext:
-    """Some SMs, and what the driver calls the context that has them.
+    """A place: some units' SMs, and the green context that has them once it is made.
 
     Attributes:
-        units: what it is made of.
-        numbers: of its SMs, as ``%smid`` reads, but for those of no unit.
+        units: the numbers of its units.
+        numbers: of its SMs, as ``%smid`` reads; without those that belong to no unit.
         sms: how many SMs it has.
-        made: whether anything can be launched there.
+        made: whether the context has been made, so that it can be launched on.
     """
 
     def __init__(
@@ -136,10 +134,10 @@ class GreenContext:
         self._streams: dict[tuple[int, int], list[Any]] = {}
 
     def make(self, handle: Any) -> None:
-        """Make streams in its new context; may wait. Whoever holds the lock says that it is made.
+        """Take over a new context and create streams in it; may wait. The caller sets `made`.
 
         Raises:
-            DriverError: the driver does not; nothing is left of it.
+            DriverError: a stream cannot be created; the context is destroyed.
         """
         context = self._context
         flags = int(context.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -152,12 +150,12 @@ class GreenContext:
             undo.pop_all()
 
     def stream(self, flags: int, priority: int) -> Any:
-        """A stream of the caller's own; to be destroyed before the place is closed."""
+        """A stream, owned by the caller, who destroys it before the place is closed."""
         kept = self._streams.get((flags, priority))
         return kept.pop() if kept else self._new_stream(flags, priority)
 
     def close(self) -> None:
-        """Give the context back, if it has one; all streams that were asked for are destroyed."""
+        """Destroy the context, if it has one; all streams from `stream` are destroyed."""
         driver = self._context.enter()
         for kept in self._streams.values():
             while kept:
@@ -177,28 +175,28 @@ class Partitioner:
 
     Args:
         context: of the device, on which nothing runs yet.
-        blocks: where memory for the probe comes from.
+        blocks: pool for the probe's memory.
         lock: the device's.
 
     Attributes:
-        partitions: what can be taken.
+        partitions: the possible sizes.
         numbers: of all SMs that are in partitions now.
-        rest: where everybody else's launches go; None: anywhere, or no SM is left for them.
+        rest: where all other jobs' launches go; None: anywhere, or no SM is left for them.
     """
 
     def __init__(self, context: Context, blocks: Pool, lock: threading.RLock) -> None:
         self._context = context
         self._blocks = blocks
         self._lock = lock
-        self._resources: list[Any] = []  # one a unit, and what belongs to none
-        self._numbers: list[frozenset[int]] = []  # of the SMs of each; none of the last
+        self._resources: list[Any] = []  # one per unit, and last the remainder
+        self._numbers: list[frozenset[int]] = []  # SMs of each; not known of the remainder
         self._places: dict[frozenset[int], GreenContext] = {}
         self._taken: dict[GreenContext, frozenset[int]] = {}
         self.numbers: frozenset[int] = frozenset()
         self.rest: GreenContext | None = None
-        self._wanted: GreenContext | None = None  # what is to be the rest
+        self._wanted: GreenContext | None = None  # becomes the rest when it is made
         try:
-            why = self._split() or self._find()
+            why = self._split() or self._identify_sms()
         except DeviceLost:
             raise
         except (DriverError, GpudError) as error:
@@ -209,7 +207,7 @@ class Partitioner:
             self.partitions = Partitions(step, step * self._units)
 
     def take(self, sms: int) -> GreenContext:
-        """A partition of ``sms`` SMs, until `give`; it is to be made (`make`).
+        """Reserve a partition of ``sms`` SMs, until `give`; `make` then makes its context.
 
         Raises:
             InvalidArgument: there are no partitions of this size, or none is left.
@@ -231,22 +229,22 @@ class Partitioner:
         place = self._place(frozenset(free[: sms // step]))
         self._taken[place] = place.units
         self.numbers |= place.numbers
-        self.rest = None  # the one before has SMs of the partition
-        self._want_rest()
+        self.rest = None  # the previous one has SMs of the partition
+        self._request_rest()
         return place
 
     def give(self, place: GreenContext) -> None:
-        """Give a partition up."""
+        """Free a partition."""
         if self._taken.pop(place, None) is None:
             return
         self.numbers -= place.numbers
         if self._taken:
-            self._want_rest()  # until that is made the one before is too small, and as right
+            self._request_rest()  # until that is made the smaller previous one is used
         else:
             self.rest = self._wanted = None
 
     def make(self, place: GreenContext | None = None) -> None:
-        """Make a partition, and the rest if that is wanted, where they are not made yet.
+        """Make the contexts of a partition, and of the wanted rest, where they are not made yet.
 
         Without the lock, and on one thread at a time. May take the driver some milliseconds.
 
@@ -265,11 +263,11 @@ class Partitioner:
 
     @property
     def lacks_rest(self) -> bool:
-        """Whether the rest is to be made."""
+        """Whether the wanted rest has yet to be made."""
         return self.rest is not self._wanted
 
     def close(self) -> None:
-        """Give all contexts back; none has streams any more."""
+        """Destroy all contexts; all their streams are destroyed."""
         while self._places:
             _, place = self._places.popitem()
             place.close()
@@ -286,8 +284,8 @@ class Partitioner:
             with self._lock:
                 place.made = True
 
-    def _want_rest(self) -> None:
-        """Have all SMs that nobody has taken for the rest, as soon as that is made."""
+    def _request_rest(self) -> None:
+        """Want all SMs without a partition as the rest, as soon as that is made."""
         taken = frozenset[int]().union(*self._taken.values())
         left = frozenset(range(len(self._resources))) - taken
         self._wanted = self._place(left) if self._sms(left) else None
@@ -307,7 +305,7 @@ class Partitioner:
         return found
 
     def _green(self, units: frozenset[int]) -> Any:
-        """A new green context of these units."""
+        """Make a green context of these units."""
         driver = self._context.enter()
         resources = [
             self._resources[unit] for unit in sorted(units) if self._resources[unit].sm.smCount
@@ -318,7 +316,7 @@ class Partitioner:
             return driver.call("cuGreenCtxCreate", described, self._context.device, flags)
 
     def _split(self) -> str:
-        """Split the device into units; why that cannot be, empty if it can."""
+        """Split the device into units; why that is impossible, empty if it is not."""
         driver = self._context.driver
         version = int(driver.call("cuDriverGetVersion"))
         if version < _LEAST_CUDA or not hasattr(driver.api, "cuGreenCtxStreamCreate"):
@@ -340,7 +338,7 @@ class Partitioner:
         return ""
 
     def _least(self, whole: Any) -> int:
-        """The SMs of the smallest set that the driver separates."""
+        """How many SMs the smallest set has that the driver can separate."""
         least = int(getattr(whole.sm, "minSmPartitionSize", 0))
         aligned = int(getattr(whole.sm, "smCoscheduledAlignment", 0))
         if least:
@@ -348,8 +346,8 @@ class Partitioner:
         major = self._context.attribute("COMPUTE_CAPABILITY_MAJOR")
         return {7: 2, 8: 4}.get(major, 8)
 
-    def _find(self) -> str:
-        """Find the numbers of each unit's SMs; why that cannot be, empty if it can."""
+    def _identify_sms(self) -> str:
+        """Find the numbers of each unit's SMs; why that is impossible, empty if it is not."""
         with ExitStack() as stack:
             probe = CUDAModule(self._context, PTX)
             stack.callback(probe.close)
@@ -359,7 +357,7 @@ class Partitioner:
             units = np.zeros(cw.MOST_SMS, np.int64)
             for bit in range(self._units.bit_length()):
                 chosen = frozenset(u for u in range(self._units) if (u + 1) >> bit & 1)
-                seen = self._probed(kernel, page.address, chosen)
+                seen = self._probe(kernel, page.address, chosen)
                 if isinstance(seen, str):
                     return seen
                 units[seen] |= 1 << bit
@@ -369,11 +367,11 @@ class Partitioner:
         sizes = [int(one.sm.smCount) for one in self._resources]
         if [len(numbers) for numbers in self._numbers] != sizes[:-1]:
             return "which SMs its green contexts have cannot be told: an SM is in several"
-        self._numbers.append(frozenset())  # nobody is kept from what remains
+        self._numbers.append(frozenset())  # the remainder is never barred
         return ""
 
-    def _probed(self, kernel: Any, words: int, units: frozenset[int]) -> Any:
-        """The numbers of the SMs of a context of these units; or why they cannot be told."""
+    def _probe(self, kernel: Any, words: int, units: frozenset[int]) -> Any:
+        """Run the probe on these units; the numbers of their SMs, or why they are unknown."""
         context = self._context
         driver = context.enter()
         wanted = self._sms(units)

@@ -1,26 +1,25 @@
-"""Which blocks of a launch leave when it has to give some up: those that empty whole SMs.
+"""Which blocks of a launch leave when it shrinks: those that empty whole SMs.
 
-Problem: a GPU deals the blocks of a launch out over all SMs. If those with the highest indices
-leave, every SM has some left, and a kernel of which few blocks fit on an SM finds room nowhere,
-though its share is free in sum.
+Problem: a GPU spreads the blocks of a launch over all SMs. If those with the highest indices leave,
+every SM has some left, and a kernel of which few blocks fit on an SM finds room nowhere, though
+its share is free in total.
 
-Approach: blocks tell on which SM they are (`gpud.device.cuda.program.report_starts`), and each can
-be told to leave by itself. So those of one SM leave, then those of the next, in the same order of
-SMs for all
-launches: where several give up blocks, the same SMs come free. Blocks that have not begun leave
-before any other: they would take the room that comes free.
+Approach: blocks report on which SM they are (`gpud.device.cuda.program.report_starts`), and each
+can be released individually. So the blocks of one SM leave, then those of the next, in the same
+order of SMs for all launches: where several shrink, the same SMs come free. Blocks that have not
+begun leave before any other: they would take the room that comes free.
 
-Terms: a block's *turn* is its place in the order in which blocks leave, from 0 on; the *told* are
-those whose turn has come.
+Terms: a block's *turn* is its position in the order in which blocks leave, from 0 on; the
+*released* blocks are those that have been told to release.
 
 Properties:
-* ``exact``: of n blocks, ``n - limit`` are told, whatever is known of where they are;
-* ``monotone``: who is told stays told, as long as limits fall;
-* ``whole``: of the SMs on which blocks had begun when the order was found, one at most has both
-  told ones and others, as long as limits are lowered and nothing is cleared;
-* where nothing is known, or they are not to leave by SM, those with the highest indices leave.
+* ``exact``: of n blocks, ``n - limit`` are released, whatever is known of where they are;
+* ``monotone``: a released block stays released, as long as limits fall;
+* ``whole``: of the SMs on which blocks had begun when the order was computed, at most one has both
+  released blocks and others, as long as limits are lowered and nothing is cleared;
+* where no SM is known, or ``by_sm`` is False, the blocks with the highest indices leave.
 
-SMs can also be *cleared*: all blocks on them are told then, wherever their turns were.
+SMs can also be *cleared*: all blocks on them are released then, whatever their turns were.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ class ReleaseOrder:
     """The order in which the blocks of one launch leave.
 
     Args:
-        sms: 1 + the SM of each block, 0: it has not begun; uint16, and changed from outside.
+        sms: 1 + the SM of each block, 0: it has not begun; uint16, which the GPU writes.
         by_sm: whether whole SMs are to come free.
     """
 
-    __slots__ = ("_begun", "_by_sm", "_count", "_sms", "_told", "_turns")
+    __slots__ = ("_begun", "_by_sm", "_count", "_released", "_sms", "_turns")
 
     def __init__(self, sms: npt.NDArray[np.uint16], *, by_sm: bool) -> None:
         self._sms = sms
@@ -49,10 +48,10 @@ class ReleaseOrder:
         self._count = len(sms)
         self._turns: npt.NDArray[np.int64] = np.arange(len(sms) - 1, -1, -1)
         self._begun = 0
-        self._told = 0
+        self._released = 0
 
     def poll(self) -> None:
-        """Find the order anew, if more blocks have begun: so that a release need not."""
+        """Update the order, if more blocks have begun, so that a release does not have to."""
         if self._by_sm and self._begun < self._count:
             keys = self._sms.copy()  # blocks begin meanwhile
             begun = int(np.count_nonzero(keys))
@@ -62,50 +61,50 @@ class ReleaseOrder:
                 self._order(keys)
 
     def lower(self, limit: int) -> None:
-        """Tell blocks until ``limit`` are not told."""
+        """Release blocks until ``limit`` are not released."""
         self.poll()
-        self._told = self._count - limit
+        self._released = self._count - limit
 
     def clear(self, sms: Collection[int]) -> int:
-        """Tell all blocks that are on these SMs; how many are not told then."""
+        """Release all blocks on these SMs; how many are not released then."""
         self.poll()
         keys = self._sms.copy()
         there = np.isin(keys, np.fromiter(sms, np.int64, len(sms)) + 1)
-        there &= self._turns >= self._told
+        there &= self._turns >= self._released
         keys += 1
         keys[there] = 0
         self._order(keys)
-        self._told += int(np.count_nonzero(there))
-        return self._count - self._told
+        self._released += int(np.count_nonzero(there))
+        return self._count - self._released
 
     @property
     def stays(self) -> npt.NDArray[np.uint32]:
-        """A bit for each block: whether it is not told."""
-        bits = np.packbits(self._turns >= self._told, bitorder="little")
+        """A bit for each block: whether it is not released."""
+        bits = np.packbits(self._turns >= self._released, bitorder="little")
         words = np.zeros(-(-self._count // 32), np.uint32)
         words.view(np.uint8)[: len(bits)] = bits
         return words
 
     def _order(self, keys: npt.NDArray[np.uint16]) -> None:
-        """Have blocks leave in the order of their keys, behind those that are told already."""
-        keys[self._turns < self._told] = 0
-        # Backwards, so that of blocks on one SM the last leaves first.
+        """Sort blocks by their keys, behind those that are released already."""
+        keys[self._turns < self._released] = 0
+        # Reversed, so that of the blocks on one SM the last leaves first.
         order = self._count - 1 - np.argsort(keys[::-1], kind="stable")
         self._turns[order] = np.arange(self._count)
 
     @property
     def coming(self) -> int:
-        """How many blocks are not told, and have not begun."""
+        """How many blocks are not released, and have not begun."""
         if self._begun == self._count:
             return 0
-        return int(np.count_nonzero((self._sms == 0) & (self._turns >= self._told)))
+        return int(np.count_nonzero((self._sms == 0) & (self._turns >= self._released)))
 
     @property
     def absent(self) -> int:
-        """How many blocks are told, and have not begun: they leave when there is room for them."""
-        return int(np.count_nonzero((self._sms == 0) & (self._turns < self._told)))
+        """How many blocks are released, and have not begun: each leaves as soon as it begins."""
+        return int(np.count_nonzero((self._sms == 0) & (self._turns < self._released)))
 
     @property
     def resident_sms(self) -> npt.NDArray[np.intp]:
-        """On which SMs those are that are not told and have begun: SM by number, one each."""
-        return self._sms[(self._sms > 0) & (self._turns >= self._told)].astype(np.intp) - 1
+        """The SM of each block that has begun and is not released."""
+        return self._sms[(self._sms > 0) & (self._turns >= self._released)].astype(np.intp) - 1

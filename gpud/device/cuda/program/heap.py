@@ -1,32 +1,33 @@
-"""Device code's ``malloc`` and ``free`` in programs whose accesses are checked, on the GPU.
+"""A heap for device code's ``malloc`` and ``free`` in fenced programs on the GPU.
 
-Problem: the driver's heap lies where no call tells, so fences cannot allow it, and it is the same
-for all sessions.
+Problem: the driver does not say where its heap is, so fences cannot allow it, and all sessions
+share it.
 
 Approach: each such program gets a heap of its own, one range of device memory that its fences know
-(`gpud.compiler.abi.reserved_names.HEAP`), and functions that take from it and give back to it, as
-PTX; calls of ``malloc`` and ``free`` become calls of these when the program is loaded. It is the
+(`gpud.compiler.abi.reserved_names.HEAP`), and functions in PTX that allocate from it and free to
+it; calls of ``malloc`` and ``free`` become calls of these when the program is loaded. It is the
 heap of `gpud.device.cpu.program.heap`, with one difference: a GPU has no atomic exchange of bytes,
-so a granule has one word, which is a link while its block is free and a note while it is taken.
+so a granule has one word, which is a link while its block is free and its list's number while it is
+allocated.
 
-Terms: a *granule* is 16 bytes of the heap. A *list* is the number of its first granule plus one, 0
-if it is empty, and above that a count of its changes, in one word of 64 bits. The *records* stand
-behind the heap, where no fence lets a program: what was never used, the lists, the granules' words.
+Terms: a *granule* is 16 bytes of the heap. A *list* is one word of 64 bits: the number of its first
+granule plus one, 0 if it is empty, and above that a count of its changes. The *records* follow the
+heap, where no fence lets a program: the end of the used part, the lists, the granules' words.
 
-Algorithm: a size is rounded to 1 to 8 times a power of two; what is freed is pushed on the list of
-its size by compare-and-swap; a block comes from its list, or from what was never used. Who gives a
-block back has a fence before the exchange, and who takes one has it behind its look at the list: so
-the link that is read is the one that was written, and what the last owner did to the block is over.
+Algorithm: a size is rounded to 1 to 8 times a power of two; a freed block is pushed on the list of
+its size by compare-and-swap; a block comes from its list, or from the unused part. ``free`` has a
+fence before the exchange, and ``malloc`` has one after its read of the list: so the link that is
+read is the one that was written, and the last owner's accesses to the block are over.
 
 Properties:
-* ``lock-free``: a loop begins anew only if another thread has succeeded, so no thread waits for
+* ``lock-free``: a loop is repeated only if another thread has succeeded, so no thread waits for
   another, of its warp or of any;
-* ``exact``: whatever is freed, and however often, nothing happens but to blocks that are taken;
-* more than there is gives a null pointer;
+* ``exact``: whatever is freed, and however often, only allocated blocks change;
+* a request that does not fit returns a null pointer;
 * the heap reads as zero when the program is loaded.
 
 Source: R. K. Treiber, "Systems Programming: Coping with Parallelism", IBM RJ 5118, 1986; PTX ISA
-9.0, section 8. It assembles for sm_75 and later; it has not run on a GPU yet.
+9.0, section 8. The PTX assembles for sm_75 and later.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ BLOCK_BYTES: Final = 1 << 24
 """The heap with its records."""
 
 HEAP_BYTES: Final = 12 << 20
-"""What a program can have at once, at most; CUDA's own heap has 8 MiB by default."""
+"""The most that a program can have allocated; CUDA's own heap has 8 MiB by default."""
 
 _UNUSED, _LISTS, _WORDS = 0, 64, 2048
 _TAKEN = 1 << 31
@@ -71,7 +72,7 @@ _PUSHED = """
     or.b64 %new, %new, %t;
     atom.global.cas.b64 %old, [%list], %word, %new;
 """
-"""A list that begins with ``%n`` now, if it is ``%word`` still."""
+"""Sets the list's first granule to ``%n``, if the list is still ``%word``."""
 
 
 def _functions(stem: str) -> str:
@@ -179,7 +180,7 @@ $end:
 
 
 def with_own_heap(program: Module) -> Module:
-    """``program``, flat and with `HEAP`, whose ``malloc`` and ``free`` use the heap there."""
+    """Have ``program``, flat and with `HEAP`, use heap functions for ``malloc`` and ``free``."""
     stem = fresh_stem(program, "gpud_heap_of")
     renamed = {"malloc": Symbol(f"{stem}_take"), "free": Symbol(f"{stem}_give")}
     found = call_graph(program)

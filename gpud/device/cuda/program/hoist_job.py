@@ -1,22 +1,22 @@
-"""Hoists the load of a kernel's job record address: once, not in each round of its loop.
+"""Hoists the load of a kernel's job record address out of its persistent loop.
 
 Problem: a kernel's hidden parameter is the address of its launch record, which may lie in host
-memory (`gpud.device.cuda.launch.release_path`), and the job record's address stands there. Every
-thread of a kernel in persistent form loads it in every round, as a constant. ptxas moves the load
-in front of the loop where it has registers to spare; elsewhere each warp asks anew for each task
-block, and what no cache has kept comes over the bus.
+memory (`gpud.device.cuda.launch.release_path`), and the launch record has the job record's address.
+Every thread of a kernel in persistent form loads it in every iteration, as a constant. ptxas hoists
+the load where it has registers to spare; elsewhere each warp loads it again for each task block,
+over the bus unless it is cached.
 
-Approach: `hoist_job_address` has the load in front of the loop always. That takes two registers
-through the body where ptxas would have saved them. In shared memory it would take none, but there a
-kernel
-could change it: shared accesses are not fenced on a GPU, and the loop's own go where it points.
-The CPU device is better off as it is, so only programs for a GPU are changed, as they are loaded.
+Approach: `hoist_job_address` always places the load before the loop. That keeps two registers live
+through the body where ptxas would have saved them. Shared memory would take none, but a kernel
+could change it there: shared accesses are not fenced on a GPU, and the loop's own accesses go where
+it points. The CPU device does better without this, so only programs for a GPU are changed, as they
+are loaded.
 
 Properties:
 * ``one access``: in persistent form the loop's ``job`` is loaded once by each thread;
-* kernels of other forms, and all functions, stay as they are.
+* kernels of other forms, and all functions, are unchanged.
 
-It assembles for sm_75 and later; it has not run on a GPU yet.
+The PTX assembles for sm_75 and later.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["hoist_job_address"]
 
 
 def hoist_job_address(program: Module) -> Module:
-    """``program``, flat, whose kernels in persistent form load their job's address once."""
+    """Load the job record's address once in each persistent kernel of a flat program."""
 
     def change(function: Function) -> Function:
         return _changed(function) if is_persistent(function) else function
@@ -52,7 +52,7 @@ def hoist_job_address(program: Module) -> Module:
 
 def _changed(entry: Function) -> Function:
     control = Symbol(entry.parameters[-1].name)
-    # Names as the loop's own have: no user's begin so.
+    # The prefix of the loop's own names, which no user's name has.
     code = CodeBuilder(control.name.removesuffix(CONTROL) + "_near")
     ctl, job = code.register("control", "b64"), code.register("job", "b64")
     code("ld.param.u64", ctl, Address(control))

@@ -1,22 +1,22 @@
-"""Kernels that poll host memory now and then, though what they read always is on the GPU.
+"""Makes persistent kernels poll a word in host memory now and then.
 
 Problem: where launch records are in device memory (`gpud.device.cuda.launch.release_path`), only
-the driver can tell blocks to release; and while a call waits in the driver until kernels make way,
-the driver does nothing else (`gpud.device.cuda.driver.watchdog`).
+the driver can tell blocks to release; and while a driver call waits for kernels to leave, the
+driver does nothing else (`gpud.device.cuda.driver.watchdog`).
 
-Approach: the leader looks, before a claim, at the word ``halt`` of the status record, which is in
-host memory, too: when `PERIOD` clocks of its SM have gone by since it did so last. A look over the
-bus takes a microsecond or two; one in a hundred microseconds costs little, and makes way soon
-enough for a call that is stuck for milliseconds. When it looked last is kept beside the claims, in
-the word of the slots that the loop does not use.
+Approach: before a claim the leader also reads the word ``halt`` of the status record, which is in
+host memory, if `PERIOD` clocks of its SM have passed since it last did. A read over the bus takes a
+microsecond or two; one in a hundred microseconds costs little, and is soon enough for a call that
+is stuck for milliseconds. The time of the last read is kept beside the claims, in the word of the
+slots that the loop does not use.
 
-That word holds anything at first: the first look may come at once, or a period late.
+That word is uninitialised at first: the first read may come at once, or a period late.
 
 Properties:
 * ``heeded``: a block that finds ``halt`` set does what it does if it is told to release;
-* kernels of other forms, and all functions, stay as they are.
+* kernels of other forms, and all functions, are unchanged.
 
-It assembles for sm_75 and later; it has not run on a GPU yet.
+The PTX assembles for sm_75 and later.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from gpud.device.cuda.program.report_starts import is_persistent
 __all__ = ["PERIOD", "add_host_poll"]
 
 PERIOD: Final = 1 << 17
-"""Clocks from one look to the next: 66 us at 2 GHz, 100 at 1.3."""
+"""Clocks from one read to the next: 66 us at 2 GHz, 100 at 1.3."""
 
-_LOOKED = 12  # from the slots on
+_LAST_POLL = 12  # offset in the slots
 
 
 def add_host_poll(program: Module) -> Module:
-    """``program``, flat, whose kernels in persistent form look at ``halt`` as well."""
+    """Have persistent kernels of a flat program also read ``halt``."""
 
     def change(function: Function) -> Function:
         return _changed(function) if is_persistent(function) else function
@@ -63,22 +63,22 @@ def _changed(entry: Function) -> Function:
     body: list[Statement] = []
     statements = entry.body or []
     for number, statement in enumerate(statements):
-        if _looks(statement):
-            told = next(
+        if _reads_order(statement):
+            release = next(
                 one.operands[0]
                 for one in statements[number:]
                 if isinstance(one, Instruction) and one.opcode.base == "bra"
             )
-            assert isinstance(told, Symbol)
-            _look(code, f"near{number}", Symbol(control), slot, told)
+            assert isinstance(release, Symbol)
+            _emit_poll(code, f"near{number}", Symbol(control), slot, release)
             body += code.body
             code.body = []
         body.append(statement)
     return replace(entry, body=[*code.declarations, *body])
 
 
-def _looks(statement: Statement) -> bool:
-    """Whether the loop reads here whether its block is told."""
+def _reads_order(statement: Statement) -> bool:
+    """Whether the loop reads here whether its block is to release."""
     return (
         isinstance(statement, Instruction)
         and statement.opcode.text == "ld.volatile.global.v2.u32"
@@ -88,21 +88,23 @@ def _looks(statement: Statement) -> bool:
     )
 
 
-def _look(code: CodeBuilder, behind: str, control: Symbol, slot: Register, told: Symbol) -> None:
-    """Go to ``told`` if it is time to look and the host has all blocks release."""
+def _emit_poll(
+    code: CodeBuilder, behind: str, control: Symbol, slot: Register, release: Symbol
+) -> None:
+    """Go to ``release`` if it is time to look and the host has all blocks release."""
     place, now, since = (code.register(name) for name in ("place", "now", "since"))
     ctl, status = code.register("control", "b64"), code.register("status", "b64")
     yes, near = code.register("yes", "pred"), code.label(behind)
     code("and.b32", place, slot, immediate(-8))
     code("mov.u32", now, SpecialRegister("%clock"))
-    code("ld.shared.u32", since, Address(place, _LOOKED))
+    code("ld.shared.u32", since, Address(place, _LAST_POLL))
     code("sub.u32", since, now, since)
     code("setp.lt.u32", yes, since, PERIOD)
     code("bra", near, when=yes)
-    code("st.shared.u32", Address(place, _LOOKED), now)
+    code("st.shared.u32", Address(place, _LAST_POLL), now)
     code("ld.param.u64", ctl, Address(control))
     code("ld.global.nc.u64", status, Address(ctl, cw.STATUS))
     code("ld.volatile.global.u32", since, Address(status, cw.HALT))
     code("setp.ne.u32", yes, since, 0)
-    code("bra", told, when=yes)
+    code("bra", release, when=yes)
     code.place(near)

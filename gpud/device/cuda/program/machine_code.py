@@ -1,16 +1,16 @@
-"""PTX to machine code, apart from loading it.
+"""Compiles PTX to machine code before it is loaded, and caches the result.
 
-Problem: the driver compiles PTX when it is asked to load it, for a tenth of a second or more, and
-loading keeps the context to itself (`gpud.device.cuda.driver.watchdog`). Nobody could launch
-anything meanwhile, and how long a load takes would not tell whether it waits.
+Problem: the driver compiles PTX when it loads it, which takes a tenth of a second or more, and
+loading blocks the context (`gpud.device.cuda.driver.watchdog`). Nothing could be launched
+meanwhile, and a load's duration would not show whether it waits.
 
-Approach: the driver's linker makes machine code first, which does nothing on the device. What was
-made is kept for programs that are loaded again, for another session for instance. A program that
-the linker does not take is left to the load, which says what is wrong with it.
+Approach: the driver's linker makes machine code first, which needs no work on the device. The code
+is cached for programs that are loaded again, for another session for instance. A program that the
+linker rejects is left to the load, which reports what is wrong with it.
 
 Linked code is compiled as *relocatable*, which may cost a kernel some registers, or save them.
 
-Source: CUDA Driver API 13.0, ``cuLinkCreate``. It has not run on a GPU yet.
+Source: CUDA Driver API 13.0, ``cuLinkCreate``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_BYTES: Final = 64 << 20
 
 
 class MachineCode:
-    """What programs were made into; the oldest go first. Thread-safe."""
+    """Cache of machine code by program text; the oldest entries are evicted first. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class MachineCode:
         self._bytes = 0
 
     def of(self, driver: Driver, text: str) -> bytes | None:
-        """The machine code of a program in PTX; None if the linker does not take it.
+        """The machine code of a program in PTX; None if the linker rejects it.
 
         Args:
             driver: entered.
@@ -75,5 +75,5 @@ def _linked(driver: Driver, text: str) -> bytes | None:
     except DriverError:
         return None
     finally:
-        with suppress(DriverError):  # then its memory is lost, and nothing else
+        with suppress(DriverError):  # leaks its memory, and nothing else
             driver.call("cuLinkDestroy", state)

@@ -1,23 +1,22 @@
-"""A program on the GPU: loaded from PTX, with its kernels and variables.
+"""PTX programs loaded on the GPU, with their kernels and variables.
 
-Problem: the driver compiles PTX, and says what it does not like in a log; fences must know the
-session's range before the first kernel; and a variable lies in device memory, which Python cannot
-touch.
+Problem: the driver compiles PTX, and reports errors in a log; fences must know the session's range
+before the first kernel; and variables lie in device memory, which Python cannot access.
 
-Approach: the program is parsed for what the driver does not tell (the layout of parameters, the
+Approach: the program is parsed for what the driver does not report (the layout of parameters, the
 variables and their sizes) and loaded with a buffer for the log. Fences read `ARENA`, which is
-written right after the load, and again as memory is put behind the range (`CUDAModule.widen`).
+written right after the load, and again when the arena's prefix grows (`CUDAModule.widen`).
 `DeviceBytes` stands for a variable: slices of it are read and written by copies.
 
-Variables without linkage are made visible before: the driver tells the address of no others, and
-what an assertion says lies in such.
+Variables without linkage are made visible first: the driver gives the address of no others, and
+the texts of assertions are such variables.
 
 Properties:
-* a program that cannot be loaded leaves nothing behind;
+* a program that cannot be loaded holds no resources;
 * gpud's own variables are no symbols of the module.
 
-A program with fences that calls ``malloc`` has a heap of its own (`gpud.device.cuda.program.heap`);
-without fences it has the driver's. Nothing here has run on a GPU yet.
+A fenced program that calls ``malloc`` has a heap of its own (`gpud.device.cuda.program.heap`);
+without fences it uses the driver's.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _REFUSALS = frozenset(
         "UNSUPPORTED_PTX_VERSION",
     )
 )
-"""Statuses of a load that are about the program."""
+"""Statuses of a load that mean that the program is at fault."""
 _EVERYTHING = (0, 2**64 - 1)
 _NOTHING = (0, 0)
 _SPACES = ("global", "const")
@@ -79,9 +78,9 @@ class CUDAKernel:
         module: it belongs to.
         name: in the PTX.
         handle: the driver's.
-        parameters: with the offsets that PTX gives them.
-        prints: whether it may print, and for its own job.
-        occupancies: M by block shape and dynamic shared memory, as far as it was asked for.
+        parameters: with their offsets in the parameter buffer.
+        prints: whether it may print to its run's output buffer.
+        occupancies: cache of M by block shape and dynamic shared memory.
         block_ns: nanoseconds that a task block takes, by block shape, as last measured.
     """
 
@@ -97,7 +96,10 @@ class CUDAKernel:
         self.block_ns: dict[tuple[int, int, int], float] = {}
 
     def attribute(self, name: str) -> int:
-        """``registers``, ``shared_bytes`` (static), ``local_bytes`` (a thread), ``max_threads``."""
+        """Read ``registers``, ``shared_bytes`` (static), ``local_bytes`` or ``max_threads``.
+
+        Registers and local bytes are per thread.
+        """
         driver = self.module.context.enter()
         which = getattr(driver.api.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{_ATTRIBUTES[name]}")
         return int(driver.call("cuFuncGetAttribute", which, self.handle))
@@ -110,12 +112,12 @@ class CUDAKernel:
             driver.call("cuFuncSetAttribute", self.handle, which, value)
 
     def share_sms(self) -> None:
-        """Have SMs divided between cache and shared memory as all kernels have them divided.
+        """Set the same split of SM memory into cache and shared memory for all kernels.
 
-        An SM is divided anew only when no block is on it, and persistent blocks stay: a kernel that
-        needs more shared memory than those before it would wait for all of them to leave. So all
-        ask for the most shared memory that there is, and nothing is ever divided anew. They pay
-        with cache, which is what is left: 28 of 256 KB on an H100.
+        An SM's split is changed only when no block is on it, and persistent blocks stay: a kernel
+        that needs more shared memory than those before it would wait for all of them to leave. So
+        all kernels ask for the most shared memory, and the split never changes. That leaves them
+        less cache: 28 of 256 KB on an H100.
 
         Source: CUDA Driver API 13.0, ``cuFuncSetCacheConfig`` ("may insert a device-side
         synchronization point"), and ``CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT``.
@@ -134,21 +136,21 @@ class CUDAModule:
     """A PTX program loaded on the GPU.
 
     Args:
-        context: where.
+        context: to load it in.
         text: PTX, rewritten or not.
-        arena: address and size of its session's memory, None if it may reach everything.
-        blocks: where memory for its heap comes from, and goes back to when nobody has the module
-            any more; None: it may call ``malloc`` only without fences.
-        host_poll: whether its kernels' launch records are not in the host's memory.
+        arena: address and size of its session's arena; None: it may access all memory.
+        blocks: pool for its heap, which returns there when the module is garbage-collected; None:
+            it may call ``malloc`` only without fences.
+        host_poll: whether its kernels also poll host memory: their launch records are not there.
 
     Attributes:
         context: as given.
         arena: as given.
-        fenced: address and size of what its fences let through; None: it has no fences.
-        sizes: bytes of each variable by name; gpud's own are not among them.
+        fenced: address and size of the range that its fences pass; None: it has no fences.
+        sizes: bytes of each variable by name, without gpud's own.
 
     Raises:
-        CompileError: it is not PTX that can be read, or the driver refuses it; with its log.
+        CompileError: the PTX cannot be parsed, or the driver rejects it; with its log.
         OutOfMemory: there is none left for its heap.
     """
 
@@ -167,7 +169,7 @@ class CUDAModule:
         )
         self.context = context
         self.arena = arena
-        # Without their code: what Python knows, its garbage collector stops all threads to look at.
+        # Without bodies: the garbage collector stops all threads while it traverses objects.
         self._entries = {
             name: replace(entry, body=None) for name, entry in program.entries().items()
         }
@@ -219,7 +221,7 @@ class CUDAModule:
         """The bytes of a ``__device__`` or ``__constant__`` variable: `DeviceBytes`.
 
         Raises:
-            KeyError: there is no such variable; the message lists those that there are.
+            KeyError: there is no such variable; the message lists the existing ones.
         """
         address = self._address(name) if name in self.sizes else None
         if address is None:
@@ -228,15 +230,15 @@ class CUDAModule:
         return DeviceBytes(self.context, address, self.sizes[name])
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(address, size) of its variables: what may be read there for one of its kernels."""
+        """(address, size) of its variables, which may be read to report a kernel's failure."""
         placed = [(self._address(name), size) for name, size in self.sizes.items()]
         return tuple((address, size) for address, size in placed if address and size)
 
     def widen(self, size: int) -> None:
-        """Let its fences pass the first ``size`` bytes of its arena from the next launch on.
+        """Have its fences pass the first ``size`` bytes of its arena from the next launch on.
 
-        The driver copies so few bytes, aligned, at once: no kernel reads half of an old size. One
-        that runs meanwhile goes by the old size or by the new one.
+        The driver copies 8 aligned bytes at once: no kernel reads half of an old size. A kernel
+        that is running uses the old size or the new one.
         """
         if self.fenced is None or self.fenced[1] == size:
             return
@@ -252,14 +254,14 @@ class CUDAModule:
             self.context.enter().call("cuModuleUnload", self.release())
 
     def release(self) -> Any:
-        """The driver's handle, which is to be unloaded by the caller."""
+        """Give up the driver's handle, which the caller has to unload."""
         self._owned = False
         return self._handle
 
     def _take_heap(self, blocks: Pool) -> tuple[int, int]:
-        """Address and size of a heap that reads as zero, with its records.
+        """Allocate a zeroed heap with its records; its address and size.
 
-        By a copy: a memset needs room on an SM, and a full device may have none for hours.
+        Zeroed by a copy: a memset needs room on an SM, and a full device may have none for hours.
         """
         block = blocks.take(BLOCK_BYTES)
         weakref.finalize(self, blocks.give, block).atexit = False
@@ -268,7 +270,7 @@ class CUDAModule:
         return block.address, HEAP_BYTES
 
     def _address(self, name: str) -> int | None:
-        """Where a variable lies; None if the driver knows none: nothing uses it."""
+        """A variable's address; None if the driver has none, because no code uses it."""
         if name not in self._addresses:
             driver = self.context.enter()
             try:
@@ -347,7 +349,7 @@ def _printing(program: ptx.Module) -> frozenset[str]:
 
 
 def visible(program: ptx.Module) -> ptx.Module:
-    """``program`` with every variable of its own visible to the driver."""
+    """Make every variable of ``program`` visible to the driver."""
     return replace(
         program,
         items=[
@@ -360,10 +362,10 @@ def visible(program: ptx.Module) -> ptx.Module:
 
 
 def _loaded(context: Context, text: str) -> Any:
-    """The driver's handle of a program.
+    """Load a program; the driver's handle of it.
 
     Raises:
-        CompileError: the driver refuses it.
+        CompileError: the driver rejects it.
     """
     driver = context.enter()
     log = bytearray(_LOG_BYTES)

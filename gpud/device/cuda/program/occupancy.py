@@ -1,9 +1,7 @@
-"""How many blocks of a kernel fit on an SM, and why none does.
+"""How many blocks of a kernel fit on an SM, with errors that name the broken limit.
 
-Problem: the driver says how many blocks fit, and where none does, nothing of why. Approach: what a
-block may have is checked here first, so that an error names the limit that it breaks.
-
-It has not run on a GPU yet.
+Problem: the driver says how many blocks fit, and not why none does. Approach: a block's limits are
+checked here first, so that an error names the one that is broken.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ __all__ = ["check_shape", "checked_block", "measured"]
 
 _BLOCK_LIMITS: Final = (1024, 1024, 64)
 _FREE_SHARED_BYTES: Final = 48 << 10
-"""Dynamic shared memory beyond has to be asked for, kernel by kernel."""
+"""A block may have this much shared memory; more must be requested for each kernel."""
 
 
 def checked_block(block: Sequence[int]) -> tuple[int, int, int]:
@@ -46,10 +44,10 @@ def checked_block(block: Sequence[int]) -> tuple[int, int, int]:
 def check_shape(
     kernel: CUDAKernel, shape: tuple[int, int, int], shared: int, shared_limit: int
 ) -> None:
-    """Returns if blocks of the kernel may have this shape.
+    """Check that blocks of the kernel may have this shape.
 
     Args:
-        kernel: which.
+        kernel: to check.
         shape: threads in x, y, z.
         shared: bytes of dynamic shared memory.
         shared_limit: bytes of shared memory that a block may have on the device.
@@ -83,7 +81,7 @@ def check_shape(
 def measured(
     kernel: CUDAKernel, shape: tuple[int, int, int], shared: int, shared_limit: int
 ) -> int:
-    """What the driver says fits on an SM; arguments as those of `check_shape`, which has passed.
+    """Ask the driver how many blocks fit on an SM; call after `check_shape`, with its arguments.
 
     Raises:
         LaunchConfigError: not even one block.
@@ -91,7 +89,7 @@ def measured(
     x, y, z = shape
     threads = x * y * z
     if shared > _FREE_SHARED_BYTES - kernel.shared_bytes:
-        # All that a block may have, so that a later, smaller launch takes nothing back.
+        # The maximum for a block, so that a later, smaller launch does not lower it.
         room = shared_limit - kernel.shared_bytes
         kernel.set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)
     driver = kernel.module.context.enter()
