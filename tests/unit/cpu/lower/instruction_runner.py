@@ -26,7 +26,7 @@ __all__ = ["Array", "Instructions", "Operation", "address", "f2", "f4", "registe
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SHARED_SIZE = 1024
-_LLVM = {
+_LLVM: dict[np.dtype[Any], str] = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",
     np.dtype(np.bool_): "i1",
