@@ -1,7 +1,7 @@
-"""The one door to LLVM: IR text in, callable machine code out.
+"""The only interface to LLVM: compiles IR text to machine code and loads it.
 
 Errors from LLVM are bugs of the code generator, never the user's: they are raised as `RuntimeError`
-with the function at fault, and the IR can be dumped by the caller.
+with the function at fault, and the caller can dump the IR.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def _target_machine() -> Any:
-    """A new one each time: MCJIT takes it over and destroys it with the engine."""
+    """A new target machine: MCJIT takes ownership of it and destroys it with the engine."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
@@ -34,20 +34,20 @@ def _target_machine() -> Any:
 
 
 def add_symbols(symbols: Mapping[str, int]) -> None:
-    """Make process addresses available to generated code by name."""
+    """Make addresses in this process available to generated code, by name."""
     for name, address in symbols.items():
         llvm.add_symbol(name, address)
 
 
 class NativeCode:
-    """Compiled code; keeps it alive as long as the object lives.
+    """Compiled and loaded code; it is unloaded with the object.
 
     Attributes:
-        step: address of ``step``.
+        addresses: addresses of the exported functions and variables, by name.
     """
 
     def __init__(self, engine: Any, context: Any, names: tuple[str, ...]) -> None:
-        # Not left to the collector: it may end a context before the engine whose code is in it.
+        # Not left to the garbage collector, which may destroy the context before its engine.
         end = weakref.finalize(self, _end, engine, context)
         end.atexit = False  # threads may be running the code
         self.addresses = {
@@ -66,10 +66,10 @@ def _end(engine: Any, context: Any) -> None:
 
 
 def object_code(ir: str) -> bytes:
-    """Optimise LLVM assembly and compile it for this machine: an object file.
+    """Optimise LLVM assembly and compile it for this machine; returns an object file.
 
-    Calls take turns, as llvmlite's calls into LLVM do in any case. Each program has an LLVM context
-    of its own: in one for all, types, names and constants of every program would stay for ever.
+    Calls are serialised, as llvmlite's calls into LLVM are in any case. Each program has its own
+    LLVM context: a shared one would keep the types, names and constants of every program.
 
     Raises:
         RuntimeError: the IR is malformed, which is a bug in gpud.
@@ -84,13 +84,13 @@ def object_code(ir: str) -> bytes:
             module.verify()
             tuning = llvm.create_pipeline_tuning_options(speed_level=2)
             tuning.loop_vectorization = True
-            tuning.slp_vectorization = False  # loops over threads hold what there is to gain
+            tuning.slp_vectorization = False  # vectorising the loops over threads is enough
             builder = llvm.create_pass_builder(machine, tuning)
             passes = builder.getModulePassManager()
             try:
                 passes.run(module, builder)
             finally:
-                # Its own `_dispose` is another class's, and does nothing: 0.1 MiB for each kernel.
+                # Its own `_dispose` is inherited and frees nothing: 0.1 MiB for each kernel.
                 NewPassManager._dispose(passes)
                 passes.detach()
             code: bytes = machine.emit_object(module)
@@ -101,7 +101,7 @@ def object_code(ir: str) -> bytes:
 
 
 def link(code: bytes, names: tuple[str, ...]) -> NativeCode:
-    """Load an object file of `object_code`; ``names`` are those that it exports."""
+    """Load an object file from `object_code`, which exports ``names``."""
     with _lock:
         machine = _target_machine()
         context = llvm.create_context()
