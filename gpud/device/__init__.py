@@ -1,1 +1,1 @@
-"""Devices: what runs kernels, behind one interface."""
+"""Devices: the interface that every device implements, its implementations and the device host."""

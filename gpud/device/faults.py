@@ -1,16 +1,17 @@
-"""From what a device wrote down about a fault to the error that its job fails with.
+"""Converts fault records into the errors that jobs fail with.
 
-Problem: a block that is ended leaves numbers: a kind, a site, an address, pointers to strings. They
-come from a kernel, so none of them can be trusted, and they are the same on every device.
+Problem: a block that was ended by a fault leaves a record of numbers: a kind, a site, an address,
+pointers to strings. A kernel can write any of them, so none can be trusted. The record is the same
+on every device.
 
-Approach: `error_of` makes the error of a `gpud.compiler.abi.fault_record.FaultRecord`. What only
-the front knows (which instruction the site is, which array is nearest) is added there:
+Approach: `error_of` converts a `gpud.compiler.abi.fault_record.FaultRecord` into an error. What
+only the front knows (the instruction at the site, the nearest array) is added there, by
 `gpud.server.scheduling.symbolizer`.
 
 Properties:
 * strings of assertions are read through a `gpud.device.readable.ReadableRanges` only, and are made
   printable;
-* an error is made of any numbers whatever.
+* any record gives an error, whatever its numbers are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpud.errors import IllegalAddress, KernelTrap
 __all__ = ["error_of", "printable"]
 
 _TEXT_BYTES = 4096
-"""The longest string of an assertion that is read."""
+"""Longest string of an assertion that is read."""
 
 _CAUSES = {FaultKind.TRAP: "trap", FaultKind.BREAKPOINT: "brkpt"}
 
@@ -45,13 +46,13 @@ def error_of(
     """The error for a fault.
 
     Args:
-        record: what was written down; a negative ``site`` is none.
-        reach: how to read an assertion's strings.
-        kernel: its name for people.
-        grid: the user's.
-        launch: its index in the job, None if the job has no other.
+        record: what the block recorded; a negative ``site`` means that none is known.
+        reach: reads an assertion's strings.
+        kernel: the kernel's name, as in the user's source.
+        grid: the grid as the user gave it.
+        launch: the launch's index in the job, None if the job has only one.
         space: the state space of ``record.address``.
-        line: of the PTX that was loaded, if no site is known.
+        line: line of the loaded PTX, if no site is known.
     """
     place: dict[str, Any] = {
         "kernel": kernel,
@@ -83,12 +84,12 @@ def error_of(
 
 
 def printable(text: bytes | None) -> str:
-    """Text of a kernel for people: on one line, with a "?" for what a terminal might act on."""
+    """Text from a kernel, made safe to show: on one line, with "?" for unprintable characters."""
     line = " ".join((UNREADABLE if text is None else text).decode(errors="replace").split())
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def _task_block(claim: int | None, grid: Dim3) -> Dim3 | None:
-    """The coordinates of a claim; None if it is none of this grid."""
+    """The coordinates of a task block; None if the number is not within the grid."""
     x, y, z = grid
     return coordinates(claim, grid) if claim is not None and claim < x * y * z else None

@@ -1,12 +1,13 @@
-"""What every device offers: the small interface between whoever decides and whatever runs blocks.
+"""The interface that every device implements.
 
-A device allocates memory, loads rewritten PTX, tells how many blocks of a kernel fit on an SM, and
-runs chains of launches whose number of resident blocks changes while they run. How it does the
-latter is its own: virtual SMs hand a resident block from launch to launch, a GPU has streams.
-`gpud.device.job` is what the rest of gpud uses.
+A device allocates memory, loads rewritten PTX, computes how many blocks of a kernel fit on an SM,
+and runs chains of launches whose number of resident blocks changes while they run. Each device
+implements that in its own way: on the CPU device a resident block goes from launch to launch, a GPU
+uses streams. The rest of gpud runs jobs through `gpud.device.job`.
 
-Implementations: `gpud.device.cpu.device.CPUDevice`, `gpud.device.cuda.device.CUDADevice`. The first
-passes ``tests/conformance``, and so must any other: ``tests/gpu`` runs the same cases on a GPU.
+Implementations: `gpud.device.cpu.device.CPUDevice`, `gpud.device.cuda.device.CUDADevice`. The CPU
+device passes ``tests/conformance``, and so must any other: ``tests/gpu`` runs the same cases on a
+GPU.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A kernel parameter: its place in the parameter buffer, in bytes, and its PTX type.
+    """A kernel parameter: its offset and size in the parameter buffer, in bytes, and its PTX type.
 
-    The type of a struct that is passed by value is its element's.
+    A struct passed by value is an array in PTX; its type here is the element type.
     """
 
     name: str
@@ -96,21 +97,22 @@ RESIZABLE: Final = ("persistent", "sliced")
 
 
 OUTPUT_LIMIT_BYTES: Final = 1 << 24
-"""What a run keeps of what its blocks print; the rest is dropped, and the end of it says so."""
+"""Most output of a run that is kept; the rest is dropped, and a line at the end says so."""
 
 
 class LaunchSpec(NamedTuple):
     """One launch of a job.
 
     Attributes:
-        kernel: of a module that is loaded on the device.
-        form: what the rewriter made of it. ``unmodified`` is a plain launch of the whole grid, for
-            tests and as a baseline; like ``whole`` it cannot be resized once it runs.
+        kernel: a kernel of a module that is loaded on the device.
+        form: the form into which the kernel was rewritten. ``unmodified`` is a plain launch of the
+            whole grid, for tests and as a baseline; like ``whole`` it cannot be resized once it
+            runs.
         grid: task blocks in x, y, z.
-        block: threads of a block, likewise.
-        parameters: the packed buffer as the kernel was before rewriting.
+        block: threads of a block in x, y, z.
+        parameters: the packed parameter buffer, without the hidden parameter.
         shared: dynamic shared memory of a block, in bytes.
-        occupancy: M of this launch; 0: the device finds it.
+        occupancy: M of this launch; 0: the device computes it.
         claims: how its blocks claim task blocks in persistent form; None: the device chooses.
     """
 
@@ -134,7 +136,7 @@ class LaunchSpec(NamedTuple):
         *,
         shared: int = 0,
     ) -> LaunchSpec:
-        """A launch from what is easy to write: ints for extents, one ``bytes`` per parameter.
+        """Make a launch from ints or tuples for the extents and one ``bytes`` per parameter.
 
         Raises:
             LaunchConfigError: the grid or block is malformed.
@@ -146,11 +148,11 @@ class LaunchSpec(NamedTuple):
 
 
 class Chain(Protocol):
-    """Launches made ready on a device; may be run any number of times, also at once."""
+    """Launches prepared on a device; may run any number of times, also concurrently."""
 
     @property
     def launches(self) -> Sequence[Any]:
-        """What people are told of each: has ``name``, ``form`` and ``grid``."""
+        """A description of each launch for messages: has ``name``, ``form`` and ``grid``."""
 
     @property
     def occupancy(self) -> int:
@@ -164,11 +166,11 @@ class Chain(Protocol):
 class Gang(Protocol):
     """One run of a chain: the resident blocks that work on it. Thread-safe.
 
-    With n slices, launch k has ``n * M_k // M`` of them. The task blocks of a launch begin when all
-    of the launch before have ended.
+    With n slices, launch k has ``n * M_k // M`` resident blocks. The task blocks of a launch begin
+    when all task blocks of the previous launch have ended.
 
     Attributes:
-        slices: what it has been given.
+        slices: slices allotted to it.
         error: what it failed with, or ``None``.
     """
 
@@ -176,31 +178,32 @@ class Gang(Protocol):
     error: Any
 
     def resize(self, slices: int) -> None:
-        """Have ``slices`` slices from now on; returns at once."""
+        """Set the number of slices; returns at once."""
 
     def clear(self, sms: Collection[int]) -> None:
-        """Have no blocks on these SMs from now on, by ``%smid``; returns at once.
+        """Vacate these SMs, by ``%smid``, and keep off them from now on; returns at once.
 
-        What is there leaves at its next task block. `slices` stays: blocks come again on other SMs
-        as there is room, on a device that can choose where. Each call replaces what was said
-        before. The blocks of launches that cannot be resized stay to their end.
+        Blocks there leave at their next task block. `slices` is unchanged: on a device that can
+        choose SMs, blocks start again on others as there is room. Each call replaces the set of the
+        previous one. The blocks of launches that cannot be resized stay to their end.
 
         Raises:
             ValueError: there is no such SM.
         """
 
     def end(self) -> None:
-        """Release everything and run nothing more; it is over when the last block has left."""
+        """Release all blocks and start none; the run is over when the last block has left."""
 
     def kill(self) -> None:
         """`end`; running blocks leave at their next kill poll, in the middle of a task block.
 
-        Of a kernel that was compiled without kill polls, those leave that the device can take away.
+        If the kernel was compiled without kill polls, only the blocks that the device can stop by
+        itself leave.
         """
 
     @property
     def output(self) -> bytes:
-        """What its blocks printed so far, `OUTPUT_LIMIT_BYTES` at most."""
+        """What its blocks have printed so far, `OUTPUT_LIMIT_BYTES` at most."""
 
     @property
     def progress(self) -> tuple[int, int, int]:
@@ -216,43 +219,48 @@ class Gang(Protocol):
 
     @property
     def exhausted(self) -> bool:
-        """Whether `held` can only fall: all of the last launch is claimed, or it was ended."""
+        """Whether `held` can only fall: the last launch is all claimed, or the run was ended."""
 
     @property
     def first_block_ns(self) -> int:
-        """From the first `resize` to the first task block; 0: none has begun."""
+        """Time from the first `resize` to the first task block; 0: none has begun."""
 
     @property
     def release_ns(self) -> int:
-        """The longest time from a release to its last block gone so far."""
+        """The longest release so far: from the request until the last released block had left."""
 
 
 Arrays = Literal["shared", "copied"]
-"""Where a session's arrays lie: in its memory file itself, or in memory of the device's own."""
+"""Where kernels see a session's arrays: in its memory file itself, or in a copy on the device."""
 
 
 class Arena(Protocol):
     """A session's memory, mapped on a device.
 
-    Where arrays are ``copied`` it has ``commit``, ``release``, ``upload`` and ``download``, as
-    `gpud.device.cuda.memory.arena.Arena`.
+    On a device whose arrays are ``copied`` it also has ``commit``, ``release``, ``upload`` and
+    ``download``, as `gpud.device.cuda.memory.arena.Arena` does.
 
     Attributes:
-        address: of its first byte on the device.
+        address: device address of its first byte.
     """
 
     address: int
 
     def close(self) -> None:
-        """Unmap it; no kernel may use it any more."""
+        """Unmap it; no kernel may use it from now on."""
 
 
 class Device(Protocol):
-    """A device as the rest of gpud sees it. Sizes are bytes.
+    """A device. Sizes are bytes.
 
     Attributes:
+        name: for messages.
+        kind: ``cpu`` or ``cuda``.
+        sms: number of SMs.
         capability: the compute capability, times ten.
-        memory_bytes: how much it has.
+        memory_bytes: memory for arrays.
+        arrays: whether arrays are shared with the clients or copied to the device.
+        partitions: how many whole SMs can be assigned to single jobs.
     """
 
     name: str
@@ -265,35 +273,35 @@ class Device(Protocol):
 
     @property
     def uuid(self) -> str:
-        """Of the GPU, as the driver tells it; empty: it is none."""
+        """The GPU's UUID as the driver reports it; empty for other devices."""
 
     def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
-        """Map a session's memory file, at the address ``base`` if that is not 0.
+        """Map a session's memory file; ``base`` is the device address that it must have, 0: any.
 
         The descriptor may be closed afterwards.
         """
 
     def allocate(self, size: int) -> Memory:
-        """Zeroed device memory, aligned to 256 bytes."""
+        """Allocate zeroed device memory, aligned to 256 bytes."""
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> ProgramModule:
         """Load PTX.
 
         Args:
             text: the program.
-            arena: address and size of what its fences let it reach besides its own variables;
-                None: everything.
+            arena: address and size of the memory that its fences let it access besides its own
+                variables; None: accesses are not checked.
         """
 
     def occupancy(self, kernel: Any, block: tuple[int, int, int], shared: int = 0) -> int:
-        """M: resident blocks of this shape and dynamic shared memory on one SM, at least 1."""
+        """M: how many blocks of this shape and dynamic shared memory fit on one SM, at least 1."""
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Any:
-        """A `Chain` of these launches; M is ``occupancy``, or the least of theirs.
+        """Prepare a `Chain` of launches; its M is ``occupancy``, by default the least of theirs.
 
         Raises:
             LaunchConfigError: a grid, block or shared memory is outside what the device allows.
-            KernelRejected: a kernel uses something that the device does not run.
+            KernelRejected: a kernel uses something that the device does not support.
             ValueError: no launch, a parameter buffer of the wrong size, or an impossible M.
         """
 
@@ -305,26 +313,27 @@ class Device(Protocol):
         on_over: Callable[[], None],
         exclusive: int = 0,
     ) -> Gang:
-        """A run of a `Chain` of this device; nothing of it runs before `Gang.resize`.
+        """Create a run of a `Chain` of this device; no block starts before `Gang.resize`.
 
         Args:
-            chain: what `prepare` made.
+            chain: as `prepare` returned it.
             priority: larger is more urgent.
             on_left: called after blocks have left, unless the gang is over; must be cheap.
             on_over: called once, when its last block has left and nothing more will run.
-            exclusive: so many whole SMs are this run's alone until it is over, and it runs nowhere
-                else; see `partitions`. What others have there leaves now, at its next task block.
+            exclusive: number of whole SMs reserved for this run until it is over; it runs on no
+                others. See `partitions`. Blocks of other runs leave these SMs at their next task
+                block. 0: none.
 
         Raises:
-            InvalidArgument: there are not so many SMs, or the device cannot.
+            InvalidArgument: the device has not that many SMs free for it, or no partitions.
         """
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources of the device."""
 
 
 def parameters_of(entry: ptx.Function) -> tuple[Parameter, ...]:
-    """Parameters with the offsets that PTX gives them: each aligned to its own alignment."""
+    """A kernel's parameters with their offsets in the buffer, each at its own alignment."""
     starts, _ = offsets(entry.parameters)
     found = []
     for parameter, start in zip(entry.parameters, starts, strict=True):
@@ -334,7 +343,7 @@ def parameters_of(entry: ptx.Function) -> tuple[Parameter, ...]:
 
 
 def pack_parameters(parameters: tuple[Parameter, ...], values: list[bytes]) -> bytes:
-    """The parameter buffer for values that are already bytes of the right sizes.
+    """Pack values, given as bytes of the right sizes, into a parameter buffer.
 
     Raises:
         ValueError: the number of values, or the size of one, is not the kernel's.
@@ -354,7 +363,7 @@ def pack_parameters(parameters: tuple[Parameter, ...], values: list[bytes]) -> b
 
 
 def as_dim3(what: str, value: int | tuple[int, ...]) -> tuple[int, int, int]:
-    """An int or a tuple of up to three as (x, y, z).
+    """Complete an int or a tuple of up to three to (x, y, z).
 
     Raises:
         LaunchConfigError: another length, or an extent that is not a positive int.
@@ -362,7 +371,7 @@ def as_dim3(what: str, value: int | tuple[int, ...]) -> tuple[int, int, int]:
     if type(value) is tuple and len(value) == 3:
         x, y, z = value
         if type(x) is type(y) is type(z) is int and x > 0 and y > 0 and z > 0:
-            return value  # chains have many launches, and these come in this form
+            return value  # fast path: chains have many launches, with extents in this form
     given = tuple(value) if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(given) <= 3:
         raise LaunchConfigError(what, given, "give one to three extents")
@@ -374,7 +383,7 @@ def as_dim3(what: str, value: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _extent(value: object) -> int:
-    """``value`` as an int, 0 if it is none: NumPy's integers count, bools and floats do not."""
+    """``value`` as an int; 0 if it is none. NumPy integers are accepted, bools and floats not."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return 0
     return value.__index__()

@@ -1,19 +1,20 @@
-"""A chain of launches whose number of resident blocks can change while it runs, on any device.
+"""A job on a device: a chain of launches whose number of resident blocks can change as it runs.
 
-Problem: the scheduler decides how much of the device a job has; the job must follow at any moment,
-lose no task block, run none twice, and tell at any time how far it is and what it occupies.
+Problem: the scheduler decides how much of the device a job has. The job must apply each change
+while it runs, lose no task block, run none twice, and report its progress and what it occupies at
+any time.
 
-Approach: the device does it, close to where the blocks run (`gpud.device.interface.Gang`). A `Job`
-adds what its owner needs: waiting, one callback when it is over, the result.
+Approach: the device implements this close to where the blocks run (`gpud.device.interface.Gang`).
+A `Job` adds what its owner needs: waiting, one callback when it is over, the result.
 
 Terms: a job has n *slices* of 1/M CapSM. M is the least occupancy of its launches; launch k, with
 an occupancy of M_k, has ``n * M_k // M`` blocks. For one launch that is n.
 
 Properties:
-* every task block of every launch is claimed once, whatever is resized when;
-* a launch's task blocks begin after all of the launch before have ended;
+* every task block of every launch is claimed once, whenever the job is resized;
+* the task blocks of a launch begin after all task blocks of the previous launch have ended;
 * after `stop` exactly the unclaimed task blocks are left, and `resize` runs them;
-* `progress` never goes back, and ends at (total, total) for a job that ran to its end.
+* `progress` never decreases, and ends at (total, total) for a job that ran to its end.
 
 Thread-safe: a scheduler may resize from one thread while blocks leave on others.
 """
@@ -34,26 +35,27 @@ Progress = tuple[int, int, int]
 
 
 class Job:
-    """Launches, run one after the other by as many blocks as the job is given.
+    """A chain of launches, run one after the other by a variable number of resident blocks.
 
-    Nothing runs before the first `resize`.
+    No block starts before the first `resize`.
 
     Args:
-        device: where it runs.
-        launches: what it runs; or what `Device.prepare` made of that, which starts quicker.
-        occupancy: M of the job; default: the least of its launches'.
+        device: the device on which it runs.
+        launches: its launches, or a chain from `Device.prepare`, which starts quicker.
+        occupancy: M of the job; default: the least occupancy of its launches.
         priority: larger is more urgent.
-        exclusive: so many whole SMs are the job's alone until it is done, and it runs on no others;
-            what `gpud.device.interface.Partitions` allows.
+        exclusive: number of whole SMs reserved for the job until it is done; it runs on no others.
+            `gpud.units.Partitions` says how many the device allows.
         on_left: called with the job after blocks of it have left, unless it is over; on a thread
             of the device, without any lock. Must be cheap.
-        on_done: called once with the job when nothing more will happen, likewise.
+        on_done: called once with the job when it is over; on a thread of the device or in `resize`
+            or `end`, without any lock.
 
     Raises:
         LaunchConfigError: a grid or block is malformed or too large for the device.
-        KernelRejected: a kernel uses something that the device does not run.
+        KernelRejected: a kernel uses something that the device does not support.
         ValueError: the size of a parameter buffer is not the kernel's.
-        InvalidArgument: so many SMs cannot be the job's alone.
+        InvalidArgument: the device cannot reserve this many SMs for the job.
     """
 
     __slots__ = ("_done", "_finished", "_gang", "_left", "chain", "device")
@@ -82,24 +84,24 @@ class Job:
         self._finished.acquire()
         self._gang: Gang = device.gang(chain, priority, self._blocks_left, self._over, exclusive)
 
-    # -- what a scheduler does with it
+    # -- for the scheduler
 
     @property
     def slices(self) -> int:
-        """Slices that the job is to have now."""
+        """Slices allotted to the job by the last `resize`."""
         return self._gang.slices
 
     @property
     def held(self) -> int:
         """Slices that its blocks occupy, or will occupy when there is room; rounded up.
 
-        Blocks that were told to release count until they have left.
+        Released blocks count until they have left.
         """
         return self._gang.held
 
     @property
     def exhausted(self) -> bool:
-        """Whether `held` can only fall: all of the last launch is claimed, or the job was ended."""
+        """Whether `held` can only fall: the last launch is all claimed, or the job was ended."""
         return self._gang.exhausted
 
     @property
@@ -108,10 +110,10 @@ class Job:
         return self._gang.progress
 
     def resize(self, slices: int) -> None:
-        """Give the job ``slices`` slices from now on; 0 stops it where it is.
+        """Set the job's number of slices; 0 stops it until the next call.
 
         Returns at once: blocks leave at their next task block, new ones start as there is room.
-        After the end of the job it does nothing.
+        Once the job is over it does nothing.
 
         Raises:
             ValueError: a negative number.
@@ -125,7 +127,7 @@ class Job:
         self._gang.resize(0)
 
     def clear(self, sms: Collection[int]) -> None:
-        """Have no blocks on these SMs from now on; see `gpud.device.interface.Gang.clear`.
+        """Vacate these SMs and keep off them; see `gpud.device.interface.Gang.clear`.
 
         Raises:
             ValueError: there is no such SM.
@@ -133,18 +135,18 @@ class Job:
         self._gang.clear(sms)
 
     def end(self) -> None:
-        """Release all blocks and run no more; the job is done when the last has left."""
+        """Release all blocks and start none; the job is done when the last one has left."""
         self._gang.end()
 
     def kill(self) -> None:
         """`end`, and have running blocks leave in the middle of a task block, if they can."""
         self._gang.kill()
 
-    # -- what came of it
+    # -- its result
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will happen: it ran to its end, failed, or was ended."""
+        """Whether the job is over: it ran to its end, failed, or was ended."""
         return not self._finished.locked()
 
     @property
@@ -160,7 +162,7 @@ class Job:
 
     @property
     def output(self) -> bytes:
-        """What its kernels printed so far."""
+        """What its kernels have printed so far."""
         return self._gang.output
 
     @property
@@ -171,16 +173,16 @@ class Job:
 
     @property
     def first_block_ns(self) -> int:
-        """From the first `resize` to the first task block; 0: none has begun."""
+        """Time from the first `resize` to the first task block; 0: none has begun."""
         return self._gang.first_block_ns
 
     @property
     def release_ns(self) -> int:
-        """The longest time from a release to its last block gone; 0 without a release."""
+        """The longest release: from the request until the last released block had left; 0: none."""
         return self._gang.release_ns
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block up to ``timeout`` seconds until the job is done; whether it is."""
+        """Block until the job is done, at most ``timeout`` seconds; returns whether it is."""
         finished = self._finished
         if finished.acquire(timeout=-1 if timeout is None else timeout):
             finished.release()
@@ -210,7 +212,7 @@ class Job:
 
     def _over(self) -> None:
         done = self._done
-        self._left = self._done = None  # whoever is called mostly has this job
+        self._left = self._done = None  # the callbacks mostly refer to this job: break the cycle
         self._finished.release()
         if done is not None:
             done(self)

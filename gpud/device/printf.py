@@ -1,16 +1,16 @@
-"""The text of a kernel's ``printf``: made by the host from the format and the arguments.
+"""Formats the output of a kernel's ``printf`` on the host, from the format and the arguments.
 
 Problem: a kernel chooses the format, the values and the pointers among them, so any of them may be
-wrong or hostile; what comes of it must be text, and bounded.
+wrong or hostile; the result must be text of bounded size.
 
-Approach: values are formatted by the C library, conversion by conversion, so every flag means what
-C says; the conversions that it gets are written anew from what was understood of the kernel's.
-Where arguments and texts come from is the device's affair: `PrintfArguments`.
+Approach: the C library formats the values, one conversion at a time, so every flag has its C
+meaning. It gets conversions that are rebuilt from the parsed ones, never the kernel's own text.
+Each device reads arguments and strings in its own way: `PrintfArguments`.
 
 Properties:
-* no value is taken for a pointer by the C library, and no field is wider than `MOST_WIDTH`;
+* the C library never dereferences a value of the kernel, and no field is wider than `MOST_WIDTH`;
 * a call prints `MOST_BYTES` at most, and a run `gpud.device.interface.OUTPUT_LIMIT_BYTES`: the rest
-  is dropped, and the end says so.
+  is dropped, and a line at the end of the output says so.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FLOATING = b"fFeEgGaA"
 _TRUNCATED = b"\n... output truncated\n"
 
 MOST_WIDTH = 1024
-"""Widths and precisions are cut to this: memory is taken for each character of a field."""
+"""Widths and precisions are limited to this: each character of a field takes memory."""
 
 MOST_BYTES = 1 << 20
-"""What one call prints at most. CUDA's buffer for the output of all threads is as large."""
+"""Most that one call prints. CUDA's buffer for the output of all threads is as large."""
 
 
 class PrintfOutput:
-    """What a run has printed, `OUTPUT_LIMIT_BYTES` at most. Thread-safe."""
+    """The output of a run, `OUTPUT_LIMIT_BYTES` at most. Thread-safe."""
 
     def __init__(self) -> None:
         self._text = bytearray()
@@ -58,17 +58,17 @@ class PrintfOutput:
 
     @property
     def accepting(self) -> bool:
-        """Whether what is added now is kept."""
+        """Whether text added now is kept."""
         return self._accepting
 
     @property
     def text(self) -> bytes:
-        """All of it so far; what was dropped is replaced by a word of that."""
+        """The output so far; a notice stands for what was dropped."""
         with self._lock:
             return bytes(self._text)
 
     def add(self, text: bytes) -> None:
-        """Something more."""
+        """Append text, up to the limit."""
         with self._lock:
             if self._accepting:
                 room = OUTPUT_LIMIT_BYTES - len(_TRUNCATED) - len(self._text)
@@ -77,7 +77,7 @@ class PrintfOutput:
                     self._truncate()
 
     def truncate(self) -> None:
-        """What comes now is lost."""
+        """Drop all further output, and note that at the end of the text."""
         with self._lock:
             if self._accepting:
                 self._truncate()
@@ -88,7 +88,7 @@ class PrintfOutput:
 
 
 class PrintfArguments(Protocol):
-    """The packed arguments of one call, and the memory that pointers among them mean.
+    """The packed arguments of one call, and the strings that pointers among them point to.
 
     The packing is that of CUDA's ``vprintf``: C's default promotions, each value aligned to its
     size (CUDA C++ Programming Guide 13.0, "Formatted Output").
@@ -98,19 +98,19 @@ class PrintfArguments(Protocol):
         """``size`` bytes of the arguments; None: they cannot be read."""
 
     def text(self, offset: int, address: int, most: int | None) -> bytes | None:
-        """The text that the pointer at ``offset`` means, up to its NUL or to ``most`` bytes.
+        """The string that the pointer at ``offset`` points to, up to its NUL or ``most`` bytes.
 
-        None: it cannot be read, or has no end where it must have one.
+        None: it cannot be read, or readable memory ends before the string does.
         """
 
 
 def format_printf(text: bytes, arguments: PrintfArguments) -> bytes:
-    """What ``printf`` writes for a format and its arguments."""
+    """The text that ``printf`` writes for a format and its arguments."""
     pieces = []
     at = size = 0
-    taken = _Taken(arguments)
+    reader = _ArgumentReader(arguments)
     for match in _CONVERSION.finditer(text):
-        for piece in (text[at : match.start()], taken.convert(match)):
+        for piece in (text[at : match.start()], reader.convert(match)):
             pieces.append(piece)
             size += len(piece)
         at = match.end()
@@ -122,19 +122,19 @@ def format_printf(text: bytes, arguments: PrintfArguments) -> bytes:
 
 
 def conversions(text: bytes) -> int:
-    """What ``printf`` returns on a GPU: how many conversions take arguments."""
+    """The number of conversions that take arguments, which ``printf`` returns on a GPU."""
     return sum(match[-1] != b"%" for match in _CONVERSION.findall(text))
 
 
-class _Taken:
-    """Arguments of one call, taken one after the other."""
+class _ArgumentReader:
+    """Reads the arguments of one call, one after the other."""
 
     def __init__(self, arguments: PrintfArguments) -> None:
         self._at = 0
         self._arguments = arguments
 
     def convert(self, match: re.Match[bytes]) -> bytes:
-        """What a conversion writes; it takes its arguments."""
+        """The text of a conversion; reads its arguments."""
         flags, width, dot, precision, length, letter = match.groups()
         if letter == b"%":
             return b"%"
@@ -152,7 +152,7 @@ class _Taken:
         number = int.from_bytes(data, "little", signed=True)
         if letter == b"s":
             return self._string(number & (1 << 64) - 1, specification, fine)
-        if fine is not None and fine >= 0 and letter != b"p":  # C: a negative one is none
+        if fine is not None and fine >= 0 and letter != b"p":  # in C a negative one means none
             specification += b".%d" % min(fine, MOST_WIDTH)
         if letter in _FLOATING:
             return _written(specification + letter, ctypes.c_double.from_buffer_copy(data))
@@ -172,7 +172,7 @@ class _Taken:
         return text if specification == b"%" else _written(specification + b"s", text)
 
     def _extent(self, given: bytes | None) -> int | None:
-        """A width or precision: given, taken from the arguments, or None."""
+        """A width or precision: from the format, from an argument, or None."""
         if given == b"*":
             data = self._take(4)
             return None if data is None else int.from_bytes(data, "little", signed=True)
@@ -185,7 +185,7 @@ class _Taken:
 
 
 def _written(specification: bytes, value: object) -> bytes:
-    """What C writes for one conversion, which has no ``*`` left."""
+    """The C library's text for one conversion without ``*``."""
     library = _c_library()
     needed = library.snprintf(None, ctypes.c_size_t(0), specification, value)
     buffer = ctypes.create_string_buffer(needed + 1)

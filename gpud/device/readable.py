@@ -1,10 +1,12 @@
-"""What a block's pointers may mean: memory that is read for it on this side of the fence.
+"""The memory that the host may read through a kernel's pointers.
 
-Problem: a kernel passes pointers to us (`printf`'s format and strings, what an `assert` says), and
-may pass any number. Reading there could show it what is not its own, or end the process.
+Problem: a kernel passes pointers to the host (`printf`'s format and strings, an `assert`'s
+message), and may pass any number. Reading there could leak another session's data or crash the
+process.
 
-Approach: only ranges that the kernel could read itself are read: its module's variables, its
-session's arena, its block's own memory. Everything else is *unreadable*, and said to be.
+Approach: the host reads only ranges that the kernel could read itself: its module's variables, its
+session's arena, its block's own memory. Everything else is *unreadable*, and `UNREADABLE` stands
+for it.
 
 Properties:
 * nothing outside the ranges is read;
@@ -23,16 +25,16 @@ __all__ = ["EVERYTHING", "TEXT_LIMIT_BYTES", "UNREADABLE", "ReadableRanges"]
 UNREADABLE = b"(unreadable)"
 
 EVERYTHING = (1 << 16, (1 << 47) - (1 << 16))
-"""The range of a module whose accesses are not checked either."""
+"""The readable range of a module whose accesses have no fences either."""
 
-_FIRST_BYTES = 256  # most texts are shorter: larger pieces are read only if there is no end in it
+_FIRST_BYTES = 256  # most texts are shorter: more is read only if these bytes hold no NUL
 
 
 class ReadableRanges:
-    """Ranges of memory, (address, size) in bytes.
+    """Reads memory within given ranges only.
 
     Args:
-        ranges: what may be read.
+        ranges: (address, size) in bytes of what may be read.
         read: ``(address, size)`` to bytes; the default reads this process's own memory.
     """
 
@@ -47,11 +49,11 @@ class ReadableRanges:
         self._read = read
 
     def bytes_at(self, address: int, size: int) -> bytes | None:
-        """``size`` bytes, 1 or more, from ``address`` on; None if they are not all in one range."""
+        """``size`` bytes, 1 or more, at ``address``; None if they are not all in one range."""
         return self._read(address, size) if 0 < size <= self._room(address) else None
 
     def text_at(self, address: int, limit: int = TEXT_LIMIT_BYTES) -> bytes | None:
-        """The text at ``address`` up to its NUL; None if none ends within range and limit."""
+        """The text at ``address`` up to its NUL; None if no NUL is within range and limit."""
         room = min(self._room(address), limit + 1)
         for size in (min(room, _FIRST_BYTES), room):
             text, end, _ = self._read(address, size).partition(b"\0") if size else (b"", b"", b"")
@@ -60,11 +62,11 @@ class ReadableRanges:
         return None
 
     def start_at(self, address: int, limit: int) -> bytes | None:
-        """The text at ``address`` up to its NUL or to ``limit`` bytes; None if it has no end."""
+        """The text at ``address`` up to its NUL or ``limit`` bytes; None if neither is in range."""
         if not 0 < limit <= self._room(address):
             return self.text_at(address, limit) if limit else b""
         return self._read(address, limit).partition(b"\0")[0]
 
     def _room(self, address: int) -> int:
-        """How many bytes there are from ``address`` on; 0 if it is in no range."""
+        """Bytes from ``address`` to the end of its range; 0 if it is in no range."""
         return next((end - address for start, end in self._ranges if start <= address < end), 0)

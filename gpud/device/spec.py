@@ -1,8 +1,8 @@
-"""Device specifications: what ``--device`` says, in one place.
+"""Parses device specifications, the values of ``--device``.
 
-``auto``, ``cpu``, ``cpu:8``, ``cpu:8@75``, ``cuda``, ``cuda:0``. The number of ``cpu`` is how many
-virtual SMs it has, by default one for each core that the process may use; what follows ``@`` is the
-compute capability, times ten, whose limits they have. The number of ``cuda`` is the GPU's index.
+``auto``, ``cpu``, ``cpu:8``, ``cpu:8@75``, ``cuda``, ``cuda:0``. The number after ``cpu`` is its
+virtual SMs, by default one for each core that the process may use; the number after ``@`` is the
+compute capability, times ten, whose limits they have. The number after ``cuda`` is the GPU's index.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ __all__ = ["DeviceSpec", "parse_device"]
 _PATTERN = re.compile(r"(auto|cpu|cuda)(?::(\d{1,5}))?(?:@(\d{2,3}))?", re.ASCII)
 _FORMS = "'auto', 'cpu', 'cpu:8' (eight virtual SMs), 'cuda' or 'cuda:0'"
 _MOST_SMS = 1024
-"""Of a CPU device: an SM is an OS thread. No GPU has as many."""
+"""Most virtual SMs of a CPU device: each is an OS thread. No GPU has as many."""
 
 
 class DeviceSpec(NamedTuple):
-    """A device, named completely.
+    """A device specification with its defaults filled in.
 
     Attributes:
         kind: ``cpu`` or ``cuda``.
         number: virtual SMs of a CPU device, index of a GPU.
-        capability: compute capability times ten of a CPU device; None: the device's own default.
+        capability: compute capability times ten of a CPU device; None: the device's default.
     """
 
     kind: str
@@ -38,13 +38,13 @@ class DeviceSpec(NamedTuple):
 
 
 def parse_device(text: str) -> DeviceSpec:
-    """Reads a device specification; ``parse_device(str(spec)) == spec``.
+    """Parse a device specification; ``parse_device(str(spec)) == spec``.
 
-    Whether there is such a GPU is for whoever opens it to find out. ``auto`` is the CPU device
-    here: whoever can look for a GPU has done so before.
+    It does not check that the GPU exists. ``auto`` means the CPU device here: a caller that can
+    probe for a GPU does so before.
 
     Raises:
-        ValueError: the text is no device specification, or asks for what no device is.
+        ValueError: the text is no device specification, or no device can be like that.
     """
     match = _PATTERN.fullmatch(text.strip())
     if match is None:

@@ -1,19 +1,19 @@
 """A device host in virtual time, with scripted outcomes, for tests of everything above it.
 
-Problem: tests of the front and of the scheduler need devices that do exactly what the test says, as
-often as it is run: task blocks that take a known time, releases that come late, kernels that trap
-or never end, a host that dies at a bad moment.
+Problem: tests of the front and of the scheduler need devices that behave exactly as scripted, in
+every run: task blocks that take a known time, releases that come late, kernels that trap or never
+end, a host that dies at a bad moment.
 
 Approach: `FakeHost` speaks the host protocol on a socket, on the running asyncio loop and without
 threads. Its clock stands still until the test calls `FakeHost.advance`; task blocks then end, and
-blocks claim, leave and start, in an order that depends on nothing but the commands. What a kernel
-does is looked up by its name (`Behaviour`); the PTX is not read.
+blocks claim, leave and start, in an order that depends on the commands alone. A kernel's
+`Behaviour` is looked up by its name; the PTX is not read.
 
 Example, in an asyncio test::
 
     host = FakeHost(sms=4, kernels={"slow": Behaviour(block_ns=5_000_000, occupancy=2)})
-    front = host.connect()            # the front's end of the socket pair: give it to the server
-    ...                               # HostReady is there; Load and Measure are answered at once
+    front = host.connect()            # the front's end of the socket pair, for the server
+    ...                               # HostReady is sent; Load and Measure are answered at once
     await until(lambda: host.jobs)    # the server has sent StartJob
     host.advance(5_000_000)           # the first task blocks end; BlocksLeft, JobEnded are sent
     host.run()                        # until nothing more can happen
@@ -25,7 +25,7 @@ more can happen. ``dies_at=n`` makes it die when it receives its n-th command.
 
 Properties:
 * equal commands and advances give equal events;
-* what the blocks of all jobs occupy never exceeds ``sms``;
+* the blocks of all jobs together never occupy more than ``sms`` SMs;
 * blocks of online jobs start before those of offline jobs, earlier jobs' before later ones'.
 """
 
@@ -54,17 +54,17 @@ class FakeHost(VirtualSMs):
 
     Args:
         sms: its capacity.
-        kernels: what kernels do, by their name in the PTX.
-        behaviour: what those do that are not in ``kernels``.
-        memory_bytes: what `HostReady` says.
+        kernels: behaviours of kernels, by their name in the PTX.
+        behaviour: behaviour of all other kernels.
+        memory_bytes: value of the field in `HostReady`.
         dies_at: number of the command, from 1, at whose receipt the host dies.
         auto: let time run by itself.
-        arrays: what `HostReady` says; copies that are asked for are answered, not made.
-        kind: what `HostReady` says.
+        arrays: value of the field in `HostReady`; requested copies are answered, not made.
+        kind: value of the field in `HostReady`.
 
     Attributes:
-        commands: everything that was received, in order, over all connections.
-        events: everything that was sent, likewise.
+        commands: all commands received, in order, over all connections.
+        events: all events sent, likewise.
         modules: the PTX of the loaded modules by number.
         arenas: (base, size, descriptor or None) of each open arena by session.
         symbols: the bytes of module variables by (module, name); grown as tests write them.
@@ -111,7 +111,7 @@ class FakeHost(VirtualSMs):
         front, self._socket = socket.socketpair()
         front.setblocking(False)
         self._socket.setblocking(False)
-        # Events are sent at once and never wait: room for all that a test leaves unread.
+        # Events are sent at once and never block: the buffer holds all that a test leaves unread.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         self._decoder = FrameDecoder(1 << 27)
         self._loop = asyncio.get_running_loop()
@@ -127,7 +127,7 @@ class FakeHost(VirtualSMs):
         return self._socket is not None
 
     def die(self) -> None:
-        """End at once and forget everything, as a host that crashes. Its time goes on."""
+        """End at once and forget everything, like a host that crashes. Its time goes on."""
         if self._socket is not None and self._loop is not None:
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._socket.fileno())
@@ -174,7 +174,7 @@ class FakeHost(VirtualSMs):
     # -- commands
 
     def handle(self, command: Any) -> None:
-        """Carry out one command; `connect`'s socket calls this."""
+        """Execute one command; called for those that come over the socket of `connect`."""
         self.commands.append(command)
         if len(self.commands) == self.dies_at:
             self.die()
@@ -182,11 +182,11 @@ class FakeHost(VirtualSMs):
         _HANDLERS[type(command)](self, command)
 
     def on_left(self, job: FakeJob) -> None:
-        """Tell the front what a job holds."""
+        """Report to the front what a job holds."""
         self._send(m.BlocksLeft(job.number, job.epoch, job.held, job.exhausted))
 
     def on_ended(self, job: FakeJob) -> None:
-        """Tell the front that a job has ended."""
+        """Report to the front that a job has ended."""
         error = None if job.error is None else job.error.to_wire()
         output = b"".join(launch.behaviour.output for launch in job.launches)
         done, first = job.done_before + job.done, job.first_block_ns or 0
@@ -211,7 +211,7 @@ class FakeHost(VirtualSMs):
         self._send(m.Replied(command.ticket))
 
     def answer(self, error: GpudError | None = None) -> None:
-        """Answer what was held, oldest first; refuse it if there is an error."""
+        """Answer the commands held back, oldest first; with ``error``, refuse them."""
         held, self._held = self._held, []
         for command in held:
             if error is None:
@@ -240,7 +240,7 @@ class FakeHost(VirtualSMs):
             self._send(m.Replied(command.ticket, behaviour.occupancy))
 
     def _behaviour(self, entry: str) -> Behaviour:
-        """What a kernel does; its variant with kill polls does the same."""
+        """The behaviour of a kernel, and of its variant with kill polls."""
         return self.kernels.get(entry.removesuffix(killable_variant("")), self.behaviour)
 
     def _start_job(self, command: m.StartJob) -> None:

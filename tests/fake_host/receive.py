@@ -1,4 +1,4 @@
-"""What comes in over a socket of gpud's, for tests that speak its protocols in the raw."""
+"""Reads frames from a socket, for tests that use gpud's protocols directly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["incoming"]
 def incoming(
     sock: socket.socket, decoder: FrameDecoder, descriptors: list[int]
 ) -> Iterator[bytes] | None:
-    """Read what is there, without waiting: the bodies of whole frames; None if the peer has gone.
+    """Read available data without waiting: the bodies of whole frames; None if the peer closed.
 
-    Descriptors that came with it are appended to ``descriptors``.
+    Descriptors that came with the data are appended to ``descriptors``.
     """
     try:
         data, found, _, _ = socket.recv_fds(sock, 1 << 18, 16)

@@ -1,11 +1,11 @@
-"""SMs in virtual time: jobs whose task blocks take exactly as long as a test says.
+"""SMs in virtual time: jobs whose task blocks take exactly as long as the test sets.
 
-Part of the fake host (`tests.fake_host.host`), which gives them their commands and tells the front
-what they report.
+Part of the fake host (`tests.fake_host.host`), which passes on the front's commands and reports
+their events to the front.
 
-Terms: as in `gpud.device.host.messages`; *room* is what no block occupies, in CapSM. A block that
-was told to release leaves when its task block ends, others claim the next one. Which block it is
-makes no difference here, so blocks are counted, not named.
+Terms: as in `gpud.device.host.messages`; *room* is the free capacity in CapSM. A released block
+leaves when its task block ends, others claim the next one. Blocks are interchangeable here, so they
+are counted, not numbered.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["Behaviour", "FakeJob", "FakeLaunch", "VirtualSMs"]
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What a kernel does.
+    """The behaviour of a kernel.
 
     Attributes:
-        block_ns: how long each task block takes; None: it never ends, whatever it is told.
-        occupancy: what `Measure` replies.
-        late_ns: how long after its task block a block that was told to release leaves.
+        block_ns: duration of each task block; None: it never ends, even if released.
+        occupancy: the reply to `Measure`.
+        late_ns: delay between the end of its task block and the leaving of a released block.
         trap_at: the number of a task block that traps at its end.
-        output: what the kernel prints.
-        refusal: what `Measure` refuses with.
-        poll_ns: how long after `KillJob` the blocks of a killable entry leave; None: never.
+        output: the kernel's output.
+        refusal: the error with which `Measure` is refused.
+        poll_ns: delay after `KillJob` until the blocks of a killable entry leave; None: never.
     """
 
     block_ns: int | None = 1_000_000
@@ -46,9 +46,9 @@ class Behaviour:
 
 
 class FakeLaunch(NamedTuple):
-    """A launch of a `FakeJob`: a kernel, its task blocks, its M and what it does.
+    """A launch of a `FakeJob`: a kernel, its task blocks, its M and its behaviour.
 
-    ``killable``: its blocks poll whether they were killed.
+    ``killable``: its blocks have kill polls.
     """
 
     entry: str
@@ -62,10 +62,10 @@ class FakeJob:
     """A job on `VirtualSMs`. Tests may read everything.
 
     Attributes:
-        launch: index of the launch that runs.
+        launch: index of the current launch.
         next: its task blocks claimed; ``done``: its task blocks done.
         queued: blocks that wait for room; ``idle``: resident, waiting for the next launch.
-        running: task blocks under way; ``releasing``: how many of their blocks leave afterwards.
+        running: running task blocks; ``releasing``: how many of their blocks leave afterwards.
     """
 
     def __init__(self, start: m.StartJob, launches: list[FakeLaunch], now_ns: int) -> None:
@@ -93,7 +93,7 @@ class FakeJob:
 
     @property
     def now(self) -> FakeLaunch:
-        """The launch that runs."""
+        """The current launch."""
         return self.launches[self.launch]
 
     @property
@@ -118,12 +118,12 @@ class FakeJob:
 
     @property
     def held(self) -> int:
-        """What they are in slices, rounded up."""
+        """These blocks in slices, rounded up."""
         return -(-self.blocks * self.occupancy // self.now.occupancy)
 
     @property
     def wanted(self) -> int:
-        """How many blocks the launch that runs should have."""
+        """How many blocks the current launch should have."""
         return 0 if self.ending else self.slices * self.now.occupancy // self.occupancy
 
     @property
@@ -133,10 +133,10 @@ class FakeJob:
 
 
 class VirtualSMs:
-    """The SMs and their clock, which stands still but for `advance` and `run`.
+    """The SMs and their clock, which only `advance` and `run` move.
 
     Args:
-        sms: how many.
+        sms: number of SMs.
 
     Attributes:
         now_ns: virtual time.
@@ -153,10 +153,10 @@ class VirtualSMs:
         self._left: dict[int, FakeJob] = {}
 
     def on_left(self, job: FakeJob) -> None:
-        """Blocks of a job have left, or it was resized. For a subclass."""
+        """Called when blocks of a job have left, or it was resized. For a subclass."""
 
     def on_ended(self, job: FakeJob) -> None:
-        """A job has ended; it is not in `jobs` any more. For a subclass."""
+        """Called when a job has ended and is removed from `jobs`. For a subclass."""
 
     # -- commands
 
@@ -167,7 +167,7 @@ class VirtualSMs:
         self.settle()
 
     def resize(self, job: FakeJob, slices: int) -> None:
-        """Give a job another number of slices; reported in any case."""
+        """Set a job's number of slices; reported in any case."""
         job.slices = slices
         self._shrink(job)
         self._grow(job)
@@ -175,7 +175,7 @@ class VirtualSMs:
         self.settle()
 
     def end(self, job: FakeJob) -> None:
-        """Release all blocks of a job and run no more of it."""
+        """Release all blocks of a job and start no more."""
         if not job.ending:
             self._end(job)
             if job.over:
@@ -183,7 +183,7 @@ class VirtualSMs:
             self.settle()
 
     def kill(self, job: FakeJob) -> None:
-        """Have the blocks of a job leave where they poll, besides ending it."""
+        """End a job; its blocks leave at their next kill poll."""
         self.end(job)
         poll_ns = job.now.behaviour.poll_ns
         if self.jobs.get(job.number) is job and job.now.killable and poll_ns is not None:
@@ -198,7 +198,7 @@ class VirtualSMs:
         self._room = Fraction(self.sms)
 
     def settle(self) -> None:
-        """Start what there is room for, and report."""
+        """Start the blocks for which there is room, and report."""
         self._place()
         left, self._left = self._left, {}
         for job in left.values():
@@ -211,14 +211,14 @@ class VirtualSMs:
     # -- time
 
     def advance(self, duration_ns: int) -> None:
-        """Let virtual time go on by this much, and report what happens."""
+        """Advance virtual time by this much, and report what happens."""
         until_ns = self.now_ns + duration_ns
         while self._ends and self._ends[0][0] <= until_ns:
             self._step()
         self.now_ns = until_ns
 
     def run(self, limit: int = 1_000_000) -> None:
-        """Let time go on until nothing more can happen; at most ``limit`` happenings."""
+        """Advance time until nothing more can happen; at most ``limit`` steps."""
         for _ in range(limit):
             if not self._ends:
                 return
@@ -226,7 +226,7 @@ class VirtualSMs:
         raise AssertionError(f"still busy after {limit} happenings")
 
     def _step(self) -> None:
-        """Everything that happens at the next moment at which anything does."""
+        """Process all events of the next point in time that has any."""
         self.now_ns = self._ends[0][0]
         while self._ends and self._ends[0][0] == self.now_ns:
             _, _, job, what, argument = heapq.heappop(self._ends)
@@ -243,7 +243,7 @@ class VirtualSMs:
     # -- blocks
 
     def _place(self) -> None:
-        """Start the blocks that there is room for; none overtakes one that waits."""
+        """Start the blocks for which there is room; none overtakes a waiting one."""
         for job in sorted(self.jobs.values(), key=lambda job: not job.online):
             while job.queued:
                 slice_ = Fraction(1, job.now.occupancy)
@@ -256,7 +256,7 @@ class VirtualSMs:
                 self._claim(job)
 
     def _claim(self, job: FakeJob) -> None:
-        """A resident block has nothing to do: give it a task block, or let it wait or leave."""
+        """Give an idle resident block a task block, or let it wait or leave."""
         if job.next < job.now.total:
             job.running += 1
             job.next += 1

@@ -32,7 +32,7 @@ def test_a_message_that_is_none_is_answered_and_the_host_goes_on() -> None:
 @pytest.mark.parametrize(
     "data", [b"\xff\xff\xff\xff garbage", frame(b"\x91\xcc\xc8"), frame(b"\xc0")]
 )
-def test_what_nobody_can_be_told_of_ends_the_host(data: bytes) -> None:
+def test_a_command_that_cannot_be_answered_ends_the_host(data: bytes) -> None:
     peer = Peer("cpu:1")
     peer.socket.sendall(data)
     with pytest.raises(ConnectionError):

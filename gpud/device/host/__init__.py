@@ -1,5 +1,5 @@
-"""The device host: a process of its own for each device, so that a device's fault ends only it.
+"""The device host: one process for each device, so that a device fault ends only that process.
 
-``python -m gpud.device.host --device cpu:8 --fd N`` serves one device over a socket that it has
-inherited: see `gpud.device.host.messages`.
+``python -m gpud.device.host --device cpu:8 --fd N`` serves one device over an inherited socket: see
+`gpud.device.host.messages`.
 """

@@ -1,7 +1,7 @@
-"""``python -m gpud.device.host --device DEVICE --fd N``: one device, one process.
+"""The device host process: ``python -m gpud.device.host --device DEVICE --fd N``.
 
 The process ends when the other end of the socket is closed, whatever its kernels do at the time.
-Its standard output and error are the daemon's log. Only the front ends it: by closing the socket,
+Its standard output and error go to the daemon's log. Only the front ends it: by closing the socket,
 or by SIGKILL.
 """
 
@@ -27,15 +27,15 @@ from gpud.errors import DeviceLost, GpudError, InvalidArgument
 __all__ = ["main"]
 
 _SWITCH_INTERVAL_S = 0.0001
-"""How long a thread may keep Python to itself while another waits: at Python's default of 5 ms, a
-command waits that long while a program is being read."""
+"""Python's switch interval: at its default of 5 ms, a command waits that long for the GIL while
+another thread parses a program."""
 
 _PR_SET_PDEATHSIG = 1
 _LINE_BUFFERED = 1  # _IOLBF
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until the front has gone; returns only if nothing could be started."""
+    """Serve until the front closes the socket; returns only if the device could not be opened."""
     parser = argparse.ArgumentParser(prog="python -m gpud.device.host", description=__doc__)
     parser.add_argument("--device", required=True, help="cpu, cpu:8, cpu:8@75, cuda:0")
     parser.add_argument("--fd", required=True, type=int, help="the inherited socket")
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (GpudError, OSError, ValueError) as error:
         print(f"device host: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    # What was loaded until now stays: the garbage collector need not look at it again.
+    # What is loaded by now stays for good: take it out of garbage collection.
     gc.collect()
     gc.freeze()
     status = 0
@@ -64,16 +64,16 @@ def main(arguments: list[str] | None = None) -> int:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: SM threads may be in kernels that never end, and nothing may wait for them.
+    # Not sys.exit: SM threads may be in kernels that never end, and it would wait for them.
     os._exit(status)
 
 
 class DeviceSettings(NamedTuple):
-    """What a device is opened with.
+    """Settings with which a device is opened.
 
     Attributes:
-        compile_seconds, compile_memory_bytes: limits for making machine code of one kernel, where
-            that is a process of its own; 0 bytes: none.
+        compile_seconds, compile_memory_bytes: limits of the CPU device's compiler process for one
+            kernel; 0 bytes: no limit.
         release_path: see `gpud.device.cuda.launch.release_path`.
     """
 
@@ -83,12 +83,12 @@ class DeviceSettings(NamedTuple):
 
 
 def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
-    """The device that ``spec`` names, ready to run.
+    """Open the device that ``spec`` names.
 
     Raises:
         ValueError: there is no such device.
-        InvalidArgument: likewise, or it is there and cannot be used.
-        MissingDependency: it needs what is not installed.
+        InvalidArgument: there is no such device, or it cannot be used.
+        MissingDependency: a package that it needs is not installed.
     """
     if spec.kind == "cuda":
         from gpud.device.cuda.device import CUDADevice
@@ -103,25 +103,25 @@ def open_device(spec: DeviceSpec, settings: DeviceSettings) -> Device:
             ) from error
     from gpud.device.host.native_compiler import NativeCompiler
 
-    maker = NativeCompiler(settings.compile_seconds, settings.compile_memory_bytes)
-    maker.warm_up()  # it starts while this process loads what follows
+    compiler = NativeCompiler(settings.compile_seconds, settings.compile_memory_bytes)
+    compiler.warm_up()  # it starts while this process imports the device
     from gpud.device.cpu.device import CPUDevice
 
     if spec.capability is None:
-        return CPUDevice(spec.number, compiler=maker)
-    return CPUDevice(spec.number, capability=spec.capability, compiler=maker)
+        return CPUDevice(spec.number, compiler=compiler)
+    return CPUDevice(spec.number, capability=spec.capability, compiler=compiler)
 
 
 def _prepare_process() -> None:
-    # A crash in native code says in the log where it was.
+    # A crash in native code leaves a traceback in the log.
     faulthandler.enable()
-    # Whoever ends the daemon, ends it alone: it needs its hosts until it has drained.
+    # A signal to the process group must end the daemon alone: it needs its hosts while it drains.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     library = ctypes.CDLL(None)
-    # The socket's end tells that the front is gone; this also reaches a host that is stuck.
+    # The front's death closes the socket; this also ends a host that no longer reads it.
     library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # What kernels print on a GPU, its driver writes through the C library, which would keep it back
+    # The CUDA driver writes the output of kernels through the C library, which would buffer it
     # where the log is no terminal, and lose it at the end of this process.
     library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, _LINE_BUFFERED, 0)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

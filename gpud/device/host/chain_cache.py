@@ -1,7 +1,7 @@
-"""What jobs launch, from the bytes of `StartJob`: checked, resolved, made ready, and kept.
+"""Caches prepared chains by the bytes of `StartJob` that describe them.
 
-A service submits the same chain again and again. Its `StartJob` then holds the same bytes, so what
-was made of them once is found by them.
+A service submits the same chain again and again. Its `StartJob` then holds the same bytes, so they
+serve as the key: decoding, resolving the kernels and preparing the chain is done once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ChainCache"]
 
 _MOST_LAUNCHES = 1 << 20
 _LIMIT_BYTES = 32 << 20
-"""Of the chains that are kept, as `StartJob` has them; made ready they take several times that."""
+"""Limit of the keys, the bytes of `StartJob`; prepared chains take several times that."""
 
 
 class _Kept(NamedTuple):
@@ -26,12 +26,12 @@ class _Kept(NamedTuple):
 
 
 class ChainCache:
-    """Chains of a device by the bytes that describe them. For one thread.
+    """The prepared chains of a device. Not thread-safe.
 
     Args:
         device: prepares them.
         kernel: finds a loaded kernel by module number and name; raises if there is none.
-        limit_bytes: how much is kept; the oldest go first.
+        limit_bytes: limit of the keys' size in total; the oldest chains go first.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ChainCache:
         Raises:
             ProtocolError: ``packed`` describes no launches.
             UnknownName: it names a module that is not loaded.
-            KernelNotFound: or a kernel that the module does not have.
+            KernelNotFound: a module has no kernel of that name.
             InvalidArgument: M, or a parameter buffer, does not fit the launches.
             LaunchConfigError, KernelRejected: the device cannot run one of them.
         """
@@ -69,7 +69,7 @@ class ChainCache:
         return found.chain
 
     def forget(self, modules: set[int]) -> None:
-        """Drop what was made with these modules."""
+        """Drop the chains that use these modules."""
         for key in [key for key, one in self._kept.items() if not one.modules.isdisjoint(modules)]:
             self._drop(key)
 

@@ -1,15 +1,16 @@
-"""A fair queue and the thread that empties it: each session's commands in order, sessions in turn.
+"""Executes commands on one thread, round-robin over one queue for each session.
 
-Problem: to copy a large array takes seconds, and another session's small one must not wait so long.
+Problem: copying a large array takes seconds, and another session's small one must not wait so long.
 
-Approach: each session has a *queue* of its commands. A command is carried out in steps, and
-after each step it is the next queue's turn. A handler that is a generator says by ``yield`` where a
-step ends; any other is one step.
+Approach: each session has a *queue* of its commands. A command is executed in steps, and after each
+step it is the next queue's turn. A handler that is a generator ends a step with ``yield``; any
+other is one step.
 
 Properties:
-* the commands of a queue are carried out one after the other, in the order in which they came;
-* between two steps of a command at most one step of each other queue is taken;
-* what is dropped is not carried out any further, and is told to whoever dropped it.
+* the commands of a queue are executed one after the other, in the order in which they came;
+* between two steps of a command at most one step of each other queue is executed;
+* a dropped command is not executed any further; it is returned by `FairQueue.drop` or, if it had
+  begun, passed to ``dropped``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Handler = Callable[[Any], Iterator[None] | None]
 
 
 class _Work:
-    """A command and how far it is."""
+    """A command and the state of its execution."""
 
     def __init__(self, handler: Handler, command: Any) -> None:
         self.command = command
@@ -36,7 +37,7 @@ class _Work:
         self._steps: Iterator[None] | None = None
 
     def advance(self, _: Any) -> None:
-        """Take a step; it is over unless it says that there is more."""
+        """Execute one step; the command is over unless its handler yields."""
         self.over = True
         if self._steps is None:
             self._steps = iter(self._handler(self.command) or ())
@@ -46,11 +47,12 @@ class _Work:
 
 
 class FairQueue:
-    """Carries out commands on a thread of its own.
+    """Executes commands on its own thread.
 
     Args:
-        name: of the thread.
-        guarded: called with something to call and a command; sees to what is raised.
+        name: the thread's name.
+        guarded: called with a function and a command; calls the function with the command and
+            handles what it raises.
         dropped: called on the thread with a command that was dropped between two steps.
     """
 
@@ -63,14 +65,13 @@ class FairQueue:
         self._guarded = guarded
         self._dropped = dropped
         self._queues: dict[int, deque[_Work]] = {}
-        self._turns: deque[int] = (
-            deque()
-        )  # keys of queues with commands, but for the one whose turn it is
+        # Keys of the queues with commands, except the one whose turn it is.
+        self._turns: deque[int] = deque()
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, key: int, handler: Handler, command: Any) -> None:
-        """Have ``handler(command)`` called after all that was put into the queue before."""
+        """Queue ``handler(command)`` behind all commands of the queue ``key``."""
         with self._changed:
             queue = self._queues.get(key)
             if queue is None:
@@ -80,13 +81,13 @@ class FairQueue:
             queue.append(_Work(handler, command))
 
     def drop(self, key: int, which: Callable[[Any], bool]) -> list[Any]:
-        """Carry out no more of those commands of a queue; returns those that had not begun."""
+        """Drop the commands of a queue that ``which`` selects; returns those not begun yet."""
         with self._changed:
             queue = self._queues.get(key, deque())
-            going = [work for work in queue if which(work.command)]
-            for work in going:
+            dropped = [work for work in queue if which(work.command)]
+            for work in dropped:
                 work.dropped = True
-            return [work.command for work in going if not work.begun]
+            return [work.command for work in dropped if not work.begun]
 
     def _run(self) -> None:
         while True:

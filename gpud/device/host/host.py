@@ -1,19 +1,19 @@
-"""The device host: carries out the front's commands on one device and tells it what happens.
+"""The device host's dispatcher: executes the front's commands on one device and sends events back.
 
-Problem: whatever a kernel or a request does, the front must go on; and a job must run as soon as
-its command is there, whatever is being compiled, mapped or printed at the time.
+Problem: no kernel and no request may stop the front; and a job must start as soon as its command
+arrives, whatever is being compiled, mapped or printed at that time.
 
-Approach: one thread reads commands and carries out the quick ones itself, so that they take effect
-in their order. Compiling goes to a thread of its own, mapping and copying memory to another
-(`gpud.device.host.session_memory`). What happens on the device is told from the thread on which it
-happens (`gpud.device.host.running_job`).
+Approach: one thread reads commands and executes the quick ones itself, so that they take effect in
+order. A second thread compiles, a third maps and copies memory
+(`gpud.device.host.session_memory`). Each event of the device is sent from the thread on which it
+occurs (`gpud.device.host.running_job`).
 
 Properties:
 * a command that fails changes nothing, is answered by its error, and never ends the host;
-* so is a command that cannot be read; the host ends if it cannot tell who waits for it;
-* a device that says `gpud.errors.DeviceLost`, from any call, ends the host: nothing on it can be
-  relied on any more. So does what fails where nobody can be told of it;
-* all that is about modules is done in the order of the commands;
+* so is a command that cannot be decoded; the host ends if it cannot tell what waits for the answer;
+* a device that raises `gpud.errors.DeviceLost`, from any call, ends the host: its state is unknown
+  from then on. So does a failure that no answer or event can report;
+* commands on modules are executed in the order in which they came;
 * a command on a job that has ended meanwhile is ignored: `JobEnded` is its answer.
 """
 
@@ -51,7 +51,7 @@ __all__ = ["Host", "end_process"]
 
 _LOST_STATUS = 3
 _MOST_WHY = 1024
-"""Characters of a reason in `HostReady`."""
+"""Most characters of the reason in `HostReady`."""
 
 Handler = Callable[[Any], None]
 
@@ -62,12 +62,12 @@ class _Module(NamedTuple):
 
 
 class Host:
-    """One device and the link to the front.
+    """Executes commands on one device.
 
     Args:
         device: runs the jobs.
-        link: to the front.
-        on_lost: stands in for `end_process`, in tests.
+        link: the connection to the front.
+        on_lost: called with the reason when the host must end; default `end_process`.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Host:
             m.Load: lambda command: compiling(self._load, command),
             m.Measure: lambda command: compiling(self._measure, command),
             m.Unload: self._unload,
-            Unreadable: self._tell_unreadable,
+            Unreadable: self._answer_unreadable,
         }
         self._compiling = compiling
 
     def run(self) -> None:
-        """Say that the device is there, then carry out commands until the front has gone.
+        """Send `HostReady`, then execute commands until the front closes the link.
 
         Jobs may still be running when this returns: the caller ends the process.
         """
@@ -123,10 +123,10 @@ class Host:
             for command in self._link.receive():
                 self.carry_out(command)
         except FrameError as error:
-            self._on_lost(f"the front sent what is no message: {error}")
+            self._on_lost(f"the front sent a malformed message: {error}")
 
     def carry_out(self, command: Any) -> None:
-        """Carry out one command, or hand it to the thread that does."""
+        """Execute one command, or queue it for the thread that does."""
         self._guarded(self._handlers[type(command)], command)
 
     def _guarded(self, handler: Handler, command: Any) -> None:
@@ -137,11 +137,11 @@ class Host:
         except Exception as error:  # noqa: BLE001 - a bug in one command must not end the others
             try:
                 self._answer(command, error)
-            except Exception as problem:  # noqa: BLE001 - nobody can be told
+            except Exception as problem:  # noqa: BLE001 - the failure cannot be reported
                 self._lost(problem)
 
     def _answer(self, command: Any, error: Exception) -> None:
-        """Tell what a command has failed with."""
+        """Answer a command with the error that it has failed with."""
         if not isinstance(error, GpudError):
             name = type(command).__name__
             self._log(logging.ERROR, f"{name}: {''.join(traceback.format_exception(error))}")
@@ -150,45 +150,44 @@ class Host:
         self._failed(command, error)
 
     def _lost(self, error: BaseException) -> None:
-        """Nothing on this device can be relied on any more."""
+        """End the host: the state of the device is unknown."""
         if isinstance(error, DeviceLost):
             self._on_lost(str(error))
         else:
-            told = "".join(traceback.format_exception(error)).strip()
-            self._on_lost(told)
+            self._on_lost("".join(traceback.format_exception(error)).strip())
 
     def _failed(self, command: Any, error: GpudError) -> None:
-        plain = error.to_wire()
+        encoded = error.to_wire()
         try:
-            self._tell_failure(command, error, plain)
+            self._report_failure(command, error, encoded)
         except ProtocolError:  # a field of the error is of a type that cannot be sent
-            self._tell_failure(command, error, {**plain, "fields": {}})
+            self._report_failure(command, error, {**encoded, "fields": {}})
 
-    def _tell_failure(self, command: Any, error: GpudError, plain: dict[str, Any]) -> None:
+    def _report_failure(self, command: Any, error: GpudError, encoded: dict[str, Any]) -> None:
         ticket = getattr(command, "ticket", None)
         if ticket is not None:
-            self._send(m.Refused(ticket, plain))
+            self._send(m.Refused(ticket, encoded))
         elif isinstance(command, m.StartJob):
             self._jobs.pop(command.job, None)
-            self._send(ended_at_once(command.job, plain))
+            self._send(ended_at_once(command.job, encoded))
         elif isinstance(command, m.ResizeJob) and command.job in self._jobs:
             self._jobs[command.job].end(error)
         else:
             self._log(logging.ERROR, f"{type(command).__name__}: {error}")
 
-    def _tell_unreadable(self, unread: Unreadable) -> None:
-        """Tell who waits for a command that cannot be read.
+    def _answer_unreadable(self, unread: Unreadable) -> None:
+        """Answer a command that cannot be decoded with an error.
 
         Raises:
-            DeviceLost: that is not known: somebody would wait for ever.
+            DeviceLost: its ticket or job is unknown: the front would wait for ever.
         """
         kind, problem = unread.kind, unread.error
         name = "a command" if kind is None else kind.__name__
         error = InternalError(f"{name} cannot be read: {problem}", stage="device host")
         if kind is m.OpenArena and (descriptor := self._link.take_descriptor()) is not None:
-            os.close(descriptor)  # or it would be taken for that of the next
+            os.close(descriptor)  # or the next OpenArena would get it
         if kind not in self._handlers or (problem.request is None and problem.job is None):
-            raise DeviceLost(f"the front sent what nobody can be told of: {error}")
+            raise DeviceLost(f"the front sent a command that cannot be answered: {error}")
         if problem.job is None:
             assert problem.request is not None
             self._send(m.Refused(problem.request, error.to_wire()))
@@ -200,7 +199,7 @@ class Host:
     def _log(self, level: int, text: str) -> None:
         self._send(m.Log(level, " | ".join(text.split("\n"))[: 1 << 14]))
 
-    # -- jobs: on the reading thread
+    # -- jobs: on the receiving thread
 
     def _start_job(self, command: m.StartJob) -> None:
         if command.job in self._jobs:
@@ -242,7 +241,7 @@ class Host:
                 rows.append([number, done, total, gang.first_block_ns, gang.release_ns])
         self._send(m.Replied(command.ticket, rows))
 
-    # -- symbols: on the reading thread
+    # -- symbols: on the receiving thread
 
     def _read_symbol(self, command: m.ReadSymbol) -> None:
         data = self._symbol(command, command.size)
@@ -254,7 +253,7 @@ class Host:
         self._send(m.Replied(command.ticket))
 
     def _symbol(self, command: m.ReadSymbol | m.WriteSymbol, size: int) -> Any:
-        if command.name in RESERVED:  # where the fences stand is nobody's to read or move
+        if command.name in RESERVED:  # the bounds of the fences among them
             raise UnknownName(f"there is no variable {command.name!r}: the name is gpud's own")
         try:
             held = self._module(command.module).program.symbol(command.name)
@@ -283,7 +282,7 @@ class Host:
 
     def _unload(self, command: m.Unload) -> None:
         self._chains.forget({command.module})
-        # In its turn: its Load may still be waiting.
+        # In order: its Load may still be queued.
         self._compiling(self._unload_module, command)
 
     def _unload_module(self, command: m.Unload) -> None:
@@ -315,15 +314,15 @@ class Host:
 
 
 def end_process(reason: str) -> None:
-    """End this process at once: the last line of its output tells the front why."""
-    # Not sys.exit: SM threads may be in kernels that never end, and nothing may wait for them.
+    """End this process at once; the last line of its output gives the front the reason."""
+    # Not sys.exit: SM threads may be in kernels that never end, and it would wait for them.
     with suppress(OSError):
         os.write(2, f"{reason}\n".encode(errors="replace"))
     os._exit(_LOST_STATUS)
 
 
 class _Worker:
-    """A thread that carries out commands one after the other."""
+    """A thread that executes commands one after the other."""
 
     def __init__(self, name: str, guarded: Callable[[Handler, Any], None]) -> None:
         self._queue: queue.SimpleQueue[tuple[Handler, Any]] = queue.SimpleQueue()
@@ -331,7 +330,7 @@ class _Worker:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, handler: Handler, command: Any) -> None:
-        """Have ``handler(command)`` called after all that was put before."""
+        """Queue ``handler(command)`` behind everything queued before."""
         self._queue.put((handler, command))
 
     def _run(self) -> None:

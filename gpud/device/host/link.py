@@ -1,7 +1,7 @@
-"""A device host's end of its socket pair with the front: blocking, for threads.
+"""The device host's end of its socket pair with the front: blocking, for several threads.
 
-One thread receives; any thread sends. A send goes to the socket from the thread that calls it, so
-that an event of an SM's thread is under way without waking another thread first.
+One thread receives; any thread sends. `Link.send` writes to the socket on the calling thread, so
+that an event of an SM's thread is sent without waking another thread first.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["Link", "Unreadable"]
 
 _CHUNK_BYTES = 1 << 18
 _FRAME_LIMIT_BYTES = 1 << 28
-"""A rewritten program is the largest thing that the front sends."""
+"""A rewritten program is the largest message from the front."""
 
 _DESCRIPTORS = 16
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * _DESCRIPTORS)
 
 
 class Unreadable(NamedTuple):
-    """A frame that holds no command.
+    """A frame that does not decode to a command.
 
     Attributes:
-        kind: the command that it would be, as far as that can be told.
-        error: why it is none; with the number of who waits for it, if that could be read.
+        kind: the message class of its code; None if the code is unknown.
+        error: why it does not decode; has the ticket or job number if that could be read.
     """
 
     kind: type | None
@@ -42,7 +42,7 @@ class Unreadable(NamedTuple):
 
 
 class Link:
-    """Messages over a connected Unix stream socket, which it owns.
+    """Sends and receives messages over a connected Unix stream socket, which it owns.
 
     Args:
         connection: the host's end; left in blocking mode.
@@ -58,12 +58,12 @@ class Link:
         self._lock = threading.Lock()
 
     def receive(self) -> Iterator[Any]:
-        """Yields each command as it comes, until the front closes its end; blocks.
+        """Yield each command as it arrives, until the front closes its end; blocks.
 
-        A frame that holds no command is yielded as `Unreadable`.
+        A frame that does not decode to a command is yielded as `Unreadable`.
 
         Raises:
-            FrameError: what came is no frame; nothing more can be read.
+            FrameError: the framing is broken; nothing more can be read.
         """
         view = memoryview(self._buffer)
         decode = HOST_PROTOCOL.decode
@@ -88,14 +88,15 @@ class Link:
                 yield command
 
     def take_descriptor(self) -> int | None:
-        """The oldest file descriptor that came and was not taken; the caller closes it."""
+        """Take the oldest file descriptor received and not taken yet; the caller closes it."""
         return self._descriptors.popleft() if self._descriptors else None
 
     def send(self, event: Any) -> None:
-        """Send an event; events that a thread sends one after the other arrive in that order.
+        """Send an event; the events of one thread arrive in the order of their sending.
 
-        Blocks while the front's buffer is full. An event for a front that has gone is dropped: the
-        receiving thread hears of that, and ends the host. So is one that comes after `close`.
+        Blocks while the socket's buffer is full. If the front has closed its end the event is
+        dropped: the receiving thread sees that too, and ends the host. So is one sent after
+        `close`.
         """
         data = self._encode(event)
         with self._lock:
@@ -107,9 +108,9 @@ class Link:
                 return
 
     def close(self) -> None:
-        """Close the socket, and descriptors that nobody took; other threads may be sending."""
-        with suppress(OSError):  # the front may have gone
-            self._socket.shutdown(socket.SHUT_RDWR)  # whoever sends and waits for room gives up
+        """Close the socket and descriptors that were not taken; other threads may be sending."""
+        with suppress(OSError):  # the front may have closed its end
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes threads that are blocked in `send`
         with self._lock:
             self._socket.close()
         while self._descriptors:

@@ -1,7 +1,7 @@
-"""The link between the front and a device host: commands down, events up, declared once.
+"""The messages between the front and a device host: commands to the host, events to the front.
 
-The same codec as the client protocol's (`gpud.wire`), over a socket pair that only the two
-processes have. Both are gpud of one version, so there is no version to agree on.
+They use the codec of the client protocol (`gpud.wire`), over a socket pair between the two
+processes. Both run the same version of gpud, so none is negotiated.
 
 A command with a ``ticket`` is answered by exactly one `Replied` or `Refused` with it. `StartJob`
 is answered by exactly one `JobEnded`, after the job's last block has left; `ResizeJob` by at least
@@ -56,7 +56,7 @@ Dim3 = Annotated[tuple[int, int, int], listed(uint(32), 3, 3), "x, y, z"]
 
 @HOST_PROTOCOL.record()
 class Launch(NamedTuple):
-    """One launch of a job, whose kernel was measured for this block shape on this host."""
+    """One launch of a job; `Measure` was sent before for its kernel and block shape."""
 
     module: Module
     entry: Annotated[str, text(4096), "the kernel's name in the PTX"]
@@ -64,7 +64,7 @@ class Launch(NamedTuple):
     grid: Dim3
     block: Dim3
     shared: Annotated[int, uint(32), "dynamic shared memory of a block, in bytes"]
-    parameters: Annotated[bytes, blob(1 << 16), "the buffer as the kernel was before rewriting"]
+    parameters: Annotated[bytes, blob(1 << 16), "the buffer, without the hidden parameter"]
     occupancy: Annotated[int, uint(16), "M of this launch, as `Measure` replied"]
 
 
@@ -73,20 +73,20 @@ class Launch(NamedTuple):
 
 @_front(1)
 class OpenArena(NamedTuple):
-    """Map a session's memory; comes with the descriptor of its file.
+    """Map a session's memory; the descriptor of its file comes with the message.
 
     Replies the device address of its first byte: ``base`` if that is not 0.
     """
 
     ticket: Ticket
     session: Session
-    base: Annotated[int, uint(64), "where it must lie; 0: the device chooses"]
+    base: Annotated[int, uint(64), "device address that it must have; 0: the device chooses"]
     size: Annotated[int, uint(64), "bytes, a power of two"]
 
 
 @_front(2)
 class CloseArena(NamedTuple):
-    """Unmap a session's memory and unload its modules. No job of the session is left."""
+    """Unmap a session's memory and unload its modules. All its jobs have ended before."""
 
     session: Session
 
@@ -103,14 +103,14 @@ class Load(NamedTuple):
 
 @_front(4)
 class Unload(NamedTuple):
-    """Forget a module. No job of it is left."""
+    """Unload a module. All jobs that use it have ended before."""
 
     module: Module
 
 
 @_front(5)
 class Measure(NamedTuple):
-    """Compile a kernel for a block shape. Replies M, 1 or more; refuses if none fits."""
+    """Compile a kernel for a block shape. Replies M, 1 or more; refused if no block fits an SM."""
 
     ticket: Ticket
     module: Module
@@ -124,7 +124,7 @@ class StartJob(NamedTuple):
     """Start a job with ``slices`` slices of 1/``occupancy`` CapSM.
 
     Launch k of the chain has ``slices * occupancy_k // occupancy`` persistent blocks, where
-    occupancy_k is its own M; the job's ``occupancy`` is the least of these.
+    occupancy_k is the M of launch k; the job's ``occupancy`` is the least of these.
     """
 
     job: Job
@@ -132,43 +132,46 @@ class StartJob(NamedTuple):
     launches: Annotated[
         bytes,
         blob(1 << 25),
-        "one or more `Launch`, as `MessageTable.encode_records` has them; what the host has ready "
-        "for some bytes it keeps for the same bytes",
+        "one or more `Launch`, as `MessageTable.encode_records` encodes them; the host caches the "
+        "prepared chain by these bytes",
     ]
     occupancy: Annotated[int, uint(16), "M of the job"]
-    slices: Annotated[int, uint(32), "what it has now"]
+    slices: Annotated[int, uint(32), "its slices at the start"]
     epoch: Annotated[int, uint(32), "0 for the start, one more with each `ResizeJob`"]
     online: Annotated[bool, flag(), "its blocks start before those of offline jobs"]
-    exclusive: Annotated[int, uint(16), "so many whole SMs are its own, 0: none"] = 0
+    exclusive: Annotated[int, uint(16), "whole SMs reserved for it alone; 0: none"] = 0
 
 
 @_front(7)
 class ResizeJob(NamedTuple):
-    """Give a running job another number of slices; 0 stops it where it is."""
+    """Set a running job's number of slices; 0 stops it until the next `ResizeJob`."""
 
     job: Job
-    slices: Annotated[int, uint(32), "from now on"]
+    slices: Annotated[int, uint(32), "its slices from now on"]
     epoch: Annotated[int, uint(32), "see `StartJob`"]
 
 
 @_front(8)
 class EndJob(NamedTuple):
-    """Release all blocks of a job and run no more of it; `JobEnded` follows when they have left."""
+    """Release all blocks of a job and start no more; `JobEnded` follows when they have left."""
 
     job: Job
 
 
 @_front(9)
 class ReadProgress(NamedTuple):
-    """Replies [job, done, total, first_block_ns, release_ns], as `JobEnded`, for each job there."""
+    """Replies [job, done, total, first_block_ns, release_ns] for each job that has not ended.
+
+    The fields are those of `JobEnded`.
+    """
 
     ticket: Ticket
-    jobs: Annotated[tuple[int, ...], listed(uint(64), 0, 1 << 20), "which"]
+    jobs: Annotated[tuple[int, ...], listed(uint(64), 0, 1 << 20), "the jobs asked for"]
 
 
 @_front(10)
 class ReadSymbol(NamedTuple):
-    """Replies bytes of a module variable."""
+    """Read bytes of a module variable. Replies them."""
 
     ticket: Ticket
     module: Module
@@ -179,20 +182,20 @@ class ReadSymbol(NamedTuple):
 
 @_front(11)
 class WriteSymbol(NamedTuple):
-    """Writes bytes of a module variable. Replies nil."""
+    """Write bytes of a module variable. Replies nil."""
 
     ticket: Ticket
     module: Module
     name: Annotated[str, text(4096), "the variable"]
     offset: Annotated[int, uint(63), "in bytes"]
-    data: Annotated[bytes, blob(1 << 24), "what to write"]
+    data: Annotated[bytes, blob(1 << 24), "the bytes to write"]
 
 
 @_front(12)
 class KillJob(NamedTuple):
-    """End a job's blocks where they poll, in the middle of a task block; `JobEnded` follows.
+    """End a job's blocks at their next kill poll, within a task block; `JobEnded` follows.
 
-    Only the loops of entries that were compiled with kill polls do that: others go on.
+    Only the loops of entries that were compiled with kill polls have these: other blocks go on.
     """
 
     job: Job
@@ -200,32 +203,32 @@ class KillJob(NamedTuple):
 
 @_front(17)
 class Ping(NamedTuple):
-    """Replies nil, from the thread that maps memory, as soon as that comes to it."""
+    """Check that the thread that maps memory still works through its queue. Replies nil."""
 
     ticket: Ticket
 
 
-Offset = Annotated[int, uint(63), "of the first byte, from the arena's"]
+Offset = Annotated[int, uint(63), "of the first byte, from the start of the arena"]
 Size = Annotated[int, uint(63, least=1), "in bytes"]
 
 
 @_front(13)
 class Commit(NamedTuple):
-    """Have memory behind a part of an arena, where arrays are copied. Replies nil.
+    """Back a part of an arena with memory, on a device that copies arrays. Replies nil.
 
-    This and what follows are carried out in their order, for each session.
+    For each session, this and the next three commands are executed in order.
     """
 
     ticket: Ticket
     session: Session
     offset: Offset
     size: Size
-    from_file: Annotated[bool, flag(), "begin with what the file has there; else with zeroes"]
+    from_file: Annotated[bool, flag(), "fill it from the session's file; else with zeroes"]
 
 
 @_front(14)
 class Release(NamedTuple):
-    """Undo a `Commit` of the same part. Replies nil. No job that could use it is left."""
+    """Undo a `Commit` of the same part. Replies nil. All jobs that could use it have ended."""
 
     ticket: Ticket
     session: Session
@@ -258,9 +261,9 @@ class Download(NamedTuple):
 
 @_host(64)
 class HostReady(NamedTuple):
-    """The device is there. The first event of a host."""
+    """The device is ready. The first event of a host."""
 
-    name: Annotated[str, text(256), "for people"]
+    name: Annotated[str, text(256), "the device's name, for messages"]
     kind: Annotated[str, text(16), '"cpu" or "cuda"']
     sms: Annotated[int, uint(16), "its capacity"]
     capability: Annotated[int, uint(16), "compute capability times ten"]
@@ -268,14 +271,14 @@ class HostReady(NamedTuple):
     arrays: Annotated[
         str,
         choice("shared", "copied"),
-        "where they lie: in the sessions' files themselves, or in memory of the device's own",
+        "where kernels see arrays: in the sessions' files themselves, or in a copy on the device",
     ] = "shared"
-    uuid: Annotated[str, text(64), "of a GPU, as NVML takes it"] = ""
+    uuid: Annotated[str, text(64), "of a GPU, in the form that NVML accepts"] = ""
     partition_step: Annotated[
-        int, uint(16), "whole SMs can be one job's own in multiples of so many; 0: they cannot"
+        int, uint(16), "whole SMs can be reserved for one job in multiples of this; 0: they cannot"
     ] = 0
-    partition_most: Annotated[int, uint(16), "SMs that can be jobs' own, all together"] = 0
-    partition_why: Annotated[str, text(1024), "why they cannot, for people"] = ""
+    partition_most: Annotated[int, uint(16), "SMs that can be reserved for jobs, in total"] = 0
+    partition_why: Annotated[str, text(1024), "why no SM can be reserved, for messages"] = ""
 
 
 @_host(65)
@@ -303,8 +306,8 @@ class BlocksLeft(NamedTuple):
     held: Annotated[
         int,
         uint(32),
-        "slices of 1/occupancy that the job's blocks occupy or, being launched, will occupy; those "
-        "told to release count until they have left; rounded up",
+        "slices of 1/occupancy that the job's blocks occupy or, being launched, will occupy; "
+        "released blocks count until they have left; rounded up",
     ]
     exhausted: Annotated[
         bool, flag(), "every task block of the last launch is claimed: `held` can only fall"
@@ -316,22 +319,22 @@ class JobEnded(NamedTuple):
     """A job's last block has left and nothing more of it will run."""
 
     job: Job
-    error: Annotated[dict[str, Any] | None, plain(), "nil if it ran to its end, or was ended"]
-    complete: Annotated[bool, flag(), "every task block ran"]
+    error: Annotated[dict[str, Any] | None, plain(), "nil if it ran to its end or was ended"]
+    complete: Annotated[bool, flag(), "every task block is done"]
     output: Annotated[bytes, blob(1 << 24), "what its kernels printed"]
     done: Annotated[int, uint(63), "task blocks done"]
     total: Annotated[int, uint(63), "task blocks in all"]
     first_block_ns: Annotated[
-        int, uint(63), "from `StartJob` to its first task block, 0 if unknown"
+        int, uint(63), "time from `StartJob` to its first task block, 0 if unknown"
     ]
     release_ns: Annotated[
-        int, uint(63), "the longest time from a release to its last block gone, 0 without releases"
+        int, uint(63), "its longest release, until the last block had left; 0 without releases"
     ]
 
 
 @_host(69)
 class Log(NamedTuple):
-    """Something for the daemon's log."""
+    """A line for the daemon's log."""
 
     level: Annotated[int, uint(8), "as in Python's logging"]
     text: Annotated[str, text(1 << 16), "one line"]

@@ -1,20 +1,20 @@
-"""Has the CPU device's machine code made by a process of its own, in limited time and memory.
+"""Compiles kernels for the CPU device in a child process, with limits on time and memory.
 
-Problem: LLVM in the device host cannot be interrupted. One user's kernel on which it runs for ever,
-takes all memory or crashes would end everybody's jobs there.
+Problem: LLVM cannot be interrupted. If it ran in the device host, one user's kernel on which it
+loops for ever, takes all memory or crashes would end all jobs there.
 
-Approach: a child process makes it (`gpud.device.host.native_worker`), one kernel at a time. If it
-takes too long it is ended, and whoever asked gets an error. If it ends by itself, somebody else may
-have killed it: so the kernel is tried once more, in a new one.
+Approach: a child process (`gpud.device.host.native_worker`) compiles one kernel at a time. If it
+exceeds the time limit it is killed, and the request fails. If it dies by itself, something else may
+have killed it: so the kernel is tried once more, in a new process.
 
 Properties:
     bounded: each kernel costs at most `MOST_TRIES` processes and twice the time limit;
-    not_again: a kernel that was given up is refused from then on, without another try;
-    once: who loads a program again gets what was made of it, the last `_KEPT_BYTES` of it;
-    no_false_blame: a process that does not start is no kernel's fault, and none is given up for it;
-    small: of a kernel that was given up only a digest and the message are kept, of the last
-        `_MOST_KNOWN`; a process makes `_MOST_KERNELS` and is replaced, since LLVM keeps something
-        of each.
+    not_again: a kernel that failed so is refused from then on, without another try;
+    once: a kernel that is loaded again is not compiled again: the last `_KEPT_BYTES` of machine
+        code are cached;
+    no_false_blame: a process that does not start is no kernel's fault, and none is refused for it;
+    small: of a refused kernel only a digest and the message are kept, of the last `_MOST_KNOWN`; a
+        process compiles `_MOST_KERNELS` and is replaced, since LLVM keeps some memory for each.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ COMMAND = ("-m", "gpud.device.host.native_worker")
 
 
 class NativeCompiler:
-    """Makes machine code; a `gpud.device.cpu.program.compile_request.KernelCompiler`.
+    """Compiles kernels; a `gpud.device.cpu.program.compile_request.KernelCompiler`.
 
     Args:
         limit_s: how long one kernel may take.
-        memory_bytes: addresses that the process may have; 0 for no limit.
+        memory_bytes: limit of the process's address space; 0 for no limit.
     """
 
     def __init__(self, limit_s: float, memory_bytes: int) -> None:
@@ -68,36 +68,36 @@ class NativeCompiler:
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
-        self._given_up: OrderedDict[bytes, str] = OrderedDict()
+        self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._made: OrderedDict[bytes, CompileResult] = OrderedDict()
         self._made_bytes = 0
 
     def __call__(self, wanted: CompileRequest) -> CompileResult:
-        """Make machine code; blocks.
+        """Compile a kernel; blocks.
 
         Raises:
-            KernelRejected: the kernel uses something that the CPU device does not run.
+            KernelRejected: the kernel uses something that the CPU device does not support.
             CompileError: it takes too long, too much memory, or LLVM crashes on it.
-            InternalError: no process could be started that makes it.
+            InternalError: the compiler process could not be started.
         """
-        case = hashlib.sha256(repr(wanted).encode()).digest()
+        digest = hashlib.sha256(repr(wanted).encode()).digest()
         with self._lock:
-            known = self._given_up.get(case)
+            known = self._refused.get(digest)
             if known is not None:
                 raise CompileError(known)
-            made = self._made.get(case)
+            made = self._made.get(digest)
             if made is not None:
-                self._made.move_to_end(case)
+                self._made.move_to_end(digest)
                 return made
             why = ""
             for left in reversed(range(MOST_TRIES)):
                 try:
                     made = self._ready().make(wanted)
-                    self._keep(case, made)
+                    self._keep(digest, made)
                     return made
                 except _NotStarted as error:
                     self._end()
-                    if left and error.ended:  # somebody may have killed it
+                    if left and error.ended:  # something else may have killed it
                         continue
                     raise InternalError(
                         f"the process that makes machine code {error}; submit the job again, and "
@@ -118,13 +118,13 @@ class NativeCompiler:
                     )
             x, y, z = wanted.block
             what = f"compiling {shorten(wanted.entry)} for blocks of {x} x {y} x {z} {why}"
-            self._given_up[case] = what
-            if len(self._given_up) > _MOST_KNOWN:
-                self._given_up.popitem(last=False)
+            self._refused[digest] = what
+            if len(self._refused) > _MOST_KNOWN:
+                self._refused.popitem(last=False)
             raise CompileError(what)
 
     def warm_up(self) -> None:
-        """Start the process, without waiting for it: somebody will ask soon."""
+        """Start the process, without waiting for it: the first request finds it running."""
         with self._lock:
             self._ready()
 
@@ -133,8 +133,8 @@ class NativeCompiler:
         with self._lock:
             self._end()
 
-    def _keep(self, case: bytes, made: CompileResult) -> None:
-        self._made[case] = made
+    def _keep(self, digest: bytes, made: CompileResult) -> None:
+        self._made[digest] = made
         self._made_bytes += len(made.code)
         while self._made_bytes > _KEPT_BYTES:
             _, oldest = self._made.popitem(last=False)
@@ -148,16 +148,16 @@ class NativeCompiler:
         return self._worker
 
     def _end(self) -> int:
-        """End the process if there is one; its exit status."""
+        """End the process if there is one; returns its exit status."""
         worker, self._worker = self._worker, None
         return 0 if worker is None else worker.end()
 
 
 class _NotStarted(Exception):
-    """The process was asked for nothing yet; says what is wrong with it.
+    """The process did not start, before any request; the message says why.
 
     Attributes:
-        ended: it has ended by itself.
+        ended: whether it ended by itself.
     """
 
     def __init__(self, problem: str, *, ended: bool) -> None:
@@ -166,10 +166,10 @@ class _NotStarted(Exception):
 
 
 class _Worker:
-    """One process, for one kernel after the other.
+    """A compiler process, which compiles one kernel after the other.
 
     Attributes:
-        made: how many kernels it was asked for.
+        made: how many kernels were requested from it.
     """
 
     def __init__(self, limit_s: float, memory_bytes: int) -> None:
@@ -187,10 +187,10 @@ class _Worker:
             )
 
     def make(self, wanted: CompileRequest) -> CompileResult:
-        """Ask and wait.
+        """Send a request and wait for the answer.
 
         Raises:
-            _NotStarted: the process is not ready in time, or has ended before.
+            _NotStarted: the process was not ready in time, or ended before it was.
             TimeoutError: no answer came in time.
             ConnectionError: the process has ended.
         """
@@ -203,7 +203,7 @@ class _Worker:
         answer = self._next(self._limit_s)
         if isinstance(answer, Failed):
             raise from_wire(answer.error)
-        # The host starts this process first, and loads what it needs itself meanwhile.
+        # Imported late: the host starts this process first, and loads these modules meanwhile.
         from gpud.device.cpu.codegen.artifact import GeneratedKernel
         from gpud.device.cpu.program.compile_request import CompileResult
 
@@ -231,7 +231,7 @@ class _Worker:
                 return NATIVE_PROTOCOL.decode(body, Sender.DAEMON)
 
     def end(self) -> int:
-        """Kill it; its exit status, negative for a signal that ended it before."""
+        """End the process; returns its exit status, negative if a signal ended it."""
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.2)

@@ -1,7 +1,7 @@
-"""The link between a CPU device's host and the process that makes its machine code.
+"""The messages between a CPU device's host and its compiler process.
 
-`Ready` comes first. Then each `Make` is answered by one `Made` or `Failed`, before the next is
-sent.
+The process sends `Ready` first. Then it answers each `Make` by one `Made` or `Failed`; the host
+sends the next only after that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NATIVE_PROTOCOL = MessageTable("native", 1)
 MAX_FRAME_BYTES = 1 << 28
 
 MOST_TRIES = 2
-"""Processes that are given one kernel: they may have been ended by somebody else."""
+"""Processes that try to compile one kernel: something else may have killed the first."""
 
 _host = NATIVE_PROTOCOL.message(Sender.CLIENT)
 _worker = NATIVE_PROTOCOL.message(Sender.DAEMON)
@@ -29,18 +29,18 @@ _Range = optional(listed(uint(64), 2, 2))
 
 @_host(1)
 class Make(NamedTuple):
-    """Make machine code: a `gpud.device.cpu.program.compile_request.CompileRequest`."""
+    """Compile a kernel: a `gpud.device.cpu.program.compile_request.CompileRequest`."""
 
     text: Annotated[str, text(1 << 27), "the program, PTX"]
     entry: Annotated[str, text(1 << 16), "the kernel's name"]
     block: Annotated[tuple[int, ...], listed(uint(32), 3, 3), "threads in x, y and z"]
     arena: Annotated[tuple[int, ...] | None, _Range, "address and size of what may be accessed"]
-    heap: Annotated[tuple[int, ...] | None, _Range, "address and size of what malloc gives"]
+    heap: Annotated[tuple[int, ...] | None, _Range, "address and size of the heap of ``malloc``"]
 
 
 @_worker(64)
 class Made(NamedTuple):
-    """Machine code is made."""
+    """The kernel is compiled."""
 
     generated: Annotated[
         dict[str, Any],
@@ -52,11 +52,11 @@ class Made(NamedTuple):
 
 @_worker(65)
 class Failed(NamedTuple):
-    """It could not be made."""
+    """The kernel could not be compiled."""
 
     error: Annotated[dict[str, Any], plain(), "`gpud.errors.GpudError.to_wire`"]
 
 
 @_worker(66)
 class Ready(NamedTuple):
-    """The process has loaded what it needs."""
+    """The process has loaded its libraries and takes requests."""

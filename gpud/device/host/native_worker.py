@@ -1,11 +1,11 @@
-"""The process that makes machine code for a CPU device: LLVM, away from everybody's jobs.
+"""The compiler process of a CPU device: runs LLVM outside the device host.
 
 ``python -m gpud.device.host.native_worker --fd N`` with N a connected stream socket, whose other
 end is `gpud.device.host.native_compiler`.
 
 Properties:
-    answers_once: what did not end the process is answered once, with an error of gpud's tree;
-    bounded: it can have ``memory_bytes`` of addresses and no more;
+    answers_once: a request that does not end the process has one answer; errors are GpudErrors;
+    bounded: its address space is limited to ``memory_bytes``;
     ends_with_its_host: when the other end closes the process ends, even in the middle of LLVM.
 """
 
@@ -42,7 +42,7 @@ _READ_BYTES = 1 << 18
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Answers until the other end closes; returns the exit status."""
+    """Answer requests until the other end closes; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gpud.device.host.native_worker")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument("--memory-bytes", type=int, default=0, help="0 for no limit")
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.set_blocking(options.fd, True)
     exit_on_disconnect(options.fd)
     decoder = FrameDecoder(MAX_FRAME_BYTES)
-    with suppress(ConnectionError):  # the host has gone in the middle of an answer: the end
+    with suppress(ConnectionError):  # the host went away during an answer
         write_all(options.fd, NATIVE_PROTOCOL.encode(Ready()))
         while data := os.read(options.fd, _READ_BYTES):
             decoder.feed(data)
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def answer(asked: Make) -> Made | Failed:
-    """Makes machine code. Blocks; raises nothing."""
+    """Compile a kernel. Blocks; raises nothing."""
     arena, heap = (None if one is None else (one[0], one[1]) for one in (asked.arena, asked.heap))
     x, y, z = asked.block
     try:
@@ -70,7 +70,7 @@ def answer(asked: Make) -> Made | Failed:
         generated = dataclasses.asdict(native.generated)
         del generated["ir"]
         return Made(generated, native.code)
-    except Exception as error:  # noqa: BLE001  (whatever it is, the host is told)
+    except Exception as error:  # noqa: BLE001 - every error goes to the host
         return Failed(as_gpud_error(error).to_wire())
 
 

@@ -1,17 +1,17 @@
-"""A job on its device, and what the front is told of it.
+"""A job on its device, and the events about it that the front receives.
 
 Problem: blocks leave on several SM threads at once while the front's commands resize the job; the
 front needs the newest state, in order, with as few messages as possible and nothing after
 `JobEnded`.
 
-Approach: whoever changes something calls `RunningJob.report`. One thread at a time reads the state
-and sends it; a call that comes meanwhile leaves a mark, and the sender goes round once more. So
-there is never more than one report that has not been sent, and it always says what is true now.
+Approach: every change of the job's state is followed by a call of `RunningJob.report`. One thread
+at a time reads the state and sends it; a call made meanwhile sets a flag, and the sending thread
+reads the state again. So at most one report is pending, and it always holds the current state.
 
 Properties:
 * each resize has a `BlocksLeft` with its epoch, which says what the job holds then or later, unless
   the job has ended;
-* epochs never go back; `JobEnded` is sent once, and nothing of the job after it.
+* epochs never decrease; `JobEnded` is sent once, and nothing about the job after it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["RunningJob", "ended_at_once"]
 
 
 class RunningJob:
-    """The host's side of one job.
+    """One job of a device host: executes its commands, reports its state.
 
     Args:
-        command: what started it.
+        command: the command that started it.
         send: sends an event to the front; called from any thread.
-        forget: called with this when `JobEnded` is about to be sent.
-        lost: called when the device is found to be lost, or its state cannot be read.
+        forget: called with this object just before `JobEnded` is sent.
+        lost: called when the device is found to be lost, or the job's state cannot be read.
     """
 
     def __init__(
@@ -55,26 +55,26 @@ class RunningJob:
         self._resizing = True
         self._over = False
         self._sent = False
-        self._told_epoch = command.epoch
+        self._sent_epoch = command.epoch
         self._ending = False
         self._error: GpudError | None = None
         self._sender = threading.Lock()
-        self._again = False
+        self._changed = False
 
     def start(self, gang: Any) -> None:
-        """Let ``gang`` run; its callbacks are `on_left` and `on_over`."""
+        """Start ``gang``, whose callbacks are `on_left` and `on_over`."""
         self.gang = gang
         try:
             gang.resize(self._slices)
         except BaseException:
-            self._sent = True  # the caller says what has become of the job
+            self._sent = True  # the caller reports the failure
             raise
         self._resizing = False
-        if self._again:
+        if self._changed:
             self.report()
 
     def resize(self, slices: int, epoch: int) -> None:
-        """Carry out a `ResizeJob`. A job that is ending stays at nothing."""
+        """Execute a `ResizeJob`. A job that is ending stays at 0 slices."""
         self._resizing = True
         try:
             if not self._ending:
@@ -85,20 +85,20 @@ class RunningJob:
             self.report(wait=True)  # each resize has a report of its own
 
     def end(self, error: GpudError | None = None) -> None:
-        """Carry out an `EndJob`; or end a job that cannot go on, for the reason given."""
+        """Execute an `EndJob`; or end a job that cannot go on, with the error given."""
         self._error = self._error or error
         self._ending = True
         self.gang.end()
 
     def kill(self) -> None:
-        """Carry out a `KillJob`."""
+        """Execute a `KillJob`."""
         self._ending = True
         self.gang.kill()
 
     def on_left(self) -> None:
         """Persistent blocks of the job have left. On a thread of the device."""
-        self._again = True
-        if not self._resizing:  # else that thread reports, when it knows what it has done
+        self._changed = True
+        if not self._resizing:  # else the resizing thread reports when it has finished
             self._report_or_end()
 
     def on_over(self) -> None:
@@ -107,7 +107,7 @@ class RunningJob:
         self._report_or_end()
 
     def _report_or_end(self) -> None:
-        """`report` on a thread of the device, where nobody hears of what fails."""
+        """`report` on a thread of the device, which cannot handle a failure itself."""
         try:
             self.report()
         except Exception as error:
@@ -116,22 +116,26 @@ class RunningJob:
             self._lost(error)
 
     def report(self, *, wait: bool = False) -> None:
-        """Tell the front how the job stands, or have the thread that does it now do it again."""
+        """Send the job's state to the front, or have the thread that is sending it send it again.
+
+        Args:
+            wait: wait for that thread instead.
+        """
         while True:
-            self._again = True
+            self._changed = True
             if not self._sender.acquire(blocking=wait):
                 return
             try:
-                while self._again and not self._sent:
-                    self._again = False
-                    self._tell()
+                while self._changed and not self._sent:
+                    self._changed = False
+                    self._send_state()
             finally:
                 self._sender.release()
-            # Between the last look at the mark and the release somebody may have left one.
-            if not self._again or self._sent:
+            # Another thread may have set the flag between the last check and the release.
+            if not self._changed or self._sent:
                 return
 
-    def _tell(self) -> None:
+    def _send_state(self) -> None:
         if self._over:
             self._sent = True
             self._forget(self)
@@ -140,15 +144,15 @@ class RunningJob:
             except DeviceLost:
                 raise
             except Exception as error:  # noqa: BLE001 - the front must hear of the end in any case
-                what = InternalError(f"the job's end cannot be told: {error}", stage="device host")
+                what = InternalError(f"the job's end cannot be sent: {error}", stage="device host")
                 self._send(ended_at_once(self.number, what.to_wire()))
             return
         epoch = self._epoch
         held, exhausted = self.gang.held, self.gang.exhausted
         if self._resizing:
-            return  # what was read may be half of it; the resizing thread reports
-        if epoch != self._told_epoch or held or not exhausted:
-            self._told_epoch = epoch
+            return  # the values may be from before and after it; the resizing thread reports
+        if epoch != self._sent_epoch or held or not exhausted:
+            self._sent_epoch = epoch
             self._send(BlocksLeft(self.number, epoch, held, exhausted))
         # Else its last blocks have left, and JobEnded follows.
 
@@ -156,7 +160,7 @@ class RunningJob:
         gang = self.gang
         error: GpudError | None = gang.error or self._error
         if isinstance(error, DeviceLost):
-            raise error  # not of this job alone
+            raise error  # it concerns the whole device
         _, done, total = gang.progress
         return JobEnded(
             self.number,
@@ -171,5 +175,5 @@ class RunningJob:
 
 
 def ended_at_once(number: int, error: dict[str, Any]) -> JobEnded:
-    """The end of a job of which nothing more is known; ``error`` is `GpudError.to_wire`'s."""
+    """The `JobEnded` of a job that did not start; ``error`` comes from `GpudError.to_wire`."""
     return JobEnded(number, error, False, b"", 0, 0, 0, 0)

@@ -1,13 +1,14 @@
-"""Sessions' memory on a device: arenas mapped, and arrays copied, on a thread of their own.
+"""The sessions' memory on a device: maps arenas and copies arrays, on a separate thread.
 
-Problem: to map or copy much memory takes seconds, in which jobs must start and small copies of
+Problem: mapping or copying much memory takes seconds. Meanwhile jobs must start and small copies of
 other sessions must be made.
 
-Approach: every command goes to a queue of `gpud.device.host.fair_queue`, that of its session, or
-the one of all arenas. What is large is committed, released and copied in pieces, a step each.
+Approach: every command goes to a queue of `gpud.device.host.fair_queue`: copies to their session's,
+opening and closing of arenas to a common one. Large parts are committed, released and copied in
+pieces, one piece a step.
 
 Properties:
-* arenas are opened and closed in the order of the commands, copies of one session made in theirs;
+* arenas are opened and closed, and copies of one session made, in the order of their commands;
 * an arena with jobs stays mapped; one that cannot be unmapped ends the host.
 """
 
@@ -29,35 +30,35 @@ __all__ = ["SessionMemory"]
 Handler = Callable[[Any], Any]
 
 _PIECE_BYTES = 32 << 20
-"""What is committed, released or copied at once; then it is another session's turn."""
+"""Most that is committed, released or copied in one step, before another session's turn."""
 
-_MAPS = -1
-"""The queue of arenas that are opened and closed: one may get the place of another."""
+_ARENAS = -1
+"""The queue for opening and closing arenas: in order, since one may reuse another's address."""
 
 _NOWHERE = (2**64 - 2**20, 2**20)
-"""The arena of a session that has none: no memory lies there, so nothing can be reached."""
+"""The range for a session without an arena: no memory lies there, so every access misses."""
 
 _COPIES = (m.Commit, m.Release, m.Upload, m.Download)
 
 
 class _Arena(NamedTuple):
-    """A session's memory; all its modules are loaded with the same ``range``, the very object."""
+    """A session's mapped memory; all its modules are loaded with this one ``range`` object."""
 
     arena: Arena
     range: tuple[int, int]
 
 
 class SessionMemory:
-    """Of all sessions on one device.
+    """Executes the commands on memory, of all sessions on one device.
 
     Args:
         device: maps arenas.
-        link: to the front.
-        guarded: called with a handler and a command; calls it, and sees to what it raises.
+        link: the connection to the front.
+        guarded: called with a handler and a command; calls the handler and handles what it raises.
         has_jobs: whether a session has jobs on the device.
 
     Attributes:
-        handlers: what carries out the commands on memory, by kind; all return at once.
+        handlers: functions that queue the commands, by message class; all return at once.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class SessionMemory:
         self._queues = FairQueue("map", guarded, self._session_gone)
         put = self._queues.put
         self.handlers: dict[type, Handler] = {
-            m.OpenArena: self._open_in_turn,
-            m.Ping: lambda command: put(_MAPS, self._ping, command),
+            m.OpenArena: self._queue_open,
+            m.Ping: lambda command: put(_ARENAS, self._ping, command),
             m.Commit: lambda command: put(command.session, self._commit, command),
             m.Release: lambda command: put(command.session, self._in_pieces, command),
             m.Upload: lambda command: put(command.session, self._in_pieces, command),
@@ -85,22 +86,22 @@ class SessionMemory:
         }
 
     def range_of(self, session: int) -> tuple[int, int]:
-        """(address, size) of a session's arena; of no memory at all if it has none."""
+        """(address, size) of a session's arena; a range without memory if it has none."""
         opened = self._arenas.get(session)
         return _NOWHERE if opened is None else opened.range
 
     def close_session(self, command: m.CloseArena) -> None:
-        """Make no more copies for a session, and unmap its arena in its turn."""
+        """Drop a session's pending copies, and queue the unmapping of its arena."""
         for copy in self._queues.drop(command.session, lambda one: isinstance(one, _COPIES)):
             self._guarded(self._session_gone, copy)
-        self._queues.put(_MAPS, self._close_arena, command)
+        self._queues.put(_ARENAS, self._close_arena, command)
 
     # -- arenas: on the mapping thread
 
-    def _open_in_turn(self, command: m.OpenArena) -> None:
-        # The descriptor is taken now: the next one is of another command.
+    def _queue_open(self, command: m.OpenArena) -> None:
+        # The descriptor is taken now: the next one belongs to another command.
         open_arena = partial(self._open_arena, self._link.take_descriptor())
-        self._queues.put(_MAPS, open_arena, command)
+        self._queues.put(_ARENAS, open_arena, command)
 
     def _open_arena(self, descriptor: int | None, command: m.OpenArena) -> None:
         try:
@@ -126,7 +127,7 @@ class SessionMemory:
         try:
             opened.arena.close()
         except Exception as error:
-            # Its place is about to be another session's.
+            # Its addresses are about to be another session's.
             raise DeviceLost(
                 f"the memory of session {command.session} cannot be unmapped: {error}"
             ) from error
@@ -134,7 +135,7 @@ class SessionMemory:
     def _ping(self, command: m.Ping) -> None:
         self._send(m.Replied(command.ticket))
 
-    # -- arrays, where they are copied: on the mapping thread, in pieces
+    # -- arrays, on devices that copy them: on the mapping thread, in pieces
 
     def _commit(self, command: m.Commit) -> Iterator[None]:
         arena = self._arena(command.session)
@@ -169,7 +170,7 @@ class SessionMemory:
 
 
 def _pieces(command: Any) -> Iterator[tuple[int, int]]:
-    """(offset, size) of the pieces of a command's part of an arena; equal parts have equal ones."""
+    """(offset, size) of the pieces of a command's part of an arena; equal parts, equal pieces."""
     at, end = command.offset, command.offset + command.size
     while at < end:
         following = min(end, (at // _PIECE_BYTES + 1) * _PIECE_BYTES)

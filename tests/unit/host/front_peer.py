@@ -58,7 +58,7 @@ extern "C" __global__ void reads(float* out) {
 
 
 class Arena(NamedTuple):
-    """A session's memory: where kernels find it, and its words as this process sees them."""
+    """A session's memory: its device address, and its words in this process."""
 
     address: int
     words: Array
@@ -76,7 +76,7 @@ def row(
     form: str = "persistent",
     shared: int = 0,
 ) -> m.Launch:
-    """A launch as `StartJob` has it."""
+    """A launch in the form that `StartJob` takes."""
     return m.Launch(module, entry, form, (grid, 1, 1), (block, 1, 1), shared, parameters, occupancy)
 
 
@@ -85,7 +85,7 @@ class Peer:
 
     Attributes:
         ready: its first event.
-        events: what has come and was not taken.
+        events: events received and not taken yet.
         logs: the `Log` events so far.
     """
 
@@ -165,7 +165,7 @@ class Peer:
             self.receive()
 
     def barrier(self) -> None:
-        """Wait until everything that was sent before has been taken up by the host."""
+        """Wait until the host has read everything that was sent before."""
         self.ask(lambda ticket: m.ReadProgress(ticket, ()))
 
     # -- what tests need
@@ -215,7 +215,7 @@ class Peer:
         )
 
     def close(self) -> int:
-        """Close the link; the host's exit status."""
+        """Close the link; returns the host's exit status."""
         self.socket.close()
         self.events.clear()
         return self.process.wait(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What is made of the launches of `StartJob`, and kept."""
+"""The cache of chains prepared from the launches of `StartJob`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.host.front_peer import row
 
 
 class FakeDevice:
-    """Prepares anything, but for what it is told to raise."""
+    """Prepares anything, or raises the error that a test has set."""
 
     def __init__(self) -> None:
         self.made: list[list[LaunchSpec]] = []
@@ -49,7 +49,7 @@ def test_a_launch_is_resolved() -> None:
     assert device.made == [[expected]]
 
 
-def test_equal_bytes_are_made_once_for_each_m() -> None:
+def test_equal_bytes_are_prepared_once_for_each_m() -> None:
     chains, _ = made()
     data = packed(row(3, "k"), row(4, "l"))
     assert chains.prepared(data, 1) == (1, 1)
@@ -58,7 +58,7 @@ def test_equal_bytes_are_made_once_for_each_m() -> None:
     assert chains.prepared(packed(row(3, "k")), 1) == (3, 1)
 
 
-def test_what_used_a_module_is_forgotten_with_it() -> None:
+def test_chains_are_forgotten_with_their_modules() -> None:
     chains, device = made()
     both, other = packed(row(3, "k"), row(4, "l")), packed(row(5, "k"))
     chains.prepared(both, 1)
@@ -69,7 +69,7 @@ def test_what_used_a_module_is_forgotten_with_it() -> None:
     assert len(device.made) == 3
 
 
-def test_only_so_much_is_kept() -> None:
+def test_the_oldest_chains_are_dropped_beyond_the_limit() -> None:
     data = [packed(row(3, "k", parameters=bytes([i]) * 1000)) for i in range(5)]
     chains, device = made(limit_bytes=3 * len(data[0]))
     for one in data:
@@ -81,7 +81,7 @@ def test_only_so_much_is_kept() -> None:
     assert len(device.made) == 6
 
 
-def test_what_is_larger_than_all_is_made_but_not_kept() -> None:
+def test_a_chain_larger_than_the_limit_is_not_kept() -> None:
     chains, device = made(limit_bytes=10)
     for _ in range(2):
         chains.prepared(packed(row(3, "k")), 1)

@@ -1,4 +1,4 @@
-"""The thread that takes turns between sessions: order, turns, and what is dropped."""
+"""The fair queue: order, turns between sessions, and dropped commands."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Case:
         return steps
 
     def open(self) -> None:
-        """Let the thread go on, and wait until it has done all."""
+        """Let the thread go on, and wait until its queues are empty."""
         over = threading.Event()
         self._gate.set()
         self.queues.put(99, lambda _: over.set(), None)
@@ -68,7 +68,7 @@ class Case:
         until(lambda: not self.queues._queues)
 
 
-def test_a_lane_keeps_its_order_and_lanes_take_turns() -> None:
+def test_a_queue_keeps_its_order_and_queues_take_turns() -> None:
     case = Case()
     for key, handler, name in (
         (1, case.steps, "a"), (1, case.plain, "b"), (2, case.steps, "c"), (3, case.plain, "d"),
@@ -78,7 +78,7 @@ def test_a_lane_keeps_its_order_and_lanes_take_turns() -> None:
     assert case.done == ["a0", "c0", "d", "a1", "c1", "a2", "c2", "b"]
 
 
-def test_what_fails_is_over_and_the_rest_goes_on() -> None:
+def test_a_command_that_fails_is_over_and_the_rest_goes_on() -> None:
     case = Case()
     case.queues.put(1, case.fails, "a")
     case.queues.put(1, case.plain, "b")
@@ -87,7 +87,7 @@ def test_what_fails_is_over_and_the_rest_goes_on() -> None:
     assert [str(error) for error in case.errors] == ["a"]
 
 
-def test_what_is_dropped_is_not_carried_out() -> None:
+def test_a_dropped_command_is_not_executed() -> None:
     case = Case()
     for name in ("a", "b", "c"):
         case.queues.put(1, case.plain, name)
@@ -98,7 +98,7 @@ def test_what_is_dropped_is_not_carried_out() -> None:
     assert case.gone == []
 
 
-def test_what_is_dropped_between_two_steps_is_told() -> None:
+def test_a_command_dropped_between_two_steps_is_reported() -> None:
     case = Case()
     case.queues.put(1, case.drops(1), "a")
     case.queues.put(1, case.plain, "b")

@@ -1,4 +1,4 @@
-"""The fake host: what it does with a script, in virtual time."""
+"""The fake host: scripted behaviour in virtual time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start(
     host.handle(m.StartJob(job, 1, packed, occupancy, slices, 0, online))
 
 
-def test_what_is_asked_is_answered_at_once() -> None:
+def test_requests_are_answered_at_once() -> None:
     too_large = LaunchConfigError("shared", 10, "too much")
     host = made(Behaviour(occupancy=3), Behaviour(refusal=too_large))
     host.handle(m.Measure(2, MODULE, "k0", (32, 1, 1), 0))
@@ -308,4 +308,4 @@ def test_blocks_that_end_when_they_are_killed_leave_once() -> None:
     assert [type(event) for event in host.events].count(m.JobEnded) == 1
     start(host, 2, ("k0", 4), slices=4)
     host.run()
-    assert host.now_ns == 2 * MS  # all the room there is has come back
+    assert host.now_ns == 2 * MS  # all capacity is free again

@@ -1,4 +1,4 @@
-"""What the host does with commands that fail, on a device that does what the test says."""
+"""The host's answers to commands, failing ones included, on a scripted device."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Case:
         self.decoder = FrameDecoder(1 << 20)
 
     def do(self, command: Any) -> Any:
-        """Carry out a command; the next event."""
+        """Execute a command; the next event."""
         self.host.carry_out(command)
         return self.next()
 
@@ -215,10 +215,10 @@ def test_a_module_is_loaded_with_its_sessions_arena(case: Case) -> None:
         assert case.do(m.Load(3, module, 9, "ptx")) == m.Replied(3)
     ranges = case.device.loaded
     assert ranges == [(case.device.address, 4096)] * 2
-    assert ranges[0] is ranges[1]  # what tells sessions apart, also when an address comes again
+    assert ranges[0] is ranges[1]  # sessions are told apart by it, even if an address is reused
 
 
-def test_a_module_of_a_session_without_arena_reaches_nothing(case: Case) -> None:
+def test_a_module_of_a_session_without_arena_can_access_nothing(case: Case) -> None:
     assert case.do(m.Load(3, 6, 77, "ptx")) == m.Replied(3)
     found = case.device.loaded[-1]
     assert found is not None
@@ -228,7 +228,7 @@ def test_a_module_of_a_session_without_arena_reaches_nothing(case: Case) -> None
 
 
 @pytest.mark.parametrize("name", ["gpud_arena", "gpud_heap"])
-def test_nobody_reads_or_moves_the_fences(case: Case, name: str) -> None:
+def test_clients_cannot_read_or_move_the_fences(case: Case, name: str) -> None:
     case.device.symbols[name] = np.zeros(16, np.uint8)
     for command in (m.ReadSymbol(3, 5, name, 0, 16), m.WriteSymbol(3, 5, name, 0, bytes(16))):
         assert isinstance(from_wire(case.do(command).error), UnknownName)

@@ -1,4 +1,4 @@
-"""A device that is lost ends its host, from whatever call it says so, and says why."""
+"""A lost device ends its host with the reason, whichever call raises `DeviceLost`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Case:
         self.front.shutdown(socket.SHUT_RDWR)
 
     def do(self, *commands: Any, descriptor: int | None = None) -> list[Any]:
-        """Carry out commands; the events that come until each has its answer, or the host ends."""
+        """Execute commands; the events until each has its answer, or the host ends."""
         data = b"".join(map(m.HOST_PROTOCOL.encode, commands))
         if descriptor is None:
             self.front.sendall(data)
@@ -84,12 +84,12 @@ class Case:
         return events
 
     def receive(self, data: bytes, descriptor: int | None = None) -> None:
-        """Have the host carry out what is in a frame."""
+        """Have the host execute the command in a frame."""
         socket.send_fds(self.front, [data], [] if descriptor is None else [descriptor])
         self.host.carry_out(next(self.link.receive()))
 
     def told(self, data: bytes) -> list[Any]:
-        """The events that a frame brings at once."""
+        """The events that the host sends for a frame at once."""
         self.receive(data)
         self.decoder.feed(self.front.recv(1 << 16))
         return [m.HOST_PROTOCOL.decode(body, Sender.DAEMON) for body in self.decoder.frames()]
@@ -131,7 +131,7 @@ def test_memory_that_cannot_be_unmapped_ends_the_host(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("oh"), MemoryError()])
-def test_what_is_not_lost_is_refused(error: Exception) -> None:
+def test_an_error_that_is_not_device_lost_refuses_the_command(error: Exception) -> None:
     case = Case(error)
     events = case.do(m.Load(1, 5, 9, "ptx"))
     assert isinstance(events[-1], m.Refused)
@@ -139,7 +139,7 @@ def test_what_is_not_lost_is_refused(error: Exception) -> None:
     case.close()
 
 
-# -- what cannot be read ---------------------------------------------------------------------------
+# -- commands that cannot be read ------------------------------------------------------------------
 
 COMMANDS = [kind for kind, code in m.HOST_PROTOCOL.codes.items() if code < 64]
 TICKETED = [kind for kind in COMMANDS if kind._fields[0] == "ticket"]
@@ -148,7 +148,7 @@ NAMELESS = [kind for kind in COMMANDS if kind not in (*TICKETED, *OF_A_JOB)]
 
 
 def cut(kind: Any, *fields: Any) -> bytes:
-    """A frame with a command of which only these fields are there."""
+    """A frame with a command that has only these fields."""
     return frame(msgpack.packb((m.HOST_PROTOCOL.codes[kind], *fields)))
 
 
@@ -179,7 +179,7 @@ def test_a_job_of_which_a_command_cannot_be_read_ends(kind: Any) -> None:
     assert job.gang.ended
     assert f"{kind.__name__} cannot be read" in str(job._error)
     del case.host._jobs[7]
-    if kind is not m.StartJob:  # the job has ended meanwhile, and that was told
+    if kind is not m.StartJob:  # the job has ended meanwhile, and that was reported
         case.receive(cut(kind, 7, "?"))
     assert not case.lost
     case.close()
@@ -199,15 +199,15 @@ def test_a_job_of_which_a_command_cannot_be_read_ends(kind: Any) -> None:
         b"\xff\xff\xff\xff",
     ],
 )
-def test_what_nobody_can_be_told_of_ends_the_host(data: bytes) -> None:
+def test_a_command_that_cannot_be_answered_ends_the_host(data: bytes) -> None:
     case = Case(LOST)
     case.front.sendall(data)
     case.host.run()
-    assert case.lost[0].startswith("the front sent what ")
+    assert case.lost[0].startswith("the front sent a ")
     case.close()
 
 
-def test_a_descriptor_that_came_with_what_cannot_be_read_is_not_the_next_arenas() -> None:
+def test_the_descriptor_of_an_unreadable_command_is_not_the_next_arenas() -> None:
     case = Case(LOST)
     case.device.maps = True
     first, second = os.pipe()
@@ -257,15 +257,15 @@ def test_on_a_thread_of_the_device(error: Exception) -> None:
     assert (lost, sent) == ([error], [])
 
 
-def test_a_job_that_says_so_is_not_blamed() -> None:
+def test_a_job_whose_device_is_lost_is_not_blamed() -> None:
     gang = BrokenGang(LOST)
     gang.error = LOST
     one, lost, sent = running(gang)
     one.on_over()
-    assert (lost, sent) == ([LOST], []), "no JobEnded: the front says what became of all"
+    assert (lost, sent) == ([LOST], []), "no JobEnded: the front reports the end of all jobs"
 
 
-def test_the_process_ends_with_the_reason_as_its_last_words() -> None:
+def test_the_process_ends_with_the_reason_as_its_last_line() -> None:
     code = "from gpud.device.host.host import end_process; end_process('the context is gone')"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,4 @@
-"""The host's end of its link: frames in pieces, descriptors, a front that goes."""
+"""The host's end of its link: frames in pieces, descriptors, a front that closes its end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_commands_come_in_order_however_they_are_cut(ends: Ends) -> None:
     assert list(received) == []
 
 
-def test_a_message_that_is_none_is_told_and_the_next_one_comes(ends: Ends) -> None:
+def test_an_undecodable_message_is_yielded_and_the_next_one_follows(ends: Ends) -> None:
     link, front = ends
     front.sendall(frame(b"\x91\x7f") + encoded(m.BlocksLeft(1, 0, 0, exhausted=True), m.EndJob(1)))
     front.close()
@@ -56,7 +56,7 @@ def test_a_message_that_is_none_is_told_and_the_next_one_comes(ends: Ends) -> No
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\0", frame(b"\xc1")])
-def test_what_is_no_frame_is_the_end(ends: Ends, data: bytes) -> None:
+def test_broken_framing_is_the_end(ends: Ends, data: bytes) -> None:
     link, front = ends
     front.sendall(data)
     with pytest.raises(FrameError):
@@ -80,7 +80,7 @@ def test_descriptors_come_in_the_order_of_their_commands(ends: Ends) -> None:
     next(received)  # its descriptor is closed with the link
 
 
-def test_there_may_be_no_descriptor(ends: Ends) -> None:
+def test_a_message_may_come_without_a_descriptor(ends: Ends) -> None:
     link, front = ends
     front.sendmsg(
         [encoded(m.EndJob(1))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i"))]
@@ -110,7 +110,7 @@ def test_closing_ends_a_send_that_waits_and_drops_what_comes_after(ends: Ends) -
     large = m.Replied(1, bytes(16 << 20))  # more than a socket takes at once
     sending = threading.Thread(target=link.send, args=(large,))
     sending.start()
-    assert front.recv(1)  # it is at it, and nobody reads on
+    assert front.recv(1)  # the send has begun, and blocks: nothing more is read
     link.close()
     sending.join(60)
     assert not sending.is_alive()

@@ -1,4 +1,4 @@
-"""Machine code from a process of its own: limits, crashes, and that it does not outlive its use."""
+"""The compiler process: limits, crashes, and that it ends with its owner."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def process(maker: NativeCompiler) -> int:
     return maker._worker._process.pid
 
 
-def test_it_is_what_would_be_made_here(maker: NativeCompiler) -> None:
+def test_the_result_is_that_of_compiling_in_this_process(maker: NativeCompiler) -> None:
     maker.warm_up()
     first = process(maker)
     made = [maker(wanted("k", threads=n)) for n in (32, 64)]
@@ -53,7 +53,7 @@ def test_it_is_what_would_be_made_here(maker: NativeCompiler) -> None:
     assert process(maker) == first
 
 
-def test_what_a_kernel_cannot_do_is_said_and_the_process_goes_on(maker: NativeCompiler) -> None:
+def test_a_rejected_kernel_is_reported_and_the_process_goes_on(maker: NativeCompiler) -> None:
     maker.warm_up()
     first = process(maker)
     with pytest.raises(KernelRejected) as caught:
@@ -63,7 +63,7 @@ def test_what_a_kernel_cannot_do_is_said_and_the_process_goes_on(maker: NativeCo
     assert process(maker) == first
 
 
-def test_who_takes_too_long_is_ended_and_not_tried_again(maker: NativeCompiler) -> None:
+def test_a_kernel_that_takes_too_long_is_ended_and_not_tried_again(maker: NativeCompiler) -> None:
     maker(wanted("k"))
     first, maker._limit_s = process(maker), 0.2
     maker._worker._limit_s = 0.2  # type: ignore[union-attr]
@@ -87,17 +87,17 @@ def test_a_crash_is_tried_once_more_and_then_no_more(maker: NativeCompiler) -> N
         assert maker._worker is None
 
 
-def test_it_remembers_the_last_that_it_gave_up(
+def test_the_last_refused_kernels_are_remembered(
     maker: NativeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_compiler, "_MOST_KNOWN", 1)
     for more in ("", "bar.sync 0;"):
         with pytest.raises(CompileError):
             maker(wanted("llvm_segfaults", more))
-    assert len(maker._given_up) == 1
+    assert len(maker._refused) == 1
 
 
-def test_a_process_makes_so_many_and_is_replaced(
+def test_a_process_is_replaced_after_so_many_kernels(
     maker: NativeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_compiler, "_MOST_KERNELS", 1)
@@ -107,7 +107,7 @@ def test_a_process_makes_so_many_and_is_replaced(
     assert process(maker) != first
 
 
-def test_what_was_made_is_kept_for_who_asks_again(
+def test_the_last_results_are_cached(
     maker: NativeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [maker(wanted("k", threads=n)) for n in (32, 64, 96)]

@@ -1,4 +1,4 @@
-"""What the front is told of a job, whatever happens at the same time."""
+"""The events that the front receives about a job, whatever happens at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 10.0
 
 
 class FakeGang:
-    """A gang that does nothing by itself."""
+    """A gang whose state the test sets."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -70,14 +70,14 @@ class Case:
 ENDED = m.JobEnded(7, None, True, b"out", 9, 9, 4, 5)
 
 
-def test_nothing_is_told_of_a_start() -> None:
+def test_a_start_is_not_reported() -> None:
     case = Case()
     case.start()
     assert case.sent == []
     assert case.gang.sizes == [3]
 
 
-def test_each_block_that_leaves_is_told() -> None:
+def test_each_block_that_leaves_is_reported() -> None:
     case = Case()
     case.start()
     case.gang.exhausted = True
@@ -86,7 +86,7 @@ def test_each_block_that_leaves_is_told() -> None:
     assert case.sent == [m.BlocksLeft(7, 0, held, exhausted=True) for held in (2, 1)]
 
 
-def test_the_last_blocks_are_told_by_the_end_alone() -> None:
+def test_the_last_blocks_are_reported_by_the_end_alone() -> None:
     case = Case()
     case.start()
     case.gang.exhausted = True
@@ -106,14 +106,14 @@ def test_nothing_follows_the_end() -> None:
     assert case.sent == [ENDED]
 
 
-def test_a_stopped_job_is_told() -> None:
+def test_a_stop_is_reported() -> None:
     case = Case()
     case.start()
     case.running.resize(0, 1)
     assert case.sent == [m.BlocksLeft(7, 1, 0, exhausted=False)]
 
 
-def test_each_resize_is_told_even_if_nothing_changes() -> None:
+def test_each_resize_is_reported_even_if_nothing_changes() -> None:
     case = Case()
     case.start()
     for epoch in (1, 2, 3):
@@ -121,7 +121,7 @@ def test_each_resize_is_told_even_if_nothing_changes() -> None:
     assert [event.epoch for event in case.sent] == [1, 2, 3]
 
 
-def test_what_leaves_during_a_resize_is_told_once_with_its_epoch() -> None:
+def test_blocks_that_leave_during_a_resize_are_reported_once_with_its_epoch() -> None:
     case = Case()
     case.start()
     case.gang.during_resize = lambda: case.leave(1)
@@ -177,7 +177,7 @@ def test_an_ending_job_is_not_resized() -> None:
     assert case.sent[-1].epoch == 1
 
 
-def test_the_reason_for_an_end_is_told() -> None:
+def test_the_reason_for_an_end_is_reported() -> None:
     case = Case()
     case.start()
     case.running.end(InternalError("it broke", stage="here", reproducer=None))
@@ -192,7 +192,7 @@ def test_the_reason_for_an_end_is_told() -> None:
     assert isinstance(from_wire(case.sent[-1].error), KernelTrap)
 
 
-def test_an_end_that_cannot_be_told_is_told_as_such() -> None:
+def test_an_end_that_cannot_be_sent_is_reported_as_such() -> None:
     case = Case()
     case.start()
     del case.gang.output
@@ -261,7 +261,7 @@ def test_a_resize_waits_for_the_report_that_is_being_sent() -> None:
     assert [event.epoch for event in case.sent] == sorted(event.epoch for event in case.sent)
 
 
-def test_a_job_that_was_killed_stays_at_nothing() -> None:
+def test_a_killed_job_is_not_resized() -> None:
     case = Case()
     case.start()
     case.running.kill()

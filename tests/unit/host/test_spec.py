@@ -24,7 +24,7 @@ CORES = len(os.sched_getaffinity(0))
         ("cuda:7", DeviceSpec("cuda", 7)),
     ],
 )
-def test_what_a_device_may_be(text: str, spec: DeviceSpec) -> None:
+def test_valid_specifications(text: str, spec: DeviceSpec) -> None:
     assert parse_device(text) == spec
     assert parse_device(str(spec)) == spec
 
@@ -34,6 +34,6 @@ def test_what_a_device_may_be(text: str, spec: DeviceSpec) -> None:
     ["", "gpu", "cpu:", "cpu:-1", "cpu:0", "cpu:1025", "cpu:99999", "cpu:1.5", "CPU", "auto:2",
      "auto@90", "cpu:2@", "cpu:2@9", "cuda:0@90", "cpu:٣", "cpu,cpu"],
 )  # fmt: skip
-def test_what_it_may_not_be(text: str) -> None:
+def test_invalid_specifications(text: str) -> None:
     with pytest.raises(ValueError, match=r"device|GPU|'auto'"):
         parse_device(text)
