@@ -1,8 +1,8 @@
-"""Arenas of the CPU device: one session's memory file, mapped where the front wants it.
+"""Arenas of the CPU device: maps a session's memory file at a given address.
 
 Kernels address arrays by host virtual addresses of this process, and a device host that replaces
-another must have every arena where it was before, so the place of a mapping is given. The one door
-to what Python's ``mmap`` cannot do: mapping at an address.
+another must map every arena at the same address as before, so the front chooses the address.
+Python's ``mmap`` module cannot map at an address; this module calls the C library's ``mmap``.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["Arena"]
 _READ_WRITE = 1 | 2  # PROT_READ, PROT_WRITE
 _SHARED = 1  # MAP_SHARED
 _NO_RESERVE = 0x4000  # MAP_NORESERVE: the file is sparse, its size says nothing about its use
-_FIXED_NO_REPLACE = 0x100000  # MAP_FIXED_NOREPLACE: there, or not at all
+_FIXED_NO_REPLACE = 0x100000  # MAP_FIXED_NOREPLACE: fail if something is mapped there
 _FAILED = ctypes.c_void_p(-1).value
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Arena:
-    """A mapping of a memory file, shared with everybody who maps it.
+    """A shared mapping of a session's memory file.
 
     Args:
-        descriptor: of the file; it may be closed afterwards.
+        descriptor: the file's descriptor; it may be closed afterwards.
         size: bytes, a multiple of the page size.
-        base: the address that the first byte shall have; 0: the kernel chooses.
+        base: address of the first byte; 0: the operating system chooses.
 
     Attributes:
-        address: of the first byte.
+        address: address of the first byte.
         size: in bytes.
 
     Raises:
-        InvalidArgument: the file is smaller than ``size``, or ``base`` is no possible place.
+        InvalidArgument: the file is smaller than ``size``, or it cannot be mapped at ``base``.
         OutOfMemory: there is no address range left.
     """
 
@@ -63,12 +63,12 @@ class Arena:
         self.address: int = address
         self.size = size
         if base and address != base:
-            # A kernel before 4.17 takes the address as a hint.
+            # Linux before 4.17 takes the address as a hint.
             self.close()
             raise _refused(errno.EEXIST, size, base)
 
     def close(self) -> None:
-        """Take the mapping away. A kernel that still uses it would end the process."""
+        """Unmap the file. A kernel that still used it would crash the process."""
         address, self.address = self.address, 0
         if address and _libc().munmap(address, self.size):
             number = ctypes.get_errno()

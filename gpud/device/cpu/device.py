@@ -1,11 +1,11 @@
 """The CPU device: virtual SMs that run PTX as native code.
 
 Problem: run raw grids as a GPU does: several blocks resident on each SM, several launches at once,
-blocks of the more urgent launch first, and nothing evicted.
+blocks of the more urgent launch first, and no eviction.
 
-Approach: whatever runs is a gang (`gpud.device.cpu.scheduling.gang`), which has workers on the SMs;
-who gets room is decided in `gpud.device.cpu.scheduling.block_scheduler`. A worker runs block after
-block and launch after launch without coming back to Python (`gpud.device.cpu.sm.loop`).
+Approach: each run is a gang (`gpud.device.cpu.scheduling.gang`), which has workers on the SMs;
+`gpud.device.cpu.scheduling.block_scheduler` decides which gang gets room on an SM. A worker runs
+block after block and launch after launch without returning to Python (`gpud.device.cpu.sm.loop`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BLOCK_LIMITS = (1024, 1024, 64)
 
 
 class CPUMemory:
-    """Host memory that kernels address directly; ``view`` is its bytes."""
+    """Host memory that kernels address directly; a `gpud.device.interface.Memory`."""
 
     def __init__(self, size: int) -> None:
         raw = np.zeros(size + 256, np.uint8)
@@ -61,12 +61,12 @@ class CPUDevice:
     """Virtual SMs on the cores of this machine.
 
     Args:
-        sms: how many; default one for each core that this process may use.
+        sms: number of virtual SMs; default one for each core that this process may use.
         capability: the compute capability, times ten, whose limits an SM has.
-        compiler: makes kernels' machine code; by default it is made in this process.
+        compiler: compiles kernels to machine code; by default this process does.
 
     Attributes:
-        scheduler: its SMs and who has workers there.
+        scheduler: places workers on the SMs.
     """
 
     kind = "cpu"
@@ -93,13 +93,13 @@ class CPUDevice:
         self.sms = sms
         self.capability = capability
         self.limits: SMLimits = SM_LIMITS[capability]
-        # The other half is for programs: this one, its clients and whatever else runs here.
+        # The other half is for processes: this one, its clients and others on the machine.
         self.memory_bytes = memory_limit_bytes() // 2
         self.partitions = Partitions(1, sms)
         self._grids = 0
         self._compiler = compiler
         self.scheduler = BlockScheduler(sms)
-        # Native code must not outlive the memory that it works on.
+        # Closed at exit: native code must not outlive the memory that it works on.
         _open.add(self)
 
     # -- the interface
@@ -109,7 +109,7 @@ class CPUDevice:
         return CPUMemory(size)
 
     def map_arena(self, descriptor: int, size: int, base: int = 0) -> Arena:
-        """Map a session's memory file; kernels may address it from now on. See `Arena`."""
+        """Map a session's memory file, so that kernels can address it. See `Arena`."""
         return Arena(descriptor, size, base)
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> CPUModule:
@@ -120,7 +120,7 @@ class CPUDevice:
         """M for a block shape and ``shared`` bytes of dynamic shared memory.
 
         Raises:
-            LaunchConfigError: not even one block fits an SM.
+            LaunchConfigError: the block shape is malformed, or no block fits on an SM.
         """
         shape = self._check_block(block)
         if shared < 0:
@@ -139,20 +139,20 @@ class CPUDevice:
         sms: Collection[int] | None = None,
         on_done: Callable[[Launch], None] | None = None,
     ) -> Launch:
-        """Start a raw grid of blocks; returns at once.
+        """Launch a kernel that is not rewritten, as one grid; returns at once.
 
         Args:
-            kernel: of a module loaded on this device.
-            grid: raw blocks in x, y, z.
+            kernel: a kernel of a module loaded on this device.
+            grid: blocks in x, y, z.
             block: threads of a block in x, y, z.
             parameters: the kernel's parameter buffer.
             shared: dynamic shared memory of a block, in bytes.
-            sms: the only ones where its blocks run; default: all.
+            sms: the SMs on which its blocks may run; default: all.
             on_done: called once, on an SM's thread, when the last block has left.
 
         Raises:
             LaunchConfigError: grid, block or shared memory is outside what the device allows.
-            KernelRejected: the kernel uses something that the CPU device does not run.
+            KernelRejected: the kernel uses something that the CPU device does not support.
         """
         spec = LaunchSpec(
             kernel, "unmodified", as_dim3("grid", tuple(grid)), self._check_block(block),
@@ -162,7 +162,7 @@ class CPUDevice:
         return Launch(self, self.prepare([spec]), on_done, cleared)
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Chain:
-        """Make a chain of launches ready; it may be run any number of times. See `Chain`."""
+        """Prepare a chain of launches; it may run any number of times. See `Chain`."""
         return Chain(self, launches, occupancy)
 
     def gang(
@@ -173,7 +173,7 @@ class CPUDevice:
         on_over: Callable[[], None],
         exclusive: int = 0,
     ) -> Gang:
-        """A run of a chain, which begins with its first `Gang.resize`. See `Gang`."""
+        """Create a run of a chain, which begins with its first `Gang.resize`. See `Gang`."""
         with self.scheduler.lock:
             number = self._grids + 1
             self._grids += len(chain.totals)
@@ -196,7 +196,7 @@ class CPUDevice:
 
     @staticmethod
     def check_grid(grid: Sequence[int]) -> tuple[int, int, int]:
-        """A raw grid as (x, y, z); raises LaunchConfigError if no GPU would run it."""
+        """A grid as (x, y, z); raises LaunchConfigError if it exceeds the limits of a GPU."""
         x, y, z = as_dim3("grid", tuple(grid))
         for extent, limit in zip((x, y, z), _GRID_LIMITS, strict=True):
             if extent > limit:

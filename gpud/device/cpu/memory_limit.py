@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or less where a control group limits it."""
+"""The memory limit of this process: the machine's memory, or less if a control group limits it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def memory_limit_bytes(root: Path = Path("/")) -> int:
     """The least of the physical memory and the limits of the control groups, version 1 and 2.
 
     Args:
-        root: where ``proc`` and ``sys`` lie.
+        root: directory that contains ``proc`` and ``sys``.
     """
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([physical, *_group_limits(root)])
@@ -33,8 +33,8 @@ def _group_limits(root: Path) -> Iterator[int]:
             base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
         else:
             continue
-        # A limit of any group above holds too. In a container the path may be the host's, and not
-        # be there: the root of what the container sees has its limit then.
+        # The limits of all parent groups apply too. In a container the path may be the host's and
+        # not exist; then the root of the container's own hierarchy has its limit.
         parts = [part for part in path.split("/") if part]
         for depth in range(len(parts), -1, -1):
             with suppress(OSError, ValueError):  # "max", or no such file

@@ -1,8 +1,8 @@
-"""How many blocks of a kernel fit on one virtual SM: the limits of a real SM, by capability.
+"""Occupancy on a virtual SM, which has the limits of a real SM of some compute capability.
 
-The CPU device has no registers to run out of, so occupancy follows threads, blocks and shared
-memory, as the CUDA occupancy calculator counts them: shared memory in whole granules, plus what
-the system reserves for each block from compute capability 8.0 on.
+The CPU device has no limit on registers, so occupancy follows threads, blocks and shared memory, as
+the CUDA occupancy calculator counts them: shared memory in whole granules, plus what the system
+reserves for each block from compute capability 8.0 on.
 
 Source: CUDA C++ Programming Guide 13.0, "Compute Capabilities", technical specifications.
 """
@@ -18,7 +18,7 @@ __all__ = ["SM_LIMITS", "SMLimits", "occupancy"]
 
 @dataclass(frozen=True, slots=True)
 class SMLimits:
-    """What one SM holds. Sizes are bytes."""
+    """The limits of one SM. Sizes are bytes."""
 
     threads: int
     blocks: int
@@ -29,7 +29,7 @@ class SMLimits:
     threads_per_block: int = 1024
 
     def shared_cost(self, shared: int) -> int:
-        """What a block with ``shared`` bytes takes from its SM."""
+        """Bytes of the SM's shared memory that a block with ``shared`` bytes takes."""
         total = shared + self.shared_reserved
         return -(-total // self.shared_granule) * self.shared_granule
 
@@ -49,7 +49,7 @@ SM_LIMITS = {
 
 
 def occupancy(limits: SMLimits, threads: int, shared: int) -> int:
-    """M: blocks of ``threads`` threads and ``shared`` bytes that fit on one SM.
+    """M: how many blocks of ``threads`` threads and ``shared`` bytes fit on one SM.
 
     Raises:
         LaunchConfigError: not even one fits; the message names the limit.

@@ -1,4 +1,4 @@
-"""What tests that run kernels on the CPU device share: arrays on the device, gates, waiting."""
+"""Helpers of tests that run kernels on the CPU device: arrays on the device, gates, waiting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["OPEN", "Array", "cuda", "pointer", "rewritten", "until", "words"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 OPEN = 2**32 - 1
-"""A gate with this value holds nobody back."""
+"""The value of a gate at which no block waits."""
 
 TIMEOUT_S = 30.0
 

@@ -1,4 +1,4 @@
-"""Arenas: a memory file mapped at an address; and how much memory there is."""
+"""Arenas, mapped at an address; and the memory limit of the process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_it_is_shared_with_the_file(file: int, base: int) -> None:
     assert not mapped(address)
 
 
-def test_a_place_that_is_taken_is_refused_and_stays_as_it_is(file: int) -> None:
+def test_an_address_in_use_is_refused_and_stays_as_it_is(file: int) -> None:
     first = Arena(file, SIZE, BASE)
     ctypes.c_uint32.from_address(BASE).value = 5
     other = os.memfd_create("other")
@@ -73,12 +73,12 @@ def test_half_pages_are_refused(file: int, size: int, base: int) -> None:
         Arena(file, size, base)
 
 
-def test_a_descriptor_that_is_none_is_refused() -> None:
+def test_an_invalid_descriptor_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="of no use"):
         Arena(-1, SIZE)
 
 
-def test_more_than_there_are_addresses() -> None:
+def test_more_than_the_address_space_is_refused() -> None:
     descriptor = os.memfd_create("huge")
     os.ftruncate(descriptor, 1 << 62)
     with pytest.raises(OutOfMemory):

@@ -280,7 +280,7 @@ def test_the_interpreter_ends_while_a_kernel_runs() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_callback_that_raises_costs_no_sm() -> None:
-    """Whoever launched is told of a bug in the callback; the SM goes on with other launches."""
+    """The exception is reported; the SM goes on with other launches."""
 
     def broken(launch: Launch) -> None:
         raise RuntimeError("planted")

@@ -62,7 +62,7 @@ def test_blocks_on_an_sm(capability: int, threads: int, shared: int, expected: i
 
 
 @pytest.mark.parametrize("capability", SM_LIMITS)
-def test_whatever_a_block_may_have_fits_once(capability: int) -> None:
+def test_the_largest_block_fits_once(capability: int) -> None:
     limits = SM_LIMITS[capability]
     assert occupancy(limits, limits.threads_per_block, limits.shared_per_block) == 1
 

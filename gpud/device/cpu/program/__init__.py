@@ -1,1 +1,1 @@
-"""A loaded program: its variables, its heap, and its kernels as machine code."""
+"""Loaded programs of the CPU device: variables, heap, ``printf``, and compiled kernels."""

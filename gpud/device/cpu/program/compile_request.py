@@ -1,10 +1,10 @@
-"""From a program's text to the machine code of one kernel, with nothing of a device around it.
+"""The request to compile a kernel to machine code, and its result; both can be sent to a process.
 
 Problem: LLVM can take very long over a program, or crash on it, and cannot be interrupted.
-Approach: what makes machine code needs no more than what can be sent to another process, and gives
-what can be sent back; where it runs is decided by whoever opens the device (`KernelCompiler`).
+Approach: compiling needs nothing that cannot be sent to another process, and neither does its
+result contain such; the code that opens the device decides where it runs (`KernelCompiler`).
 
-Properties: what is made depends on `CompileRequest` alone.
+Properties: the result depends on `CompileRequest` alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CompileRequest:
         text: the program, PTX.
         entry: the kernel's name.
         block: threads in x, y and z.
-        arena: address and size of the memory that accesses are checked against, if they are.
-        heap: address and size of what ``malloc`` gives, if accesses are checked.
+        arena: address and size of the memory that the fences allow; None: accesses are not checked.
+        heap: address and size of the heap of ``malloc``; None: the program has none of its own.
     """
 
     text: str
@@ -40,17 +40,17 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """What a launch needs to know of a kernel, and an object file with its code."""
+    """The generated kernel's description, and an object file with its code."""
 
     generated: GeneratedKernel
     code: bytes
 
 
 class KernelCompiler(Protocol):
-    """Makes machine code, here or elsewhere."""
+    """Compiles kernels to machine code, in this process or another."""
 
     def __call__(self, wanted: CompileRequest) -> CompileResult:
-        """Make it, or raise `KernelRejected` or another error of gpud's tree; blocks."""
+        """Compile a kernel; blocks. Raises `KernelRejected` or another `GpudError`."""
 
     def warm_up(self) -> None:
-        """Get ready, without waiting: a program is loaded, and its kernels will be asked for."""
+        """Prepare for requests, without waiting: a program is being loaded."""

@@ -1,25 +1,26 @@
-"""What device code's ``malloc`` hands out in a program whose accesses are checked.
+"""The heap of device code's ``malloc`` in a program whose accesses are checked.
 
-Problem: memory from the C library lies anywhere in this process, with the library's own records
-beside it: neither can accesses to it be told from stray ones, nor may a program write past its end.
+Problem: memory from the C library's ``malloc`` may lie anywhere in this process, beside the
+library's own records: a fence could not tell accesses to it from stray ones, and a program that
+writes past its end would damage the process.
 
 Approach: each such program has a heap of its own, one range of memory that its fences allow, as
-large as CUDA's is by default. Sizes are rounded to a few; what is freed is kept in a list for each,
-and what no list has comes from the part that was never used. All that is known of the heap stands
-behind it, where no fence lets a program; what takes and frees is native code without locks.
+large as CUDA's is by default. Sizes are rounded up to a few size classes, each with a free list; if
+the list is empty, the block comes from the part of the heap that was never used. The heap's records
+lie behind it, out of reach of the fences; allocating and freeing are native code without locks.
 
-Terms: a *granule* is `GRANULE` bytes of the heap. A *list* is the number of its first granule plus
-one, 0 if it is empty, and above that a count of its changes, in one word of 64 bits.
+Terms: a *granule* is `GRANULE` bytes of the heap. A *list* is one word of 64 bits: the number of
+its first block's granule plus one, 0 if it is empty, and above that a count of its changes.
 
 Algorithm: a list is a stack (R. K. Treiber, "Systems Programming: Coping with Parallelism", IBM RJ
-5118, 1986): whoever takes its first block exchanges the word for one with the next, and the count
-in it tells that nobody was there in between. A block is freed by whoever exchanges the number of
-its list, noted for its first granule, for 0.
+5118, 1986): a thread takes its first block by exchanging the word for one with the next block; the
+count makes the exchange fail if another thread changed the list meanwhile. A block is freed by the
+thread that exchanges the number of its list, noted for its first granule, for 0.
 
 Properties:
-* whatever addresses are freed, and however often, nothing happens but to blocks that are taken;
+* freeing any address, any number of times, changes nothing but blocks that are allocated;
 * a program that asks for more than there is gets a null pointer, as on a GPU;
-* a thread that stops at any point keeps nobody from taking and freeing.
+* a thread that stops at any point does not keep others from allocating and freeing.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ __all__ = ["GRANULE", "HEAP_BYTES", "Heap", "install"]
 
 HEAP_BYTES = 8 << 20
 GRANULE = 16
-"""What all sizes and addresses are multiples of."""
+"""All sizes and addresses are multiples of this."""
 _GRANULE_BITS = GRANULE.bit_length() - 1
 _STEPS = 8
-"""A size is rounded to one of these multiples of a power of two."""
+"""A size is rounded up to one of the first eight multiples of a power of two."""
 _STEP_BITS = _STEPS.bit_length() - 1
 _LISTS = 248
-"""More than there are sizes up to 2**34; their numbers fit a byte."""
+"""More than there are size classes up to 2**34; their numbers fit a byte."""
 
 _BASE, _SIZE, _UNUSED, _HEADS = 0, 8, 16, 64
 _NOTES = _HEADS + 8 * _LISTS
-"""Where in the records: address and size of the heap, what was never used, the lists, and for each
-granule a byte: the number of the list of the block that begins there and is taken, plus one."""
+"""Offsets in the records: address and size of the heap, start of the part never used, the lists,
+and for each granule a byte: if an allocated block begins there, the number of its list plus one."""
 
 
 class Heap:
@@ -58,8 +59,8 @@ class Heap:
         size: in bytes, a multiple of `GRANULE`.
 
     Attributes:
-        address: of its first byte.
-        size: in bytes. The records, by which generated code names the heap, begin behind.
+        address: address of its first byte.
+        size: in bytes. The records begin behind it; generated code identifies the heap by them.
     """
 
     def __init__(self, size: int = HEAP_BYTES) -> None:
@@ -80,10 +81,10 @@ class Heap:
 
 @cache
 def install() -> jit.NativeCode:
-    """Let generated code call ``gpud_heap_malloc`` and ``gpud_heap_free``; the code of both.
+    """Make ``gpud_heap_malloc`` and ``gpud_heap_free`` available to generated code.
 
-    ``i64 gpud_heap_malloc(i64 records, i64 size)`` gives the address of ``size`` bytes, 0 if there
-    are none left; ``void gpud_heap_free(i64 records, i64 address)`` takes them back.
+    ``i64 gpud_heap_malloc(i64 records, i64 size)`` returns the address of ``size`` bytes, 0 if none
+    are left; ``void gpud_heap_free(i64 records, i64 address)`` frees them. Returns their code.
     """
     ir = IRModule()
     _define_malloc(ir)
@@ -148,7 +149,7 @@ def _define_free(ir: IRModule) -> None:
     records = e.value("inttoptr i64 %records to ptr")
     base = load(e, "i64", offset(e, records, _BASE))
     size = load(e, "i64", offset(e, records, _SIZE))
-    # An address that is no multiple of a granule becomes one that is too large.
+    # The rotation makes an offset that is no multiple of a granule too large a number.
     e.module.declare("declare i64 @llvm.fshr.i64(i64, i64, i64)")
     off = e.value(f"sub i64 %address, {base}")
     granule = e.value(f"call i64 @llvm.fshr.i64(i64 {off}, i64 {off}, i64 {_GRANULE_BITS})")
@@ -189,7 +190,7 @@ def _rounded(e: Emitter) -> tuple[str, str]:
 
 
 def _list_of(e: Emitter, step: str, number: str) -> str:
-    """The list of a size: eight steps are four of the next power of two."""
+    """The list of a size; eight steps are the same size as four of the next power of two."""
     row = e.value(f"mul i64 {e.value(f'sub i64 {step}, {_GRANULE_BITS}')}, {_STEPS}")
     place = e.value(f"add i64 {row}, {e.value(f'sub i64 {number}, 1')}")
     full = compare(e, "eq", "i64", number, _STEPS)
@@ -199,14 +200,14 @@ def _list_of(e: Emitter, step: str, number: str) -> str:
 
 
 def _next_link(e: Emitter, records: str, size: str, granule: str) -> str:
-    """``ptr`` to the part of a list that lies behind the free block that begins at a granule."""
+    """``ptr`` to a free block's link: the next block of its list. Links lie behind the heap."""
     count = e.value(f"lshr i64 {size}, {_GRANULE_BITS}")
     behind = e.value(f"and i64 {e.value(f'add i64 {count}, {_NOTES + 7}')}, -8")
     return offset(e, records, e.value(f"add i64 {behind}, {e.value(f'shl i64 {granule}, 2')}"))
 
 
 def _changed(e: Emitter, word: str, first: str) -> str:
-    """A list that has changed once more and begins with ``first``."""
+    """The list's word with ``first`` as its first block and the count increased."""
     count = e.value(f"lshr i64 {word}, 32")
     more = e.value(f"shl i64 {e.value(f'add i64 {count}, 1')}, 32")
     return e.value(f"or i64 {more}, {first}")

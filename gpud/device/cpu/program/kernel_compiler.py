@@ -1,4 +1,4 @@
-"""Makes machine code: the code generator and LLVM, one after the other."""
+"""Compiles a kernel to machine code: runs the code generator, then LLVM."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["compile_kernel"]
 
 
 def compile_kernel(wanted: CompileRequest) -> CompileResult:
-    """Make it here and now.
+    """Compile a kernel in this process.
 
     Raises:
-        KernelRejected: the kernel uses something that the CPU device does not run.
+        KernelRejected: the kernel uses something that the CPU device does not support.
         InternalError: LLVM refuses the code.
     """
     program, layout = _program(wanted.text)
@@ -33,6 +33,6 @@ def compile_kernel(wanted: CompileRequest) -> CompileResult:
 
 @lru_cache(maxsize=4)
 def _program(text: str) -> tuple[ptx.Module, ModuleLayout]:
-    """Kernels of one program are mostly asked for one after the other."""
+    """The parsed program; cached, since its kernels are mostly requested one after the other."""
     program = flatten_module(parse(text))
     return program, layout_module(program)

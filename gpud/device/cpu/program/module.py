@@ -1,8 +1,8 @@
-"""A loaded program on the CPU device: its variables, and its kernels compiled for block shapes.
+"""A loaded program on the CPU device: its variables, and its kernels, compiled by block shape.
 
-Code is generated for one block shape at a time, because loops over a known number of threads are
-what LLVM vectorises. The first launch with a new shape pays for it; `CPUKernel.compiled` can be
-called ahead of time.
+Code is generated for one block shape at a time, because LLVM vectorises only loops over a known
+number of threads. The first launch with a new shape has to wait for that, unless
+`CPUKernel.compiled` was called before.
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ __all__ = ["CPUKernel", "CPUModule", "CompiledKernel"]
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A kernel for one block shape: native code, and what its blocks need.
+    """A kernel compiled for one block shape.
 
-    ``code`` has the functions that a block's header points to; see
-    `gpud.device.cpu.codegen.artifact.GeneratedKernel` for ``generated``.
+    Attributes:
+        name: the kernel's name.
+        shape: the block shape.
+        generated: sizes and offsets that its blocks need.
+        code: the functions that a block's header points to.
+        data: the module's variables.
     """
 
     name: str
@@ -48,14 +52,14 @@ class CompiledKernel:
 
 
 class CPUKernel:
-    """An entry of a loaded module."""
+    """A kernel (entry) of a loaded module."""
 
     def __init__(self, module: CPUModule, entry: ptx.Function) -> None:
         self.module = module
         self.name = entry.name
         self.parameters: tuple[Parameter, ...] = parameters_of(entry)
         self.plans: dict[tuple[tuple[int, int, int], int, bool], Any] = {}
-        """What launches have in common, by block shape and shared memory: `Chain` keeps it here."""
+        """Cache of `Chain`: what launches share, by block shape and shared memory."""
         self._compiled: dict[Shape, CompiledKernel] = {}
         self._lock = threading.Lock()
 
@@ -63,8 +67,8 @@ class CPUKernel:
         """The kernel for a block shape, compiled on first use.
 
         Raises:
-            KernelRejected: it uses something that the CPU device does not run.
-            CompileError: whoever makes machine code for this device gave up.
+            KernelRejected: it uses something that the CPU device does not support.
+            CompileError: the module's compiler exceeded its limits.
         """
         shape = Shape(*block)
         with self._lock:
@@ -88,7 +92,7 @@ class CPUKernel:
 
     def generate(self, shape: Shape) -> GeneratedKernel:
         """LLVM assembly for a block shape, not compiled."""
-        # Not above: a device for which another process does it starts faster without.
+        # Imported late: a device that compiles in another process starts faster without it.
         from gpud.device.cpu.codegen.kernel import generate_kernel
 
         module = self.module
@@ -97,7 +101,7 @@ class CPUKernel:
         )
 
     def static_shared(self, block: tuple[int, int, int]) -> int:
-        """Bytes of shared memory of a block without the dynamic part; gpud's own count, too."""
+        """Bytes of a block's shared memory without the dynamic part; gpud's own included."""
         generated = self.compiled(block).generated
         return generated.dynamic_shared_at + generated.hidden_shared_bytes
 
@@ -107,11 +111,11 @@ class CPUModule:
 
     Args:
         text: PTX, rewritten or not.
-        arena: address and size of its session's memory, None if it may reach everything.
-        compiler: makes its kernels' machine code; by default it is made here.
+        arena: address and size of its session's memory; None: accesses are not checked.
+        compiler: compiles its kernels to machine code; by default this process does.
 
     Raises:
-        CompileError: it is not PTX that can be read.
+        CompileError: the text is not valid PTX.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class CPUModule:
         self.layout = layout_module(program)
         fenced = ARENA in self.layout.data.offsets
         self.fenced = arena if fenced else None
-        """What its accesses are checked against: None if they are not, or have no fences."""
+        """The arena if the program has fences, else None: its accesses are not checked."""
         self.heap: Heap | None = None
         if self.fenced is not None and HEAP in self.layout.data.offsets:
             install_heap()
@@ -162,7 +166,7 @@ class CPUModule:
         """The bytes of a ``__device__`` or ``__constant__`` variable, writable, uint8.
 
         Raises:
-            KeyError: there is no such variable; the message lists those that there are.
+            KeyError: there is no such variable; the message lists the existing ones.
         """
         if name not in self.data.sizes:
             known = ", ".join(sorted(self.data.sizes)) or "none"

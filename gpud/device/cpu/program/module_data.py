@@ -1,7 +1,7 @@
-"""A module's ``.const`` and ``.global`` variables as one piece of host memory.
+"""The ``.const`` and ``.global`` variables of a module, in one piece of host memory.
 
-Initial values are written once, when the module is loaded; addresses in them are resolved to
-wherever the memory is, function names to their numbers.
+Initial values are written once, when the module is loaded; variables' addresses in them are
+resolved to host addresses, function names to function numbers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class ModuleData:
     """The variables of one loaded module.
 
     Args:
-        module: flattened.
-        layout: of its variables.
-        ranges: address and size for gpud's own variables, by name; without: everything.
+        module: the flattened program.
+        layout: the layout of its variables.
+        ranges: (address, size) to store in gpud's own variables, by name; default: all memory.
 
     Attributes:
         memory: all variables, uint8.
         address: host address of the first byte.
-        sizes: bytes of each variable by its plain name; gpud's own are not among them.
+        sizes: bytes of each variable by name, without gpud's own.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ModuleData:
             if offset is None or variable.space not in ("const", "global"):
                 continue
             if variable.name in _HIDDEN:
-                # Code of this device does not read them: a program sees what a GPU's would.
+                # Code of this device does not read them; a program reads the same as on a GPU.
                 self._set_range(offset, ranges.get(variable.name) or _EVERYTHING)
                 continue
             self.sizes[variable.name] = size_and_align(variable)[0]
@@ -108,13 +108,13 @@ def _variables(module: ptx.Module) -> Iterator[ptx.Variable]:
 def _leaves(
     value: ptx.InitialValue, offset: int, variable: ptx.Variable, size: int
 ) -> Iterator[tuple[int, ptx.Immediate | ptx.Initializer]]:
-    """(byte offset, leaf) of a possibly nested initialiser; what is left out stays zero."""
+    """(byte offset, leaf) of a possibly nested initialiser; omitted elements stay zero."""
 
     def walk(
         part: ptx.InitialValue, at: int, dims: tuple[int | None, ...]
     ) -> Iterator[tuple[int, ptx.Immediate | ptx.Initializer]]:
         if isinstance(part, ptx.RawOperand):
-            return  # fields of a sampler: this device has none
+            return  # fields of a sampler, which this device does not have
         if not isinstance(part, tuple):
             yield at, part
             return

@@ -1,11 +1,11 @@
-"""``printf`` of running kernels: generated code calls this, on the SM's thread.
+"""``printf`` of running kernels: the callback of generated code, on the SM's thread.
 
-A call from a kernel passes the address of its block; `register` says who hears of that block.
-Pointers are read through that block's `gpud.device.readable.ReadableRanges`, while the thread
-waits; the text is made by `gpud.device.printf`.
+A call from a kernel passes the address of its block; `register` sets the listener that gets the
+block's output. Pointers are read through the block's `gpud.device.readable.ReadableRanges`, while
+the thread waits; `gpud.device.printf` formats the text.
 
 Properties:
-* nothing is read that the block could not read itself; what is unreadable is said to be.
+* nothing is read that the block could not read itself; a notice stands for unreadable strings.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ __all__ = ["Listener", "PackedArguments", "install", "register", "unregister"]
 
 
 class Listener(Protocol):
-    """Who hears what a block prints: `gpud.device.cpu.scheduling.worker.Worker`."""
+    """Receives the output of a block: `gpud.device.cpu.scheduling.worker.Worker`."""
 
     @property
-    def hears(self) -> bool:
-        """Whether what is printed now is kept."""
+    def accepting(self) -> bool:
+        """Whether output is kept now."""
 
     def reach(self) -> ReadableRanges:
-        """What the block may read now, for the thread that asks."""
+        """The memory that the block may read now."""
 
     def print(self, text: bytes) -> None:
-        """The block has printed this."""
+        """Add output of the block."""
 
 
 _listeners: dict[int, Listener] = {}
 
 
 def register(block: int, listener: Listener) -> None:
-    """Tell ``listener`` what the block at address ``block`` prints."""
+    """Send the output of the block at address ``block`` to ``listener``."""
     _listeners[block] = listener
 
 
 def unregister(block: int) -> None:
-    """Nobody hears of that block any more: its memory goes."""
+    """Remove a block's listener; the block's memory is about to be freed."""
     _listeners.pop(block, None)
 
 
 class PackedArguments:
-    """Arguments that lie in memory still; see `gpud.device.printf.PrintfArguments`.
+    """A call's arguments in the block's memory; a `gpud.device.printf.PrintfArguments`.
 
     Args:
-        address: of the first.
-        reach: what may be read.
+        address: address of the first argument.
+        reach: the memory that may be read.
     """
 
     def __init__(self, address: int, reach: ReadableRanges) -> None:
@@ -71,7 +71,7 @@ class PackedArguments:
         return self._reach.start_at(address, most)
 
 
-# -- what generated code calls -----------------------------------------------------------------
+# -- called from generated code ----------------------------------------------------------------
 
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
 
@@ -84,7 +84,7 @@ def _on_print(block: int, text: int, values: int) -> int:
     template = reach.text_at(text)
     if template is None:
         return -1
-    if listener.hears:
+    if listener.accepting:
         listener.print(format_printf(template, PackedArguments(values, reach)))
     return conversions(template)
 
@@ -94,5 +94,5 @@ _callback = _PRINT(_on_print)
 
 @cache
 def install() -> None:
-    """Let generated code call ``gpud_print``."""
+    """Make ``gpud_print`` available to generated code."""
     jit.add_symbols({"gpud_print": jit.callback_address(_callback)})

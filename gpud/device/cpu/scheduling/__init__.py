@@ -1,1 +1,1 @@
-"""Chains of launches at run time: their gangs, the workers of these, and where they run."""
+"""Runs chains of launches: gangs, their workers, and the placement of workers on SMs."""

@@ -1,27 +1,27 @@
-"""Blocks to virtual SMs: which gang gets the next worker, and where.
+"""The block scheduler: places the workers of gangs on virtual SMs.
 
-Problem: several gangs want workers at once, room comes free in pieces, and the more urgent gang
-must have it first.
+Problem: several gangs want workers at once, capacity comes free in fragments, and the more urgent
+gang must have it first.
 
-Approach: room is counted in CapSM: a worker takes 1/M of an SM. That is the core scheduler's own
-arithmetic, and M such blocks fit an SM's limits of threads, blocks and shared memory, so any
-mixture does too. Gangs that miss workers wait in order; whenever something has left or is wanted,
-the first of them gets what there is.
+Approach: capacity is counted in CapSM: a worker takes 1/M of an SM. That is the core scheduler's
+own arithmetic, and M such blocks fit an SM's limits of threads, blocks and shared memory, so any
+mixture does too. Gangs with missing workers wait in a queue; whenever a worker has left or a gang
+has changed, the first gangs of the queue get the free capacity.
 
-Some SMs can be one gang's alone, its *partition*: others' workers there move elsewhere, none come
-there, and it has none elsewhere.
+Some SMs can be reserved for one gang, its *partition*: the workers of other gangs there move
+elsewhere, none are added there, and the gang has none elsewhere.
 
 A gang with slices for k SMs has its workers on k of them if it can, as many on each: it then shares
 an SM with as few others as possible, and when it shrinks by a whole SM, an SM comes free.
 
 Properties:
-* what resides on an SM never exceeds its limits, unless what is free lies in pieces on several SMs:
-  the workers of all SMs together never take more than these have;
-* room goes to the gangs of the highest priority first, in order of arrival; but who waits for its
-  partition does not keep others from their SMs;
-* no SM is in two partitions, and one is given up when its gang is over;
-* whoever waits for a gang is told after its last worker has left, without any lock;
-* the memory of a worker is used again only after it has left its SM.
+* the workers on an SM never exceed its limits, unless the free capacity lies in fragments on
+  several SMs; the workers of all SMs together never take more capacity than these have;
+* capacity goes to the gangs of the highest priority first, in order of arrival; but a gang that
+  waits for its partition does not keep others from their SMs;
+* no SM is in two partitions, and a partition ends when its gang is over;
+* a gang's ``on_over`` is called after its last worker has left, without any lock;
+* the memory of a worker is reused only after it has left its SM.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ from gpud.errors import InvalidArgument
 __all__ = ["SM_CAPACITY", "BlockScheduler"]
 
 SM_CAPACITY = lcm(*range(1, 33))
-"""Capacity of an SM, in units of which 1/M is a whole number for every M."""
+"""Capacity of an SM, in units such that 1/M of it is a whole number for every M."""
 
 
 class BlockScheduler:
-    """The SMs of a device and the gangs that want workers there.
+    """Places the workers of gangs on the SMs of a device.
 
     Args:
-        sms: how many.
+        sms: number of SMs.
 
     Attributes:
-        lock: guards everything here and in the gangs.
-        closed: whether nothing more may begin.
+        lock: guards all state here and in the gangs.
+        closed: whether the device is closed.
+        sms: the SMs.
     """
 
     def __init__(self, sms: int) -> None:
@@ -68,7 +69,7 @@ class BlockScheduler:
         self.sms = [VirtualSM(index, self._left) for index in range(sms)]
 
     def close(self) -> None:
-        """End the SM threads. What still runs is dropped."""
+        """End the SM threads. Blocks that still run are dropped."""
         with self.lock:
             if self.closed:
                 return
@@ -85,17 +86,20 @@ class BlockScheduler:
 
     @staticmethod
     def cost(chain: Chain) -> int:
-        """What a worker of a chain takes from its SM, of `SM_CAPACITY`."""
+        """The capacity that a worker of a chain takes of its SM, in units of `SM_CAPACITY`."""
         return SM_CAPACITY // chain.max_occupancy
 
     def update(self, gangs: Collection[Gang]) -> None:
-        """See to gangs that were changed; `notify_over` is the caller's then, without the lock."""
+        """Place missing workers after these gangs changed, and find those that are over.
+
+        The caller then calls `notify_over`, without the lock.
+        """
         if self._waiting or len(gangs) > 1:
             for gang in gangs:
                 if gang.missing and gang not in self._waiting:
                     insort(self._waiting, gang, key=lambda one: (-one.priority, one.number))
             self._place_waiting()
-        else:  # nobody is in front of it
+        else:  # no gang waits before it
             self._waiting = [gang for gang in gangs if not self._place(gang)]
         for gang in gangs:
             if gang.check_finished():
@@ -105,7 +109,7 @@ class BlockScheduler:
                     self._place_waiting()
 
     def assign_partition(self, gang: Gang) -> None:
-        """Give a gang its partition: the SMs on which the least is. With the lock.
+        """Give a gang its partition: the SMs with the least capacity in use.
 
         Raises:
             InvalidArgument: too many SMs are in partitions.
@@ -132,7 +136,7 @@ class BlockScheduler:
         return owner is None and sm.index not in gang.cleared
 
     def _place_waiting(self) -> None:
-        """Give those that wait what there is."""
+        """Give free capacity to the waiting gangs, in order."""
         if not self._waiting:
             return
         waits = dict.fromkeys((True, False), False)
@@ -146,16 +150,16 @@ class BlockScheduler:
                 waits[gang.exclusive > 0] = True
 
     def notify_over(self) -> None:
-        """Tell those whose gangs are over. Without the lock: they may call back."""
+        """Call ``on_over`` of gangs that are over. Without the lock: it may call back."""
         while self._over:
             try:
                 gang = self._over.popleft()
             except IndexError:
-                return  # another thread tells of it
+                return  # another thread took the last one
             gang.notify_over()
 
     def _place(self, gang: Gang) -> bool:
-        """Give a gang the workers that it misses; whether there was room for all."""
+        """Add a gang's missing workers; returns whether there was capacity for all."""
         missing = gang.missing
         if not missing:
             return True
@@ -173,7 +177,7 @@ class BlockScheduler:
         free = deque(islice(gang.free_indices(), missing))
         while free:
             if room:
-                # Few SMs for a gang, and on these as many workers as on the others.
+                # Use few SMs for a gang, with equally many workers on each.
                 settled = len(workers_by_sm) >= wanted
                 fitting = [sm for sm in room if (sm in workers_by_sm) == settled]
                 if settled and fitting:
@@ -197,7 +201,10 @@ class BlockScheduler:
         return True
 
     def _fragmented_sm(self, gang: Gang) -> VirtualSM | None:
-        """An SM for a worker that fits none, if what is left on all of them is enough for it."""
+        """An SM for a worker that fits on none, if the free capacity of all SMs together is enough.
+
+        That SM then exceeds its capacity; None if there is not enough.
+        """
         sms = [sm for sm in self.sms if self._may_use(sm, gang)]
         if sum(sm.used for sm in sms) + gang.cost > len(sms) * SM_CAPACITY:
             return None
@@ -206,7 +213,7 @@ class BlockScheduler:
     # -- events from the SMs
 
     def _left(self, sm: VirtualSM, blocks: list[int]) -> None:
-        """Workers have left. On the SM's thread."""
+        """Handle that workers have left. On the SM's thread."""
         gangs: dict[Gang, None] = {}
         with self.lock:
             for block in blocks:
@@ -233,10 +240,10 @@ _used = attrgetter("used")
 def _take_index(
     free: deque[int], sm: VirtualSM, workers_by_sm: dict[VirtualSM, int], wanted: int
 ) -> int:
-    """Takes an index for a worker on ``sm`` of a gang whose launches differ in M.
+    """Take an index for a worker on ``sm`` of a gang whose launches differ in M.
 
-    A launch with a small M is run by the lowest indices. They must lie on all of the gang's SMs,
-    though room came free on one after the other: the k-th of n SMs gets k, k + n, k + 2 n ...
+    The lowest indices run a launch with a small M. They must be spread over all of the gang's SMs,
+    though capacity came free on one after the other: the k-th of n SMs gets k, k + n, k + 2 n ...
     """
     place = list(workers_by_sm).index(sm) if sm in workers_by_sm else len(workers_by_sm)
     index = next((one for one in free if one % wanted == place), free[0])

@@ -1,12 +1,13 @@
-"""A chain of launches made ready for the SM loop, to be run any number of times.
+"""A chain of launches, prepared for the SM loop; it can run any number of times.
 
-Problem: a service submits the same hundred launches again and again, and making them ready costs a
-hundred times as much as running an empty kernel. Approach: what does not change from run to run is
-laid out once (headers, parameters); what does is one piece of memory, which is set back by copying.
+Problem: a service submits the same hundred launches again and again, and preparing them costs a
+hundred times as much as running an empty kernel. Approach: what does not change from run to run
+(headers, parameters) is laid out once; what does change is one piece of memory, which is reset by
+copying.
 
 Properties:
 * a chain may run several times at once: each run has its own records;
-* a run begins with nothing claimed and nothing done, whatever became of the one before.
+* a run begins with nothing claimed and nothing done, whatever happened in earlier runs.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ __all__ = ["Chain", "LaunchInfo", "RunRecords"]
 Dim3 = tuple[int, int, int]
 
 _SHARED_SLACK_BYTES = 256
-"""Behind shared memory, for whole vectors at its end."""
+"""Padding behind shared memory, for vector accesses that reach beyond its end."""
 
 _MAX_LOCAL_BYTES = 512 << 10
-"""Of a thread; CUDA C++ Programming Guide 13.0, "Compute Capabilities"."""
+"""Most local memory of a thread; CUDA C++ Programming Guide 13.0, "Compute Capabilities"."""
 
 
 class LaunchInfo(NamedTuple):
-    """What people are told of a stage: the kernel's name, the form and the user's grid."""
+    """A description of a launch for messages: the kernel's name, the form and the user's grid."""
 
     name: str
     form: str
@@ -58,7 +59,16 @@ class LaunchInfo(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What all launches of a kernel with one block shape and shared memory have in common."""
+    """What all launches of a kernel with one block shape and shared memory size share.
+
+    Attributes:
+        template: the beginning of the block's header.
+        locals_at, shared_at, params_at: offsets of local memory, shared memory and parameters from
+            the block's address.
+        params_bytes: size of the parameters, without the hidden one.
+        control_at: offset of the hidden parameter, `NONE` without one.
+        occupancy: M.
+    """
 
     template: bytes
     locals_at: int
@@ -73,8 +83,8 @@ class RunRecords:
     """The records of one run of a chain.
 
     Attributes:
-        address: of the chain's record.
-        words: 32-bit words from there on.
+        address: address of the `CHAIN` record.
+        words: 32-bit words from that address on.
     """
 
     __slots__ = ("_memory", "_view", "address", "words")
@@ -87,28 +97,28 @@ class RunRecords:
         self.words = self._view.cast("I")
 
     def reset(self, fresh: bytes) -> None:
-        """Begin anew."""
+        """Reset to the state before a run."""
         self._view[:] = fresh
 
 
 class Chain:
-    """Launches that run one after the other, as `gpud.device.interface.Device.prepare` says.
+    """A `gpud.device.interface.Chain` of the CPU device; each launch is one stage.
 
     Attributes:
-        launches: what people are told of each stage.
+        launches: a description of each stage for messages.
         totals: task blocks of each stage.
-        blocks_before: task blocks of all stages before each.
+        blocks_before: for each stage, the task blocks of all stages before it.
         total: task blocks in all.
-        largest: for each stage the most task blocks that it or a later one has.
+        largest: for each stage, the largest number of task blocks of it or a later stage.
         occupancy: M of the chain.
         max_occupancy: the largest M of a launch.
-        fixed: workers that a resize does not take away: the most that a launch in form whole needs.
-        fixed_stages: whether each launch is of that kind.
-        worker_bytes: what the largest block needs.
+        fixed: workers that no resize takes away: the most that a launch in form whole needs.
+        fixed_stages: whether each stage cannot be resized once it runs.
+        worker_bytes: memory of a worker that is enough for the blocks of all stages.
         stages_at: bytes from a run's record to its first stage's.
         blocks: threads of a block of each stage, in x, y, z.
         owner: the arena that its modules were loaded with, None without one. Compared by identity:
-            the range of an arena may be another session's later.
+            another session may later have an arena at the same addresses.
     """
 
     def __init__(
@@ -123,7 +133,7 @@ class Chain:
             LaunchInfo(kernel_of(spec.kernel.name), spec.form, grid)
             for spec, grid in zip(specs, grids, strict=True)
         )
-        self._kernels: list[CPUKernel] = [spec.kernel for spec in specs]  # their code is what runs
+        self._kernels: list[CPUKernel] = [spec.kernel for spec in specs]  # keeps their code alive
         self._plans = plans
         self.blocks = [as_dim3("block", spec.block) for spec in specs]
         self.owner = self._kernels[0].module.arena
@@ -153,7 +163,7 @@ class Chain:
         self._free: list[RunRecords] = []
 
     def reach(self, stage: int, block: int) -> tuple[tuple[int, int], ...]:
-        """(address, size) of what the block at address ``block`` may read by pointers."""
+        """(address, size) of the memory that the block at ``block`` may read through pointers."""
         module, plan = self._kernels[stage].module, self._plans[stage]
         own = plan.params_at + plan.params_bytes - plan.locals_at
         return (
@@ -164,7 +174,7 @@ class Chain:
         )
 
     def acquire_run(self) -> RunRecords:
-        """The records for a run, fresh."""
+        """Records for a run, in their initial state."""
         try:
             run = self._free.pop()
         except IndexError:
@@ -173,7 +183,7 @@ class Chain:
         return run
 
     def release_run(self, run: RunRecords) -> None:
-        """Take back the records of a run that is over: no worker uses them."""
+        """Return the records of a run that is over: no worker uses them."""
         self._free.append(run)
 
     def _record(self) -> bytes:
@@ -196,7 +206,7 @@ class Chain:
         plans: list[_Plan],
         measured: list[int],
     ) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-        """The stages' records; what they point to is kept."""
+        """The `STAGE` records; the memory that they point to is kept in attributes."""
         count = len(specs)
         stages = np.zeros(count, _STAGE)
         stages["job"] = np.frombuffer(
@@ -212,7 +222,7 @@ class Chain:
         modes = [
             ClaimMode.KERNEL if spec.form == "persistent" else ClaimMode.LOOP for spec in specs
         ]
-        # The raw grid: only kernels whose launches cannot be resized see it.
+        # The grid that kernels read: the user's only where launches cannot be resized.
         raw = np.array(
             [
                 grid if fixed else (total, 1, 1)
@@ -260,11 +270,11 @@ _job_record = lru_cache(maxsize=4096)(cw.job_record)
 
 
 def _checked(device: CPUDevice, spec: LaunchSpec, grid: Dim3) -> _Plan:
-    """The launch's plan.
+    """Check a launch and return its plan.
 
     Raises:
         LaunchConfigError: the device does not allow this grid, block or shared memory.
-        KernelRejected: the kernel uses something that the CPU device does not run.
+        KernelRejected: the kernel uses something that the CPU device does not support.
         ValueError: the parameters' size is not the kernel's, or the kernel has no hidden one.
     """
     x, y, z = grid
@@ -304,7 +314,7 @@ def _plan(device: CPUDevice, kernel: CPUKernel, block: Dim3, shared: int, rewrit
     _check_local(kernel.name, generated.local_bytes // compiled.shape.threads)
     locals_at = generated.block_bytes
     shared_at = align_up(locals_at + generated.local_bytes, 256)
-    # To the byte, so that the first access behind the last variable is one too many.
+    # Exact to the byte, so that an access just behind the last variable is caught.
     in_all = generated.dynamic_shared_at + shared if shared else generated.shared_bytes
     hidden = align_up(in_all, HIDDEN_ALIGNMENT) + generated.hidden_shared_bytes
     header = np.zeros(1, _TEMPLATE)
@@ -345,7 +355,7 @@ def _pack(
 ) -> tuple[
     np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]], bytes
 ]:
-    """(sizes, starts, bytes): buffers one after another, with room for a hidden parameter."""
+    """(sizes, offsets, bytes) of concatenated buffers, each with room for a hidden parameter."""
     sizes = np.array([len(buffer) for buffer in buffers], np.int64)
     rooms = (sizes + 16 + 7) & ~np.int64(7)
     starts = np.concatenate(([0], np.cumsum(rooms)[:-1]))

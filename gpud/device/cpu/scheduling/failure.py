@@ -1,10 +1,10 @@
-"""Why a block was ended, read from its header: from words in memory to the error of its job.
+"""Converts the header of a failed block into the error of its job.
 
-Problem: the block has left its worker's memory as it was when a thread failed; what it says of the
-task block depends on the form of the launch, and its strings are pointers of a kernel.
+Problem: the worker's memory is as it was when a thread failed; where it holds the task block's
+number depends on the form of the launch, and its strings are pointers from a kernel.
 
-Approach: the header's fields become a `gpud.compiler.abi.fault_record.FaultRecord`, the same that a
-device without headers reads from the job's record, and `gpud.device.faults` makes the error.
+Approach: the header's fields become a `gpud.compiler.abi.fault_record.FaultRecord`, as a GPU
+leaves it in the job's record, and `gpud.device.faults` makes the error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _STACK = (
 
 
 def failure_of(worker: Worker, chain: Chain) -> IllegalAddress | KernelTrap | None:
-    """What a job fails with whose block in ``worker`` was ended; None if it was told to end."""
+    """The error of a job whose block in ``worker`` failed; None if the block was killed."""
     error, stage = _read(worker, "error"), _read(worker, "stage")
     if error == Failure.KILLED:
         return None
@@ -106,7 +106,7 @@ def _read(worker: Worker, name: str) -> int:
 
 
 def _claim(worker: Worker, form: str, grid: tuple[int, int, int]) -> int | None:
-    """The number of the task block; None if nobody knows."""
+    """The number of the task block; None if it is unknown."""
     claim = _read(worker, "error_claim")
     if _read(worker, "error") not in (Failure.DEADLOCK, Failure.NONE) and claim != cw.NOTHING:
         return claim

@@ -1,25 +1,26 @@
-"""A gang: the workers that run one job's chain of launches, as many as it is given.
+"""A gang: the workers (resident blocks) that run one job's chain of launches.
 
-Problem: the core scheduler decides how many slices a job has; its workers must follow at any
-moment, no task block may be lost or run twice, and what a job occupies must be known exactly.
+Problem: the core scheduler decides how many slices a job has; the number of its workers must change
+with them at any time, no task block may be lost or run twice, and what a job occupies must be known
+exactly.
 
 Approach: a job with n slices of 1/M has ``n * max_occupancy // M`` workers, where *max_occupancy*
 is the largest M of its launches; in a launch with M_k those with an index below ``n * M_k // M``
-run. Released workers lose their index; the SM loop lets them go at their next task block. Which
-ones are released is chosen so that whole SMs come free. Workers that have no room yet are only a
-number: giving them back is no work for anybody.
+run. A released worker loses its index; the SM loop removes it at its next task block. The workers
+to release are chosen so that whole SMs come free. Workers for which there is no room yet are only a
+number, so that reducing it is free.
 
-Terms: a worker is *present* from the moment that an SM has it until Python has heard that it left;
-*kept*: present and not released; *missing*: to be present as soon as there is room; *moving*:
-released because of the SM that it is on, and to be missing when it has left.
+Terms: a worker is *present* from when it is added to an SM until Python has processed that it left;
+*kept*: present and not released; *missing*: to be added as soon as there is room; *moving*:
+released because the gang must vacate its SM, to be replaced once it has left.
 
 Properties:
 * present and missing workers are never more than allotted, apart from those released;
-* a worker that left because it was released, and is wanted again meanwhile, gets a successor;
+* a released worker that has left is replaced if the gang has been given its slice again meanwhile;
 * a gang is over when no worker is present and every task block of its last launch is claimed, or
   it was ended or failed.
 
-The block scheduler's lock guards it all: see the sections of the class.
+The block scheduler's lock guards all state: see the sections of the class.
 """
 
 from __future__ import annotations
@@ -61,26 +62,28 @@ class Gang:
     """One run of a chain on the device.
 
     Args:
-        scheduler: where.
-        chain: what.
-        priority: larger gets room first.
-        number: what ``%gridid`` reads in the first launch.
+        scheduler: places its workers.
+        chain: the launches to run.
+        priority: gangs of larger priority get room first.
+        number: value of ``%gridid`` in the first launch.
         on_left: called after workers have left, unless the gang is over.
         on_over: called once when it is over.
+        exclusive: number of whole SMs reserved for it; it has workers on no others. 0: none.
 
-    Both are called on an SM's thread or in `resize` and `end`, without any lock.
+    Both callbacks are called on an SM's thread or in `resize` and `end`, without any lock.
 
     Attributes:
-        kept: workers by index.
-        present: how many workers are on SMs.
+        kept: workers that are not released, by index.
+        present: number of workers on SMs.
         workers_by_sm: how many of them each SM has.
-        slices: what it has been given.
-        printed: what its blocks print.
+        slices: slices allotted to it.
+        printed: the output of its blocks.
         error: what it failed with, or ``None``.
-        over: whether nothing more will happen.
-        cost: what a worker takes from its SM, see `gpud.device.cpu.scheduling.block_scheduler`.
-        exclusive: how many whole SMs are its own, and the only ones where it has workers; 0: none.
-        cleared: numbers of SMs where it is to have no workers.
+        over: whether it is over: no worker is left, and none will start.
+        release_ns: the longest release so far.
+        cost: capacity that a worker takes of its SM, see
+            `gpud.device.cpu.scheduling.block_scheduler`.
+        cleared: indices of SMs where it must have no workers.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Gang:
         self._final = (0, 0, chain.total)
         self._workers = 0
         self._released: dict[int, Worker] = {}
-        self._moving: set[int] = set()  # those of the released that have moved
+        self._moving: set[int] = set()  # released workers that are to be replaced, by block
         self._released_ns = 0
         self._began_ns = 0
         self._run = chain.acquire_run()
@@ -125,10 +128,10 @@ class Gang:
         self._words[_GRID_ID + 1] = number >> 32
         self._stages = chain.stages_at // 4
 
-    # -- for everybody
+    # -- the interface of `gpud.device.interface.Gang`
 
     def resize(self, slices: int) -> None:
-        """Have ``slices`` slices from now on; returns at once.
+        """Set the number of slices; returns at once.
 
         Raises:
             RuntimeError: the device is closed.
@@ -141,9 +144,9 @@ class Gang:
         self._scheduler.notify_over()
 
     def clear(self, sms: Collection[int]) -> None:
-        """Have no workers on these SMs from now on; those there leave and come back elsewhere.
+        """Vacate these SMs and keep off them; the workers there leave and are replaced elsewhere.
 
-        The workers of a launch in form whole that has begun stay where they are.
+        The workers of a launch in form whole that has begun stay on their SMs.
 
         Raises:
             ValueError: there is no such SM.
@@ -160,7 +163,7 @@ class Gang:
         self._scheduler.notify_over()
 
     def end(self) -> None:
-        """Release everything and run nothing more; it is over when the last worker has left."""
+        """Release all workers and start none; the gang is over when the last worker has left."""
         with self._scheduler.lock:
             self._ended = True
             if not self.over:
@@ -169,11 +172,11 @@ class Gang:
         self._scheduler.notify_over()
 
     def kill(self) -> None:
-        """`end`, and have blocks that poll leave in the middle of their task block."""
+        """`end`; blocks with kill polls leave in the middle of their task block."""
         with self._scheduler.lock:
             if not self.over:
                 self._words[_KILL] = 1
-                # The kernels' own word; blocks of another launch than the current one read none.
+                # The word that kernels poll, one for each launch.
                 for stage in range(len(self.chain.totals)):
                     self._words[self._stages + stage * _STAGE_WORDS + cw.KILL // 4] = 1
         self.end()
@@ -185,7 +188,7 @@ class Gang:
             if self.over:
                 return self._final
             chain, stage = self.chain, self._words[_CURRENT]
-            # In this order: done must not overtake claimed.
+            # Read done before claimed, so that done never exceeds it.
             done = self._words[self._stages + stage * _STAGE_WORDS + _DONE]
             claimed = self._claimed(stage)
             before = chain.blocks_before[stage]
@@ -198,12 +201,12 @@ class Gang:
 
     @property
     def first_block_ns(self) -> int:
-        """From the first `resize` to the first task block; 0: none has begun."""
+        """Time from the first `resize` to the first task block; 0: none has begun."""
         with self._scheduler.lock:
             if self.over:
                 return self._first_block_ns
             first = self._words[_FIRST] | self._words[_FIRST + 1] << 32
-            return max(0, first - self._began_ns)  # 0, too, if half of it is written
+            return max(0, first - self._began_ns)  # 0 also while only half of it is written
 
     @property
     def exhausted(self) -> bool:
@@ -223,15 +226,15 @@ class Gang:
 
     @property
     def output(self) -> bytes:
-        """What its blocks printed so far; what is over the limit is replaced by a word of that."""
+        """What its blocks have printed so far; a notice stands for what exceeds the limit."""
         return self.printed.text
 
     # -- for the block scheduler, with its lock
 
     @property
     def missing(self) -> int:
-        """Workers that it would have if there were room."""
-        # A worker that moves has its place until it has left: no gang holds more than it was given.
+        """How many workers it would add if there were room."""
+        # A moving worker counts until it has left, so that no gang holds more than its slices.
         workers, kept = self._workers, len(self.kept) + len(self._moving)
         if kept >= workers or self.over or self._words[_STOP]:
             return 0
@@ -240,7 +243,7 @@ class Gang:
             return 0
         if stage + 1 == len(chain.totals):
             return min(workers - kept, chain.totals[stage] - self._claimed(stage))
-        # Workers with higher indices do not stand in for these: launches with a small M run in few.
+        # Only low indices count: a launch with a small M runs on few workers.
         useful = min(workers, chain.largest[stage])
         return min(workers - kept, useful - sum(index < useful for index in self.kept))
 
@@ -255,7 +258,7 @@ class Gang:
         self.slices = slices
         workers = max(slices * chain.max_occupancy // chain.occupancy, chain.fixed) if slices else 0
         if slices == 0 and self._is_fixed():
-            # A launch in form whole goes on to its end; its workers leave by themselves after it.
+            # A launch in form whole runs to its end; its workers leave by themselves after it.
             workers = chain.fixed
         self._words[_SLICES] = slices
         self._workers = min(workers, chain.largest[0])
@@ -277,7 +280,7 @@ class Gang:
             worker.words[STAYS] = 0
 
     def _release(self, count: int) -> None:
-        """Take their index from workers: first those on the SMs where the gang has fewest."""
+        """Release ``count`` workers, first those on the SMs where the gang has fewest."""
         if not self._released:
             self._released_ns = time.monotonic_ns()
         workers_by_sm: dict[VirtualSM, int] = {}
@@ -287,7 +290,7 @@ class Gang:
 
         def order(worker: Worker) -> tuple[int, int, bool, int]:
             assert worker.sm is not None
-            # A worker between two blocks leaves at once.
+            # Among equals idle workers come first: they leave at once.
             return (
                 workers_by_sm[worker.sm],
                 -worker.sm.index,
@@ -296,14 +299,14 @@ class Gang:
             )
 
         self._release_workers(sorted(self.kept.values(), key=order)[:count])
-        # Indices are the lowest ones: which workers run in a launch depends on it.
+        # Kept workers must have the lowest indices: the launches rely on that.
         free = iter([i for i in range(self._workers) if i not in self.kept])
         for index in [i for i in self.kept if i >= self._workers]:
             worker = self.kept.pop(index)
             self._give_index(worker, next(free))
 
     def leave(self, sms: Collection[int]) -> None:
-        """Have the workers on these SMs move to others, where there is room. With the lock."""
+        """Release the workers on these SMs; others replace them elsewhere as there is room."""
         if self.over or self._is_fixed():
             return
         workers = [worker for worker in self.kept.values() if worker.sm and worker.sm.index in sms]
@@ -314,7 +317,7 @@ class Gang:
             self._moving.update(worker.block for worker in workers)
 
     def _release_workers(self, workers: list[Worker]) -> None:
-        """Take their index from workers."""
+        """Release these workers: take their index, and let the SM loop remove them."""
         for worker in workers:
             del self.kept[worker.index]
             self._released[worker.block] = worker
@@ -324,7 +327,7 @@ class Gang:
             worker.words[STAYS] = 0
 
     def _keep_released(self) -> None:
-        """Keep released workers that have not left yet, but for those that move."""
+        """Keep released workers again that have not left yet, except moving ones."""
         free = self.free_indices()
         for block, worker in list(self._released.items()):
             if len(self.kept) + len(self._moving) >= self._workers:
@@ -341,7 +344,7 @@ class Gang:
         self.kept[index] = worker
 
     def _set_limits(self) -> None:
-        """Launches differ in M: tell workers whose block runs whether their launch has room."""
+        """Where launches differ in M: set for each worker whether its launch has room for it."""
         chain, words = self.chain, self._words
         occupancy_at = STAGE["occupancy"][0] // 4
         for worker in self.kept.values():
@@ -353,14 +356,14 @@ class Gang:
             worker.words[STAYS] = 1 if within else 0
 
     def free_indices(self) -> Iterator[int]:
-        """Indices that no kept worker has, from the lowest on; workers may be added meanwhile."""
+        """Indices that no kept worker has, in ascending order; workers may be added meanwhile."""
         indices = range(self._workers)
         return (
             (index for index in indices if index not in self.kept) if self.kept else iter(indices)
         )
 
     def worker_added(self, worker: Worker, sm: VirtualSM, index: int) -> None:
-        """``sm`` is about to have a new worker of this gang."""
+        """Record a new worker, which the caller adds to ``sm``."""
         worker.gang = self
         worker.sm = sm
         worker.index = index
@@ -369,7 +372,7 @@ class Gang:
         self.workers_by_sm[sm] = self.workers_by_sm.get(sm, 0) + 1
 
     def worker_left(self, worker: Worker) -> None:
-        """A worker has left its SM."""
+        """Record that a worker has left its SM."""
         assert worker.sm is not None
         self.present -= 1
         self.workers_by_sm[worker.sm] -= 1
@@ -387,14 +390,14 @@ class Gang:
             self._fail(worker)
 
     def notify_over(self) -> None:
-        """Call ``on_over``, the last that is called. Without the lock."""
+        """Call ``on_over``, the last callback. Without the lock."""
         on_over = self.on_over
-        # Whoever is called has this gang: a ring of each job would be left to the collector.
+        # The callbacks refer to this gang: break the cycle, or only the collector would free it.
         self.on_left = self.on_over = _nothing
         on_over()
 
     def check_finished(self) -> bool:
-        """Whether it is over since now."""
+        """Mark the gang as over if it is; returns whether it has become so with this call."""
         if self.over or self.present:
             return False
         if not self.exhausted:
@@ -414,4 +417,4 @@ class Gang:
 
 
 def _nothing() -> None:
-    """What a gang calls that is over."""
+    """The callback of a gang that is over."""

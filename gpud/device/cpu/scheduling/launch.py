@@ -1,4 +1,4 @@
-"""One launch of a raw grid on the CPU device: what `CPUDevice.launch` returns."""
+"""One launch of a kernel that is not rewritten: what `CPUDevice.launch` returns."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Launch"]
 
 
 class Launch:
-    """A grid of raw blocks on its way through the device, begun when this is made.
+    """A running grid; creating the object starts it.
 
     Args:
-        device: where.
-        chain: one launch, not rewritten.
+        device: the device on which it runs.
+        chain: a chain of one launch, of a kernel that is not rewritten.
         on_done: called once, on an SM's thread, when the last block has left.
-        cleared: SMs where it has no blocks.
+        cleared: SMs on which none of its blocks may run.
     """
 
     def __init__(
@@ -42,21 +42,21 @@ class Launch:
 
     @property
     def active(self) -> int:
-        """Blocks that are resident now."""
+        """Number of blocks that are resident now."""
         return self._gang.present
 
     @property
     def output(self) -> bytes:
-        """What its blocks printed so far."""
+        """What its blocks have printed so far."""
         return self._gang.output
 
     @property
     def error(self) -> GpudError | None:
-        """Why it failed, or ``None``."""
+        """What it failed with, or ``None``."""
         return self._gang.error
 
     def stop(self) -> None:
-        """Start no further raw block; running ones go on to their end."""
+        """Start no further block; running ones go on to their end."""
         self._gang.end()
 
     def kill(self) -> None:
@@ -74,7 +74,7 @@ class Launch:
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until the last block has left, at most ``timeout`` seconds; whether it has."""
+        """Wait until the last block has left, at most ``timeout`` seconds; whether it has."""
         return self._done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> None:
@@ -82,7 +82,7 @@ class Launch:
 
         Raises:
             TimeoutError: it is still running after ``timeout`` seconds.
-            JobError: a block trapped, failed an assertion or can never go on.
+            JobError: a block trapped, failed an assertion or is deadlocked.
         """
         if not self._done.wait(timeout):
             raise TimeoutError(f"{self._name} is still running after {timeout} s")

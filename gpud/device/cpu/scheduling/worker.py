@@ -1,4 +1,4 @@
-"""Workers: memory for one resident block, used again by one gang after another."""
+"""Workers: the memory of resident blocks, pooled and reused by one gang after another."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ __all__ = ["STAYS", "Worker", "WorkerPool", "word_of"]
 
 
 def word_of(name: str) -> int:
-    """The index in `Worker.words` of a field of the block's header, or of `WORKER`."""
+    """The index in `Worker.words` of a field of the worker record or of the block's header."""
     if name in WORKER:
         return WORKER[name][0] // 4
     return (WORKER_BYTES + HEADER[name][0]) // 4
 
 
 _IDLE_BYTES = 32 << 20
-"""Of idle workers, from which on those of other owners are used before new ones are made."""
+"""With this much memory in idle workers, other owners' workers are reused before new ones are
+allocated."""
 
 _MAX_IDLE_BYTES = 256 << 20
-"""Of idle workers, beyond which memory is given back: kernels may have much local memory."""
+"""Most memory in idle workers; the rest is freed: kernels may have much local memory."""
 
 STAYS = (CONTROL + cw.STAYS) // 4
-"""The index in `Worker.words` of the word that the kernel reads: 0 has its block release, 1 not."""
+"""The index in `Worker.words` of the word that the kernel polls: 0 releases its block."""
 
 
 class Worker:
-    """The memory of one resident block: its worker record, header, arrays and memories.
+    """The memory of one resident block: worker record, header, and the block's memories.
 
     Attributes:
         block: the address of the header.
         words: 32-bit words from the worker record on; see `word_of`.
-        gang: whose it is now.
-        sm: where it is now.
+        gang: the gang that has it now.
+        sm: the SM that has it now.
         index: its number in the gang, `NONE` once it is released.
-        owner: whose data is in its memory, see `gpud.device.cpu.scheduling.chain.Chain.owner`.
+        owner: the owner of the data in its memory, see
+            `gpud.device.cpu.scheduling.chain.Chain.owner`.
+        size: bytes from `block` on.
     """
 
     __slots__ = ("_memory", "block", "gang", "index", "owner", "size", "sm", "words")
@@ -69,35 +72,38 @@ class Worker:
         """Zero all of its memory; nothing runs in it."""
         self._memory[:] = 0
 
-    # -- what its block says, on the SM's thread
+    # -- output of its block, on the SM's thread
 
     @property
-    def hears(self) -> bool:
-        """Whether what its block prints now is kept."""
+    def accepting(self) -> bool:
+        """Whether the output of its block is kept now."""
         return self.gang is not None and self.gang.printed.accepting
 
     def print(self, text: bytes) -> None:
-        """Its block has printed this."""
+        """Add output of its block."""
         if self.gang is not None:
             self.gang.printed.add(text)
 
     def reach(self) -> ReadableRanges:
-        """What its block's pointers may mean: see `gpud.device.readable`."""
+        """The memory that may be read through its block's pointers: see `gpud.device.readable`."""
         if self.gang is None:
             return ReadableRanges(())
         return ReadableRanges(self.gang.chain.reach(self.words[word_of("stage")], self.block))
 
 
 class WorkerPool:
-    """Workers that nobody uses, by size and by whose data is in them. The caller has a lock.
+    """Idle workers, by size and by the owner of the data in them. The caller holds a lock.
 
-    What one owner's blocks leave behind must not be seen by another's. Zeroing workers at each
-    change would delay jobs of sessions that take turns, so each owner gets its own workers back;
-    only when many lie idle are others' zeroed and used, and the largest let go.
+    One owner's blocks must not see what another's left in memory. Zeroing workers at each change of
+    owner would delay jobs of sessions that run in turn, so each owner gets its own workers back;
+    only when many are idle are others' zeroed and reused, and the largest freed.
+
+    Attributes:
+        by_block: all workers, in use or not, by the address of their block.
     """
 
     def __init__(self) -> None:
-        # By size, then by owner, the one that has used its workers last at the end.
+        # By size, then by owner, the most recently used owner last.
         self._free: dict[int, OrderedDict[int, list[Worker]]] = {}
         self._free_bytes = 0
         self.by_block: dict[int, Worker] = {}
@@ -105,9 +111,9 @@ class WorkerPool:
     def acquire(self, size: int, owner: object) -> Worker:
         """A worker with at least ``size`` bytes from its block's address on.
 
-        It reads as zero, but for what blocks of the same owner may have left.
+        Its memory is zero, except for data of the same owner.
         """
-        # Few sizes, so that jobs can use each other's: at most a fifth is wasted.
+        # Rounded to few sizes, so that jobs can share workers: at most a fifth is wasted.
         step = 1 << max(10, size.bit_length() - 3)
         rounded = align_up(size, step)
         owners = self._free.get(rounded)
@@ -125,7 +131,7 @@ class WorkerPool:
     def release(self, worker: Worker) -> None:
         """Take back a worker that has left its SM."""
         worker.gang = worker.sm = None
-        # The worker keeps its owner alive, so nobody else has its id.
+        # The worker keeps its owner alive, so its id stays unique.
         owners, key = self._free.get(worker.size), id(worker.owner)
         if owners is None:
             owners = self._free[worker.size] = OrderedDict()

@@ -1,1 +1,1 @@
-"""A virtual SM: its OS thread, the native loop that it runs, and the records of both."""
+"""A virtual SM: its OS thread, the native loop that it runs, and their records in memory."""

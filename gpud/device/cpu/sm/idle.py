@@ -1,10 +1,10 @@
-"""What an SM's thread does with nothing to run: it yields, backs off, waits on a futex.
+"""How an SM's thread idles: it yields the CPU, naps, or waits on a futex.
 
-Problem: an SM that waits must take nothing from the others, and must be there at once when a worker
-comes.
+Problem: an idle SM must take no processor time from the others, and must react at once when a
+worker is added.
 
-Approach: a doorbell in the SM's record is a futex. Who rings makes the system call only if the SM
-sleeps.
+Approach: a doorbell in the SM's record is a futex. Setting it makes the system call only if the
+SM's thread sleeps.
 
 Properties:
 * without a worker the OS thread sleeps;
@@ -25,17 +25,17 @@ __all__ = ["back_off", "define_wake", "wait_for_doorbell"]
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _YIELD_NS, _NAP_PART, _NAP_NS = 50_000, 8, 200_000
-"""With nothing but polling workers an SM yields for so long; then it naps for this part of the time
-that it has waited, at most so long. A poller makes the other hardware thread of its core slower."""
+"""With only polling workers an SM yields for `_YIELD_NS`; then each nap is the waiting time divided
+by `_NAP_PART`, at most `_NAP_NS`. A poller slows the other hardware thread of its core."""
 
 
 def back_off(e: Emitter, sm: Record, idle: str) -> None:
-    """Nothing but polling workers: let other OS threads run, and the other half of the core.
+    """Yield or nap while all workers only poll, for other OS threads and the other hyperthread.
 
     Args:
-        e: writes the code.
+        e: emits the code.
         sm: the SM.
-        idle: where it is kept since when nothing else was done, in ns; 0 before the first time.
+        idle: pointer to the time since when all workers only poll, in ns; 0 before the first call.
     """
     over = e.label("over")
     now = e.value("call i64 @now()")
@@ -60,7 +60,7 @@ def back_off(e: Emitter, sm: Record, idle: str) -> None:
 
 
 def wait_for_doorbell(e: Emitter, sm: Record, timeout: str = "null") -> None:
-    """Wait until somebody rings, or the time is over."""
+    """Wait until the doorbell is set or the timeout is over."""
     sm.store("sleeping", 1, "seq_cst")
     e.do(
         f"call i64 (i64, ...) @syscall(i64 {_futex()}, ptr {sm.at('doorbell')}, "
@@ -70,7 +70,7 @@ def wait_for_doorbell(e: Emitter, sm: Record, timeout: str = "null") -> None:
 
 
 def define_wake(ir: IRModule) -> None:
-    """``void @sm_wake(ptr %sm)``: have the SM look at its record."""
+    """``void @sm_wake(ptr %sm)``: set the doorbell, and wake the SM's thread if it sleeps."""
     e = Emitter(ir, "define void @sm_wake(ptr %sm)")
     sm = Record(e, "%sm", SM)
     sm.store("doorbell", 1, "seq_cst")

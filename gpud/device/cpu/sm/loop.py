@@ -1,37 +1,36 @@
-"""The SM loop in native code: turns between workers, claims, and the way from launch to launch.
+"""The SM loop, in native code: time-slices workers, claims task blocks, advances through launches.
 
 Problem: a chain of many short launches must not wait for Python between them, and neither must a
-block that has ended. Approach: everything that happens again and again is generated code, which
-runs outside the GIL on the SM's thread; Python is needed only to put a worker on an SM and to hear
-that workers have left.
+block that has ended. Approach: everything that repeats is generated code, which runs outside the
+GIL on the SM's thread; Python is needed only to add a worker to an SM and to process that workers
+have left.
 
-A *turn* of the loop does something for one worker:
+The loop gives each worker of the SM a *turn*, one after the other:
 
-* a worker with a block steps it until it is done, gives way, polls or fails;
-* a worker without one looks for the next (``@next_block``): a claim of the stage that is current,
-  or, in persistent form, another run of the kernel, which claims for itself.
+* a worker with a block steps it until it is done, yields, polls or fails;
+* a worker without one looks for the next (``@next_block``): a claim in the current stage or, in
+  persistent form, another run of the kernel, which claims for itself.
 
 A stage is over when all its task blocks are done: the worker whose block was the last makes the
-next stage current. Workers find it there at their next turn, and copy the new launch's header and
+next stage current. Workers see that in their next turn, and copy the new launch's header and
 parameters into their own memory.
 
-At most one worker of a gang runs on an SM, unless its block polls: a block in its middle holds a
-claim that it must keep, and an OS thread is no faster with several. So a released worker leaves
-within one task block, mostly at once.
+At most one worker of a gang has a running block on an SM, unless that block polls: a block in its
+middle holds a claim that it must keep, and an OS thread is no faster with several. So a released
+worker leaves within one task block, mostly at once.
 
-Workers that were told to leave give way to others in the meantime: `gpud.device.cpu.sm.throttling`.
-With
-nothing to do the thread rests: `gpud.device.cpu.sm.idle`.
+Until a released worker leaves, it is throttled: `gpud.device.cpu.sm.throttling`. For an SM without
+work see `gpud.device.cpu.sm.idle`.
 
-Once a block of a gang has failed, or the gang was killed, its other blocks have no further turn:
-what they do is of no use, and they may wait for the one that is gone.
+Once a block of a gang has failed, or the gang was killed, its other blocks get no further turn:
+their results are discarded, and they may wait for the failed one.
 
 Properties:
 * a block stays in its worker until it is done, unless its gang has failed or was killed: started
   blocks are never evicted;
-* no task block of a stage begins before all of the stage before are done;
-* workers begin in turn as long as those that have begun poll: whoever waits for another is
-  answered.
+* no task block of a stage begins before all of the previous stage are done;
+* while all blocks of a gang on an SM poll, another worker of the gang there begins: a block that
+  waits for another one does not wait for ever.
 """
 
 from __future__ import annotations
@@ -78,21 +77,21 @@ from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled
 __all__ = ["CLOSING", "GONE", "NativeLoop", "native_loop"]
 
 GONE, CLOSING = 1, 2
-"""Why the loop returns: workers have left; the SM is to end."""
+"""Why the loop returns: workers have left; the SM must end."""
 
 _STALL_NS = 10_000_000
-"""A block that gives way again and again while its gang claims nothing may poll through barriers:
-after so long another block of the gang may begin on its SM."""
+"""A block that only yields while its gang claims nothing may be polling with barriers in between:
+after this time another block of the gang may begin on its SM."""
 
 
 class NativeLoop(NamedTuple):
     """The native functions; addresses are ints.
 
     Attributes:
-        loop: ``(sm) -> GONE | CLOSING``; runs without the GIL until there is something to tell.
-        add: ``(sm, block, chain, index)``: gives an SM a worker. Quick, keeps the GIL.
-        wake: ``(sm)``: has the SM look at its record.
-        code: what must live as long as the functions.
+        loop: ``(sm) -> GONE | CLOSING``; runs without the GIL until there is something to report.
+        add: ``(sm, block, chain, index)``: adds a worker to an SM. Quick, keeps the GIL.
+        wake: ``(sm)``: sets the SM's doorbell.
+        code: the code, which must live as long as the functions are used.
     """
 
     loop: Any
@@ -153,7 +152,7 @@ def _define_loop(ir: IRModule) -> None:
         look, run, step = e.label("look"), e.label("run"), e.label("step")
         e.branch(empty, look, run)
         e.place(run)
-        # Workers that have left are told of at the end of the round: let no block delay that.
+        # Workers that have left are reported at the end of the round: let no block delay that.
         check, released = e.label("check"), e.label("released")
         e.branch(compare(e, "eq", "i32", sm.load("gone"), 0), check, again)
         e.place(check)
@@ -176,7 +175,7 @@ def _define_loop(ir: IRModule) -> None:
 
 
 def _drain_inbox(e: Emitter, sm: Record) -> None:
-    """Somebody rang: add the workers of the inbox, or return."""
+    """The doorbell is set: add the workers of the inbox, or return if the SM must end."""
     e.do(f"atomicrmw xchg ptr {sm.at('doorbell')}, i32 0 seq_cst")
     with e.when(compare(e, "ne", "i32", sm.load("closing", "acquire"), 0)):
         e.end(f"ret i32 {CLOSING}")
@@ -219,7 +218,7 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str) -> None:
 
 
 def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) -> None:
-    """Run a worker's block for a turn."""
+    """Run a worker's block for one turn."""
     worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
 
     def becomes(state: int) -> None:
@@ -253,7 +252,7 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
 
 
 def _end_block(e: Emitter, worker: Record, block: str, busy: str) -> None:
-    """The worker has no block any more."""
+    """Mark a worker's block as over; the worker has none then."""
     e.do(f"store i1 true, ptr {busy}")
     with e.when(compare(e, "eq", "i32", worker.load("state"), WorkerState.RUNS)):
         add(e, worker.load("busy_count"), -1)
@@ -262,7 +261,7 @@ def _end_block(e: Emitter, worker: Record, block: str, busy: str) -> None:
 
 
 def _abort_block(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None:
-    """A block was ended in its middle: its worker leaves, and so do all others of the gang."""
+    """A block failed or was killed: its worker leaves, and all others of the gang must."""
     worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
     _end_block(e, worker, block, busy)
     chain = chain_of(e, worker)
@@ -275,9 +274,9 @@ def _abort_block(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None
 def _detect_stall(
     e: Emitter, worker: Record, becomes: Callable[[int], None], was: Callable[[int], str]
 ) -> None:
-    """A block has given way without polling: find out whether it may wait for another one.
+    """A block has yielded without polling: find out whether it may be waiting for another one.
 
-    It may if it polls through barriers; then nobody claims anything for long.
+    A block may poll with barriers in between; then nothing of its stage is claimed for long.
     """
     stage = stage_of(e, chain_of(e, worker), worker.load("stage"))
     claimed = stage.load("next", "monotonic")
@@ -301,7 +300,7 @@ def _detect_stall(
 
 
 def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, again: str) -> None:
-    """Do what ``@next_block`` said."""
+    """Act on the result of ``@next_block``."""
     run, leave = e.label("run"), e.label("leave")
     e.end(
         f"switch i32 {what}, label %{again} [i32 {RUN}, label %{run} i32 {LEAVE}, label %{leave}]"
@@ -318,7 +317,7 @@ def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, aga
 
 
 def _define_leave(ir: IRModule) -> None:
-    """``void @leave(ptr %sm, ptr %b, ptr %at)``: the worker before ``%at`` leaves its slot."""
+    """``void @leave(ptr %sm, ptr %b, ptr %at)``: remove the worker of slot ``*%at - 1``."""
     e = Emitter(ir, "define internal void @leave(ptr %sm, ptr %b, ptr %at) nounwind")
     sm = Record(e, "%sm", SM)
     index = e.value(f"sub i32 {load(e, 'i32', '%at')}, 1")
@@ -336,7 +335,7 @@ def _define_leave(ir: IRModule) -> None:
     e.finish()
 
 
-# -- what Python calls -----------------------------------------------------------------------------
+# -- called from Python ----------------------------------------------------------------------------
 
 
 def _define_add(ir: IRModule) -> None:

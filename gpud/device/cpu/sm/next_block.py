@@ -1,11 +1,11 @@
-"""A worker's way through its chain, in native code: what comes next when it has no block.
+"""The next block of a worker that has none, in native code.
 
 ``i32 @next_block(ptr %b, i1 %ended)`` counts the block that has ended, makes the next stage current
-if it was the last of its stage, and gives the worker its next block if there is one. The first time
-that a worker works in a stage it copies the launch's header and parameters into its own memory.
+if it was the last of its stage, and gives the worker its next block if there is one. In the first
+block of a stage, a worker copies the launch's header and parameters into its own memory.
 
 Properties:
-* no task block of a stage begins before all of the stage before are done;
+* no task block of a stage begins before all of the previous stage are done;
 * a worker that was released, or whose gang has stopped, gets no further block.
 """
 
@@ -55,7 +55,7 @@ def _define_now(ir: IRModule) -> None:
 
 
 def _define_next_block(ir: IRModule) -> None:
-    """``i32 @next_block(ptr %b, i1 %ended)``: what comes next for a worker without a block.
+    """``i32 @next_block(ptr %b, i1 %ended)``: the next block of a worker that has none.
 
     ``%ended``: its last block has just ended.
     """
@@ -73,7 +73,7 @@ def _define_next_block(ir: IRModule) -> None:
         left, none = e.label("left"), e.label("none")
         e.branch(claimed, none, left)
         e.place(none)
-        # The last stage has nothing for anybody; after any other there is more to come.
+        # After the last stage nothing is left; after any other there is more to come.
         following = e.value(f"add i32 {current}, 1")
         e.branch(compare(e, "eq", "i32", following, chain.load("stages")), leave, wait)
         e.place(left)
@@ -97,7 +97,7 @@ def _define_next_block(ir: IRModule) -> None:
 
 
 def _count_and_publish(e: Emitter, worker: Record, chain: Record) -> None:
-    """Count the task block that has ended, and go on to the next stage after the last one."""
+    """Count the task block that has ended; if it was the stage's last, make the next current."""
     number = worker.load("stage")
     stage = stage_of(e, chain, number)
     with e.when(compare(e, "eq", "i32", stage.load("mode"), ClaimMode.LOOP)):
@@ -106,7 +106,7 @@ def _count_and_publish(e: Emitter, worker: Record, chain: Record) -> None:
     with e.when(compare(e, "eq", "i32", stage.load("done", "acquire"), stage.load("total"))):
         following = e.value(f"add i32 {number}, 1")
         with e.when(compare(e, "ult", "i32", following, chain.load("stages"))):
-            # Several workers may see that it is over; the first one is right.
+            # Several workers may see that it is over; only the first one's exchange succeeds.
             e.do(
                 f"cmpxchg ptr {chain.at('current')}, i32 {number}, i32 {following} "
                 "acq_rel monotonic"
@@ -114,13 +114,13 @@ def _count_and_publish(e: Emitter, worker: Record, chain: Record) -> None:
 
 
 def _leave_if_told(e: Emitter, worker: Record, chain: Record, stage: Record, leave: str) -> None:
-    """Go to ``leave`` if the gang has stopped, or has no use for this worker any more."""
+    """Go to ``leave`` if the gang has stopped, or has no slice for this worker any more."""
     stays, asked, fits = e.label("stays"), e.label("asked"), e.label("fits")
     stop = compare(e, "ne", "i32", chain.load("stop", "monotonic"), 0)
     released = compare(e, "eq", "i32", worker.load("index", "monotonic"), NONE)
     e.branch(e.value(f"or i1 {stop}, {released}"), leave, asked)
     e.place(asked)
-    # A stage in form whole that has begun goes on to its end, whatever the gang has now.
+    # A stage in form whole that has begun runs to its end, whatever slices the gang has now.
     fixed = compare(e, "ne", "i32", stage.load("fixed"), 0)
     begun = compare(e, "ne", "i32", stage.load("next", "monotonic"), 0)
     e.branch(e.value(f"and i1 {fixed}, {begun}"), stays, fits)
@@ -155,7 +155,7 @@ def _is_active(e: Emitter, worker: Record, chain: Record, stage: Record) -> str:
 
 
 def _define_begin(ir: IRModule) -> None:
-    """``i1 @begin(ptr %b, ptr %stage, i32 %number)``: a block for the worker; false: look again."""
+    """``i1 @begin(ptr %b, ptr %stage, i32 %number)``: begin a block; false: there is none here."""
     e = Emitter(ir, "define internal i1 @begin(ptr %b, ptr %stage, i32 %number) nounwind")
     worker, header = worker_of(e), header_of(e)
     chain = chain_of(e, worker)
@@ -168,7 +168,7 @@ def _define_begin(ir: IRModule) -> None:
     stays = offset(e, worker.pointer, CONTROL + cw.STAYS)
     e.branch(compare(e, "eq", "i32", stage.load("mode"), ClaimMode.KERNEL), by_kernel, by_loop)
     e.place(by_kernel)
-    # Whoever releases the worker writes its index before this: look at both the other way round.
+    # A release writes the index before this word: write and read them in the opposite order here.
     store(e, "i32", 1, stays, "seq_cst")
     e.do("fence seq_cst")
     kept = compare(e, "ne", "i32", worker.load("index", "seq_cst"), NONE)
@@ -231,7 +231,7 @@ def _load_stage(e: Emitter, worker: Record, chain: Record, stage: Record, header
     store(e, "ptr", status, offset(e, control, cw.STATUS))
     store(e, "i32", 1, offset(e, status, cw.LIVE))
     store(e, "i32", 0, offset(e, control, cw.BASE))
-    store(e, "i32", 0, offset(e, control, cw.NAMED))  # Python knows where workers are
+    store(e, "i32", 0, offset(e, control, cw.NAMED))  # no SM is named: workers leave one by one
 
 
 def _place_block(e: Emitter, header: Record, stage: Record, number: str) -> None:

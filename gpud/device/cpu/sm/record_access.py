@@ -1,4 +1,4 @@
-"""Reading and writing the records of `gpud.device.cpu.sm.records` in generated code."""
+"""Emits code that reads and writes the records of `gpud.device.cpu.sm.records`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Record:
 
 
 def offset(e: Emitter, pointer: str, offset: object) -> str:
-    """``pointer`` and some bytes."""
+    """``pointer`` plus ``offset`` bytes."""
     return e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
 
@@ -68,7 +68,7 @@ def _size(type_: str) -> int:
 
 
 def add(e: Emitter, pointer: str, change: int) -> None:
-    """Change a word that only one thread writes."""
+    """Add to a word that only one thread writes."""
     before = load(e, "i32", pointer)
     store(e, "i32", e.value(f"add i32 {before}, {change}"), pointer)
 
@@ -84,12 +84,12 @@ def worker_of(e: Emitter) -> Record:
 
 
 def chain_of(e: Emitter, worker: Record) -> Record:
-    """The record of the chain that a worker works on."""
+    """The record of a worker's chain."""
     return Record(e, worker.load("chain"), CHAIN)
 
 
 def stage_of(e: Emitter, chain: Record, number: str) -> Record:
-    """The record of one of its stages, by number."""
+    """The record of one of a chain's stages, by number."""
     wide = e.value(f"zext i32 {chain.load('stages_at')} to i64")
     table = offset(e, chain.pointer, wide)
     skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {STAGE_BYTES}")

@@ -1,15 +1,15 @@
-"""The records in memory through which Python and the native SM loop talk.
+"""The layout of the records in memory that Python and the native SM loop share.
 
-Four kinds, all little-endian and naturally aligned. A *gang* is what runs a job's chain of launches
-here: the persistent blocks ("workers") of one job. A *stage* is one launch of the chain.
+Four kinds, all little-endian and naturally aligned. A *gang* is the set of persistent blocks
+("workers") that run one job's chain of launches. A *stage* is one launch of the chain.
 
-* `SM`: one for each virtual SM: its slots, what is to be added, what has left.
-* `CHAIN`: one for each gang: which stage runs, how many slices the gang has, whether it must stop;
-  then a *busy count* for each SM, then the stages' records.
-* `STAGE`: one for each launch: the job record that the kernel sees
+* `SM`: one for each virtual SM: its slots, the workers to add, the workers that have left.
+* `CHAIN`: one for each gang: the current stage, the gang's slices, whether it must stop; then a
+  *busy count* for each SM, then the stages' records.
+* `STAGE`: one for each launch: the job record that the kernel reads
   (`gpud.compiler.abi.control_words`), and what a worker needs to run this launch.
-* `WORKER`: one for each resident block, `WORKER_BYTES` in front of the block's header: where it is
-  in its chain, and the launch record that the kernel sees.
+* `WORKER`: one for each resident block, `WORKER_BYTES` in front of the block's header: its current
+  stage, and the launch record that the kernel reads.
 
 Offsets are bytes.
 """
@@ -54,30 +54,32 @@ MAX_SLOTS: Final = 64
 
 
 class ClaimMode:
-    """Who hands out a stage's task blocks."""
+    """What claims a stage's task blocks."""
 
     KERNEL = 0
-    """The kernel claims them itself: persistent form."""
+    """The kernel itself: persistent form."""
     LOOP = 1
-    """The SM loop does: all other forms."""
+    """The SM loop: all other forms."""
 
 
 class WorkerState:
-    """What the block of a worker is doing."""
+    """The state of a worker's block."""
 
     IDLE = 0
-    """Nothing: it is between two blocks."""
+    """The worker has no block."""
     RUNS = 1
+    """The block makes progress."""
     POLLS = 2
+    """The block waits in a loop for another."""
 
 
 class ExitReason:
-    """Why a worker has left its gang."""
+    """Why a worker has left its SM."""
 
     OVER = 0
-    """Nothing to run, or released."""
+    """Nothing is left to run, or it was released."""
     FAILED = 1
-    """Its block failed."""
+    """Its block failed or was killed."""
 
 
 def _fields(*fields: tuple[str, str]) -> tuple[Fields, int]:
@@ -102,11 +104,10 @@ SM, _sm_head = _fields(
     ("inbox_head", "i32"),
     ("inbox_tail", "i32"),
 )
-"""``doorbell``: somebody added a worker or closes; ``sleeping``: whether the SM's thread waits for
-it. ``count`` slots are in use, ``gone`` workers have left and are to be told. The inbox is a ring.
-``next_turn_ns``: when a released worker may have its next turn beside others; ``turn_since_ns``:
-when the
-turn began that one has now, 0 if none has."""
+"""``doorbell``: set when a worker is added or the SM must end; ``sleeping``: whether the SM's
+thread waits for it. ``count``: slots in use; ``gone``: workers that have left and are not reported
+yet. The inbox is a ring buffer. ``next_turn_ns``: when a released worker may have its next turn
+beside others; ``turn_since_ns``: when the turn of a released worker began, 0 if none has one."""
 
 SM_SLOTS: Final = _sm_head
 SM_INBOX: Final = SM_SLOTS + 8 * MAX_SLOTS
@@ -128,15 +129,13 @@ CHAIN, CHAIN_BYTES = _fields(
 )
 """``first_ns``: when the first block began, on the monotonic clock. ``current``: the stage whose
 task blocks may run, of ``stages``. ``occupancy`` is M of the chain, ``max_occupancy`` the largest M
-of a
-stage. ``fixed``: workers that no resize takes away, the most that a stage in form whole needs.
+of a stage. ``fixed``: workers that no resize takes away, the most that a stage in form whole needs.
 ``stop``: no worker begins another block. ``stages_at``: bytes to the first stage's record.
-``kill``:
-blocks have no further turn, and those that poll for it end at their next poll."""
+``kill``: blocks get no further turn, and those with kill polls end at their next one."""
 
 BUSY_COUNT_BYTES: Final = 64
-"""One for each SM, each on a cache line of its own: how many workers of the gang there run a block
-that does not poll."""
+"""The busy count of an SM: how many workers of the gang there have a block in state `RUNS`. Each
+has its own cache line."""
 
 STAGE, _stage_rest = _fields(
     ("template", "i64"),
@@ -152,9 +151,10 @@ STAGE, _stage_rest = _fields(
     ("locals_at", "i32"),
     ("shared_at", "i32"),
 )
-"""``template``: the beginning of a block's header; ``params``: its parameters, the hidden one at
-``control_at``. ``width`` and ``height``: the raw grid's x and y. The rest: where a worker keeps its
-parameters, local and shared memory, from the block's address."""
+"""``template``: address of the beginning of a block's header; ``params``: address of its
+parameters, with the hidden one at offset ``control_at``. ``mode``: a `ClaimMode`. ``width`` and
+``height``: x and y of the grid that the kernel reads. ``params_at``, ``locals_at``, ``shared_at``:
+offsets of a worker's parameters, local and shared memory from the block's address."""
 
 STAGE = {
     **{name: (cw.JOB_BYTES + at, type_) for name, (at, type_) in STAGE.items()},
@@ -175,16 +175,16 @@ WORKER, _worker_rest = _fields(
     ("state", "i32"),
     ("reason", "i32"),
 )
-"""``index``: its number in the gang, `NONE` once it is released. ``stage``: where it is;
-``loaded``: whose header it has. ``state`` is a `WorkerState`, ``reason`` an `ExitReason`.
-``claimed``: what
-the gang had claimed of the stage when this worker's block last saw that change; ``since``: when."""
+"""``index``: its number in the gang, `NONE` once it is released. ``stage``: its current stage;
+``loaded``: the stage whose header it has. ``state`` is a `WorkerState`, ``reason`` an `ExitReason`.
+``claimed``: the stage's claim counter when this worker last saw it change; ``since``: when that
+was."""
 
 CONTROL: Final = _worker_rest
-"""The launch record that the kernel sees, of one block with index 0."""
+"""Offset of the launch record that the kernel reads, of one block with index 0."""
 
 STATUS: Final = CONTROL + cw.launch_bytes(1)
-"""The status record behind it."""
+"""Offset of the status record, which follows it."""
 
 WORKER_BYTES: Final = 128
 assert STATUS + cw.status_bytes(1) <= WORKER_BYTES

@@ -1,12 +1,13 @@
-"""Throttling of released workers that are in the middle of a task block.
+"""Throttles released workers that are in the middle of a task block.
 
-Problem: they were told to leave, and their room is others' already. An online job whose victims
-have long task blocks would share its SM in equal turns with one such worker of each. But other
-blocks of their own job may wait for them, so they must not wait for good.
+Problem: a released worker must leave, and its capacity belongs to others already. An online job
+whose victims have long task blocks would share its SM in equal turns with one such worker of each.
+But other blocks of the victims' jobs may wait for the released ones, so these must not stop for
+good.
 
-Approach: beside workers of other jobs that may stay, released workers wait `_FIRST_WAIT_NS`, then
-have a turn
-from time to time: after each they pause for `_PAUSE_FACTOR` times as long as it took.
+Approach: while workers of other jobs that are not released are on the SM, released workers wait
+`_FIRST_WAIT_NS`, then get a turn from time to time: after each they pause for `_PAUSE_FACTOR` times
+as long as it took.
 
 Properties:
 * beside others, released workers together have about a quarter of an SM's time after the first
@@ -23,13 +24,13 @@ from gpud.device.cpu.sm.records import NONE, SM, SM_SLOTS, WORKER, WORKER_BYTES
 __all__ = ["define_may_run_released", "end_throttled_turn"]
 
 _FIRST_WAIT_NS, _PAUSE_FACTOR, _STALE_NS = 3_000_000, 3, 100_000_000
-"""How long released workers wait for their first turn; how many times as long as each turn for the
-next; after how long without one they wait as for the first. With 10 ms in place of 3, online
-requests were no quicker, and a released task block could take so much longer to leave."""
+"""Wait before the first turn of a released worker; pause after a turn, as a multiple of its length;
+time without a turn after which the next one counts as the first. With 10 ms in place of 3, online
+requests were no quicker, and a released task block could take 7 ms longer to leave."""
 
 
 def end_throttled_turn(e: Emitter, sm: Record) -> None:
-    """If a released worker has just had its turn, say when the next one may be."""
+    """If a released worker has just had its turn, set the time of the next one."""
     since = sm.load("turn_since_ns")
     with e.when(compare(e, "ne", "i64", since, 0)):
         now = e.value("call i64 @now()")
@@ -40,7 +41,7 @@ def end_throttled_turn(e: Emitter, sm: Record) -> None:
 
 
 def define_may_run_released(ir: IRModule) -> None:
-    """``i1 @may_run_released(ptr %sm, ptr %b)``: whether a released worker may have a turn now."""
+    """``i1 @may_run_released(ptr %sm, ptr %b)``: whether a released worker gets a turn now."""
     e = Emitter(ir, "define internal i1 @may_run_released(ptr %sm, ptr %b) nounwind")
     sm, own = Record(e, "%sm", SM), worker_of(e).load("chain")
     slots = offset(e, "%sm", SM_SLOTS)

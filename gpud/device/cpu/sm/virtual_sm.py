@@ -1,10 +1,9 @@
-"""A virtual SM: one OS thread that runs the workers given to it, outside the GIL.
+"""A virtual SM: one OS thread that runs the workers added to it, outside the GIL.
 
-The work is done by native code (`gpud.device.cpu.sm.loop`); the thread comes back to Python only to
-say which workers have left, and waits in native code too, so that starting a job needs no second
-Python thread.
+The thread runs native code (`gpud.device.cpu.sm.loop`). It returns to Python only to report workers
+that have left; it also waits in native code, so that a job starts without switching Python threads.
 
-SM threads give way to the processes that serve clients: they are nicer by 10. With every core busy
+SM threads have lower priority than the processes that serve clients: nice 10. With every core busy
 with SM threads, a byte echoed over a socket pair took 2,084 us at the 99th percentile with equal
 priorities, 33 us with nice 10, 43 us with nice 19, 60 us with SCHED_IDLE, and 1,237 us with
 SCHED_BATCH (bench/bench_wakeup_latency.py, two cores; 33 us with no kernel at all). Nice 10 leaves
@@ -31,20 +30,20 @@ _GONE = SM["gone"][0] // 4
 _NICER = 10
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NS = 1000
-"""Naps of polling SMs are tens of microseconds; Linux adds 50 unless told."""
+"""Naps of polling SMs are tens of microseconds; Linux's default slack would add 50."""
 
 
 class VirtualSM:
     """One OS thread and the workers that it runs.
 
     Args:
-        index: its number, what ``%smid`` reads.
-        left: called on the SM's thread with the SM and the blocks' addresses of workers that have
+        index: its number, the value of ``%smid``.
+        left: called on the SM's thread with the SM and the block addresses of workers that have
             left; nothing runs on the SM meanwhile.
 
     Attributes:
-        used: what its workers take, see `gpud.device.cpu.scheduling.block_scheduler`.
-        workers: how many it has, those included that have left and are not told yet.
+        used: capacity that its workers take, see `gpud.device.cpu.scheduling.block_scheduler`.
+        workers: number of its workers, including those whose leaving is not reported yet.
     """
 
     def __init__(self, index: int, left: Callable[[VirtualSM, list[int]], None]) -> None:
@@ -59,13 +58,13 @@ class VirtualSM:
         self._gone = view[SM_GONE:].cast("Q")
         self._words[SM["index"][0] // 4] = index
         self.address: int = self._memory.ctypes.data + skip
-        # Compiled here, not on the SM's own thread: LLVM must not be at work when Python ends.
+        # Compiled here, not on the SM's own thread: LLVM must not be running when Python exits.
         self._native = native_loop()
         self._thread = threading.Thread(target=self._run, name=f"sm{index}", daemon=True)
         self._thread.start()
 
     def add(self, block: int, chain: int, index: int) -> None:
-        """Give the SM a worker, by the address of its block; it begins at the next turn.
+        """Add a worker, by the address of its block; it begins in the next round.
 
         Calls must not overlap.
         """
@@ -76,7 +75,7 @@ class VirtualSM:
         self._words[SM["closing"][0] // 4] = 1
         self._native.wake(self.address)
         if self._thread is not threading.current_thread():
-            # A kernel that never gives way cannot be stopped from outside.
+            # With a timeout: a kernel that never yields cannot be stopped from outside.
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
@@ -88,13 +87,13 @@ class VirtualSM:
             words[_GONE] = 0
             try:
                 self._left(self, blocks)
-            except Exception:  # noqa: BLE001 - whatever a caller's code raises
-                # A caller's callback raised: report it, and keep the SM for the others.
+            except Exception:  # noqa: BLE001 - any error of a caller's callback
+                # Report it, and keep the SM running for the others.
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
 
 
 def _lower_priority() -> None:
-    """Let this thread give way to threads of normal priority."""
+    """Lower this thread's priority below the normal one."""
     me = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + _NICER))
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_TIMER_SLACK_NS), 0, 0, 0)

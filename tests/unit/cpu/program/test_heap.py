@@ -1,4 +1,4 @@
-"""The device heap of checked programs: what it gives, takes back and refuses."""
+"""The device heap of checked programs: allocating, freeing, and impossible requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIVE = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 
 
 class Used:
-    """A heap and what generated code calls."""
+    """A heap and the functions that generated code calls."""
 
     def __init__(self, size: int) -> None:
         self.heap = Heap(size)
@@ -56,13 +56,13 @@ def test_every_block_lies_inside_and_overlaps_no_other(used: Used) -> None:
 
 
 @pytest.mark.parametrize("size", [0, (1 << 16) + 1, 1 << 40, (1 << 64) - 1, 1 << 63])
-def test_what_is_no_size_gets_nothing(used: Used, size: int) -> None:
+def test_an_impossible_size_gets_a_null_pointer(used: Used, size: int) -> None:
     assert used.take(size) == 0
     assert used.take(16) == used.heap.address
 
 
 @pytest.mark.parametrize("size", [1, 16, 112, 113, 128, 250, 4097, 1 << 16])
-def test_a_full_heap_gives_again_what_was_freed(used: Used, size: int) -> None:
+def test_a_full_heap_reuses_freed_blocks(used: Used, size: int) -> None:
     taken = []
     while address := used.take(size):
         taken.append(address)
@@ -74,13 +74,13 @@ def test_a_full_heap_gives_again_what_was_freed(used: Used, size: int) -> None:
     assert used.take(size) == 0
 
 
-def test_sizes_that_are_rounded_alike_share_what_was_freed(used: Used) -> None:
+def test_sizes_of_one_class_share_freed_blocks(used: Used) -> None:
     first = used.take(120)
     used.give(first)
     assert used.take(128) == first
 
 
-def test_whatever_else_is_freed_changes_nothing(used: Used) -> None:
+def test_freeing_any_other_address_changes_nothing(used: Used) -> None:
     first, second = used.take(64), used.take(64)
     for address in (0, 1, first + 1, first + 16, second + 64, used.heap.address - 16, 1 << 63,
                     used.heap.address + used.heap.size, (1 << 64) - 16):  # fmt: skip
@@ -93,7 +93,7 @@ def test_whatever_else_is_freed_changes_nothing(used: Used) -> None:
     assert used.take(64) not in (first, second, third, 0)
 
 
-def test_a_heap_is_as_large_as_cuda_has_it() -> None:
+def test_a_heap_is_as_large_as_cudas() -> None:
     used = Used(HEAP_BYTES)
     assert used.take(HEAP_BYTES) == used.heap.address
     assert used.take(1) == 0
@@ -101,7 +101,7 @@ def test_a_heap_is_as_large_as_cuda_has_it() -> None:
 
 def test_threads_never_have_the_same_block(used: Used) -> None:
     def work(seed: int) -> None:
-        # ctypes leaves the interpreter's lock: the native parts run at the same time.
+        # ctypes releases the GIL: the native parts run at the same time.
         rng = random.Random(seed)
         mine: list[int] = []
         for _ in range(4000):

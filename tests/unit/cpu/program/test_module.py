@@ -1,4 +1,4 @@
-"""Loading programs: kernels by name, variables and their initial values, what is refused."""
+"""Loading programs: kernels by name, variables and their initial values, refused programs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_kernel_is_the_same_each_time(module: CPUModule) -> None:
     assert module.kernel("k") is module.kernel("k")
 
 
-def test_parameters_have_their_places(module: CPUModule) -> None:
+def test_parameters_have_their_offsets(module: CPUModule) -> None:
     found = [(p.name, p.offset, p.size) for p in module.kernel("other").parameters]
     assert found == [("a", 0, 4), ("b", 8, 8), ("c", 16, 20), ("d", 36, 1)]
     assert module.kernel("k").parameters == ()

@@ -23,7 +23,7 @@ from tests.unit.printing import ALL_LINES, ARENA, HOSTILE, SAID, SOURCE, load, r
 
 
 def formatted(text: str, *values: tuple[str, Any]) -> str:
-    """What is printed for values packed as CUDA's ``vprintf`` gets them.
+    """The output for values packed as CUDA's ``vprintf`` receives them.
 
     Args:
         text: the format.
@@ -105,11 +105,11 @@ def test_each_argument_is_aligned_to_its_size() -> None:
     assert text == f"1 {2**40} 3 0.500000 5"
 
 
-# -- what a hostile kernel may pass ------------------------------------------------------------
+# -- hostile kernels ---------------------------------------------------------------------------
 
 
 class Memory:
-    """Memory at `BASE` that notices every read outside of it."""
+    """Memory at `BASE` that detects every read outside of it."""
 
     BASE = 0x1000
 
@@ -124,7 +124,7 @@ class Memory:
 
 
 def printed(text: bytes, packed: bytes = b"", strings: bytes = b"") -> bytes:
-    """What is printed for packed values, behind which the strings lie."""
+    """The output for packed values, with the strings behind them in memory."""
     memory = Memory(packed + strings)
     return format_printf(text, PackedArguments(Memory.BASE, memory.reach))
 

@@ -1,7 +1,7 @@
 """Jobs for tests: task blocks that count themselves and wait at a gate.
 
 A *gate* is a word in device memory: with n in it, the first n task blocks to start may end. So a
-test decides how far a job comes, and nothing depends on how fast anything is.
+test controls a job's progress, and nothing depends on timing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where workers go: whole SMs for a job if it can be, and no room that is there but not given."""
+"""Placement of workers: whole SMs for a job where possible, and no capacity left unused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Work:
         self.job = Job(device, [launch], priority=priority)
 
     def resize(self, slices: int) -> list[int]:
-        """How many workers each SM has, all jobs together, once there is what is asked for."""
+        """Workers of each SM, of all jobs, once the job has this many."""
         before = self.job.progress[0]
         more = slices - self.job.slices
         self.job.resize(slices)
@@ -55,7 +55,7 @@ class Work:
         return [sm.workers for sm in self.scheduler.sms]
 
     def shrink(self, slices: int) -> list[int]:
-        """Likewise, with fewer; every block of the job ends its task block."""
+        """Likewise, with fewer slices; every block of the job ends its task block."""
         self.job.resize(slices)
         self.gate[0] = self.job.progress[0]
         until(lambda: self.job.held == slices)
@@ -101,7 +101,7 @@ def test_jobs_share_as_few_sms_as_they_can(device: CPUDevice) -> None:
     second.end()
 
 
-def test_room_in_pieces_is_given(device: CPUDevice) -> None:
+def test_fragmented_capacity_is_used(device: CPUDevice) -> None:
     """Three times three quarters of an SM leave a quarter on each: room for a block of two."""
     works = [Work(device) for _ in range(3)]
     for work in works:
@@ -147,7 +147,7 @@ def test_a_launch_with_a_small_m_has_blocks_on_every_sm_of_its_chain(device: CPU
     assert job.wait(TIMEOUT_S)
 
 
-def test_sm_threads_give_way(device: CPUDevice) -> None:
+def test_sm_threads_have_low_priority(device: CPUDevice) -> None:
     sms = [one for one in threading.enumerate() if one.name.startswith("sm")]
     assert len(sms) >= device.sms
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -212,7 +212,7 @@ def test_an_sm_with_a_block_to_run_does_not_yield() -> None:
     assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
-# -- workers that were told to leave, beside those that may stay -----------------------------------
+# -- released workers beside others ----------------------------------------------------------------
 
 STEPS = r"""
 extern "C" __global__ void steps(unsigned* count, unsigned most) {
@@ -230,7 +230,7 @@ STEPS_BESIDE = 4000  # tens of milliseconds
 
 
 class Steps:
-    """A job of one block after another, each of which counts its steps; it gives way in between."""
+    """A job of one block after another, each of which counts its steps and yields in between."""
 
     def __init__(self, device: CPUDevice, task_blocks: int, most: int) -> None:
         kernel = device.load(rewritten(STEPS, "persistent").ptx).kernel("steps")
@@ -243,7 +243,7 @@ class Steps:
         return int(self.words[0])
 
 
-def test_who_must_leave_gives_way_to_who_may_stay() -> None:
+def test_released_workers_are_throttled_beside_others() -> None:
     with CPUDevice(1) as device:
         late = Steps(device, 4, 5 * STEPS_BESIDE)
         late.job.resize(1)
@@ -261,7 +261,7 @@ def test_who_must_leave_gives_way_to_who_may_stay() -> None:
         assert late.job.wait(TIMEOUT_S)
 
 
-def test_who_must_leave_is_not_starved() -> None:
+def test_released_workers_are_not_starved() -> None:
     with CPUDevice(1) as device:
         other = Steps(device, 1_000_000, 100)
         late = Steps(device, 4, 2000)

@@ -1,4 +1,4 @@
-"""Chains of launches as one job: order, resizing anywhere, what is held, running one again.
+"""Chains of launches as one job: order, resizing at any point, held slices, repeated runs.
 
 `Steps` is a chain whose launches depend on each other: each task block of a launch adds up what all
 task blocks of the launch before have left, so one that begins too early leaves a wrong number.
@@ -584,7 +584,7 @@ def test_a_wrong_grid_anywhere_in_the_chain_is_refused(device: CPUDevice, kernel
 def test_blocks_that_wait_for_each_other_through_barriers_go_on(
     device: CPUDevice, kernels: Kernels, form: Form
 ) -> None:
-    """A block that polls through barriers never gives way as a poller: the others must begin."""
+    """A block that polls with barriers in between is not seen to poll: the others must begin."""
     memory, arrived = words(device, 1)
     job = Job(device, [kernels.spec("meets", form, 6, [pointer(memory), word(6)], 64)] * 1)
     job.resize(6)

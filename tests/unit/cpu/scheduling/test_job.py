@@ -70,7 +70,7 @@ def test_on_done_is_called_exactly_once(device: CPUDevice, form: Form) -> None:
     assert work.ended == [work.job]
 
 
-def test_a_job_that_is_over_and_its_owner_are_no_ring(device: CPUDevice) -> None:
+def test_a_job_that_is_over_and_its_owner_form_no_cycle(device: CPUDevice) -> None:
     class Owner:
         def __init__(self, chain: Chain) -> None:
             self.job = Job(device, chain, on_left=self.told, on_done=self.told)
@@ -78,7 +78,7 @@ def test_a_job_that_is_over_and_its_owner_are_no_ring(device: CPUDevice) -> None
         def told(self, job: Job) -> None:
             pass
 
-    gc.disable()  # what is a ring stays until it looks
+    gc.disable()  # only the collector frees a cycle
     try:
         owner = Owner(make(device, "persistent").job.chain)
         seen = weakref.ref(owner), weakref.ref(owner.job._gang)
@@ -189,7 +189,7 @@ def test_a_sliced_job_takes_its_new_size_with_the_next_blocks(device: CPUDevice)
 
 
 @pytest.mark.parametrize("form", ["whole", "unmodified"])
-def test_what_cannot_be_resized_goes_on_to_its_end(device: CPUDevice, form: Form) -> None:
+def test_a_form_that_cannot_be_resized_runs_to_its_end(device: CPUDevice, form: Form) -> None:
     work = make(device, form, gate=0)
     work.job.resize(1)
     until(lambda: work.job.progress == (TOTAL, 0, TOTAL))

@@ -1,4 +1,4 @@
-"""Jobs that fail: who, where and why is told, and the device stays usable."""
+"""Jobs that fail: the error says where and why, and the device stays usable."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_trap_in_a_slice_gives_all_coordinates(device: CPUDevice) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_failed_assertion_says_what_where_and_who(device: CPUDevice, form: Form) -> None:
+def test_a_failed_assertion_gives_message_place_and_thread(device: CPUDevice, form: Form) -> None:
     job = failing_job(device, form, "asserts")
     job.resize(2)
     with pytest.raises(KernelTrap, match="n < 4") as caught:
@@ -229,10 +229,10 @@ extern "C" __global__ void looks_and_leaves(unsigned* seen) {
 
 
 @pytest.mark.parametrize("idle_bytes", [0, 1 << 40])
-def test_nothing_is_left_behind_for_another_session(
+def test_no_data_is_left_behind_for_another_session(
     monkeypatch: pytest.MonkeyPatch, idle_bytes: int
 ) -> None:
-    """Whether workers are kept for their session or given to the next one."""
+    """Whether idle workers are kept for their session or reused for the next one."""
     monkeypatch.setattr(worker, "_IDLE_BYTES", idle_bytes)
     with CPUDevice(1) as device:
         memory, seen = words(device, 1 << 18)
@@ -249,7 +249,7 @@ def test_nothing_is_left_behind_for_another_session(
             assert not seen[:64].any()
 
 
-def test_memory_of_idle_blocks_is_given_back_if_it_is_much(
+def test_excess_memory_of_idle_workers_is_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "_MAX_IDLE_BYTES", 1 << 20)

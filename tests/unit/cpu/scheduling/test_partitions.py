@@ -1,4 +1,4 @@
-"""SMs that are cleared, or one job's alone: where workers go then, and what nobody loses."""
+"""Cleared SMs, and SMs reserved for one job: placement of workers; no task block is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Work:
         until(lambda: int(self.gate[1]) >= count)
 
     def step(self) -> None:
-        """Let those that have begun end."""
+        """Let the task blocks end that have begun."""
         self.gate[0] = self.gate[1]
 
     def finish(self) -> None:
@@ -64,7 +64,9 @@ def workers(device: CPUDevice) -> list[int]:
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
-def test_workers_leave_a_cleared_sm_and_come_again_elsewhere(device: CPUDevice, form: str) -> None:
+def test_workers_leave_a_cleared_sm_and_are_replaced_elsewhere(
+    device: CPUDevice, form: str
+) -> None:
     work = Work(device, form)
     work.job.resize(2 * M)
     work.begun(2 * M)
@@ -90,7 +92,7 @@ def test_without_room_elsewhere_the_others_go_on(device: CPUDevice) -> None:
     work.step()
     until(lambda: work.job.held == 0 or workers(device) == [0, 0, 0])
     other = Work(device)
-    other.job.resize(1)  # nobody waits for room that the first may not have
+    other.job.resize(1)  # it does not wait behind the first job, which cannot use this SM
     other.finish()
     work.job.clear([1])
     work.finish()
@@ -114,14 +116,14 @@ def test_a_resize_counts_workers_that_are_leaving_their_sm(device: CPUDevice) ->
     work.finish()
 
 
-def test_an_sm_that_is_not_there_cannot_be_cleared(device: CPUDevice) -> None:
+def test_an_sm_that_does_not_exist_cannot_be_cleared(device: CPUDevice) -> None:
     work = Work(device)
     with pytest.raises(ValueError, match="SMs 0 to 2"):
         work.job.clear([3])
     work.job.end()
 
 
-def test_a_partition_is_its_jobs_alone_and_everybody_elses_again_after_it(
+def test_a_partition_is_its_jobs_alone_until_the_job_is_over(
     device: CPUDevice,
 ) -> None:
     assert device.partitions == Partitions(1, 3)
@@ -151,7 +153,7 @@ def test_a_partition_is_its_jobs_alone_and_everybody_elses_again_after_it(
     offline.finish()
 
 
-def test_partitions_are_disjoint_and_no_more_than_there_are(device: CPUDevice) -> None:
+def test_partitions_are_disjoint_and_limited_to_the_sms(device: CPUDevice) -> None:
     first, second = Work(device, exclusive=1), Work(device, exclusive=2)
     with pytest.raises(InvalidArgument, match="0 of 3 are no other job's alone"):
         Work(device, exclusive=1)
