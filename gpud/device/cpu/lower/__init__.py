@@ -35,10 +35,10 @@ from gpud.device.cpu.lower.integers import (
     integer_arithmetic,  # noqa: F401
     video,  # noqa: F401
 )
-from gpud.device.cpu.lower.registry import LOWERINGS, Lowering, reject
-from gpud.device.cpu.lower.unsupported import refusal, rejection
+from gpud.device.cpu.lower.registry import LOWERINGS, Lowering, rejected
+from gpud.device.cpu.lower.unsupported import unsupported_error
 
-__all__ = ["LOWERINGS", "Lowering", "lower", "refusal", "rejection"]
+__all__ = ["LOWERINGS", "Lowering", "lower", "unsupported_error"]
 
 
 def lower(thread: Thread, instruction: Instruction) -> None:
@@ -47,10 +47,10 @@ def lower(thread: Thread, instruction: Instruction) -> None:
     Raises:
         KernelRejected: the CPU device does not run it, or not with these modifiers or types.
     """
-    refused = rejection(instruction)
-    if refused is not None:
-        raise refused
+    error = unsupported_error(instruction)
+    if error is not None:
+        raise error
     function = LOWERINGS.get(instruction.opcode.base)
     if function is None:
-        raise reject(instruction, "unknown opcode")
+        raise rejected(instruction, "unknown opcode")
     function(thread, instruction)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from gpud.compiler.analysis.effects import barrier
 from gpud.compiler.ptx.model import Immediate, Instruction
-from gpud.device.cpu.lower.registry import Modifiers, reject
-from gpud.device.cpu.lower.unsupported import rejection
+from gpud.device.cpu.lower.registry import Modifiers, rejected
+from gpud.device.cpu.lower.unsupported import unsupported_error
 
 __all__ = ["CollectiveKind", "check_barrier", "collective_kind"]
 
@@ -43,9 +43,9 @@ def collective_kind(ins: Instruction) -> CollectiveKind:
     Raises:
         KernelRejected: there is no such collective, or the CPU device does not run it.
     """
-    refused = rejection(ins)
-    if refused is not None:
-        raise refused
+    error = unsupported_error(ins)
+    if error is not None:
+        raise error
     base = ins.opcode.base
     m = Modifiers(ins)
     m.flag("sync")
@@ -70,7 +70,7 @@ def collective_kind(ins: Instruction) -> CollectiveKind:
         case "elect":
             pass
         case _:
-            raise reject(ins, "it is not known here")
+            raise rejected(ins, "it is not known here")
     m.done()
     return CollectiveKind(base, mode, type_)
 
@@ -89,8 +89,8 @@ def check_barrier(ins: Instruction) -> None:
     m.done()
     parts = barrier(ins)
     if parts.constant_id is not None and not 0 <= parts.constant_id < _BARRIERS:
-        raise reject(ins, f"a block has barriers 0 to {_BARRIERS - 1}")
+        raise rejected(ins, f"a block has barriers 0 to {_BARRIERS - 1}")
     if isinstance(parts.count, Immediate) and parts.count.value % 32:
-        raise reject(ins, "a barrier counts whole warps, in multiples of 32 threads")
+        raise rejected(ins, "a barrier counts whole warps, in multiples of 32 threads")
     if parts.action == "arrive" and parts.count is None:
-        raise reject(ins, "it needs a number of threads")
+        raise rejected(ins, "it needs a number of threads")

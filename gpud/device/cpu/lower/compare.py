@@ -9,7 +9,7 @@ from gpud.compiler.ptx.model import Instruction, Operand, Pair
 from gpud.device.cpu.codegen.emit.thread import Thread
 from gpud.device.cpu.lower.floats.formats import flush, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 
 __all__ = ["read_float"]
@@ -54,7 +54,7 @@ def _predicate(ins: Instruction, comparison: str, type_: str) -> str:
     else:
         found = _UNSIGNED_PREDICATE.get(comparison) if type_[0] == "u" else None
     if found is None:
-        raise reject(ins, f".{comparison} does not compare .{type_}")
+        raise rejected(ins, f".{comparison} does not compare .{type_}")
     return found
 
 
@@ -94,7 +94,7 @@ def _setp(t: Thread, ins: Instruction) -> None:
     if len(results) == 1 and len(targets) == 2:
         results.append(~results[0])
     if len(results) != len(targets):
-        raise reject(ins, "it needs two destinations p|q")
+        raise rejected(ins, "it needs two destinations p|q")
     if combine:
         c = read(t, ins.operands[3], "pred")
         results = [result.op(combine, c) for result in results]
@@ -121,7 +121,7 @@ def _set(t: Thread, ins: Instruction) -> None:
     chosen = [result.select(constant(t.e, wide, yes), 0) for result in results]
     value = join_halves(*chosen) if len(chosen) == 2 else chosen[0]
     if value.width == 16 and target in _HALF_PAIR:
-        raise reject(ins, f".{source} operands do not give .{target}")
+        raise rejected(ins, f".{source} operands do not give .{target}")
     write(t, ins.operands[0], f"b{value.width}", value)
 
 
@@ -145,7 +145,7 @@ def _slct(t: Thread, ins: Instruction) -> None:
     elif selector == "f32":
         chosen = read_float(t, ins.operands[3], "f32", ftz=ftz).compare("oge", 0.0)
     else:
-        raise reject(ins, "the selector must be .s32 or .f32")
+        raise rejected(ins, "the selector must be .s32 or .f32")
     write(t, ins.operands[0], type_, chosen.select(a, b))
 
 
@@ -160,7 +160,7 @@ def _testp(t: Thread, ins: Instruction) -> None:
         "f64": (0x7FF << 52, 1 << 52),
     }.get(type_, (0, 0))
     if not infinite:
-        raise reject(ins, "it tests .f32 and .f64")
+        raise rejected(ins, "it tests .f32 and .f64")
     magnitude = read(t, ins.operands[1], type_.replace("f", "b")) & (
         (1 << (int(type_[1:]) - 1)) - 1
     )

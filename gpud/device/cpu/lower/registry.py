@@ -14,7 +14,7 @@ from gpud.compiler.ptx.model import Instruction
 from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
 from gpud.errors import KernelRejected
 
-__all__ = ["LOWERINGS", "SCOPES", "Lowering", "Modifiers", "lowering", "reject"]
+__all__ = ["LOWERINGS", "SCOPES", "Lowering", "Modifiers", "lowering", "rejected"]
 
 Lowering = Callable[[Thread, Instruction], None]
 
@@ -25,7 +25,7 @@ SCOPES = ("cta", "cluster", "gpu", "sys")
 """Scopes of strong memory accesses. All are honoured as the widest one."""
 
 
-def reject(instruction: Instruction, problem: str) -> KernelRejected:
+def rejected(instruction: Instruction, problem: str) -> KernelRejected:
     """The error for an instruction, modifier or type that the CPU device does not run."""
     return KernelRejected(
         "unsupported-instruction",
@@ -47,7 +47,7 @@ class _ByType:
             if found is not None:
                 found(thread, instruction)
                 return
-        raise reject(instruction, "unknown instruction type")
+        raise rejected(instruction, "unknown instruction type")
 
 
 def lowering(*bases: str, types: str | None = None) -> Callable[[Lowering], Lowering]:
@@ -95,7 +95,9 @@ class Modifiers:
         """Take the one of ``names`` that must be there."""
         found = self.choice(*names)
         if not found:
-            raise reject(self.instruction, f"one of {', '.join('.' + n for n in names)} is needed")
+            raise rejected(
+                self.instruction, f"one of {', '.join('.' + n for n in names)} is needed"
+            )
         return found
 
     def type(self) -> str:
@@ -103,7 +105,7 @@ class Modifiers:
         for index in range(len(self.rest) - 1, -1, -1):
             if self.rest[index] in LLVM_TYPE:
                 return self.rest.pop(index)
-        raise reject(self.instruction, "it has no type that is known here")
+        raise rejected(self.instruction, "it has no type that is known here")
 
     def skip(self, *prefixes: str) -> None:
         """Drop every modifier that begins with one of ``prefixes``: hints without effect."""
@@ -116,7 +118,7 @@ class Modifiers:
             KernelRejected: some modifier was not taken, or the operands are not ``operands`` many.
         """
         if self.rest:
-            raise reject(self.instruction, f"modifier .{self.rest[0]} is not known here")
+            raise rejected(self.instruction, f"modifier .{self.rest[0]} is not known here")
         given = len(self.instruction.operands)
         if operands is not None and given != operands:
-            raise reject(self.instruction, f"it has {given} operands instead of {operands}")
+            raise rejected(self.instruction, f"it has {given} operands instead of {operands}")

@@ -1,4 +1,4 @@
-"""Instructions that exist but that the CPU device does not run, and why.
+"""PTX instructions that the CPU device does not support, with reason code and explanation.
 
 Source: PTX ISA 9.0, chapter 9.7; DESIGN section 4.2, row "rejected".
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpud.compiler.ptx.model import Instruction
 from gpud.errors import KernelRejected
 
-__all__ = ["refusal", "rejection"]
+__all__ = ["unsupported_error"]
 
 _TENSOR = ("tensor-core", "tensor-core instructions run on a GPU only")
 _TEXTURE = ("texture", "textures and surfaces are not available on the CPU device")
@@ -25,8 +25,7 @@ _BY_BASE = {
     "stacksave": ("unsupported-instruction", "stack allocation at run time is not available"),
     "stackrestore": ("unsupported-instruction", "stack allocation at run time is not available"),
 }
-# (base, modifier) -> refusal
-_BY_MODIFIER = {
+_BY_MODIFIER = {  # by base and modifier
     ("cp", "bulk"): _BULK,
     ("cp", "tensor"): _BULK,
     ("cp", "reduce"): _BULK,
@@ -38,29 +37,15 @@ _BY_MODIFIER = {
 }
 
 
-def _find(instruction: Instruction) -> tuple[str, str] | None:
+def unsupported_error(instruction: Instruction) -> KernelRejected | None:
+    """The error for an instruction that the CPU device never supports; None for any other.
+
+    Modifiers and types that a lowering does not know are rejected by the lowering itself.
+    """
     base = instruction.opcode.base
     found = _BY_BASE.get(base)
-    if found is None:
-        for modifier in instruction.opcode.modifiers:
-            found = _BY_MODIFIER.get((base, modifier))
-            if found is not None:
-                break
-    return found
-
-
-def refusal(instruction: Instruction) -> str | None:
-    """Why the CPU device never runs this instruction, in plain words; None if it may.
-
-    None says nothing of modifiers and types: a lowering refuses those that it does not know.
-    """
-    found = _find(instruction)
-    return None if found is None else found[1]
-
-
-def rejection(instruction: Instruction) -> KernelRejected | None:
-    """The error to raise for an instruction with a `refusal`."""
-    found = _find(instruction)
+    for modifier in instruction.opcode.modifiers:
+        found = found or _BY_MODIFIER.get((base, modifier))
     if found is None:
         return None
     return KernelRejected(

@@ -12,7 +12,7 @@ from gpud.compiler.ptx.model import Instruction, Operand
 from gpud.device.cpu.codegen.emit.thread import Thread
 from gpud.device.cpu.lower.data_movement.mbarrier import arrive
 from gpud.device.cpu.lower.data_movement.state_spaces import element, space_of
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, read
 
 _HINTS = ("L1::", "L2::")
@@ -59,7 +59,7 @@ def _copy(t: Thread, ins: Instruction, m: Modifiers) -> None:
     target, source = t.pointer(operands[0], to), t.pointer(operands[1], "global")
     size = getattr(operands[2], "value", 0)
     if size not in (4, 8, 16) or len(operands) > 4:
-        raise reject(ins, "it copies 4, 8 or 16 bytes")
+        raise rejected(ins, "it copies 4, 8 or 16 bytes")
     if len(operands) == 4:
         _copy_some(t, target, source, size, operands[3])
         return

@@ -20,7 +20,7 @@ from gpud.device.cpu.lower.floats.float_arithmetic import minimum_maximum
 from gpud.device.cpu.lower.floats.formats import flush, narrow, widen
 from gpud.device.cpu.lower.floats.half_arithmetic import add_halves
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
-from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, read, write
 
 _OPERATIONS = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")
@@ -57,12 +57,12 @@ _PACKED = ("f16x2", "bf16x2")
 def _atom(t: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     if m.flag("async"):
-        raise reject(ins, "asynchronous reductions need clusters")
+        raise rejected(ins, "asynchronous reductions need clusters")
     order = _LLVM_ORDER[m.choice("relaxed", "acquire", "release", "acq_rel", default="relaxed")]
     m.choice(*SCOPES)
     space = m.choice(*SPACES)
     if space and space.partition("::")[0] not in ("global", "shared"):
-        raise reject(ins, f"there are no atomics on .{space}")
+        raise rejected(ins, f"there are no atomics on .{space}")
     operation = m.require(*_OPERATIONS)
     noftz, hinted = m.flag("noftz"), m.flag("L2::cache_hint")
     count = int(m.choice("v2", "v4", "v8", default="v1")[1:])
@@ -70,16 +70,16 @@ def _atom(t: Thread, ins: Instruction) -> None:
     m.done()
     types = _OF_VECTORS.get(operation, "") if count > 1 else _TYPES[operation]
     if type_ not in types.split() or (count > 1 and space.startswith("shared")):
-        raise reject(ins, f"there is no .{operation}.{type_}")
+        raise rejected(ins, f"there is no .{operation}.{type_}")
     if ("f16" in type_) != noftz:
-        raise reject(ins, "additions and comparisons of halves have .noftz, others have not")
+        raise rejected(ins, "additions and comparisons of halves have .noftz, others have not")
     operands = list(ins.operands[: len(ins.operands) - hinted])
     target = operands.pop(0) if ins.opcode.base == "atom" else Symbol("_")
     if len(operands) != (3 if operation == "cas" else 2) or (ins.opcode.base, operation) in (
         ("red", "cas"),
         ("red", "exch"),
     ):
-        raise reject(ins, "it has the wrong operands")
+        raise rejected(ins, "it has the wrong operands")
     pointer = t.pointer(operands[0], space)
     sources = [_items(ins, operand, count) for operand in operands[1:]]
     targets = _items(ins, target, count)
@@ -95,7 +95,7 @@ def _items(ins: Instruction, operand: Operand, count: int) -> list[Operand]:
         return list(operand.items)
     if count == 1 or (isinstance(operand, Symbol) and operand.name == "_"):
         return [operand] * count
-    raise reject(ins, f"it needs vectors of {count} elements")
+    raise rejected(ins, f"it needs vectors of {count} elements")
 
 
 class _Access:

@@ -23,7 +23,7 @@ from gpud.compiler.ptx.model import (
 )
 from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
 from gpud.device.cpu.lower.data_movement.state_spaces import element, space_of
-from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, read, write
 
 __all__ = ["Access"]
@@ -59,13 +59,13 @@ class Access:
         self.type = m.type()
         m.done()
         if self.type == "pred" or self.type in ("f16x2", "bf16x2", "tf32"):
-            raise reject(ins, f"memory holds no .{self.type}")
+            raise rejected(ins, f"memory holds no .{self.type}")
         strong = [order for order in self.orders if order not in ("weak", "mmio")]
         if scope and not strong:
-            raise reject(ins, "a scope needs .relaxed, .acquire or .release")
+            raise rejected(ins, "a scope needs .relaxed, .acquire or .release")
         expected = 3 if hinted else 2
         if len(ins.operands) != expected:
-            raise reject(ins, f"it has {len(ins.operands)} operands instead of {expected}")
+            raise rejected(ins, f"it has {len(ins.operands)} operands instead of {expected}")
         self.llvm = LLVM_TYPE[self.type]
         self.bytes = int(self.type.lstrip("bsufe")) // 8
 
@@ -88,7 +88,7 @@ class Access:
         """The registers or values of the access, one an element."""
         items = operand.items if isinstance(operand, Vector) else (operand,)
         if len(items) != self.count:
-            raise reject(ins, f"it has {len(items)} elements instead of {self.count}")
+            raise rejected(ins, f"it has {len(items)} elements instead of {self.count}")
         return items
 
 
@@ -133,7 +133,7 @@ def _cache_control(t: Thread, ins: Instruction) -> None:
     if ins.opcode.base == "createpolicy":
         write(t, ins.operands[0], "b64", constant(t.e, "i64", 0))
     elif not isinstance(ins.operands[0], Address):
-        raise reject(ins, "it needs an address")
+        raise rejected(ins, "it needs an address")
 
 
 @lowering("griddepcontrol", "pmevent")

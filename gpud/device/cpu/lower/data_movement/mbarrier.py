@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from gpud.compiler.ptx.model import Address, Immediate, Instruction
 from gpud.device.cpu.codegen.emit.thread import Thread
-from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, read, write
 
 __all__ = ["arrive"]
@@ -127,7 +127,7 @@ def _arrive(t: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
     state = None if isinstance(operands[0], Address) else operands.pop(0)
     pointer = t.pointer(operands.pop(0), space)
     if len(operands) > 1 or (expects and not operands):
-        raise reject(ins, "it has the wrong operands")
+        raise rejected(ins, "it has the wrong operands")
     one = constant(t.e, "i64", 1)
     number = read(t, operands[0], "u32").zext("i64") if operands else one
     drop = ins.opcode.has("arrive_drop")
@@ -145,13 +145,13 @@ def _test(t: Thread, ins: Instruction, m: Modifiers, space: str) -> None:
     m.require("b64")
     m.done()
     if len(ins.operands) not in (3, 4):
-        raise reject(ins, "it has the wrong operands")
+        raise rejected(ins, "it has the wrong operands")
     current = _load(t, t.pointer(ins.operands[1], space)) >> 63
     given = ins.operands[2]
     if parity:
         waited = read(t, given, "u32").zext("i64") & 1
     elif isinstance(given, Immediate):
-        raise reject(ins, "it needs a state")
+        raise rejected(ins, "it needs a state")
     else:
         waited = read(t, given, "b64") >> 63
     write(t, ins.operands[0], "pred", current.ne(waited))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand, SpecialRegister, Symbol, Vector
 from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import constant, read, write
 
 
@@ -39,10 +39,10 @@ def _move_vector(t: Thread, ins: Instruction, count: int, type_: str) -> None:
     elif isinstance(source, Vector):
         values = [read(t, item, type_) for item in source.items]
     else:
-        raise reject(ins, "its source must be a vector")
+        raise rejected(ins, "its source must be a vector")
     targets = target.items if isinstance(target, Vector) else ()
     if len(targets) != count or len(values) != count:
-        raise reject(ins, f"it needs vectors of {count} elements")
+        raise rejected(ins, f"it needs vectors of {count} elements")
     for item, value in zip(targets, values, strict=True):
         write(t, item, type_, value)
 
@@ -51,7 +51,7 @@ def _part(ins: Instruction, vector: Vector, type_: str) -> str:
     """The type of the elements of a packed value."""
     bits, rest = divmod(int(type_.lstrip("bsuf")), len(vector.items))
     if rest or f"b{bits}" not in LLVM_TYPE:
-        raise reject(ins, f".{type_} does not divide into {len(vector.items)} elements")
+        raise rejected(ins, f".{type_} does not divide into {len(vector.items)} elements")
     return f"b{bits}"
 
 

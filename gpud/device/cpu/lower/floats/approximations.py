@@ -37,7 +37,7 @@ from gpud.device.cpu.codegen.emit.thread import Thread
 from gpud.device.cpu.lower.compare import read_float
 from gpud.device.cpu.lower.floats.float_arithmetic import gross_approximation, read_double_high
 from gpud.device.cpu.lower.floats.formats import canonical, flush
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, intrinsic, write
 
 __all__ = ["exponential", "hyperbolic_tangent"]
@@ -169,7 +169,7 @@ def _approximations(t: Thread, ins: Instruction) -> None:
     m.require("f32")
     m.done(2)
     if ftz and base == "tanh":
-        raise reject(ins, "tanh has no .ftz")
+        raise rejected(ins, "tanh has no .ftz")
     x = read_float(t, ins.operands[1], "f32", ftz=ftz)
     if base == "ex2":
         result = exponential(x)

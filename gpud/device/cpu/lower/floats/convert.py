@@ -16,7 +16,7 @@ from gpud.device.cpu.lower.floats import formats
 from gpud.device.cpu.lower.floats.directed_rounding import directed
 from gpud.device.cpu.lower.floats.minifloats import MINIFLOATS, convert_minifloats
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 
 _INTEGER_ROUNDING = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
@@ -47,11 +47,11 @@ def _cvt(t: Thread, ins: Instruction) -> None:
     m.done(3 if target in ("f16x2", "bf16x2") else 2)
     if source in _INTEGERS and target in _INTEGERS:
         if rounding or ftz or relu or satfinite:
-            raise reject(ins, "integer conversions take no modifier but .sat")
+            raise rejected(ins, "integer conversions take no modifier but .sat")
         _integer_to_integer(t, ins, target, source, sat=sat)
     elif source in _FLOATS and target in _INTEGERS:
         if rounding not in _INTEGER_ROUNDING:
-            raise reject(ins, "it needs .rni, .rzi, .rmi or .rpi")
+            raise rejected(ins, "it needs .rni, .rzi, .rmi or .rpi")
         value = read_float(t, ins.operands[1], source, ftz=ftz and source == "f32")
         if rounding != "rzi":  # the conversion itself truncates
             value = intrinsic(_INTEGER_ROUNDING[rounding], value)
@@ -83,7 +83,7 @@ def _cvt(t: Thread, ins: Instruction) -> None:
         result = _float_to_float(t, ins, 1, target, source, rounding, ftz=ftz)
         _write_float(t, ins, target, result, sat=sat, relu=relu, satfinite=satfinite, ftz=ftz)
     else:
-        raise reject(ins, f"there is no conversion from .{source} to .{target}")
+        raise rejected(ins, f"there is no conversion from .{source} to .{target}")
 
 
 # -- integers
@@ -162,7 +162,7 @@ def _integer_to_float(
 ) -> Value:
     """An integer as f32 or f64, or as i16 bits of f16 or bf16."""
     if rounding not in _FLOAT_ROUNDING[:4]:
-        raise reject(ins, "it needs .rn, .rz, .rm or .rp")
+        raise rejected(ins, "it needs .rn, .rz, .rm or .rp")
     signed = source[0] == "s"
     to_float = "sitofp" if signed else "uitofp"
     if target == "f64":
@@ -197,14 +197,14 @@ def _float_to_float(
     given = ins.operands[operand]
     if rounding in _INTEGER_ROUNDING:
         if source != target:
-            raise reject(ins, "integer rounding needs the same type twice")
+            raise rejected(ins, "integer rounding needs the same type twice")
         value = read_float(t, given, source, ftz=ftz and source == "f32")
         value = intrinsic(_INTEGER_ROUNDING[rounding], value)
         # The result of .rni and its like is an integer, exact in a type of the same size.
         return value if target in ("f32", "f64") else formats.narrow(value, target)
     narrower = _BITS[target] < _BITS[source] or {source, target} == {"f16", "bf16"}
     if narrower and rounding not in _FLOAT_ROUNDING[:4]:
-        raise reject(ins, "it needs .rn, .rz, .rm or .rp")
+        raise rejected(ins, "it needs .rn, .rz, .rm or .rp")
     if source == target and source in ("f16", "bf16"):
         return read(t, given, "b16")
     value = read_float(t, given, source, ftz=ftz and source == "f32")
@@ -251,7 +251,7 @@ def _write_float(
         write(t, ins.operands[0], "b16", value)
         return
     if relu or satfinite:
-        raise reject(ins, f"modifier .{'relu' if relu else 'satfinite'} is not known here")
+        raise rejected(ins, f"modifier .{'relu' if relu else 'satfinite'} is not known here")
     if ftz and target == "f32":
         value = formats.flush(value)
     value = formats.saturate(value) if sat else formats.canonical(value)

@@ -15,7 +15,7 @@ from gpud.device.cpu.codegen.emit.thread import Thread
 from gpud.device.cpu.lower.compare import read_float
 from gpud.device.cpu.lower.floats.directed_rounding import directed
 from gpud.device.cpu.lower.floats.formats import canonical, canonical_root, flush, saturate
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 
 __all__ = ["gross_approximation", "minimum_maximum", "mixed_precision", "read_double_high"]
@@ -44,7 +44,7 @@ def _add_mul(t: Thread, ins: Instruction) -> None:
     ftz, sat, type_ = m.flag("ftz"), m.flag("sat"), m.type()
     m.done(4 if base == "fma" else 3)
     if type_ == "f64" and (ftz or sat):
-        raise reject(ins, "modifiers .ftz and .sat need .f32")
+        raise rejected(ins, "modifiers .ftz and .sat need .f32")
     values = [read_float(t, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
     result = _finish(_arithmetic(base, mode, values), ftz=ftz, sat=sat)
     write(t, ins.operands[0], type_, result)
@@ -64,7 +64,7 @@ def mixed_precision(t: Thread, ins: Instruction) -> None:
     half, type_ = m.type(), m.type()
     m.done(4 if base == "fma" else 3)
     if type_ != "f32" or base not in ("add", "sub", "fma"):
-        raise reject(ins, f"there is no .{type_}.{half} form")
+        raise rejected(ins, f"there is no .{type_}.{half} form")
     values = [read_float(t, operand, half) for operand in ins.operands[1:-1]]
     values.append(read(t, ins.operands[-1], "f32"))
     write(t, ins.operands[0], "f32", _finish(_arithmetic(base, mode, values), ftz=False, sat=sat))
@@ -99,14 +99,14 @@ def _divide_root(t: Thread, ins: Instruction) -> None:
     ftz, type_ = m.flag("ftz"), m.type()
     m.done(3 if base == "div" else 2)
     if mode == "full" and (base, type_) != ("div", "f32"):
-        raise reject(ins, "only div.f32 has a .full form")
+        raise rejected(ins, "only div.f32 has a .full form")
     if type_ == "f64" and mode == "approx":
         if base != "rcp" or not ftz:
-            raise reject(ins, "there is no .approx form for .f64")
+            raise rejected(ins, "there is no .approx form for .f64")
         write(t, ins.operands[0], "f64", gross_approximation("rcp", read_double_high(t, ins)))
         return
     if type_ == "f64" and ftz:
-        raise reject(ins, "modifier .ftz is not known here")
+        raise rejected(ins, "modifier .ftz is not known here")
     values = [read_float(t, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
     if base == "rcp":
         values.insert(0, values[0].constant(1.0))
@@ -158,9 +158,9 @@ def _min_max(t: Thread, ins: Instruction) -> None:
     count = len(ins.operands)
     m.done(4 if count == 4 else 3)
     if type_ == "f64" and (ftz or nan or xorsign or absolute or count == 4):
-        raise reject(ins, "this modifier needs .f32")
+        raise rejected(ins, "this modifier needs .f32")
     if xorsign != (absolute and count == 3):
-        raise reject(ins, ".xorsign and .abs belong together, but with three sources")
+        raise rejected(ins, ".xorsign and .abs belong together, but with three sources")
     values = [read_float(t, operand, type_, ftz=ftz) for operand in ins.operands[1:]]
     magnitudes = [intrinsic("fabs", value) for value in values] if absolute else values
     result = magnitudes[0]
@@ -178,7 +178,7 @@ def _abs_neg(t: Thread, ins: Instruction) -> None:
     ftz, type_ = m.flag("ftz"), m.type()
     m.done(2)
     if type_ == "f64" and ftz:
-        raise reject(ins, "modifier .ftz needs .f32")
+        raise rejected(ins, "modifier .ftz needs .f32")
     a = read_float(t, ins.operands[1], type_, ftz=ftz)
     write(t, ins.operands[0], type_, -a if ins.opcode.base == "neg" else intrinsic("fabs", a))
 

@@ -27,7 +27,7 @@ from gpud.device.cpu.lower.floats.approximations import exponential, hyperbolic_
 from gpud.device.cpu.lower.floats.float_arithmetic import minimum_maximum, mixed_precision
 from gpud.device.cpu.lower.floats.formats import NAN, narrow, round_to_odd, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, read, write
 
 __all__ = ["add_halves", "flush_half"]
@@ -101,13 +101,13 @@ def _arithmetic(t: Thread, ins: Instruction) -> None:
         return
     m = Modifiers(ins)
     if not m.flag("rn") and base == "fma":
-        raise reject(ins, "it needs .rn")
+        raise rejected(ins, "it needs .rn")
     ftz, sat, relu = m.flag("ftz"), m.flag("sat"), m.flag("relu")
     type_ = m.type()
     m.done(4 if base == "fma" else 3)
     format_ = _SINGLE[type_]
     if (format_ == "bf16" and (ftz or sat)) or (relu and (base != "fma" or sat)):
-        raise reject(ins, f".{type_} has no such modifier")
+        raise rejected(ins, f".{type_} has no such modifier")
 
     def one(*bits: Value) -> Value:
         if ftz:
@@ -126,7 +126,7 @@ def _sign(t: Thread, ins: Instruction) -> None:
     ftz, type_ = m.flag("ftz"), m.type()
     m.done(2)
     if ftz and _SINGLE[type_] == "bf16":
-        raise reject(ins, f".{type_} has no .ftz")
+        raise rejected(ins, f".{type_} has no .ftz")
 
     def one(bits: Value) -> Value:
         if ftz:
@@ -145,7 +145,7 @@ def _min_max(t: Thread, ins: Instruction) -> None:
     m.done(3)
     format_ = _SINGLE[type_]
     if xorsign != absolute or (ftz and format_ == "bf16"):
-        raise reject(ins, f".{type_} has no such modifier")
+        raise rejected(ins, f".{type_} has no such modifier")
 
     def one(a: Value, b: Value) -> Value:
         if ftz:
@@ -168,7 +168,7 @@ def _approximations(t: Thread, ins: Instruction) -> None:
     m.done(2)
     format_ = _SINGLE[type_]
     if ftz and (format_ == "f16" or ins.opcode.base == "tanh"):
-        raise reject(ins, f".{type_} has no .ftz")
+        raise rejected(ins, f".{type_} has no .ftz")
 
     def one(bits: Value) -> Value:
         value = widen(bits, format_)

@@ -15,7 +15,7 @@ from gpud.compiler.ptx.model import Instruction
 from gpud.device.cpu.codegen.emit.thread import Thread
 from gpud.device.cpu.lower.floats.formats import narrow, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
-from gpud.device.cpu.lower.registry import Modifiers, reject
+from gpud.device.cpu.lower.registry import Modifiers, rejected
 from gpud.device.cpu.lower.values import Value, read, write
 
 __all__ = ["MINIFLOATS", "convert_minifloats"]
@@ -60,7 +60,7 @@ def convert_minifloats(t: Thread, ins: Instruction, m: Modifiers, target: str, s
     relu = m.flag("relu")
     if source in MINIFLOATS:
         if target != "f16x2":
-            raise reject(ins, f"there is no conversion from .{source} to .{target}")
+            raise rejected(ins, f"there is no conversion from .{source} to .{target}")
         m.done(2)
         format_ = MINIFLOATS[source]
         packed = read(t, ins.operands[1], "b16")
@@ -79,7 +79,7 @@ def convert_minifloats(t: Thread, ins: Instruction, m: Modifiers, target: str, s
             widen(half, source[:-2]) for half in split_halves(read(t, ins.operands[1], "b32"))
         )
     else:
-        raise reject(ins, f"there is no conversion from .{source} to .{target}")
+        raise rejected(ins, f"there is no conversion from .{source} to .{target}")
     low_bits, high_bits = (_from_float(value, format_, relu=relu) for value in (low, high))
     result = low_bits | (high_bits << format_.slot)
     type_ = "b8" if format_.slot == 4 else "b16"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gpud.compiler.ptx.model import Immediate, Instruction, Pair
 from gpud.device.cpu.codegen.emit.thread import Thread
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 
 # -- logic
@@ -45,7 +45,7 @@ def _lop3(t: Thread, ins: Instruction) -> None:
     a, b, c = (read(t, operand, "b32") for operand in ins.operands[1:4])
     table = ins.operands[4]
     if not isinstance(table, Immediate) or not 0 <= table.value <= 255:
-        raise reject(ins, "the truth table must be a constant of 8 bits")
+        raise rejected(ins, "the truth table must be a constant of 8 bits")
     # Bit 4a + 2b + c of the table: the low nibble is the function of (b, c) where a is 0.
     low, high = (_two_inputs(b, c, nibble) for nibble in (table.value & 15, table.value >> 4))
     if table.value & 15 == table.value >> 4:
@@ -55,7 +55,7 @@ def _lop3(t: Thread, ins: Instruction) -> None:
     target = ins.operands[0]
     if combine:
         if not isinstance(target, Pair):
-            raise reject(ins, "it needs a destination d|p")
+            raise rejected(ins, "it needs a destination d|p")
         q = read(t, ins.operands[5], "pred")
         write(t, target.second, "pred", result.ne(0).op(combine, q))
         target = target.first

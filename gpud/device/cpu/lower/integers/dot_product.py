@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand
 from gpud.device.cpu.codegen.emit.thread import Thread
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, read, write
 
 
@@ -26,7 +26,7 @@ def _dot(t: Thread, ins: Instruction) -> None:
     second, first = m.type(), m.type()
     m.done(4)
     if {first, second} - {"u32", "s32"}:
-        raise reject(ins, "its types are .u32 and .s32")
+        raise rejected(ins, "its types are .u32 and .s32")
     a = _elements(t, ins.operands[1], first, 8 if four else 16)
     b = _elements(t, ins.operands[2], second, 8)
     if part == "hi":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction
 from gpud.device.cpu.codegen.emit.thread import Thread
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, intrinsic, read, write
 
 __all__ = ["INTEGERS", "join_halves", "split_halves"]
@@ -37,7 +37,7 @@ def _add_sub(t: Thread, ins: Instruction) -> None:
     m.done(3)
     base = ins.opcode.base
     if (saturate and (carry or type_ != "s32")) or (carry and "16" in type_):
-        raise reject(ins, f".{type_} has no such modifier")
+        raise rejected(ins, f".{type_} has no such modifier")
     a, b = (read(t, operand, type_) for operand in ins.operands[1:])
 
     def one(a: Value, b: Value) -> Value:
@@ -114,7 +114,7 @@ def _mul(t: Thread, ins: Instruction) -> None:
     result = _product(a, b, type_, part)
     if part == "wide":
         if type_[1:] == "64":
-            raise reject(ins, "mul.wide of 64-bit integers does not exist")
+            raise rejected(ins, "mul.wide of 64-bit integers does not exist")
         type_ = type_[0] + _WIDER[type_[1:]]
     write(t, ins.operands[0], type_, result)
 
@@ -136,7 +136,7 @@ def _mad(t: Thread, ins: Instruction) -> None:
     carry, saturate, type_ = m.flag("cc"), m.flag("sat"), m.type()
     m.done(4)
     if saturate and (part, type_) != ("hi", "s32"):
-        raise reject(ins, "only .hi.s32 saturates")
+        raise rejected(ins, "only .hi.s32 saturates")
     a, b = (read(t, operand, type_) for operand in ins.operands[1:3])
     if base == "mad24":
         product = _product_24(a, b, type_, part)
@@ -144,7 +144,7 @@ def _mad(t: Thread, ins: Instruction) -> None:
         product = _product(a, b, type_, part)
     if part == "wide":
         if type_[1:] == "64" or base != "mad":
-            raise reject(ins, "there is no wide form of this type")
+            raise rejected(ins, "there is no wide form of this type")
         type_ = type_[0] + _WIDER[type_[1:]]
     c = read(t, ins.operands[3], type_)
     if saturate:
@@ -176,7 +176,7 @@ def _min_max(t: Thread, ins: Instruction) -> None:
     relu, type_ = m.flag("relu"), m.type()
     m.done(3)
     if relu and type_ not in ("s32", "s16x2"):
-        raise reject(ins, f".{type_} has no .relu")
+        raise rejected(ins, f".{type_} has no .relu")
     a, b = (read(t, operand, type_) for operand in ins.operands[1:])
 
     def one(a: Value, b: Value) -> Value:

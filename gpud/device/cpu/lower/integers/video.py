@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gpud.compiler.ptx.model import Instruction, Operand, RawOperand, Register
 from gpud.device.cpu.codegen.emit.thread import Thread
-from gpud.device.cpu.lower.registry import Modifiers, lowering, reject
+from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, read, write
 
 _SELECTED = re.compile(r"(-?)\s*([%$\w]+)(?:\.([bh])([0-9]+))?")
@@ -37,7 +37,7 @@ class _Selected:
             return cls(operand)
         match = _SELECTED.fullmatch(operand.text)
         if match is None:
-            raise reject(ins, f"operand {operand.text} is not known here")
+            raise rejected(ins, f"operand {operand.text} is not known here")
         return cls(Register(match[2]), bool(match[1]), match[3] or "", match[4] or "")
 
     @property
@@ -98,7 +98,7 @@ def _finish(
     value = result.trunc("i32")
     if second or target.kind:
         if len(ins.operands) != 4:
-            raise reject(ins, "it needs an operand c")
+            raise rejected(ins, "it needs an operand c")
         c = read(t, ins.operands[3], "b32")
         if second == "add":
             value = value + c
@@ -110,7 +110,7 @@ def _finish(
             mask = ((1 << target.bits) - 1) << target.shift
             value = ((value << target.shift) & mask) | (c & ~mask)
     elif len(ins.operands) != 3:
-        raise reject(ins, "operand c needs .add, .min, .max or a selected destination")
+        raise rejected(ins, "operand c needs .add, .min, .max or a selected destination")
     write(t, target.operand, "b32", value)
 
 
@@ -136,7 +136,7 @@ def _scalar_shift(t: Thread, ins: Instruction) -> None:
     b_type, a_type, type_ = m.type(), m.type(), m.type()
     m.done()
     if b_type != "u32":
-        raise reject(ins, "the shift count must be .u32")
+        raise rejected(ins, "the shift count must be .u32")
     value = _Selected.parse(ins, ins.operands[1]).extended(t, a_type).sext("i128")
     count = _Selected.parse(ins, ins.operands[2]).extended(t, "u32")
     count = (count.min_u(32) if mode == "clamp" else count & 31).zext("i128")
@@ -171,7 +171,7 @@ def _scalar_mad(t: Thread, ins: Instruction) -> None:
     a, b, c = (_Selected.parse(ins, operand) for operand in ins.operands[1:])
     negative = a.negative != b.negative
     if plus_one and (negative or c.negative):
-        raise reject(ins, ".po allows no negated operand")
+        raise rejected(ins, ".po allows no negated operand")
     signed = "s" in (a_type[0], b_type[0]) or negative or c.negative
     product = a.extended(t, a_type).sext("i128") * b.extended(t, b_type).sext("i128")
     addend = read(t, c.operand, "b32")
@@ -201,7 +201,7 @@ def _parts(t: Thread, ins: Instruction, count: int, position: int, type_: str) -
     default = range((position - 1) * count, position * count)
     indices = [int(digit) for digit in reversed(selected.indices)] or list(default)
     if len(indices) != count or max(indices) >= 2 * count:
-        raise reject(ins, "a selector has the wrong length")
+        raise rejected(ins, "a selector has the wrong length")
     values = [read(t, operand.operand, "b32") for operand in (first, second)]
     result = []
     for index in indices:
