@@ -14,7 +14,16 @@ from gpud.compiler.ptx.model import Instruction
 from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
 from gpud.errors import KernelRejected
 
-__all__ = ["LOWERINGS", "SCOPES", "Lowering", "Modifiers", "lowering", "rejected"]
+__all__ = [
+    "CACHE_HINTS",
+    "LLVM_ORDER",
+    "LOWERINGS",
+    "SCOPES",
+    "Lowering",
+    "Modifiers",
+    "lowering",
+    "rejected",
+]
 
 Lowering = Callable[[Thread, Instruction], None]
 
@@ -23,6 +32,20 @@ LOWERINGS: dict[str, Lowering] = {}
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
 """Scopes of strong memory accesses. All are honoured as the widest one."""
+
+CACHE_HINTS = ("L1::", "L2::")
+"""Prefixes of modifiers that are hints to caches, without effect here; see `Modifiers.skip`."""
+
+LLVM_ORDER = {
+    "volatile": "monotonic",
+    "relaxed": "monotonic",
+    "mmio": "monotonic",
+    "acquire": "acquire",
+    "release": "release",
+    "acq_rel": "acq_rel",
+    "sc": "seq_cst",
+}
+"""LLVM's atomic ordering for each memory order of PTX."""
 
 
 def rejected(instruction: Instruction, problem: str) -> KernelRejected:

@@ -12,10 +12,8 @@ from gpud.compiler.ptx.model import Instruction, Operand
 from gpud.device.cpu.codegen.emit.thread import Thread
 from gpud.device.cpu.lower.data_movement.mbarrier import arrive
 from gpud.device.cpu.lower.data_movement.state_spaces import element, space_of
-from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
+from gpud.device.cpu.lower.registry import CACHE_HINTS, Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, constant, read
-
-_HINTS = ("L1::", "L2::")
 
 
 @lowering("cp")
@@ -53,7 +51,7 @@ def _copy(t: Thread, ins: Instruction, m: Modifiers) -> None:
     to = m.require("shared", "shared::cta", "shared::cluster")
     m.require("global")
     hinted = m.flag("L2::cache_hint")
-    m.skip(*_HINTS)
+    m.skip(*CACHE_HINTS)
     m.done()
     operands = list(ins.operands[: len(ins.operands) - hinted])
     target, source = t.pointer(operands[0], to), t.pointer(operands[1], "global")

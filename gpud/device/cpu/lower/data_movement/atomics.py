@@ -20,7 +20,7 @@ from gpud.device.cpu.lower.floats.float_arithmetic import minimum_maximum
 from gpud.device.cpu.lower.floats.formats import flush, narrow, widen
 from gpud.device.cpu.lower.floats.half_arithmetic import add_halves
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
-from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, rejected
+from gpud.device.cpu.lower.registry import LLVM_ORDER, SCOPES, Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, read, write
 
 _OPERATIONS = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")
@@ -34,13 +34,6 @@ _TYPES = {
 }
 _HALVES = "f16 bf16 f16x2 bf16x2"
 _OF_VECTORS = {"add": f"f32 {_HALVES}", "min": _HALVES, "max": _HALVES}
-_LLVM_ORDER = {
-    "relaxed": "monotonic",
-    "acquire": "acquire",
-    "release": "release",
-    "acq_rel": "acq_rel",
-    "sc": "seq_cst",
-}
 _RMW = {
     "exch": "xchg",
     "add": "add",
@@ -58,7 +51,7 @@ def _atom(t: Thread, ins: Instruction) -> None:
     m = Modifiers(ins)
     if m.flag("async"):
         raise rejected(ins, "asynchronous reductions need clusters")
-    order = _LLVM_ORDER[m.choice("relaxed", "acquire", "release", "acq_rel", default="relaxed")]
+    order = LLVM_ORDER[m.choice("relaxed", "acquire", "release", "acq_rel", default="relaxed")]
     m.choice(*SCOPES)
     space = m.choice(*SPACES)
     if space and space.partition("::")[0] not in ("global", "shared"):
@@ -241,7 +234,7 @@ def _fence(t: Thread, ins: Instruction) -> None:
     m.choice("mbarrier_init", "sync_restrict::shared::cta", "sync_restrict::shared::cluster")
     fence = ins.opcode.base == "fence"
     orders = ("sc", "acq_rel", "acquire", "release") if fence else ()
-    order = _LLVM_ORDER[m.choice(*orders, default="sc")]
+    order = LLVM_ORDER[m.choice(*orders, default="sc")]
     scope = m.choice(*(SCOPES if fence else ("cta", "gl", "sys")))
     m.done()
     # Within a block only the compiler can reorder.

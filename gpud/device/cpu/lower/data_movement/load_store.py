@@ -23,23 +23,22 @@ from gpud.compiler.ptx.model import (
 )
 from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
 from gpud.device.cpu.lower.data_movement.state_spaces import element, space_of
-from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, rejected
+from gpud.device.cpu.lower.registry import (
+    CACHE_HINTS,
+    LLVM_ORDER,
+    SCOPES,
+    Modifiers,
+    lowering,
+    rejected,
+)
 from gpud.device.cpu.lower.values import Value, constant, read, write
 
 __all__ = ["Access"]
 
-_HINTS = ("L1::", "L2::")
 _ORDERS = ("weak", "volatile", "relaxed", "mmio")
 # What only loads have, and only stores: orders and cache operators.
 _LOADS = (("acquire",), ("ca", "cg", "cs", "lu", "cv", "nc"))
 _STORES = (("release",), ("wb", "cg", "cs", "wt"))
-_LLVM_ORDER = {
-    "volatile": "monotonic",
-    "relaxed": "monotonic",
-    "mmio": "monotonic",
-    "acquire": "acquire",
-    "release": "release",
-}
 
 
 class Access:
@@ -54,7 +53,7 @@ class Access:
         if "cv" in [operator for operator in operators if m.flag(operator)]:
             self.orders.append("volatile")  # "don't cache and fetch again": it must not be hoisted
         hinted = m.flag("L2::cache_hint")
-        m.skip(*_HINTS)
+        m.skip(*CACHE_HINTS)
         self.count = int(m.choice("v2", "v4", "v8", default="v1")[1:])
         self.type = m.type()
         m.done()
@@ -71,7 +70,7 @@ class Access:
 
     def words(self) -> tuple[str, str]:
         """(what follows ``load``/``store``, what follows the pointer)."""
-        strong = [_LLVM_ORDER[order] for order in self.orders if order != "weak"]
+        strong = [LLVM_ORDER[order] for order in self.orders if order != "weak"]
         if not strong:
             # 16-byte registers are read in halves, as are vectors in elements.
             return "", f", align {min(self.bytes, 8)}"
