@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand, Pair
 from gpud.device.cpu.codegen.emit.thread import Thread
-from gpud.device.cpu.lower.floats.formats import flush, widen
+from gpud.device.cpu.lower.floats.formats import flush, flush_half, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
+from gpud.device.cpu.lower.values import Value, constant, read, write
 
 __all__ = ["read_float"]
 
@@ -31,16 +31,10 @@ _HALF_PAIR = ("f16x2", "bf16x2")
 def read_float(t: Thread, operand: Operand, type_: str, *, ftz: bool = False) -> Value:
     """An operand of type f16, bf16, f32 or f64 as a float or double."""
     if type_ in _HALF:
-        value = widen(read(t, operand, "b16"), type_)
-        return _flush_half(value) if ftz and type_ == "f16" else value
+        bits = read(t, operand, "b16")
+        return widen(flush_half(bits) if ftz and type_ == "f16" else bits, type_)
     value = read(t, operand, type_)
     return flush(value) if ftz else value
-
-
-def _flush_half(value: Value) -> Value:
-    """Replace what is subnormal in f16 by a zero of its sign; ``value`` is a float."""
-    small = intrinsic("fabs", value).compare("olt", 2.0**-14)
-    return small.select(intrinsic("copysign", value.constant(0.0), value), value)
 
 
 def _predicate(ins: Instruction, comparison: str, type_: str) -> str:
@@ -69,9 +63,8 @@ def _compare(t: Thread, ins: Instruction, comparison: str, type_: str, *, ftz: b
         predicate = _predicate(ins, comparison, element)
         results = []
         for halves in pairs:
-            a, b = (widen(half, element) for half in halves)
-            if ftz and element == "f16":
-                a, b = _flush_half(a), _flush_half(b)
+            flushed = map(flush_half, halves) if ftz and element == "f16" else halves
+            a, b = (widen(half, element) for half in flushed)
             results.append(a.compare(predicate, b))
         return results
     predicate = _predicate(ins, comparison, type_)

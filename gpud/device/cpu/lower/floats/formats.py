@@ -37,6 +37,7 @@ __all__ = [
     "canonical",
     "canonical_root",
     "flush",
+    "flush_half",
     "narrow",
     "round_double",
     "round_float",
@@ -95,6 +96,11 @@ def saturate(value: Value) -> Value:
 
 
 # -- f16 and bf16 as i16
+
+
+def flush_half(bits: Value) -> Value:
+    """An f16 pattern with subnormals replaced by a zero of their sign."""
+    return (bits & 0x7C00).eq(0).select(bits & 0x8000, bits)
 
 
 def widen(bits: Value, format_: str) -> Value:

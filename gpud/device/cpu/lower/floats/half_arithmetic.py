@@ -25,12 +25,12 @@ from gpud.compiler.ptx.model import Instruction
 from gpud.device.cpu.codegen.emit.thread import Thread
 from gpud.device.cpu.lower.floats.approximations import exponential, hyperbolic_tangent
 from gpud.device.cpu.lower.floats.float_arithmetic import minimum_maximum, mixed_precision
-from gpud.device.cpu.lower.floats.formats import NAN, narrow, round_to_odd, widen
+from gpud.device.cpu.lower.floats.formats import NAN, flush_half, narrow, round_to_odd, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
 from gpud.device.cpu.lower.values import Value, read, write
 
-__all__ = ["add_halves", "flush_half"]
+__all__ = ["add_halves"]
 
 _TYPES = "f16 bf16 f16x2 bf16x2"
 _SINGLE = {"f16": "f16", "bf16": "bf16", "f16x2": "f16", "bf16x2": "bf16"}
@@ -45,11 +45,6 @@ def _each(t: Thread, ins: Instruction, type_: str, function: Callable[..., Value
     pairs = [split_halves(read(t, operand, "b32")) for operand in ins.operands[1:]]
     low, high = (function(*(pair[i] for pair in pairs)) for i in (0, 1))
     write(t, ins.operands[0], "b32", join_halves(low, high))
-
-
-def flush_half(bits: Value) -> Value:
-    """An f16 pattern with subnormals replaced by a zero of their sign."""
-    return (bits & 0x7C00).eq(0).select(bits & 0x8000, bits)
 
 
 def _clamp(bits: Value, format_: str, *, sat: bool, relu: bool) -> Value:
