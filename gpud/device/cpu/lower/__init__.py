@@ -1,12 +1,12 @@
-"""PTX instructions to LLVM IR: every instruction that computes, converts or touches memory.
+"""Lowers PTX instructions to LLVM IR: those that compute, convert or access memory.
 
 `LOWERINGS` maps an opcode base to a function that reads the operands of an instruction through a
-`Thread`, emits LLVM IR, and writes the results. Control flow, guards, barriers and warp
-collectives are the code generator's, beside this package.
+`Thread`, emits LLVM IR, and writes the results. The code generator (`gpud.device.cpu.codegen`)
+handles control flow, guards, barriers and warp collectives.
 
-What the modules have in common: only scalar code without branches (LLVM then vectorises over
-threads), no calls that a CPU without some extension would need a library for, and no modifier
-ignored (`registry.Modifiers`).
+Rules for all modules: scalar code without branches only (LLVM then vectorises over threads), no
+operations for which a CPU without some extension would need a library call, and no modifier ignored
+(`registry.Modifiers`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def lower(thread: Thread, instruction: Instruction) -> None:
     """Emit an instruction.
 
     Raises:
-        KernelRejected: the CPU device does not run it, or not with these modifiers or types.
+        KernelRejected: the CPU device does not support it, or not with these modifiers or types.
     """
     error = unsupported_error(instruction)
     if error is not None:

@@ -1,6 +1,6 @@
-"""Barriers and warp collectives: which spellings there are, and what they ask for.
+"""Checks the modifiers of barriers and warp collectives, and reads their mode and type.
 
-They are the code generator's, but as with every instruction no modifier is ignored.
+The code generator emits their code, but as with every instruction no modifier is ignored.
 
 Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync) and 9.7.13 (barriers, vote, match, activemask,
 redux, elect).
@@ -30,7 +30,7 @@ _BARRIERS = 16
 
 @dataclass(frozen=True, slots=True)
 class CollectiveKind:
-    """A spelling of a collective: its name, mode (``bfly``, ``all``, ``min.abs``) and type."""
+    """A collective's name, mode (``bfly``, ``all``, ``min.abs``) and type."""
 
     name: str
     mode: str = ""
@@ -38,10 +38,10 @@ class CollectiveKind:
 
 
 def collective_kind(ins: Instruction) -> CollectiveKind:
-    """What a warp collective asks for.
+    """The kind of a warp collective.
 
     Raises:
-        KernelRejected: there is no such collective, or the CPU device does not run it.
+        KernelRejected: there is no such collective, or the CPU device does not support it.
     """
     error = unsupported_error(ins)
     if error is not None:
@@ -76,10 +76,10 @@ def collective_kind(ins: Instruction) -> CollectiveKind:
 
 
 def check_barrier(ins: Instruction) -> None:
-    """Refuse a barrier of the block that no GPU has.
+    """Check a barrier of the block against the ISA.
 
     Raises:
-        KernelRejected: its spelling, its number or the number of threads.
+        KernelRejected: its modifiers, its number or its number of threads are invalid.
     """
     m = Modifiers(ins)
     m.flag("cta")

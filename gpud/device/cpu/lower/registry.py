@@ -1,9 +1,9 @@
-"""How an instruction finds its lowering, and how a lowering reads the instruction's modifiers.
+"""The registry of lowerings, and `Modifiers`, through which they read an instruction's modifiers.
 
 A lowering is registered by opcode base and, where several families share a base (``add`` of
-integers, floats and halves), by the instruction type. `Modifiers` hands out the modifiers that a
-lowering knows; what nobody took is an error, so that no modifier that changes a result is ever
-ignored.
+integers, floats and halves), by the instruction type. A lowering takes the modifiers that it knows
+from `Modifiers`; one that is left over is an error, so that no modifier that changes a result is
+ever ignored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LLVM_ORDER = {
 
 
 def rejected(instruction: Instruction, problem: str) -> KernelRejected:
-    """The error for an instruction, modifier or type that the CPU device does not run."""
+    """The error for an instruction, modifier or type that the CPU device does not support."""
     return KernelRejected(
         "unsupported-instruction",
         f"the CPU device does not run this instruction: {problem}",
@@ -100,14 +100,14 @@ class Modifiers:
         self.rest = list(instruction.opcode.modifiers)
 
     def flag(self, name: str) -> bool:
-        """Take ``name`` if it is there."""
+        """Take ``name`` if the instruction has it; returns whether it has."""
         if name in self.rest:
             self.rest.remove(name)
             return True
         return False
 
     def choice(self, *names: str, default: str = "") -> str:
-        """Take the one of ``names`` that is there, else give ``default``."""
+        """Take the first modifier that is one of ``names``; ``default`` if there is none."""
         for modifier in self.rest:
             if modifier in names:
                 self.rest.remove(modifier)
@@ -115,7 +115,7 @@ class Modifiers:
         return default
 
     def require(self, *names: str) -> str:
-        """Take the one of ``names`` that must be there."""
+        """Take the first modifier that is one of ``names``; an error if there is none."""
         found = self.choice(*names)
         if not found:
             raise rejected(
@@ -135,10 +135,10 @@ class Modifiers:
         self.rest = [m for m in self.rest if not m.startswith(prefixes)]
 
     def done(self, operands: int | None = None) -> None:
-        """Refuse what is left over, and a number of operands that does not fit.
+        """Check that every modifier was taken, and the number of operands.
 
         Raises:
-            KernelRejected: some modifier was not taken, or the operands are not ``operands`` many.
+            KernelRejected: a modifier is left over, or there are not ``operands`` operands.
         """
         if self.rest:
             raise rejected(self.instruction, f"modifier .{self.rest[0]} is not known here")

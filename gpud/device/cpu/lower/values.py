@@ -1,13 +1,13 @@
-"""LLVM values that read like the arithmetic they emit.
+"""LLVM values with operators that emit the corresponding instructions.
 
 Lowerings are mostly bit arithmetic, which as lines of LLVM text is hard to review. A `Value` is
-an SSA value with its type; its operators emit the instruction and give the result, so a lowering
-reads like the formula in the ISA: ``((a & b) + c).trunc("i16")``. A Python int or float beside a
-`Value` is a constant of the same type.
+an SSA value with its type; its operators emit the instruction and return the result, so a lowering
+reads like the formula in the ISA: ``((a & b) + c).trunc("i16")``. A Python int or float operand is
+a constant of the same type.
 
 Only scalar types occur: the code generator puts the result into loops over threads, and LLVM's
-loop vectoriser does not touch a loop that holds vector instructions already. For the same reason
-conditions become `Value.select`, never branches.
+loop vectoriser skips a loop that already holds vector instructions. For the same reason conditions
+become `Value.select`, never branches.
 
 Floating-point operations carry no fast-math flags: LLVM must neither contract nor reorder them.
 
@@ -197,7 +197,7 @@ class Value:
 
 
 def constant(e: Emitter, type_: str, number: Number) -> Value:
-    """``number`` as a constant, rounded to the nearest of its type."""
+    """``number`` as a constant, rounded to the nearest value of its type."""
     if type_ == "i1":
         return Value(e, type_, "true" if number else "false")
     if type_ in _FLOATS:
@@ -220,7 +220,7 @@ _IMMEDIATE_ARGUMENT = {"ctlz": "i1 false", "cttz": "i1 false", "abs": "i1 false"
 
 
 def intrinsic(name: str, *arguments: Value) -> Value:
-    """``llvm.<name>`` overloaded on its type, that of its first argument.
+    """Call ``llvm.<name>``, overloaded on the type of its first argument.
 
     ``ctlz`` and ``cttz`` of zero give the width, ``abs`` of the least integer gives itself.
     """

@@ -1,7 +1,7 @@
-"""cp.async: copies from global to shared memory, done at once.
+"""cp.async: copies from global to shared memory, executed synchronously.
 
-A program may not rely on a copy being unfinished, so waiting for it, or for groups of them, has
-nothing to do; an arrival on an mbarrier that a copy triggers happens where it is asked for.
+A program may not rely on a copy being unfinished, so waiting for one copy or a group is a no-op; an
+arrival on an mbarrier that copies trigger happens at the instruction that requests it.
 
 Source: PTX ISA 9.0, section 9.7.9.25 (asynchronous copy).
 """
@@ -46,7 +46,7 @@ def _arrive_when_copied(t: Thread, ins: Instruction, m: Modifiers) -> None:
 
 
 def _copy(t: Thread, ins: Instruction, m: Modifiers) -> None:
-    """A copy to shared memory, done at once; ``wait_group`` then has nothing to wait for."""
+    """A copy to shared memory, done synchronously; ``wait_group`` then is a no-op."""
     m.require("ca", "cg")
     to = m.require("shared", "shared::cta", "shared::cluster")
     m.require("global")

@@ -2,9 +2,9 @@
 
 A block runs on one OS thread, so no other OS thread sees its shared memory: atomics there are a
 plain load, operation and store, which is several times faster than a locked instruction. Global
-and generic addresses need the real thing. LLVM's ``atomicrmw`` does the integer operations;
-floating-point ones are a compare-and-swap loop, since the ISA asks for what no CPU instruction
-does: ``atom.add.f32`` flushes subnormal numbers in global memory, and only there.
+and generic addresses need real atomics. LLVM's ``atomicrmw`` does the integer operations;
+floating-point ones are a compare-and-swap loop, since no CPU instruction does what the ISA demands:
+``atom.add.f32`` flushes subnormal numbers in global memory, and only there.
 
 Source: PTX ISA 9.0, sections 9.7.13.4 (membar, fence), 9.7.13.5 (atom) and 9.7.13.6 (red);
 chapter 8 (memory consistency model).
@@ -107,7 +107,7 @@ class _Access:
     def run(self, pointer: str, sources: list[Value]) -> Value:
         """Emit the operation; the value that was in memory before."""
         if self.space == "shared":
-            return self._alone(pointer, sources)
+            return self._plain(pointer, sources)
         if self.operation == "cas":
             return self._compare_exchange(pointer, *sources)
         if self.type[0] != "f" and "f16" not in self.format and self.bytes <= 8:
@@ -121,8 +121,8 @@ class _Access:
         text = f"atomicrmw {name} ptr {pointer}, {source.type} {source.text} {self.order}"
         return Value(self.e, source.type, self.e.value(text + self.t.ordered_tags))
 
-    def _alone(self, pointer: str, sources: list[Value]) -> Value:
-        """Without other OS threads looking on.
+    def _plain(self, pointer: str, sources: list[Value]) -> Value:
+        """The operation on memory that no other OS thread accesses.
 
         Volatile and without the alias metadata of ordinary accesses, so that a loop over threads
         that add to one address is never vectorised.
@@ -139,7 +139,7 @@ class _Access:
         return old
 
     def _new(self, old: Value, source: Value, in_shared: Value | None) -> Value:
-        """What is stored; ``in_shared`` tells where a generic address points."""
+        """The value to store; ``in_shared``: whether a generic address is in shared memory."""
         operation, format_ = self.operation, self.format
         if operation == "exch":
             return source
@@ -179,7 +179,7 @@ class _Access:
         return Value(self.e, compare.type, old)
 
     def _loop(self, pointer: str, source: Value) -> Value:
-        """A compare-and-swap loop, in a function of its own so that callers stay straight."""
+        """A compare-and-swap loop, in its own function so that callers have no branches."""
         generic = self.space == "" and self.format == "f32" and self.operation == "add"
         where = Value(self.e, "i1", "false")
         if generic:
@@ -204,7 +204,7 @@ class _Access:
             Thread(body, {}, self.t.addresses), self.operation, self.format, self.order, self.space
         )
         slot = body.alloca(llvm)
-        # The first guess; 16 bytes may come torn, then the exchange fails.
+        # The first guess; a 16-byte load may tear, then the exchange fails.
         how, order = ("atomic ", " monotonic") if self.bytes <= 8 else ("volatile ", "")
         guess = body.value(f"load {how}{self.integer}, ptr %p{order}, align {self.bytes}")
         body.do(f"store {self.integer} {guess}, ptr {slot}")

@@ -1,4 +1,4 @@
-"""Loads, stores, and hints to caches.
+"""Loads, stores, and cache hints.
 
 Vector accesses are one scalar access an element: LLVM's loop vectoriser refuses loops that hold
 vector instructions, and joins neighbouring scalars by itself. For the same reason an access
@@ -36,13 +36,13 @@ from gpud.device.cpu.lower.values import Value, constant, read, write
 __all__ = ["Access"]
 
 _ORDERS = ("weak", "volatile", "relaxed", "mmio")
-# What only loads have, and only stores: orders and cache operators.
+# Orders and cache operators that only loads have, and only stores.
 _LOADS = (("acquire",), ("ca", "cg", "cs", "lu", "cv", "nc"))
 _STORES = (("release",), ("wb", "cg", "cs", "wt"))
 
 
 class Access:
-    """What the modifiers of ``ld`` or ``st`` ask for."""
+    """The modifiers of ``ld`` or ``st``, decoded."""
 
     def __init__(self, ins: Instruction) -> None:
         m = Modifiers(ins)
@@ -69,14 +69,14 @@ class Access:
         self.bytes = int(self.type.lstrip("bsufe")) // 8
 
     def words(self) -> tuple[str, str]:
-        """(what follows ``load``/``store``, what follows the pointer)."""
+        """LLVM's text between ``load``/``store`` and the type, and after the pointer."""
         strong = [LLVM_ORDER[order] for order in self.orders if order != "weak"]
         if not strong:
             # 16-byte registers are read in halves, as are vectors in elements.
             return "", f", align {min(self.bytes, 8)}"
         align = f", align {self.bytes}"
         if self.bytes > 8:
-            # No CPU promises 16-byte atomic loads without extensions; the ISA only asks for them
+            # CPUs guarantee 16-byte atomic loads only with extensions; the ISA demands them only
             # of accesses that race.
             return "volatile ", align
         order = max(strong, key=("monotonic", "acquire", "release").index)
@@ -125,9 +125,9 @@ def _st(t: Thread, ins: Instruction) -> None:
 
 @lowering("prefetch", "prefetchu", "applypriority", "discard", "createpolicy")
 def _cache_control(t: Thread, ins: Instruction) -> None:
-    """No-ops, but for ``createpolicy``, whose opaque result is 0.
+    """No-ops, except for ``createpolicy``, whose opaque result is 0.
 
-    ``discard`` allows what is in memory to become undefined; leaving it is allowed.
+    ``discard`` allows the memory's contents to become undefined; keeping them is allowed.
     """
     if ins.opcode.base == "createpolicy":
         write(t, ins.operands[0], "b64", constant(t.e, "i64", 0))
@@ -136,5 +136,5 @@ def _cache_control(t: Thread, ins: Instruction) -> None:
 
 
 @lowering("griddepcontrol", "pmevent")
-def _nothing(t: Thread, ins: Instruction) -> None:
+def _no_op(t: Thread, ins: Instruction) -> None:
     """No-ops here: grids of one stream run one after the other."""

@@ -11,7 +11,7 @@ Layout of the 64-bit word, which programs must treat as opaque:
     bits 40..60  bytes      transaction bytes still to come (two's complement)
     bit  63      phase      parity of the current phase
 
-Algorithm: an arrival takes from ``pending``; a transaction adds to or takes from ``bytes``. When
+Algorithm: an arrival decreases ``pending``; a transaction increases or decreases ``bytes``. When
 both are zero the phase ends: pending = expected, phase flips. The state that ``arrive`` returns
 is the word before the arrival, so a test compares its phase with the current one.
 
@@ -60,7 +60,7 @@ def _expect(word: Value, count: Value) -> Value:
 def arrive(
     t: Thread, pointer: str, count: Value, *, bytes_: Value | None = None, drop: bool = False
 ) -> Value:
-    """Arrive ``count`` (i64) times, first expecting ``bytes_`` more; the word before."""
+    """Arrive ``count`` (i64) times, first expecting ``bytes_`` more; returns the word before."""
     before = word = _load(t, pointer)
     if bytes_ is not None:
         word = _expect(word, bytes_)

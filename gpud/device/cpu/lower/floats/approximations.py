@@ -1,10 +1,10 @@
 """ex2, lg2, sin, cos, tanh, rsqrt .approx: polynomials that LLVM can vectorise.
 
-Problem: a call of the C library's function keeps a loop over threads scalar, and a branch on
-special values too.
+Problem: calls of the C library's functions keep a loop over threads scalar, and so do branches on
+special values.
 
 Approach: the classical one. Reduce the argument exactly, evaluate a minimax polynomial with fused
-multiply-adds, put exponent or sign back with integer arithmetic, and choose special values with
+multiply-adds, restore exponent or sign with integer arithmetic, and handle special values with
 selects.
 
 Terms:

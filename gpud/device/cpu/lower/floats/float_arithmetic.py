@@ -1,7 +1,7 @@
 """f32 and f64 arithmetic: add, sub, mul, fma, mad, div, sqrt, rcp, min, max, abs, neg, copysign.
 
 Results are correctly rounded, ``fma`` and ``mad`` with a single rounding. NaN results of add, sub,
-mul and fma are those of the CPU here, and made the GPU's where they can be seen
+mul and fma are those of the CPU here, and replaced by the GPU's where they are observable
 (`gpud.device.cpu.codegen.analysis.canonical_nans`); the other instructions give the canonical NaN
 themselves.
 

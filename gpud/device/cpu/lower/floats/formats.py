@@ -1,9 +1,9 @@
 """Floating-point formats: flushing, NaN, saturation, and exact rounding from a wider format.
 
 Problem: PTX rounds to f16, bf16 and f32 in four directions from operands of any type, flushes
-subnormal numbers on request, and gives one canonical NaN. Hardware helps with little of that: the
-rounding mode of a CPU is global state that keeps LLVM from vectorising, and `half`/`bfloat` in
-LLVM IR become calls to library functions on CPUs without the instructions.
+subnormal numbers on request, and gives one canonical NaN. CPUs support little of that directly: the
+rounding mode is global state that keeps LLVM from vectorising, and `half`/`bfloat` in LLVM IR
+become calls to library functions on CPUs without the instructions.
 
 Approach: `half` and `bfloat` never occur; those numbers are i16 bit patterns. A result is first
 rounded to nearest, then compared with what it should be, and moved to the neighbouring number if
@@ -69,8 +69,8 @@ def canonical(value: Value) -> Value:
 def canonical_root(value: Value) -> Value:
     """`canonical` for a square root.
 
-    LLVM 22's code generator takes ``select(x < 0, NaN, sqrt(x))``, to which it reduces the plain
-    form, for ``sqrt(x)``; it does not see through integers.
+    LLVM 22's code generator folds ``select(x < 0, NaN, sqrt(x))``, to which it reduces the
+    plain form, to ``sqrt(x)``; with integer comparisons it does not.
     """
     bits = value.bits()
     magnitude = bits & (_SIGN[value.type] - 1)
@@ -165,8 +165,8 @@ def round_float(value: Value, format_: str, mode: str) -> Value:
 def round_double(value: Value, mode: str, residual: Value | None = None) -> Value:
     """A double rounded to float in ``mode``.
 
-    ``residual`` is what ``value`` lacks of the exact value: a double of less than half a unit in
-    its last place, or NaN where ``value`` is not finite.
+    ``residual`` is the exact value less ``value``: a double of less than half a unit in its last
+    place, or NaN where ``value`` is not finite.
     """
     nearest = value.cast("fptrunc", "float")
     if mode == "rn":
@@ -193,9 +193,9 @@ def round_to_odd(value: Value) -> Value:
 
 
 def widen_int(value: Value, *, signed: bool) -> Value:
-    """An integer as a double that rounds further as the integer itself would.
+    """An integer as a double that rounds to narrower formats as the integer itself would.
 
-    Exact up to 53 bits; beyond, the last bit tells that something was cut off.
+    Exact up to 53 bits; beyond, the last bit is set if any lower bit was lost (round to odd).
     """
     to_double = "sitofp" if signed else "uitofp"
     exact = value.cast(to_double, "double")

@@ -1,6 +1,6 @@
 """Logic, shifts, bit fields, counting and permutation.
 
-Every count, position or length beyond the register is given a meaning by the ISA, while LLVM's
+The ISA defines the result for every count, position or length beyond the register, while LLVM's
 shifts by the width or more are poison: each lowering clamps first.
 
 Source: PTX ISA 9.0, sections 9.7.1.15 to 9.7.1.23 (bit fields), 9.7.8 (logic and shift) and

@@ -1,6 +1,6 @@
 """Integer division and remainder that LLVM can vectorise and that never trap.
 
-Problem: ``div``/``rem`` by zero are unspecified in PTX but must not end the process, as must not
+Problem: ``div``/``rem`` by zero are unspecified in PTX but must not crash the process, nor must
 INT_MIN / -1; and no CPU of interest divides integers in vectors, so that one ``div`` keeps a
 whole loop over threads scalar.
 

@@ -1,8 +1,8 @@
 """Integer arithmetic: add, sub, mul, mad, their carry chains and 24-bit forms, abs, neg, sad.
 
-Source: PTX ISA 9.0, sections 9.7.1 (integer) and 9.7.2 (extended precision). The ISA leaves open
-what an addition finds in the carry flag after a subtraction. NVRTC's division of 128-bit integers
-takes it for set if nothing was borrowed, and ptxas 13.0 makes machine code that does the same:
+Source: PTX ISA 9.0, sections 9.7.1 (integer) and 9.7.2 (extended precision). The ISA does not
+define the carry flag that an addition reads after a subtraction. NVRTC's division of 128-bit
+integers relies on its being set if there was no borrow, and machine code from ptxas 13.0 does so:
 a - b is a + ~b + 1, and the flag is the carry of that.
 """
 

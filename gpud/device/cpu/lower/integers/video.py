@@ -3,9 +3,9 @@
 Everything is computed in i64, where no sum, difference or saturation of 32-bit parts overflows;
 ``vshl`` and ``vmad`` need i128.
 
-Source: PTX ISA 9.0, sections 9.7.18 (scalar video) and 9.7.18.7 ff. (SIMD video). The reference
-code there names the steps that the functions here have: select and extend, operate, saturate,
-then a second operation on c or a merge into it.
+Source: PTX ISA 9.0, sections 9.7.18 (scalar video) and 9.7.18.7 ff. (SIMD video). The functions
+here are the steps of the reference code there: select and extend, operate, saturate, then a second
+operation on c or a merge into it.
 """
 
 from __future__ import annotations
