@@ -40,6 +40,7 @@ import numpy as np
 
 import gpud_client as gc
 from bench.harness.machine import describe
+from bench.harness.memory import anonymous_bytes
 from bench.harness.timing import load
 from bench.load.killed_clients import Raw
 from gpud.demo.metrics import percentile
@@ -278,20 +279,13 @@ def usage(front: int) -> dict[str, Any]:
     found |= {"descriptors": {}, "private_mib": {}}
     for role, pids in roles.items():
         found["descriptors"][role] = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)  # noqa: PTH208
-        found["private_mib"][role] = round(sum(map(_private_bytes, pids)) / 2**20, 1)
+        found["private_mib"][role] = round(sum(map(anonymous_bytes, pids)) / 2**20, 1)
     return found
 
 
 def _children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
-def _private_bytes(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Anonymous:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

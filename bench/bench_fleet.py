@@ -32,6 +32,7 @@ import numpy as np
 
 import gpud_client as gc
 from bench.harness.machine import describe
+from bench.harness.memory import resident_bytes
 from bench.harness.timing import load
 from bench.load.fleet_clients import BLOCK, SOURCE
 from gpud.demo.metrics import jain, percentile
@@ -65,9 +66,9 @@ def measure(device: str, seconds: float) -> dict[str, Any]:
     with ExitStack() as stack:
         gpu = stack.enter_context(gc.local(device))
         front = int(gpu.query("status")["pid"])
-        resident = _resident_bytes(front)
+        resident = resident_bytes(front)
         idle = _Clients(stack, "idle", gpu.path, CLIENTS - BUSY, seconds)
-        per_client = (_resident_bytes(front) - resident) / (CLIENTS - BUSY)
+        per_client = (resident_bytes(front) - resident) / (CLIENTS - BUSY)
         busy = [
             _Clients(stack, "busy", gpu.path, BUSY // PROCESSES, seconds) for _ in range(PROCESSES)
         ]
@@ -153,11 +154,6 @@ def _long_jobs(gpu: gc.Session, seconds: float) -> list[int]:
     for job in jobs:
         job.cancel()
     return progress
-
-
-def _resident_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu_s(pid: int) -> float:

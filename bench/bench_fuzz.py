@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.harness.machine import describe
+from bench.harness.memory import peak_bytes
 from bench.harness.timing import load
 from tests.compiler.support import ptx_samples
 from tests.faults import fuzz_inputs as inputs
@@ -114,7 +114,7 @@ def fuzz_parser(seed: str, first: int, messages: int, end: float) -> dict[str, A
     problems: list[str] = []
     slowest = (0.0, 0)
     began = time.monotonic()
-    resident = _own_most_mib()
+    peak = peak_bytes()
     batches = -(-max(0, messages) // BATCH)
     number = first
     for number in range(first, first + batches):
@@ -129,10 +129,10 @@ def fuzz_parser(seed: str, first: int, messages: int, end: float) -> dict[str, A
         if number % 1024 == 0 and time.monotonic() > end:
             break
         if number - first == 1024:
-            resident = _own_most_mib()
+            peak = peak_bytes()
     took = time.monotonic() - began
     count = sum(outcomes.values())
-    grown = _own_most_mib() - resident
+    grown = (peak_bytes() - peak) / (1 << 20)
     if grown > AIM_GROWTH_MIB:
         problems.append(f"the parser's process has grown by {grown:.0f} MiB")
     return {
@@ -161,10 +161,6 @@ def tables(outcomes: Outcomes) -> dict[str, Any]:
         "kinds": {kind: dict(sorted(by_kind[kind].items())) for kind in sorted(by_kind)},
         "spoilt": dict(by_how.most_common()),
     }
-
-
-def _own_most_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 # -- a live daemon -----------------------------------------------------------------------------

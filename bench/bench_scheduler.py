@@ -21,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.harness.machine import describe
-from bench.harness.timing import load
+from bench.harness.memory import peak_bytes
+from bench.harness.timing import load, percentile_us
 from bench.load.scheduler_events import LoadGenerator
 from gpud.core import commands as out
 from gpud.core import events as ev
@@ -111,11 +111,11 @@ def decisions(jobs: int, count: int) -> dict[str, Any]:
     kinds = {
         kind: {
             "events": len(passed[kind]),
-            "p50_us": _percentile_us(passed[kind], 50),
-            "p99_us": _percentile_us(passed[kind], 99),
-            "p50_cpu_us": _percentile_us(used[kind], 50),
-            "p99_cpu_us": _percentile_us(used[kind], 99),
-            "floor_p99_us": _percentile_us(floors[kind], 99),
+            "p50_us": percentile_us(passed[kind], 50),
+            "p99_us": percentile_us(passed[kind], 99),
+            "p50_cpu_us": percentile_us(used[kind], 50),
+            "p99_cpu_us": percentile_us(used[kind], 99),
+            "floor_p99_us": percentile_us(floors[kind], 99),
         }
         for kind in sorted(passed)
     }
@@ -167,7 +167,7 @@ def measure_replay(events: int) -> dict[str, Any]:
 
 def replayed(path: Path) -> dict[str, Any]:
     """Replays a log in this process."""
-    before = _peak_kib()
+    before = peak_bytes()
     began = time.perf_counter()
     events = differences = 0
     with path.open() as file:
@@ -179,23 +179,9 @@ def replayed(path: Path) -> dict[str, Any]:
         "events": events,
         "seconds": round(seconds, 2),
         "us_per_event": round(seconds * 1e6 / events, 1),
-        "peak_mib": round((_peak_kib() - before) / 1024, 1),
+        "peak_mib": round((peak_bytes() - before) / MIB, 1),
         "differences": differences,
     }
-
-
-def _peak_kib() -> int:
-    """The most memory that this process has had."""
-    # Not getrusage: what it says of a new process includes the one that started it.
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1])
-    return 0
-
-
-def _percentile_us(times_ns: Sequence[int], percent: int) -> float:
-    ordered = sorted(times_ns)
-    return round(ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] / 1e3, 1)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.harness.machine import describe
+from bench.harness.timing import percentile_us
 
 RESULT = Path(__file__).parent / "results" / "wakeup_latency.json"
 POLICIES = ("no kernel runs", "normal", "nice 10", "nice 19", "batch", "batch, nice 19", "idle")
@@ -65,10 +66,9 @@ def main() -> int:
 
 
 def _row(times_ns: list[int]) -> dict[str, float]:
-    ordered = sorted(times_ns)
-    at = {"p50_us": 0.5, "p99_us": 0.99}
-    row = {name: round(ordered[int(share * len(ordered))] / 1e3, 1) for name, share in at.items()}
-    return {**row, "worst_us": round(ordered[-1] / 1e3, 1), "count": len(ordered)}
+    percents = {"p50_us": 50, "p99_us": 99, "worst_us": 100}
+    row: dict[str, float] = {name: percentile_us(times_ns, at) for name, at in percents.items()}
+    return {**row, "count": len(times_ns)}
 
 
 def round_trips(policy: str, seconds: float) -> list[int]:

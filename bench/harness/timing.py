@@ -31,6 +31,7 @@ __all__ = [
     "geometric_mean",
     "interleave",
     "load",
+    "percentile_us",
     "ratios",
     "spread",
 ]
@@ -111,6 +112,12 @@ def spread(numbers: Sequence[float]) -> Spread:
         return Spread(numbers[0], numbers[0], numbers[0], numbers[0])
     low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
     return Spread(middle, low, high, min(numbers))
+
+
+def percentile_us(times_ns: Sequence[int], percent: int) -> float:
+    """A percentile in microseconds, of times in nanoseconds: one of these, not interpolated."""
+    ordered = sorted(times_ns)
+    return round(ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] / 1e3, 1)
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
