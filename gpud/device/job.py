@@ -1,11 +1,12 @@
 """A job on a device: a chain of launches whose number of resident blocks can change as it runs.
 
-Problem: the scheduler decides how much of the device a job has. The job must apply each change
-while it runs, lose no task block, run none twice, and report its progress and what it occupies at
-any time.
+Problem: a job's owner decides how much of the device it has. The job must apply each change while
+it runs, lose no task block, run none twice, and report its progress and what it occupies at any
+time.
 
-Approach: the device implements this close to where the blocks run (`gpud.device.interface.Gang`).
-A `Job` adds what its owner needs: waiting, one callback when it is over, the result.
+Approach: the device implements this close to where the blocks run (`gpud.device.interface.Gang`),
+and the device host uses that alone. A `Job` adds what tests, benchmarks and other owners in the
+same process need: checked sizes, waiting, the result.
 
 Terms: a job has n *slices* of 1/M CapSM. M is the least occupancy of its launches; launch k, with
 an occupancy of M_k, has ``n * M_k // M`` blocks. For one launch that is n.

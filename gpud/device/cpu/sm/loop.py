@@ -306,7 +306,7 @@ def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, aga
         f"switch i32 {what}, label %{again} [i32 {RUN}, label %{run} i32 {LEAVE}, label %{leave}]"
     )
     e.place(run)
-    e.do(f"store i1 true, ptr {busy}")  # its first turn is due: no time to yield
+    e.do(f"store i1 true, ptr {busy}")  # the block's first turn is due: do not yield before
     worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
     worker.store("state", WorkerState.RUNS)
     add(e, worker.load("busy_count"), 1)
