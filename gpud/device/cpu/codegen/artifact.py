@@ -1,7 +1,7 @@
-"""What generated code gives to whoever loads it, and where it has its module's data.
+"""What code generation returns: LLVM IR and the sizes of the memory that a launch must provide.
 
-Problem: a device needs both for every program. Where another process makes the machine code, it
-needs nothing else of the code generator, and loading that would take a third of its start.
+Problem: the process that loads compiled code needs these, and nothing else of the code generator.
+Importing all of that would take a third of its start-up time where another process compiles.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 __all__ = ["ENTRY_POINTS", "GeneratedKernel"]
 
 ENTRY_POINTS = ("run_lockstep", "run_region", "exchange", "uniform_table")
-"""What generated code exports, each with a header field of that name."""
+"""Symbols that the generated code exports; each has a header field of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedKernel:
-    """Generated code and what a launch must provide.
+    """Generated code and the memory that a launch must provide.
 
     Attributes:
         ir: LLVM assembly that defines `ENTRY_POINTS`.
         parameters: offset in bytes by name in the parameter buffer.
         parameter_bytes: size of the parameter buffer.
         block_bytes: size of a resident block's header and arrays.
-        local_bytes: local memory of all its threads.
-        shared_bytes: static shared memory.
-        dynamic_shared_at: where dynamic shared memory begins in a block's.
-        hidden_shared_bytes: what gpud itself needs behind both, see `ModuleLayout`.
-        starts_in_lockstep: whether a block's threads begin as one.
+        local_bytes: size of the local memory of all threads of a block.
+        shared_bytes: size of static shared memory.
+        dynamic_shared_at: offset of dynamic shared memory in a block's shared memory.
+        hidden_shared_bytes: size of gpud's own shared variables after both, see `ModuleLayout`.
+        starts_in_lockstep: whether a block's threads begin in lockstep.
     """
 
     ir: str

@@ -1,10 +1,10 @@
-"""One kernel and one block shape in, LLVM IR with its entry points out.
+"""Generate the LLVM IR of one kernel for one block shape.
 
-The generated module exports what a resident block's header points to: ``run_lockstep`` (all threads
-as one), ``run_region`` (a range of threads from one cut), ``exchange`` (a warp collective) and
-``common``, the table of what is uniform where. `gpud.device.cpu.codegen.runtime.thread_scheduler`
-uses them. All that a block needs is reached from ``%b``, so one compiled kernel serves any number
-of blocks.
+The generated module exports the entry points that a resident block's header refers to:
+``run_lockstep`` (run all threads in lockstep), ``run_region`` (run a range of threads from one
+cut), ``exchange`` (complete a warp collective) and ``uniform_table`` (which registers are uniform
+at which block). `gpud.device.cpu.codegen.runtime.thread_scheduler` calls them. All data of a block
+is reached through ``%b``, so one compiled kernel serves any number of blocks.
 """
 
 from __future__ import annotations
@@ -68,13 +68,12 @@ def generate_kernel(
         module: flattened.
         name: of the kernel.
         shape: of its blocks.
-        data: where the module's variables are.
-        arena: (base, size) of the memory that accesses are checked against; nothing is checked
-            without it.
-        heap: (address, size) of what ``malloc`` gives to a program whose accesses are checked.
+        data: layout of the module's variables.
+        arena: (base, size) of the memory that accesses are checked against; None: no checks.
+        heap: (address, size) of the ``malloc`` heap of a program whose accesses are checked.
 
     Raises:
-        KernelRejected: the kernel uses something that the CPU device does not run.
+        KernelRejected: the kernel uses something that the CPU device does not support.
     """
     prepared = prepare(module, module.entries()[name], shape, fenced=arena is not None)
     functions = _reachable(prepared)
@@ -118,7 +117,7 @@ def generate_kernel(
     )
     kernel.arena, kernel.heap = arena, heap
     if arena is not None:
-        # What gpud adds comes last, and is none of the program's business.
+        # Parameters that gpud adds come last; the program must not access them.
         hidden = (at for name, at in zip(names, starts, strict=True) if name.startswith("gpud_"))
         kernel.parameter_window = min(hidden, default=parameter_bytes)
         kernel.syncs_grid = any(
@@ -165,7 +164,7 @@ def _define_region(kernel: KernelContext, cut: int) -> None:
     region = kernel.regions.region(cut)
     any_thread = kernel.code(e, kernel.places(e, "%t0"), lambda: e.end("ret void"))
     merged = MergedFences(kernel, region.blocks, e, any_thread)
-    # Threads on their own are the exception: not worth a vectorised, unrolled copy.
+    # Diverged threads are rare: not worth a vectorised, unrolled copy.
     with e.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
         places = kernel.places(e, thread)
         code = kernel.code(e, places, lambda: e.end("ret void"))
@@ -205,11 +204,11 @@ def _define_exchange(kernel: KernelContext) -> None:
 
 
 def _metadata(ir: IRModule) -> None:
-    """What the numbers in tags mean.
+    """Define the metadata that the tags refer to.
 
     !2 and !3: the block's own arrays and the program's memory never overlap. !4: accesses that
-    threads of a block make between two cuts do not depend on each other's order. !7: a loop that
-    is not worth optimising for speed.
+    threads of a block make between two cuts do not depend on each other's order. !7: a loop that is
+    not worth optimising for speed.
     """
     ir.metadata("!0", "!0 = !{}")
     ir.metadata("!1", '!1 = distinct !{!1, !"block"}')
@@ -225,7 +224,7 @@ def _metadata(ir: IRModule) -> None:
 
 
 def _reachable(prepared: Prepared) -> list[ptx.Function]:
-    """The functions that the kernel may call, in a stable order."""
+    """The functions that the kernel may call, directly or indirectly, in a stable order."""
     found: dict[str, None] = {}
     work = [prepared.entry]
     while work:

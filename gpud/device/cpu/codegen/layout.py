@@ -1,12 +1,12 @@
-"""Where everything of a resident block lies in memory, and everything of a module.
+"""Memory layout of a resident block and of a module's variables.
 
 A resident block is one piece of host memory: a header that the SM loop and the generated code
-share, arrays with one element for each thread (its state, what it offers to a warp collective,
-what it got back, and each register that must outlive a wait), the threads' local memory, and the
-block's shared memory. Arrays are padded to whole warps and aligned to 64 bytes, so that a loop
-over threads can be vectorised.
+share, arrays with one element for each thread (its state, its operands for a warp collective, the
+result, and each register that is live across a wait), the threads' local memory, and the block's
+shared memory. Arrays are padded to whole warps and aligned to 64 bytes, so that a loop over threads
+can be vectorised.
 
-Sizes and offsets are bytes.
+Sizes and offsets are in bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WARP = 32
 STATE_STATUS_SHIFT = 24
 
 HIDDEN_ALIGNMENT = 16
-"""Of what gpud keeps in shared memory behind the program's."""
+"""Alignment of gpud's own shared variables, which follow the program's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,17 @@ class Shape:
 
 
 class Setup:
-    """What a slot's block needs before it can run: the header's ``setup``."""
+    """What must be set up before the block of a slot can run: the header's ``setup``."""
 
     NONE = 0
     STATES = 1
-    """Its coordinates are new; the threads begin anew."""
+    """The block's coordinates are new; its threads start from the beginning."""
     BLOCK = 2
-    """There is no block: the SM loop looks for one."""
+    """The slot has no block: the SM loop looks for one."""
 
 
 class Status:
-    """What a thread is doing: the top byte of its state word; the rest is the block to resume."""
+    """Why a thread stopped: the top byte of its state word, above the block where it resumes."""
 
     RUN = 0
     BARRIER = 1
@@ -83,28 +83,28 @@ class Status:
 
 
 class Failure:
-    """Why a block was ended: the header's ``error``."""
+    """Why a block failed: the header's ``error``."""
 
     NONE = 0
     TRAP = 1
     DEADLOCK = 2
-    """No thread of the block can ever go on."""
+    """No thread of the block can ever make progress."""
     ASSERT = 3
     ADDRESS = 4
     MISALIGNED = 5
     BREAKPOINT = 6
     KILLED = 7
     STACK = 8
-    """Calls inside each other need more local memory than there is for them."""
+    """Nested calls need more local memory than is reserved for them."""
     TARGET = 9
-    """A jump or call that goes to none of its targets."""
+    """A jump or call goes to none of its possible targets."""
 
 
 class Space:
-    """Which memory an access that failed was for: the header's ``error_space``."""
+    """State space of a failed access: the header's ``error_space``."""
 
     GLOBAL = 0
-    """Generic addresses too."""
+    """Includes generic addresses."""
     SHARED = 1
     LOCAL = 2
     CONST = 3
@@ -152,24 +152,24 @@ _FIELDS: tuple[tuple[str, str], ...] = (
 )
 """Header fields in order; those before ``ctaid_x`` are the same for all blocks of a launch.
 
-The functions and ``uniform_table`` are the kernel's own (see `gpud.device.cpu.codegen.kernel`).
-``threads`` is the block's size, ``padded`` the same in whole warps. ``setup`` is a `Setup`.
-``lockstep_block`` is the number of the kernel's block at which all threads run in lockstep, -1 if
-they have diverged; ``start`` is its initial value. When threads diverge, ``taken_state`` and
-``fallthrough_state`` are their new state words, chosen by each thread's ``key`` if ``by_vote`` is
-set; otherwise all get ``taken_state``. ``claim`` is the task
-block of a block in persistent form, `NOTHING` before its first.
+``run_lockstep``, ``run_region``, ``exchange`` and ``uniform_table`` point into the kernel's own
+code (see `gpud.device.cpu.codegen.kernel`). ``threads`` is the block's size, ``padded`` the same in
+whole warps. ``setup`` is a `Setup`. ``lockstep_block`` is the number of the kernel's block at which
+all threads run in lockstep, -1 if they have diverged; ``start`` is its initial value. When threads
+diverge, ``taken_state`` and ``fallthrough_state`` are their new state words, chosen by each
+thread's ``key`` if ``by_vote`` is set; otherwise all get ``taken_state``. ``claim`` is the current
+task block of a persistent block, `NOTHING` before its first.
 
-``error`` is a `Failure`. What goes with it is written once, by the first thread that fails:
-``error_thread`` (x fastest), ``error_line`` (of the text that was loaded; of the source file for
-ASSERT), ``error_site`` (-1: none is known), ``error_claim`` (the task block, `NOTHING` if unknown),
-``error_space`` (a `Space`), ``error_address`` (what was accessed; the message's for ASSERT),
-``error_file`` and ``error_function`` (addresses of strings, for ASSERT).
+``error`` is a `Failure`. The fields that describe it are written once, by the first thread that
+fails: ``error_thread`` (x fastest), ``error_line`` (of the PTX text; of the source file for
+ASSERT), ``error_site`` (-1 if unknown), ``error_claim`` (the task block, `NOTHING` if unknown),
+``error_space`` (a `Space`), ``error_address`` (the accessed address; for ASSERT that of the
+message), ``error_file`` and ``error_function`` (addresses of strings, for ASSERT).
 """
 
 
 def align_up(value: int, alignment: int) -> int:
-    """The next multiple of ``alignment``, a power of two."""
+    """Round ``value`` up to a multiple of ``alignment``, a power of two."""
     return (value + alignment - 1) & -alignment
 
 
@@ -199,7 +199,7 @@ class DataLayout:
     size: int = 0
 
     def add(self, variable: ptx.Variable) -> int:
-        """Place ``variable``; returns its offset. A name that is there already keeps its place."""
+        """Place ``variable`` and return its offset; a name that is already placed keeps its own."""
         if variable.name not in self.offsets:
             size, alignment = size_and_align(variable)
             self.size = align_up(self.size, alignment)
@@ -210,13 +210,13 @@ class DataLayout:
 
 @dataclass(slots=True)
 class ModuleLayout:
-    """Where a module's variables are, and the numbers of its addressed functions.
+    """Offsets of a module's variables, and the numbers of its addressed functions.
 
     ``data`` holds ``.const`` variables first (``const_size`` bytes), then ``.global`` ones.
-    ``shared`` are offsets in the block's shared memory; ``dynamic_shared`` is where
-    ``.extern .shared`` arrays begin. ``hidden`` are gpud's own shared variables, the claim slots of
-    the persistent loop: they lie behind all that a launch gives the block, where no access of the
-    program is legal. ``functions`` are pointer values, never 0.
+    ``shared`` are offsets in the block's shared memory; ``.extern .shared`` arrays begin at
+    ``dynamic_shared``. ``hidden`` are gpud's own shared variables, the claim slots of the
+    persistent loop: they follow all the shared memory of the launch, where no access of the program
+    is legal. ``functions`` are the values of function pointers, never 0.
     """
 
     data: DataLayout = field(default_factory=DataLayout)
@@ -234,7 +234,7 @@ def is_dynamic_shared(variable: ptx.Variable) -> bool:
 
 
 BLOCK_ARGUMENT = f"ptr noalias align 256 dereferenceable({HEADER_SIZE}) %b"
-"""The block as an LLVM parameter: what is reached through it is reached in no other way."""
+"""The block as an LLVM parameter: no other pointer reaches the memory that it points to."""
 
 BASE_ARRAYS: dict[str, str] = {
     "state": "i32",
@@ -247,12 +247,12 @@ BASE_ARRAYS: dict[str, str] = {
     "xa": "i32",
     "result": "i32",
 }
-"""Arrays that every block has, in order, and the LLVM type of their elements. They come right
-after the header, so the parts of the device that know no kernel find them from ``padded`` alone."""
+"""Arrays that every block has, in order, and the LLVM type of their elements. They directly follow
+the header, so kernel-independent code can locate them from ``padded`` alone."""
 
 
 def base_array_offset(name: str) -> int:
-    """Bytes from the end of the header to a base array, for each padded thread."""
+    """Bytes from the end of the header to a base array, per padded thread."""
     at = 0
     for other, type_ in BASE_ARRAYS.items():
         if other == name:
@@ -277,7 +277,7 @@ class BlockLayout:
             self.array(name, type_)
 
     def array(self, name: str, type_: str) -> tuple[int, str]:
-        """(offset, LLVM type) of the array ``name``, made when first asked for."""
+        """Return (offset, LLVM type) of the array ``name``, added on first use."""
         found = self._arrays.get(name)
         if found is None:
             size = 1 if type_ in ("i1", "i8") else 8 if type_ == "ptr" else width(type_) // 8
@@ -286,7 +286,7 @@ class BlockLayout:
         return found
 
     def word(self, name: str) -> tuple[int, str]:
-        """(offset, LLVM type) of eight bytes that the whole block shares, made when first asked."""
+        """Return (offset, LLVM type) of an 8-byte block-wide variable, added on first use."""
         found = self._arrays.get(name)
         if found is None:
             found = self._arrays[name] = (self._at, "i64")
@@ -295,5 +295,5 @@ class BlockLayout:
 
     @property
     def size(self) -> int:
-        """Bytes of header and arrays so far."""
+        """Bytes of the header and of the arrays added so far."""
         return self._at

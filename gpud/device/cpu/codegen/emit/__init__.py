@@ -1,1 +1,1 @@
-"""LLVM IR of a kernel: threads, regions, lockstep stages, functions, and their checks."""
+"""LLVM IR emission: threads, regions, lockstep stages, device functions, and their checks."""

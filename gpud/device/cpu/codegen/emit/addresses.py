@@ -1,8 +1,8 @@
 """Special registers, symbols and state spaces of a thread in generated code.
 
 A thread is an index into its block's arrays. Regions of a kernel keep local variables in the
-block's memory; functions, which are called with the block and that index, keep theirs on the stack:
-`KernelAddresses.local` tells where.
+block's memory; functions, which are called with the block and that index, keep theirs on the stack.
+The callback `KernelAddresses.local` returns their addresses.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gpud.errors import KernelRejected
 __all__ = ["RESERVED", "RESERVED_BYTES", "KernelAddresses", "header_field"]
 
 RESERVED = "%reserved_smem"
-"""The shared memory that the system keeps for itself, and what the registers that tell where it is
-begin with. A block has it only if its program asks: tiles of several warps of cooperative groups
-meet there, from compute capability 8.0 on."""
+"""Name of the shared memory that the system reserves, and prefix of the registers that describe it.
+A block has it only if its program reads these: cooperative groups use it for tiles of several
+warps, from compute capability 8.0 on."""
 
 RESERVED_BYTES = 1024  # CUDA C++ Programming Guide 13.0, "Compute Capabilities"
 
 
 def header_field(e: Emitter, name: str, *, constant: bool = True) -> str:
-    """Load a header field of the block ``%b``; ``constant``: it does not change while it runs."""
+    """Load a header field of the block ``%b``; ``constant``: it does not change during a run."""
     offset, type_ = HEADER[name]
     pointer = e.value(f"getelementptr i8, ptr %b, i64 {offset}")
     suffix = ", !invariant.load !0" if constant else ""
@@ -43,12 +43,12 @@ class KernelAddresses:
 
     Args:
         e: the function being written; its first argument is ``ptr %b``, the block.
-        shape: the block's dimensions, known when code is generated.
+        shape: the block's dimensions, known at compile time.
         module: the module's layout.
         thread: i32 index of the thread in its block, x fastest.
-        tid: the thread's coordinates as i32, where the caller has them cheaper than by division.
+        tid: the thread's coordinates as i32, if the caller has them without division.
         parameters: offset by name of the kernel's parameters; empty in functions.
-        local: a local or ``.param`` variable's address, ``None`` if it is not one.
+        local: returns a local or ``.param`` variable's address, ``None`` if it is not one.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class KernelAddresses:
         self.own_local_size = 0
         self.frame: tuple[str, str] | None = None
         self.used = "0"
-        """i32: the bytes that the functions in which the thread is have taken for themselves."""
+        """i32: bytes of the frames that the functions on the call path have taken."""
         self.tid = tid or thread_coordinates(e, shape, thread)
 
     # -- special registers
@@ -208,7 +208,7 @@ class KernelAddresses:
         return header_field(self.e, "shared")
 
     def shared_size(self) -> str:
-        """i64 bytes of the block's shared memory, as far as it is the program's."""
+        """i64 bytes of the block's shared memory that the program may access."""
         return header_field(self.e, "shared_size")
 
     def local_range(self) -> tuple[str, str]:

@@ -1,17 +1,18 @@
 """Branches that only the first threads of a block's first rows take, such as ``if (i < n)``.
 
-Problem: in the last blocks of a grid some threads lie outside of the data. If the guard is a mask,
-every block pays for it: LLVM makes gathers of all that does not lie side by side. If its threads
-part, the last blocks run thread by thread, at a tenth of the speed.
+Problem: in the last blocks of a grid some threads are outside the data. If the guard becomes a
+mask, every block pays for it: LLVM turns all accesses that are not contiguous into gathers. If the
+threads diverge, the last blocks run thread by thread, at a tenth of the speed.
 
-Approach: those that go on nearly always fill a *tile* of the block: the first threads of the
-first rows. So the threads vote, and if they do not agree, the smallest tile is looked for that
-has all who go on. If as many go on as it has room for, the threads stay together: in the branch's
-*body*, which is what lies between it and where its ways join, loops run over that tile alone.
+Approach: the threads that pass nearly always fill a *tile* of the block: the first threads of the
+first rows. So the threads vote. If they do not agree, the smallest tile is found that contains all
+that pass. If it contains no other thread, the block stays in lockstep: in the branch's *body*, the
+blocks between it and the join, loops run over that tile only.
 
 Properties:
 * a thread runs the body if and only if it voted for it;
-* in the body nobody waits or parts, and what it writes and others may read later is varying.
+* in the body no thread waits or diverges, and every register that it writes and other threads may
+  read later is varying.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["BoundaryTile", "may_guard_tile"]
 
 
 def may_guard_tile(regions: Regions, block: Block, body: set[int]) -> bool:
-    """Whether the branch at the end of ``block`` may run its ``body`` for some threads only."""
+    """Whether the branch at the end of ``block`` may run its ``body`` for a tile of the threads."""
     flow = regions.flow
     if block.last is None or block.last.guard is None or block.index in body:
         return False
@@ -45,12 +46,12 @@ def may_guard_tile(regions: Regions, block: Block, body: set[int]) -> bool:
 
 
 class BoundaryTile:
-    """How far out the threads are that run a body.
+    """The extent of the tile of threads that run a body.
 
     Args:
-        e: the function that is written.
+        e: the function being written.
         body: its blocks.
-        taken: whether those run it that take the branch, or those that do not.
+        taken: whether the body is on the taken side of the branch.
 
     Attributes:
         across: ``ptr`` to the number of threads in each row (i32).
@@ -67,16 +68,16 @@ class BoundaryTile:
             e.module.declare(f"declare i32 @llvm.{name}.i32(i32, i32)")
 
     def all_active(self, shape: Shape) -> None:
-        """The tile is the whole block."""
+        """Set the tile to the whole block."""
         self.e.do(f"store i32 {shape.x}, ptr {self.across}")
         self.e.do(f"store i32 {shape.y * shape.z}, ptr {self.down}")
 
     def find(self, vote: Callable[[str], str], agree: str, shape: Shape) -> str:
-        """Find the tile that has all who go on; an i1: whether there is nobody else in it.
+        """Find the smallest tile that has all threads that pass; an i1: whether it has no others.
 
         Args:
-            vote: the i32 of a thread (i32) that is not 0 if it takes the branch.
-            agree: i32 number of threads that do.
+            vote: given a thread (i32), its vote: an i32 that is not 0 if it takes the branch.
+            agree: i32 number of threads that take the branch.
             shape: of the block.
         """
         e = self.e
@@ -95,12 +96,12 @@ class BoundaryTile:
         return e.value(f"icmp eq i32 {number}, {e.value(f'mul i32 {across}, {down}')}")
 
     def at_most(self, slot: str, stop: int) -> str:
-        """`across` or `down` (i32), but at most ``stop``: LLVM counts on it."""
+        """`across` or `down` (i32), clamped to ``stop`` so that LLVM knows the bound."""
         value = self.e.value(f"load i32, ptr {slot}")
         return self.e.value(f"call i32 @llvm.umin.i32(i32 {value}, i32 {stop})")
 
     def holds(self, x: int, row: int) -> str:
-        """Whether the thread at ``x`` in ``row`` is one of those that go on (i1)."""
+        """An i1: whether the thread at ``x`` in ``row`` is in the tile."""
         e = self.e
         across, down = (e.value(f"load i32, ptr {slot}") for slot in (self.across, self.down))
         inside = (e.value(f"icmp ugt i32 {across}, {x}"), e.value(f"icmp ugt i32 {down}, {row}"))

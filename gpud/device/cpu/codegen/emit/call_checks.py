@@ -1,15 +1,15 @@
-"""What surrounds calls in generated code: where they go, whether there is room, how they ended.
+"""Checks around calls: the target of a pointer, stack space, and failure of the callee.
 
-Problem: a call through a pointer must mean a function of the program's, functions that call each
-other must not use up the OS thread's stack, and a thread that has ended its block inside a function
-must leave its callers, too.
+Problem: a call through a pointer must reach a function of the program, recursion must not overflow
+the OS thread's stack, and a thread that has ended its block inside a function must leave the
+callers too.
 
-Approach: a check of the pointer in front of the call (``gpud.target``), as a jump table that LLVM
-joins with the one that chooses the function; a comparison of a number that is handed down with the
-size of the frames; an i1 that comes back.
+Approach: a check of the pointer before the call (``gpud.target``), as a jump table that LLVM merges
+with the one that selects the function; a comparison of the frame size with the stack space in use,
+which is passed as an argument; an i1 result.
 
 Properties:
-* whoever emits one of these says where control goes after a report (`ThreadCode.fail`).
+* after a report, control goes where `ThreadCode.fail` of the emitting code sends it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = [
 ]
 
 STACK_BYTES = 1 << 16
-"""Room for the local memory of functions that have called each other; a GPU has 1 KiB by default,
-so that recursion ends long before the OS thread's stack does."""
+"""Space for the local memory of nested function calls. A GPU has 1 KiB by default; recursion must
+end long before it overflows the OS thread's stack."""
 
 
 _BAD_TARGET, _STACK_FULL = "gpud.bad_target", "gpud.stack_full"
 
 
 def define_reports(ir: IRModule) -> None:
-    """Functions that report a call that goes astray, and one for which there is no room.
+    """Define the functions that report a call to a wrong target or without stack space.
 
-    Out of the way: what is left of a function must be small enough to be inlined.
+    Separate functions, so that the code of the checks stays small enough to be inlined.
     """
     astray = {
         "error": str(Failure.TARGET),
@@ -66,7 +66,7 @@ def define_reports(ir: IRModule) -> None:
 
 
 def check_target(code: ThreadCode, ins: ptx.Instruction) -> None:
-    """Emit a ``gpud.target``: end the block if the jump or call behind it goes astray."""
+    """Emit a ``gpud.target``: end the block if the jump or call that follows has a wrong target."""
     e = code.e
     site, value, claim, *legal = ins.operands
     assert isinstance(site, ptx.Address)
@@ -91,7 +91,7 @@ def check_target(code: ThreadCode, ins: ptx.Instruction) -> None:
 def switch(
     e: Emitter, value: str, cases: Sequence[tuple[int, str]], otherwise: str, *, cold: bool
 ) -> None:
-    """End the LLVM block by what an i64 is; ``cold``: it is hardly ever something else."""
+    """End the LLVM block with a switch on an i64; ``cold``: the default case is unlikely."""
     arms = " ".join(f"i64 {number}, label %{label}" for number, label in cases)
     weights = ""
     if cold and cases:
@@ -101,7 +101,7 @@ def switch(
 
 
 def check_stack_room(code: ThreadCode, size: int) -> None:
-    """Before a call of a function that takes a frame: end the block if it does not fit."""
+    """Before a call of a function with a frame: end the block if the frame does not fit."""
     e = code.e
     full = "true"
     if size <= STACK_BYTES:
@@ -115,7 +115,7 @@ def check_stack_room(code: ThreadCode, size: int) -> None:
 
 
 def return_if_failed(code: ThreadCode, failed: str) -> None:
-    """Leave if the i1 ``failed``, which it hardly ever is: the thread has ended its block."""
+    """Leave if the i1 ``failed`` is set, which is unlikely: the thread has ended its block."""
     e = code.e
     end, go_on = e.label("failed"), e.label("fine")
     e.branch_unlikely(failed, end, go_on)

@@ -1,18 +1,17 @@
-"""Functions in which no thread waits: compiled once each, called by any thread.
+"""Code of device functions in which no thread waits: one LLVM function each.
 
-``@"f.name"(ptr %b, i32 %thread, arguments...)``: scalars by value, arrays (structs by value) as
-``ptr`` to the caller's copy, array results as ``ptr`` to where they go.
+``@"f.name"(ptr %b, i32 %thread, arguments...)``: scalars are passed by value, arrays (structs by
+value) as ``ptr`` to the caller's copy, array results as ``ptr`` to their destination. A function
+that may end the block returns an i1 for that after its scalar result; its caller tests it after
+each call.
 
-A function that may end the block returns whether it has, an i1, behind its scalar: its caller asks
-after each call.
-
-Local variables are on the stack of the OS thread, but not where accesses are checked: there a call
-takes a frame behind the local memory of the block's threads, so that no address of a program's
-means anything on a stack. One such area is enough for a block, since nobody waits in a function.
-Functions that have no local variables take a frame only if they may call themselves, directly or
-not: frames are what ends recursion before the OS thread's stack does. What has been taken is an
-argument, ``i32 %used``, of all functions, so that returning gives it back; who calls makes sure
-that the frame fits, so that a call which calls nobody pays nothing.
+Local variables are on the stack of the OS thread, except where accesses are checked: there a call
+takes a frame after the local memory of the block's threads, so that no legal address of the program
+is on the stack. One such area is enough for a block, since no thread waits in a function. Functions
+without local variables take a frame only if they may be recursive, directly or not: running out of
+frames is what ends recursion before the OS thread's stack overflows. All functions get the number
+of bytes in use as an argument, ``i32 %used``, so returning releases a frame. The caller checks that
+the frame fits, so leaf calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -40,21 +39,22 @@ __all__ = ["define_function", "failing_functions", "frame_sizes"]
 
 
 def define_function(kernel: KernelContext, function: ptx.Function) -> None:
-    """Add ``function`` to the kernel's module."""
+    """Define the code of ``function`` in the kernel's module."""
     _Writer(kernel, function).define()
 
 
 _FRAME_ALIGNMENT = 64
 _REGISTERS_PART = 8
-"""A frame is at least so many times smaller than the function's registers, all of which may be on
-the OS thread's stack during a call: calls end before they take 8 * `STACK_BYTES` of it."""
+"""Divisor: a frame is at least the size of the function's registers divided by this. All registers
+may be on the OS thread's stack during a call, so recursion ends before it takes 8 * `STACK_BYTES`
+of it."""
 
 
 def frame_sizes(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, int]:
-    """The bytes of each frame that functions take if accesses are checked, by function.
+    """The bytes of the frame of each function that takes one if accesses are checked.
 
-    ``functions`` are those that a kernel can call, ``addressed`` those that pointers can mean. No
-    path of calls passes a function without a frame twice.
+    ``functions`` are those that the kernel can call, ``addressed`` those that pointers can refer
+    to. No path of calls passes a function without a frame twice.
     """
     return {name: _frame_bytes(functions[name]) for name in _framed(functions, addressed)}
 
@@ -66,7 +66,7 @@ def _frame_bytes(function: ptx.Function) -> int:
 
 
 def _frame(body: Iterable[ptx.Statement]) -> DataLayout:
-    """Where a function's local variables are in its frame."""
+    """The layout of a function's local variables in its frame."""
     frame = DataLayout()
     for statement in body:
         if isinstance(statement, ptx.Variable) and statement.space in ("local", "param"):
@@ -102,9 +102,9 @@ def _framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> 
 def failing_functions(
     functions: Mapping[str, ptx.Function], addressed: Sequence[str], frame_sizes: Collection[str]
 ) -> frozenset[str]:
-    """Those of the functions that a kernel can call in which a thread may end its block.
+    """The functions in which a thread may end its block, of those that a kernel can call.
 
-    ``frame_sizes`` have frames: their callers may find no room for one.
+    Those in ``frame_sizes`` have frames: their callers may find no space for one.
     """
     calls = _calls(functions, addressed)
     found = {name for name, called in calls.items() if called.intersection(frame_sizes)}
@@ -123,7 +123,7 @@ def failing_functions(
 
 
 def _calls(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> dict[str, set[str]]:
-    """Which of ``functions`` each may call."""
+    """Which of ``functions`` each function may call."""
     calls: dict[str, set[str]] = {}
     for caller, function in functions.items():
         called = calls[caller] = set()
@@ -134,7 +134,7 @@ def _calls(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> d
 
 
 def _registers_bytes(storage: Mapping[str, str]) -> int:
-    """Room that a function's registers may take on the OS thread's stack."""
+    """Bytes that a function's registers may take on the OS thread's stack."""
     return sum(max(8, width(type_) // 8) for type_ in storage.values())
 
 
@@ -210,7 +210,7 @@ class _Writer:
             self.locals[name] = e.value(f"ptrtoint ptr {pointer} to i64")
 
     def _take_frame(self) -> dict[str, str]:
-        """Take the room for the local variables, which the caller has made sure of; pointers."""
+        """Take a frame, whose size the caller has checked; pointers to its local variables."""
         e, kernel = self.e, self.kernel
         size = kernel.program.frame_sizes[self.function.name]
         first = stack_base(kernel, e)
@@ -224,7 +224,7 @@ class _Writer:
         }
 
     def _fail(self) -> None:
-        """The thread has ended its block: its caller looks for that."""
+        """Return to the caller, which tests whether the thread has ended its block."""
         if self.scalars:
             type_ = LLVM_TYPE[self.scalars[0].type]
             self.e.end(f"ret {self.returned} {{ {type_} {zero(type_)}, i1 true }}")

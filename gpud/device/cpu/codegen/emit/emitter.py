@@ -1,10 +1,10 @@
-"""LLVM IR as text: one `IRModule` holds functions, each written through an `Emitter`.
+"""LLVM IR as text: an `IRModule` collects functions, each written through an `Emitter`.
 
 Text, not `llvmlite.ir` objects: a rewritten kernel of 1,000 PTX lines becomes tens of thousands of
 IR lines, and building an object for each takes several times as long as LLVM takes to parse them.
 
-Structured control flow (`Emitter.when`, `Emitter.loop`) exists so that the run-time parts of the
-CPU device, which are written once by hand, read like the C that they would otherwise be.
+Structured control flow (`Emitter.when`, `Emitter.loop`) lets the hand-written run-time functions of
+the CPU device read like C.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class IRModule:
         self._definitions.append(text)
 
     def define_once(self, name: str, text: str) -> None:
-        """Add a helper function definition unless ``name`` is there already."""
+        """Add a helper function definition unless ``name`` is already defined or declared."""
         if name not in self._declarations:
             self._declarations[name] = text
 
@@ -104,13 +104,13 @@ class Emitter:
     # -- blocks
 
     def label(self, hint: str = "L") -> str:
-        """A fresh block name, not placed yet."""
+        """A new block name, not placed yet."""
         name = f"{hint}.{self._next}"
         self._next += 1
         return name
 
     def place(self, label: str) -> None:
-        """Begin block ``label``, falling into it from the block before if that is open."""
+        """Begin block ``label``; the previous block falls through to it if it has no terminator."""
         if not self._terminated:
             self._lines.append(f"  br label %{label}")
         self._lines.append(f"{label}:")
@@ -125,12 +125,12 @@ class Emitter:
         self.end(f"br i1 {condition}, label %{then}, label %{otherwise}")
 
     def branch_unlikely(self, condition: str, then: str, otherwise: str) -> None:
-        """As `branch`, with branch weights that say the i1 is hardly ever true."""
+        """As `branch`, with branch weights that mark a true condition as unlikely."""
         self.module.metadata(_UNLIKELY, f'{_UNLIKELY} = !{{!"branch_weights", i32 1, i32 100000}}')
         self.end(f"br i1 {condition}, label %{then}, label %{otherwise}, !prof {_UNLIKELY}")
 
     def end(self, text: str) -> None:
-        """End the block with any terminator; does nothing if it has ended already."""
+        """End the block with any terminator; does nothing if it already has one."""
         if not self._terminated:
             self._lines.append(f"  {text}")
             self._terminated = True

@@ -1,14 +1,12 @@
-"""How a thread ends its block for good: what it writes to the block's header.
+"""Reports of faults: what a thread that ends its block writes to the block's header.
 
-Problem: a trap, a failed assertion or an access that must not happen ends the whole block, and
-whoever reads the header later must learn what it was, where, and which thread. Approach: a `Report`
-is a set of header fields; the first one that is written stands, so that what other threads of the
-block run into afterwards does not hide it.
+Problem: a trap, a failed assertion or an illegal access ends the whole block, and the reader of the
+header must find out what it was, where, and which thread. Approach: a `Report` is a set of header
+fields; the first one written stays, so that later faults of other threads of the block do not hide
+it. `gpud.device.cpu.codegen.preparation.pseudo_instructions` turns everything that ends a block
+into a ``trap`` with operands: first a symbol for its kind, then its arguments.
 
-`gpud.device.cpu.codegen.preparation.pseudo_instructions` turns everything that ends a block into a
-``trap`` with operands: first a symbol that says what it is, then its arguments.
-
-Properties: a report reads registers, writes the header, and does nothing else.
+Properties: a report reads registers, writes the header, and has no other effect.
 """
 
 from __future__ import annotations
@@ -27,15 +25,15 @@ BREAKPOINT = "brkpt"
 
 _FAILURES = {1: Failure.ADDRESS, 2: Failure.TRAP, 3: Failure.BREAKPOINT, 4: Failure.ASSERT,
              5: Failure.MISALIGNED, 6: Failure.TARGET}  # fmt: skip
-"""What is reported for each kind of fault that a program knows."""
+"""The reported failure for each fault kind of the program."""
 _TABLE = sum(failure << 4 * kind for kind, failure in _FAILURES.items())
 _CONTEXT = 3
-"""Arguments in front of a call's own in rewritten programs: control words, claim, slots."""
+"""Number of arguments before a call's own in rewritten programs: control words, claim, slots."""
 _OWN = {FAULT: 3, ASSERT: 5, LEAVE: 0, RAW_ASSERT: 5, BREAKPOINT: 0}
 
 
 def report(e: Emitter, code: Thread, thread: str, ins: ptx.Instruction) -> None:
-    """Note in the block's header how thread ``thread`` (i32) ended it at the ``trap`` ``ins``."""
+    """Record in the block's header that thread ``thread`` (i32) ended it at ``ins``, a ``trap``."""
     what, arguments, claim = _parts(code, ins)
     fields = {"error_thread": thread, "error_line": str(ins.line), "error_claim": claim}
     if what == FAULT:
@@ -64,7 +62,7 @@ def report(e: Emitter, code: Thread, thread: str, ins: ptx.Instruction) -> None:
 
 
 def _parts(code: Thread, ins: ptx.Instruction) -> tuple[str, list[ptx.Operand], str]:
-    """(what it is, its own arguments, the claim as i32)."""
+    """(kind, its own arguments, the claim as i32) of a trap."""
     if not ins.operands:
         return "trap", [], str(cw.NOTHING)
     what = ins.operands[0]
@@ -86,7 +84,7 @@ def _failure(e: Emitter, code: Thread, kind: ptx.Operand) -> str:
 
 
 def report_fields(e: Emitter, fields: dict[str, str]) -> None:
-    """Write header fields (values are LLVM text), unless a report is there already."""
+    """Write header fields (values are LLVM text), unless there already is a report."""
     defaults = {
         "error_site": "-1",
         "error_claim": str(cw.NOTHING),

@@ -1,14 +1,14 @@
-"""Fences and polls in generated code: the quick test where they stand, and the exact one.
+"""Code of fences and polls: the inline quick test and the out-of-line exact check.
 
-Problem: a fence must cost next to nothing if the access is legal, and must otherwise find out
-exactly what the address means. Approach: the quick test compares the hull with the range that it is
-most likely in (`gpud.device.cpu.codegen.preparation.provenance`), and if that is not known for
-certain with one or two others; their bounds are constants of the code, or the same for the whole
-block. If all of them fail, a function of its own checks each member: `define_exact_check`.
+Problem: a fence must cost next to nothing if the access is legal, and must otherwise determine
+exactly what the address refers to. Approach: the quick test compares the hull with its likeliest
+range (`gpud.device.cpu.codegen.preparation.provenance`), and, if that is not certain, with one or
+two others; their bounds are constants of the code, or uniform in the block. If all tests fail, a
+separate function checks each member: `define_exact_check`.
 
 Properties:
 * a member is reported if and only if it is illegal, before any access of the fence happens;
-* whoever emits a fence says where control goes after a report (`ThreadCode.fail`).
+* after a report, control goes where `ThreadCode.fail` of the emitting code sends it.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ __all__ = [
 
 _EXACT = "gpud.exact"
 _ELSEWHERE = "!21"
-"""Tags an access that is neither to kept registers nor to the program's memory: LLVM may keep both
-in machine registers across it."""
+"""Tags an access to neither spilled registers nor the program's memory: LLVM may keep both in
+machine registers across it."""
 _BLOCK_ALIGN = 256
-"""What the addresses of a module's variables and of shared memory are multiples of."""
+"""Alignment of the bases of a module's variables and of shared memory."""
 _LOCAL_ALIGN = 16
-"""The same for a thread's local memory, frames and parameters."""
+"""Alignment of a thread's local memory, frames and parameters."""
 
 
 class Bounds(NamedTuple):
-    """A range of addresses: LLVM text of its first address and its size in bytes, both i64.
+    """An address range: LLVM text (i64) of its first address and of its size in bytes.
 
     ``align`` divides the first address.
     """
@@ -72,7 +72,7 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(code: ThreadCode, found: FenceOperands, which: int = 0) -> Bounds:
-    """A range that the accesses of a fence may be in; 0 is the likeliest."""
+    """A range that the accesses of a fence may be in; ``which`` 0 is the likeliest."""
     places, space = code.places, found.space
     origin = found.origins[which] if found.origins else {"const": "data"}.get(space, space)
     if origin == "arena":
@@ -102,7 +102,7 @@ def _constant(range_: tuple[int, int]) -> Bounds:
 
 
 def address_of(code: ThreadCode, found: FenceOperands) -> str:
-    """The first address of the hull, as i64, in the numbers of its space."""
+    """The first address of the hull, as i64, in the addressing of its space."""
     if found.base is None:
         return str(found.low)
     value = code.read(found.base, "u64")
@@ -110,13 +110,13 @@ def address_of(code: ThreadCode, found: FenceOperands) -> str:
 
 
 def bounds_vary(found: FenceOperands) -> bool:
-    """Whether the likeliest range is each thread's own."""
+    """Whether the likeliest range differs between threads."""
     origin = found.origins[0] if found.origins else found.space
     return origin in ("local", "thread")
 
 
 def misses(code: ThreadCode, found: FenceOperands, address: str) -> str:
-    """An i1: whether the hull at ``address`` is in none of the ranges that it may be in."""
+    """An i1: whether the hull at ``address`` is in none of its possible ranges."""
     out = ""
     for which in range(max(1, len(found.origins))):
         one = hull_misses(code, found, address, bounds_of(code, found, which))
@@ -127,8 +127,8 @@ def misses(code: ThreadCode, found: FenceOperands, address: str) -> str:
 def hull_misses(code: ThreadCode, found: FenceOperands, address: str, bounds: Bounds) -> str:
     """An i1: whether the hull at ``address`` is not within ``bounds`` or not aligned.
 
-    Both in one comparison where the range's first address is a multiple of the alignment: rotated
-    by the alignment's bits, an offset that is not aligned is larger than any size.
+    Both are one comparison if the range's first address is a multiple of the alignment: after a
+    rotation by the alignment's bits, a misaligned offset is larger than any size.
     """
     e = code.e
     off = address if bounds.first == "0" else e.value(f"sub i64 {address}, {bounds.first}")
@@ -149,7 +149,7 @@ def hull_misses(code: ThreadCode, found: FenceOperands, address: str, bounds: Bo
 
 
 def start_count(e: Emitter, bounds: Bounds, span: int) -> str:
-    """How many offsets ``span`` bytes within ``bounds`` can begin at (i64)."""
+    """The number (i64) of offsets within ``bounds`` at which ``span`` bytes fit."""
     if bounds.size.lstrip("-").isdigit():
         return str(max(0, int(bounds.size) + 1 - span))
     e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
@@ -157,11 +157,11 @@ def start_count(e: Emitter, bounds: Bounds, span: int) -> str:
 
 
 def check(code: ThreadCode, ins: ptx.Instruction) -> None:
-    """Emit a ``gpud.fence`` for the thread at hand; its guard is tested already."""
+    """Emit a ``gpud.fence`` for the current thread; its guard has been tested."""
     e, found = code.e, decode_fence(ins)
     address = address_of(code, found)
     warm, end = e.label("warm"), e.label("end")
-    # Behind the static part of shared memory no access of a variable there is expected.
+    # Accesses to static shared variables are not expected beyond the static part.
     known = not found.origins or found.origins[0] == "static"
     for which in range(1 if known else min(MAX_ORIGINS, len(found.origins))):
         out = hull_misses(code, found, address, bounds_of(code, found, which))
@@ -179,7 +179,7 @@ def check_exactly(code: ThreadCode, ins: ptx.Instruction, address: str, end: str
     """Check each member of a fence whose hull is at ``address``; go to ``end`` after a report."""
     e, found = code.e, decode_fence(ins)
     claim = code.read(found.claim, "u32")
-    # No frame is legal where the space alone says so: a register less to keep for the exact check.
+    # In other spaces no frame is legal: the exact check then needs one register less.
     used = code.places.used if found.space in ("generic", "local", "param") else "0"
     for member in found.members:
         mine = e.value(f"add i64 {address}, {member.low - found.low}")
@@ -202,7 +202,7 @@ def check_exactly(code: ThreadCode, ins: ptx.Instruction, address: str, end: str
 
 
 def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
-    """Emit a ``gpud.poll``: end the block if its gang is to be killed."""
+    """Emit a ``gpud.poll``: end the block if its job is to be killed."""
     e = code.e
     worker = e.value(f"getelementptr i8, ptr %b, i64 {WORKER['chain'][0] - WORKER_BYTES}")
     chain = e.value(f"load ptr, ptr {worker}, !invariant.load !0")
@@ -228,7 +228,7 @@ def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
 def define_exact_check(kernel: KernelContext) -> None:
     """``i1 @gpud.exact(ptr %b, i32 %thread, i64 %address, ...)``: whether an access was illegal.
 
-    If so it has been reported.
+    If it was, the function has reported it.
     """
     ir = kernel.ir
     header = (
@@ -282,7 +282,7 @@ def define_exact_check(kernel: KernelContext) -> None:
         accept(stack_base(kernel, e), e.value("zext i32 %used to i64"), mine)
     e.jump(outside)
     e.place(outside)
-    # In spaces of their own addresses are numbers of this process: people are told the offset.
+    # Addresses of non-generic spaces are host addresses: report the offset instead.
     start = "0"
     for space, first in (
         (Space.LOCAL, places.own_local_range()[0]),
@@ -323,13 +323,13 @@ def _report(e: Emitter, failure: int, address: str) -> None:
 
 
 def stack_base(kernel: KernelContext, e: Emitter) -> str:
-    """The i64 address at which the local memory of functions begins, behind that of the threads."""
+    """The i64 address of the frames of functions, after the threads' local memory."""
     base = e.value(f"ptrtoint ptr {header_field(e, 'locals')} to i64")
     return e.value(f"add i64 {base}, {kernel.local_size * kernel.layout.padded}")
 
 
 def metadata(ir: IRModule) -> None:
-    """What the numbers in tags mean."""
+    """Define the metadata that the tags refer to."""
     ir.metadata(_ELSEWHERE, f"{_ELSEWHERE} = !{{!5, !6}}")
 
 

@@ -1,15 +1,14 @@
-"""``.ftz`` for nothing: let the processor flush subnormal numbers where a whole kernel wants that.
+"""Use the processor's flush-to-zero mode for kernels that are compiled with ``.ftz`` throughout.
 
 Problem: code compiled with ``--use_fast_math`` flushes the inputs and the result of every
-single-precision operation. Spelled out, that is a dozen instructions around each.
+single-precision operation. Emulated, that is a dozen instructions around each.
 
 Approach: a kernel all of whose single-precision arithmetic is ``.ftz``, and which computes in no
 other floating-point type, runs with the processor's own flush-to-zero and denormals-are-zero modes
-on. They are set around the kernel's code and nowhere else, so the scheduler and Python never see
-them.
+on. They are set around the kernel's code only, so they never affect the scheduler or Python.
 
 Properties: a kernel that needs subnormal numbers anywhere (``f64``, halves, any ``f32`` operation
-without ``.ftz``) is not run this way; on processors other than x86-64 none is.
+without ``.ftz``) does not run with these modes; on processors other than x86-64 none does.
 
 Source: PTX ISA 9.0, 9.7.3 (``.ftz``); Intel SDM volume 1, 10.2.3 (MXCSR: FTZ is bit 15, DAZ bit 6).
 """
@@ -41,7 +40,7 @@ FLUSHING_ATTRIBUTES = (
 
 
 def wants_flushing(bodies: Iterable[Iterable[ptx.Statement]]) -> bool:
-    """Whether everything in ``bodies`` (a kernel and what it calls) may run with flushing on."""
+    """Whether everything in ``bodies`` (a kernel and its callees) may run with flushing on."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     flushes = False
@@ -62,7 +61,7 @@ def wants_flushing(bodies: Iterable[Iterable[ptx.Statement]]) -> bool:
 
 
 def _never_flushes(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` gives the same with and without flushing.
+    """Whether the result of ``ins`` does not depend on flushing.
 
     A conversion from an integer makes no subnormal number, and one to an integer rounds them to 0
     unless it rounds up or down.

@@ -1,18 +1,18 @@
-"""A block's threads run together: one native function for everything that they do in step.
+"""Lockstep code: one native function that runs all threads of a block while they are converged.
 
-``i32 @run_lockstep(ptr %b)`` starts at the stage named in the block's header and runs stage after
-stage. A stage computes what is uniform once, then runs one loop over all threads for the rest;
-LLVM vectorises that loop, since nothing in one thread's round depends on another's. Between stages
-uniform registers stay machine registers, varying ones go through the block's arrays.
+``i32 @run_lockstep(ptr %b)`` starts at the stage that the block's header names and runs stage after
+stage. A stage computes uniform values once, then runs one loop over all threads for the rest; LLVM
+vectorises that loop, since its iterations are independent. Between stages uniform registers stay in
+machine registers; varying ones go through the block's arrays.
 
-The function returns `DIVERGED` when the threads part, after it has kept what was uniform for the
-scheduler to hand out (`gpud.device.cpu.codegen.runtime.reconvergence`); `QUANTUM_EXPIRED` after
-some barriers, so that other blocks of the SM come to run; `DONE` when the kernel has ended for all;
+The function returns `DIVERGED` when the threads diverge, after it has stored the uniform registers
+for the scheduler to broadcast (`gpud.device.cpu.codegen.runtime.reconvergence`); `QUANTUM_EXPIRED`
+after some barriers, so that other blocks of the SM can run; `DONE` when all threads have ended;
 `FAILED` after a trap.
 
 Properties:
-* at the start of every stage the arrays hold each varying register that is kept there;
-* uniform registers are restored wherever threads come together again.
+* at the start of every stage the arrays hold each varying register that is spilled there;
+* uniform registers are restored wherever threads reconverge.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from gpud.device.cpu.codegen.runtime.thread_scheduler import DIVERGED, DONE, FAI
 __all__ = ["LockstepWriter", "define_lockstep"]
 
 _CYCLES_PER_QUANTUM = 1_000_000
-"""A block that passes barriers gives way to its neighbours after about 0.4 ms: often enough for
-them, and seldom enough that most task blocks run in one piece."""
+"""A block that passes barriers yields to other blocks after about 0.4 ms: often enough for them,
+and rarely enough that most task blocks run in one piece."""
 
 
 def define_lockstep(kernel: KernelContext, plan: StagePlan) -> None:
-    """Define ``@run_lockstep`` and the table ``@uniform_table`` of what is uniform where."""
+    """Define ``@run_lockstep`` and ``@uniform_table``, the uniform registers at each block."""
     writer = LockstepWriter(kernel, plan)
     writer.define()
     _define_table(kernel, plan, writer.shared_at)
 
 
 class LockstepWriter:
-    """The function that a block's threads run together; stages are written by `StageWriter`."""
+    """The function that runs a block in lockstep; `StageWriter` writes its stages."""
 
     def __init__(self, kernel: KernelContext, plan: StagePlan) -> None:
         self.kernel = kernel
@@ -68,15 +68,15 @@ class LockstepWriter:
         self.scalar_places = places
         self.began = self.e.alloca("i64", "began")
         self.tiles = self._boundary_tiles()
-        """By the block whose branch asks for one."""
+        """By the block at whose branch the tile is determined."""
         self.tile: BoundaryTile | None = None
-        """The one that the stage at hand runs in."""
+        """The tile of the current stage."""
         self.shared_at: set[int] = set(plan.entries)
-        """Blocks at which threads part or come together."""
+        """Blocks at which threads diverge or reconverge."""
 
     def _boundary_tiles(self) -> dict[int, BoundaryTile]:
         if self.kernel.shape.threads == 1:
-            return {}  # nobody votes
+            return {}  # a single thread needs no vote
         alone = self.plan.convergence.voted | self.plan.convergence.solo
         return {
             number: BoundaryTile(self.e, body, taken=self.flow.blocks[number].successors[0] in body)
@@ -134,7 +134,7 @@ class LockstepWriter:
     # -- control between stages
 
     def branch_to(self, source: int, target: int) -> None:
-        """Control goes from block ``source`` to ``target`` with all threads together."""
+        """Go from block ``source`` to ``target`` with all threads in lockstep."""
         if target == self.flow.exit:
             self.e.end(f"ret i32 {DONE}")
         elif self.plan.diverges_at(source, target):
@@ -145,10 +145,11 @@ class LockstepWriter:
             self.e.jump(self.labels[target])
 
     def diverge(self, targets: tuple[int, ...], words: tuple[int, ...]) -> None:
-        """Leave because the threads part.
+        """Return because the threads diverge.
 
-        One target and state word for all threads, or two, each thread's vote telling which. The
-        scheduler gives every thread its own copy of what is uniform there.
+        There is one target and state word for all threads, or there are two, and each thread's vote
+        selects one. The scheduler gives every thread its own copy of the uniform registers live
+        there.
         """
         e = self.e
         names = dict.fromkeys(
@@ -174,7 +175,7 @@ class LockstepWriter:
             )
 
     def yield_block(self, target: int) -> None:
-        """After a barrier: go on at ``target``, or let other blocks have a turn first."""
+        """After a barrier: go on at ``target``, or yield to other blocks if the quantum is used up."""
         e = self.e
         now = e.value("call i64 @llvm.readcyclecounter()")
         spent = e.value(f"sub i64 {now}, {e.value(f'load i64, ptr {self.began}')}")
@@ -191,9 +192,9 @@ class LockstepWriter:
     def threads(self, those: tuple[int, int] | None = None, *, quick: bool = True) -> Iterator[str]:
         """A loop over threads of the block that LLVM may vectorise; yields the index.
 
-        ``those``: the first, and the one after the last; all if it is None; but one, or all, where
-        threads stand in rows. ``quick``: it is worth optimising. Who is not in the stage's
-        `BoundaryTile` is left out.
+        ``those``: the first thread, and the one after the last; None: all. If threads are arranged
+        in rows, only one or all. ``quick``: the loop is worth optimising. Threads outside the
+        stage's `BoundaryTile` are skipped.
         """
         e, shape, tile = self.e, self.kernel.shape, self.tile
         first, stop = those or (0, shape.threads)
@@ -242,16 +243,16 @@ def kernel_registers(kernel: KernelContext) -> set[str]:
 
 
 def uniform_slot(e: Emitter, kernel: KernelContext, name: str) -> str:
-    """``ptr`` to where a block that gives way keeps a uniform register."""
+    """``ptr`` to where a block that leaves ``@run_lockstep`` stores a uniform register."""
     offset, _ = kernel.layout.word(f"common {name}")
     return e.value(f"getelementptr i8, ptr %b, i64 {offset}")
 
 
 def _define_table(kernel: KernelContext, plan: StagePlan, blocks: set[int]) -> None:
-    """``@uniform_table``: for each block where threads part or join, what is uniform there.
+    """Define ``@uniform_table``: the uniform registers at each block where threads diverge or join.
 
-    A row is: block, whether threads may go on as one there, number of registers, then for each
-    register the offset of its array, its size in bytes, and the offset of its common copy. A row
+    A row is: block, whether threads may reconverge there, number of registers, then for each
+    register the offset of its array, its size in bytes, and the offset of its uniform copy. A row
     that begins with -1 is the last.
     """
     words: list[int] = []

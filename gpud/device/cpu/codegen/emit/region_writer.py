@@ -1,8 +1,9 @@
-"""A region as a native function over a range of threads.
+"""A region as a native function over a range of diverged threads.
 
 ``void @region.K(ptr %b, i32 %t0, i32 %t1)`` runs the region of cut K for threads t0 .. t1-1: each
-loads what it kept, runs to the next cut, keeps what is live there and notes in its state word
-where it stands and why. Ranges, because neighbours mostly stand at the same place.
+loads its spilled registers, runs to the next cut, spills the registers live there and writes its
+state word: where it stopped and why. A range, because neighbouring threads are mostly at the same
+cut.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def state_word(status: int, block: int) -> int:
 
 
 class KernelContext:
-    """Everything that the parts of one kernel's code share."""
+    """State shared by the writers of one kernel's code."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class KernelContext:
         self.program = program
         self.parameters, self.parameter_size = parameters
         self.parameter_window = self.parameter_size
-        """How many bytes of the parameters the program may read by computed addresses."""
+        """Bytes of the parameters that the program may read by computed addresses."""
         self.locals = locals_
         self.local_size = local_size
         self.layout = BlockLayout(shape.threads)
@@ -73,28 +74,30 @@ class KernelContext:
         self.ordered_tags = ", !alias.scope !3, !noalias !2"
         self.collectives = Collectives(self.layout, self.spill_tags)
         self.region_cuts: tuple[int, ...] = regions.cuts
-        """Blocks at which a thread on its own can be taken up."""
+        """Blocks at which a diverged thread can resume."""
         self.arena: tuple[int, int] | None = None
-        """Base and size of what accesses are checked against; None: nothing is checked."""
+        """Base and size of the memory that accesses are checked against; None: no checks."""
         self.heap: tuple[int, int] | None = None
         """Address and size of the program's own heap."""
         self.syncs_grid = False
-        """Whether its grid is synchronised: accesses may mean the job record's words for that."""
+        """Whether the kernel synchronises its grid: then accesses to the job record's words for
+        that are legal."""
         self.strip_mined_loops = strip_mined_loops(regions.flow, regions.cuts)
-        """Loops that poll seldom where threads go round on their own."""
+        """Loops of diverged threads that poll once in many iterations."""
         self.frames = 0
-        """Bytes for the local memory of functions; 0: it is on the stack of the OS thread."""
+        """Bytes for the frames of functions; 0: local variables are on the stack of the OS thread.
+        """
         self._loops = 0
 
     def parallel_loop(self) -> str:
-        """Metadata for the back edge of a loop whose rounds are different threads.
+        """Metadata for the back edge of a loop whose iterations are different threads.
 
-        LLVM keeps it at the branch that goes back, and may lend it to loops of the program, whose
-        rounds follow from each other. One around that ends in the same branch gets it with the loop
-        over threads, and keeps it when that is unrolled or deleted: so an `emit_side_effect` that
-        is not parallel begins those. One inside gets it when nothing is left between its end and
-        the
-        branch: so a parallel `emit_side_effect` stands there.
+        LLVM attaches it to the branch of the back edge, and may transfer it to loops of the
+        program, whose iterations depend on each other. An outer loop that ends in the same branch
+        gets it with the loop over threads, and keeps it when that is unrolled or deleted: so a
+        non-parallel `emit_side_effect` is placed at the start of those. An inner loop gets it when
+        nothing is left between its end and the branch: so a parallel `emit_side_effect` is placed
+        there.
         """
         self._loops += 1
         number = 100 + self._loops
@@ -103,7 +106,7 @@ class KernelContext:
         return f", !llvm.loop !{number}"
 
     def emit_side_effect(self, e: Emitter, tags: str = "") -> None:
-        """What LLVM takes for an access, and leaves where it stands; there is no code for it."""
+        """Emit a pseudo-access that LLVM does not move or remove; it generates no machine code."""
         self.ir.declare("declare void @llvm.sideeffect()")
         e.do(f"call void @llvm.sideeffect(){tags}")
 
@@ -169,7 +172,7 @@ class RegionWriter:
         self.loops = StripMinedLoops(code, kernel.strip_mined_loops, self.labels)
 
     def write(self) -> None:
-        """Load what the thread kept, then every block of the region."""
+        """Load the thread's spilled registers, then write every block of the region."""
         self._load()
         for number in self.region.blocks:
             self.e.place(self.labels[number])
@@ -207,7 +210,7 @@ class RegionWriter:
             code.run(ins)
 
     def spill_slot(self, name: str) -> str:
-        """``ptr`` to where this thread keeps register ``name`` while it waits."""
+        """``ptr`` to where this thread spills register ``name`` while it waits."""
         type_ = self.kernel.storage[name]
         thread = self.code.places.thread
         return array_slot(self.e, self.kernel.layout, f"reg {name}", thread, type_)
@@ -269,7 +272,7 @@ class RegionWriter:
         index = self.code.read(ins.operands[0], "u32")
         targets = self.kernel.regions.flow.table(ins)
         arms = [e.label("case") for _ in targets]
-        outside = arms[-1]  # an index beyond the table is undefined: take the last entry
+        outside = arms[-1]  # an out-of-range index is undefined behaviour: take the last entry
         if ins.guard is not None:
             taken, falls = e.label("taken"), e.label("falls")
             e.branch(self.code.guard(ins.guard), taken, falls)
@@ -301,9 +304,9 @@ class RegionWriter:
         self.e.jump(self.after)
 
     def _leave(self, target: int, status: int) -> None:
-        """Keep what is live at ``target`` and stop there."""
+        """Spill what is live at ``target`` and stop there."""
         kernel = self.kernel
-        # What was kept here and did not change is still in its array.
+        # A register that was loaded here and did not change is still in its array.
         here = kernel.regions.spilled_at(self.region.cut)
         for name in kernel.regions.spilled_at(target):
             if name in self.region.written or name not in here:

@@ -1,4 +1,4 @@
-"""Where control goes at the end of a stage: on with all threads, to a wait, or apart.
+"""The end of a stage: go on in lockstep, wait, or diverge.
 
 For terms see `gpud.device.cpu.codegen.analysis.convergence` and
 `gpud.device.cpu.codegen.analysis.stage_plan`.
@@ -25,7 +25,7 @@ __all__ = ["StageEnd", "is_whole_warp_barrier", "offers"]
 
 
 class StageEnd:
-    """What comes after the loop over a stage's threads."""
+    """Writes the code after the loop over a stage's threads."""
 
     def __init__(self, writer: StageWriter) -> None:
         self._w = writer.w
@@ -35,7 +35,7 @@ class StageEnd:
         self._stage = writer.stage
 
     def write(self, last: ptx.Instruction | None, agree: str | None) -> None:
-        """Leave the stage.
+        """Write the exit from the stage.
 
         Args:
             last: the instruction at its end, if there is one.
@@ -144,7 +144,7 @@ class StageEnd:
         w.branch_to(block.index, target)
 
     def _count_barrier(self, block: Block, last: ptx.Instruction) -> None:
-        """A barrier with a count that is not the whole block is not passed together."""
+        """Write a barrier with a count. Unless the count is the whole block, the threads diverge."""
         e, w = self._e, self._w
         count = barrier(last).count
         assert count is not None
@@ -162,12 +162,12 @@ class StageEnd:
 
 
 def offers(ins: ptx.Instruction) -> bool:
-    """Whether a barrier needs more than that all threads have come to it."""
+    """Whether a barrier needs operands from the threads, beyond their arrival."""
     return ins.opcode.has("red") or barrier(ins).count is not None
 
 
 def is_whole_warp_barrier(ins: ptx.Instruction) -> bool:
-    """``bar.warp.sync`` of all lanes: nothing to do for threads that are together."""
+    """Whether ``ins`` is a ``bar.warp.sync`` of all lanes, which does nothing in lockstep."""
     if ins.opcode.base != "bar" or ins.opcode.modifiers[:1] != ("warp",):
         return False
     mask = ins.operands[0]

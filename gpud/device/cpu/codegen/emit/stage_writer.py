@@ -1,15 +1,15 @@
-"""A stage: what is uniform, the loop over the threads for the rest, and where control goes then.
+"""Code of one stage: uniform instructions, the loop over threads for the rest, and the exit.
 
-Problem: instructions that are the same for all threads stand among those that are not, in program
-order. Approach: the uniform ones run first, once; then one loop runs the others for every thread,
-inner blocks and their branches included; then all threads go where the last block says, or part.
-A poll that is made once for all threads comes behind that loop: LLVM keeps in machine registers
-from round to round of a loop of the program only what a stage is certain to write.
+Problem: uniform instructions are mixed with varying ones in program order. Approach: the uniform
+ones run first, once; then one loop runs the others for every thread, with inner blocks and their
+branches; then all threads go where the last block says, or diverge. A poll that is made once for
+all threads follows that loop: LLVM keeps in machine registers, across iterations of a program loop,
+only memory that a stage is certain to write.
 
 Properties:
-* an instruction of the loop that stands before a uniform one sees the registers from before it
+* an instruction of the loop that precedes a uniform one reads the registers from before it
   (`StageWriter.as_of`);
-* registers that can be recomputed are, before anything else in a thread's round.
+* recomputable registers are recomputed first in each iteration.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["StageWriter"]
 
 
 class StageWriter:
-    """One stage: the uniform instructions, the loop over threads, and where control goes."""
+    """Writes one stage: uniform instructions, the loop over threads, and the exit."""
 
     def __init__(self, writer: LockstepWriter, stage: Stage) -> None:
         self.w = writer
@@ -61,16 +61,17 @@ class StageWriter:
         self.ordinal: dict[int, int] = {}
         """Order of each instruction (by identity) in the stage."""
         self.live_in: set[str] = set()
-        """Varying registers that threads keep in arrays at the stage's start."""
+        """Varying registers that are spilled at the stage's start."""
         self._inline: set[int] = set()
-        """Identities of the checks that the loop at hand makes."""
+        """Identities of the checks that the current loop contains."""
         self._affine_pointers: dict[tuple[int, bool], AffinePointer] = {}
-        """Pointers that the loop at hand need not compute as the program does."""
+        """Pointers that the current loop computes from thread numbers instead of as the program
+        does."""
         self._those = (0, self.kernel.shape.threads)
-        """The first of the threads that the loop at hand is for, and the one after the last."""
+        """The first thread of the current loop, and the one after the last."""
 
     def write(self) -> None:
-        """Emit the stage; the block that is open becomes its first."""
+        """Emit the stage; it starts in the currently open LLVM block."""
         blocks = [self.w.flow.blocks[n] for s in self.stage.segments for n in s.blocks]
         everything = [p.instruction for b in blocks for p in b.places]
         for number, ins in enumerate(everything):
@@ -113,9 +114,7 @@ class StageWriter:
         votes = self.stage.last in self.convergence.voted
         loop = [i for i in everything if id(i) not in uniform and self.has_effect(i, last)]
         agree = None
-        if (
-            loop or votes or self.to_spill
-        ):  # otherwise there is nothing that differs between threads
+        if loop or votes or self.to_spill:  # otherwise nothing differs between threads
             agree = self._checked_loop(blocks, uniform, votes)
         for ins in polls:
             self.code.run(ins)
@@ -129,8 +128,8 @@ class StageWriter:
             return False
         if not is_fence(ins):
             return True
-        # A load that runs once for all threads must find its fence in front of it: they depend on
-        # the same register and guard.
+        # The fence of a load that runs once must run before it: both depend on the same register
+        # and guard.
         found = decode_fence(ins)
         decisive = [found.base, None if ins.guard is None else ins.guard.register]
         return found.space != "local" and not any(
@@ -138,13 +137,13 @@ class StageWriter:
         )
 
     def _claimless(self, ins: ptx.Instruction) -> ptx.Instruction:
-        """A fence that runs once for all threads; it can only report what is the same for all."""
+        """A fence that runs once for all threads; it can only report uniform values."""
         if not any(r.name in self.w.varying for r in read(ins)):
             return ins
         return without_claim(ins)
 
     def _checked_loop(self, blocks: list[Block], uniform: set[int], votes: bool) -> str | None:
-        """The loop over threads, with what its fences need: see `HoistedChecks`."""
+        """Emit the loop over threads, and before it the tests of its fences: see `HoistedChecks`."""
         e = self.e
         self.live_in = set(self.kernel.regions.spilled_at(self.stage.first))
         agree = e.alloca("i32", "agree") if votes else None
@@ -176,7 +175,7 @@ class StageWriter:
         return None if agree is None else e.value(f"load i32, ptr {agree}")
 
     def has_effect(self, ins: ptx.Instruction, last: ptx.Instruction | None) -> bool:
-        """Whether the loop is needed for ``ins``; ``last`` is the one at the stage's end."""
+        """Whether ``ins`` needs the loop; ``last`` is the instruction at the stage's end."""
         if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
             return bool(ins.operands)
         if is_check(ins):
@@ -191,7 +190,7 @@ class StageWriter:
         return True
 
     def _save_old(self, ins: ptx.Instruction, readers: dict[str, list[int]]) -> None:
-        """Keep a uniform register's old value for instructions of the loop that come before."""
+        """Save a uniform register's old value for earlier instructions that run in the loop."""
         now = self.ordinal[id(ins)]
         for register in written(ins):
             name = register.name
@@ -208,7 +207,7 @@ class StageWriter:
     def _loop(
         self, blocks: list[Block], uniform: set[int], agree: str | None, *, quick: bool = True
     ) -> None:
-        """Emit the loop; ``agree`` is where to count how many threads take the branch."""
+        """Emit the loop; ``agree`` is the counter of threads that take the branch."""
         e = self.e
         if agree is not None:
             e.do(f"store i32 0, ptr {agree}")
@@ -266,7 +265,7 @@ class StageWriter:
                 e.do(f"store {type_} {value}, ptr {self.spill_slot(name)}{self.kernel.spill_tags}")
 
     def spill_slot(self, name: str) -> str:
-        """``ptr`` to where the thread at hand keeps a register between stages."""
+        """``ptr`` to where the current thread spills a register between stages."""
         thread = self.code.places.thread
         type_ = self.kernel.storage[name]
         return array_slot(self.e, self.kernel.layout, f"reg {name}", thread, type_)
@@ -295,7 +294,7 @@ class StageWriter:
             for target in block.successors:
                 targets[target] = local[target] if target in segment.blocks else following
             if segment.join is None:
-                # Control leaves the stage, or goes to its next segment, for all threads alike.
+                # Control leaves the stage, or goes to its next segment, in lockstep.
                 if last is not None and id(last) not in uniform:
                     self._last_of_all(last)
                 e.jump(following)
@@ -318,7 +317,7 @@ class StageWriter:
                 self._make(ins, self._affine_pointers.get((id(ins), False)))
 
     def _make(self, ins: ptx.Instruction, affine_pointer: AffinePointer | None) -> None:
-        """Emit ``ins``, or what it is known to make."""
+        """Emit ``ins``, or its result if that is known to be affine."""
         if affine_pointer is None:
             self.code.run(ins)
         else:
@@ -327,7 +326,7 @@ class StageWriter:
 
     @contextmanager
     def as_of(self, ins: ptx.Instruction, now: int | None = None) -> Iterator[None]:
-        """Uniform registers as they were before later instructions of the stage changed them.
+        """Make uniform registers read as before later instructions of the stage changed them.
 
         ``now`` is -1 for instructions that run before the stage's own.
         """
@@ -390,7 +389,7 @@ class StageWriter:
         self.e.end(f"switch i32 {index}, label %{labels[-1]} [{cases}]")
 
     def _vote(self, agree: str) -> None:
-        """Count this thread's vote and remember it."""
+        """Count and store this thread's vote."""
         e, last = self.e, self.w.flow.blocks[self.stage.last].last
         assert last is not None
         assert last.guard is not None

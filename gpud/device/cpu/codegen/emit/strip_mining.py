@@ -1,23 +1,23 @@
-"""Loops that each thread goes round by itself look for the kill flag once in `STRIP_LENGTH` rounds.
+"""Strip mining: loops of a single thread poll the kill flag once in `STRIP_LENGTH` iterations.
 
-Problem: where the loop over threads is outside, a poll's load, test and branch stand in every round
-of every thread. A loop of a few instructions takes up to 1.2 times as long with them.
+Problem: where the loop over threads is outside, every iteration of every thread has a poll's load,
+test and branch. A loop of a few instructions takes up to 1.2 times as long with them.
 
 Approach: such a loop becomes two, the inner one of which counts in a machine register::
 
     outer: left = STRIP_LENGTH
-    inner: the loop as the program has it, up to where it goes back:
+    inner: the loop as the program has it, up to its back edge:
            if (--left) goto inner
            poll; goto outer
 
-A thread that stays for fewer rounds never polls. LLVM is told not to unroll the inner loop: it
-would take `STRIP_LENGTH` for the number of rounds, and copies of a loop that can end in each of
-them were slower, and take longer to compile.
+A thread that leaves after fewer iterations never polls. LLVM is told not to unroll the inner loop:
+it would take `STRIP_LENGTH` for the number of iterations, and copies of a loop that can end in each
+of them were slower, and take longer to compile.
 
 Properties:
-* ``bounded``: between two polls a thread makes no more than `STRIP_LENGTH` rounds of such a loop,
-  and there are no calls, no waits and no other loops in it;
-* ``others``: all other loops poll in each round.
+* ``bounded``: between two polls a thread makes at most `STRIP_LENGTH` iterations of such a loop,
+  which contains no calls, no waits and no other loops;
+* ``others``: all other loops poll in each iteration.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_poll
 __all__ = ["STRIP_LENGTH", "StripMinedLoop", "StripMinedLoops", "strip_mined_loops"]
 
 STRIP_LENGTH = 64
-"""Few enough that a killed thread leaves within microseconds; more made nothing faster."""
+"""Small enough that a killed thread stops within microseconds; longer strips were not faster."""
 _OFTEN = "!22"
 
 
 @dataclass(frozen=True, slots=True)
 class StripMinedLoop:
-    """A loop that polls seldom: its header, all its blocks, and its poll."""
+    """A strip-mined loop: its header, all its blocks, and its poll."""
 
     header: int
     blocks: frozenset[int]
@@ -50,14 +50,14 @@ class StripMinedLoop:
 
 
 def strip_mined_loops(flow: ControlFlow, cuts: Collection[int]) -> dict[int, StripMinedLoop]:
-    """The loops that may poll seldom, by the one block from which control goes back.
+    """The loops that can be strip-mined, by the source of their only back edge.
 
-    ``cuts`` are blocks at which a thread may be set aside, see
+    ``cuts`` are blocks at which a thread may be suspended, see
     `gpud.device.cpu.codegen.analysis.regions`.
     """
     back = [source for source, _ in flow.back_edges]
     if len(retreating_edges(flow)) != len(back):
-        return {}  # of other cycles nothing says which poll is whose
+        return {}  # in irreducible cycles a poll cannot be assigned to a loop
     found = {}
     headers = {loop.header for loop in flow.loops}
     for loop in flow.loops:
@@ -71,7 +71,7 @@ def strip_mined_loops(flow: ControlFlow, cuts: Collection[int]) -> dict[int, Str
 
 
 def _polls(flow: ControlFlow, loop: Loop) -> list[ptx.Instruction]:
-    """The polls of a loop that goes round without calls, if all are where control goes back."""
+    """The polls of a loop without calls, if all of them are at its back edge; otherwise none."""
     inside = [(b, place.instruction) for b in loop.blocks for place in flow.blocks[b].places]
     if any(is_call(ins) or (is_poll(ins) and b not in loop.latches) for b, ins in inside):
         return []
@@ -84,7 +84,8 @@ class StripMinedLoops:
     Args:
         code: of the thread.
         loops: those of the kernel.
-        labels: of the blocks that one thread runs without others; a loop counts if all of its are.
+        labels: of the blocks that one thread runs by itself; a loop is included if all of its
+            blocks are.
     """
 
     def __init__(
@@ -99,22 +100,22 @@ class StripMinedLoops:
         self._left = {header: e.alloca("i32", "left") for header in self._inner}
 
     def begin(self, number: int) -> None:
-        """Block ``number`` begins."""
+        """Emit the counters of loops that begin at block ``number``."""
         if number in self._inner:
             e = self._code.e
             e.do(f"store i32 {STRIP_LENGTH}, ptr {self._left[number]}")
             e.place(self._inner[number])
 
     def polls(self, ins: ptx.Instruction) -> bool:
-        """Whether ``ins`` is a poll that `go_back` makes."""
+        """Whether ``ins`` is a poll that `go_back` emits."""
         return id(ins) in self._covered
 
     def goes_back(self, source: int, target: int) -> bool:
-        """Whether control goes round one of the loops here."""
+        """Whether the edge is the back edge of one of these loops."""
         return source in self._loops and self._loops[source].header == target
 
     def go_back(self, source: int) -> None:
-        """End the LLVM block at hand: go round the loop that ends in block ``source``."""
+        """End the LLVM block with the back edge of the loop that ends in block ``source``."""
         e, loop = self._code.e, self._loops[source]
         slot = self._left[loop.header]
         left = e.value(f"sub i32 {e.value(f'load i32, ptr {slot}')}, 1")

@@ -1,16 +1,17 @@
-"""What one PTX thread's registers and addresses look like to the instruction lowerings.
+"""The interface between instruction lowerings and code generation: one thread's registers and
+addresses.
 
-`Thread` is the meeting point of two halves of the CPU code generator: the lowerings in
-`gpud.device.cpu.lower` (what an instruction computes) and the regions, functions and drivers
-beside this file (when it runs, and where values live). A lowering reads operands with `read`,
-writes results with `write`, and turns addresses into LLVM pointers with `pointer`.
+`Thread` connects two halves of the CPU code generator: the lowerings in `gpud.device.cpu.lower`
+(what an instruction computes), and the regions, functions and stages in this package (when it runs,
+and where values are stored). A lowering reads operands with `read`, writes results with `write`,
+and turns addresses into LLVM pointers with `pointer`.
 
-PTX registers are stack slots that LLVM promotes to values. A slot is a float where the program
-uses the register as ``f32``/``f64``, otherwise an integer of the register's width: since CUDA 12.9
-NVRTC declares floating-point registers as ``.b32``, so the declaration alone does not tell.
+PTX registers are stack slots that LLVM promotes to values. A slot is a float if the program uses
+the register as ``f32``/``f64``, otherwise an integer of the register's width: since CUDA 12.9 NVRTC
+declares floating-point registers as ``.b32``, so the declaration alone is not enough.
 
-State spaces: generic, global, const, param and local addresses are host addresses. A shared
-address is an offset from the block's shared memory, so that 32-bit shared addresses work.
+State spaces: generic, global, const, param and local addresses are host addresses. A shared address
+is an offset from the block's shared memory, so that 32-bit shared addresses work.
 
 Source: PTX ISA 9.0, chapters 5 and 9.4 (operand sizes exceeding the instruction's).
 """
@@ -39,7 +40,7 @@ LLVM_TYPE: Mapping[str, str] = {
     "e4m3x2": "i16",
     "e5m2x2": "i16",
 }
-"""LLVM type of a value of a PTX type as lowerings see it."""
+"""LLVM type of a value of a PTX type in lowerings."""
 
 _WIDTH = {"i1": 1, "half": 16, "bfloat": 16, "float": 32, "double": 64, "ptr": 64}
 
@@ -55,7 +56,7 @@ def zero(llvm_type: str) -> str:
 
 
 class Addresses(Protocol):
-    """Where a thread's special registers, symbols and state spaces are."""
+    """The values of a thread's special registers, and the addresses of symbols and state spaces."""
 
     def special(self, name: str) -> tuple[str, str]:
         """(value, LLVM integer type) of a special register such as ``%tid.x``."""
@@ -105,17 +106,17 @@ class Thread:
         self.ordered_tags = ordered_tags
         self.parallel = ", !llvm.access.group !4"
         self.blurred: frozenset[str] | set[str] = frozenset()
-        """Integer registers whose value LLVM must not follow further; see `_opaque`."""
+        """Integer registers whose computation is hidden from LLVM; see `_opaque`."""
         self.uncertain: frozenset[str] = frozenset()
-        """Float registers that may hold a NaN which a GPU would not make."""
+        """Float registers that may hold a NaN other than the GPU's canonical one."""
         self.exact = True
-        """Whether what is read now must have the bits that a GPU would give it."""
+        """Whether values read now must have the bits that a GPU would produce."""
         self._slots: dict[str, str] = {}
 
     # -- registers
 
     def slot(self, name: str) -> str:
-        """The stack slot of a register, made on first use."""
+        """The stack slot of a register, created on first use."""
         slot = self._slots.get(name)
         if slot is None:
             slot = self._slots[name] = f"%R.{name.lstrip('%').replace('%', '_')}"
@@ -156,13 +157,13 @@ class Thread:
         raise TypeError(f"{operand!r} cannot be read as .{type_}")
 
     def _canonical(self, value: str) -> str:
-        """A float, or the GPU's one NaN, 0x7fffffff, instead of any other."""
+        """``value``, with any NaN replaced by the GPU's canonical one, 0x7fffffff."""
         nan = self.e.value(f"fcmp uno float {value}, {value}")
         one = "bitcast (i32 2147483647 to float)"
         return self.e.value(f"select i1 {nan}, float {one}, float {value}")
 
     def _opaque(self, value: str, type_: str) -> str:
-        """``value``, but with nothing known of how it was computed.
+        """Hide from LLVM how ``value`` was computed.
 
         LLVM 22 models the low bits of a loop's index (``tid & 3``) as a narrow index that wraps. It
         may take an address made of them for one with a constant stride, provided that the narrow

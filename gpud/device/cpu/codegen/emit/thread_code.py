@@ -1,7 +1,7 @@
-"""The instructions of one thread, one after another: guards, calls and everything that computes.
+"""Code of the instructions of one thread, in order: guards, calls and computation.
 
-`ThreadCode` is what regions and functions share. It does what depends on this device (parameters,
-calls, pseudo-instructions) itself and hands the rest to `gpud.device.cpu.lower`.
+`ThreadCode` is shared by regions, stages and functions. It emits device-specific instructions
+(parameters, calls, pseudo-instructions) itself and delegates the rest to `gpud.device.cpu.lower`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ __all__ = ["CallInfo", "ThreadCode"]
 
 @dataclass(slots=True)
 class CallInfo:
-    """What calls need to know of the module: its functions and which can be called indirectly."""
+    """Facts about the module's functions that calls need."""
 
     functions: Mapping[str, ptx.Function] = field(default_factory=dict)
     addressed: tuple[str, ...] = ()
     pointers: Mapping[str, int] = field(default_factory=dict)
     failing_functions: Collection[str] = frozenset()
-    """Functions that may end the block: they return at once, and so does their caller."""
+    """Functions that may end the block: on failure they, and then their callers, return at once."""
     frame_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of functions' frames; if there are any, all are told what others have taken."""
+    """Bytes of functions' frames; if there are any, all functions get the bytes in use as an
+    argument."""
 
     def returned(self, function: ptx.Function) -> str:
-        """The LLVM type of what a function returns: its scalar, whether it failed, or both."""
+        """The LLVM return type of a function: its scalar, the failure flag, or both."""
         scalars = [LLVM_TYPE[one.type] for one in function.returns if not one.dims]
         if function.name in self.failing_functions:
             return f"{{ {scalars[0]}, i1 }}" if scalars else "i1"
@@ -55,7 +56,7 @@ class CallInfo:
 
 
 class ThreadCode(Thread):
-    """A `Thread` that also runs whole instructions, guards included."""
+    """A `Thread` that also emits whole instructions, guards included."""
 
     def __init__(
         self,
@@ -70,11 +71,11 @@ class ThreadCode(Thread):
         self.places = places
         self.program = program
         self.varying: frozenset[str] | set[str] = frozenset()
-        """Registers that differ between the rounds of a loop that LLVM may vectorise."""
+        """Registers that differ between the iterations of a loop that LLVM may vectorise."""
         self.arena: tuple[int, int] | None = None
         """(base, size) of the memory that global and generic accesses are checked against."""
         self.fail: Callable[[], None] = _nowhere_to_go
-        """Ends the LLVM block at hand, whose thread has ended its block of threads."""
+        """Ends the current LLVM block, in which the thread has ended its block of threads."""
         self.heap: tuple[int, int] | None = None
         """Address and size of the program's own heap; None: the C library's is used."""
 
@@ -105,7 +106,7 @@ class ThreadCode(Thread):
             elif self._computes_address(ins):
                 pass
             elif base == "nanosleep":
-                pass  # loops that wait give way at their back edge
+                pass  # waiting loops yield at their back edge
             else:
                 if _takes_bits(ins):
                     self.blurred = self.varying
@@ -120,7 +121,7 @@ class ThreadCode(Thread):
             self.exact = True
 
     def _leaves_floats(self, ins: ptx.Instruction) -> bool:
-        """Whether ``ins`` moves to an integer register, where a NaN's bits can be seen."""
+        """Whether ``ins`` moves a float to an integer register, where a NaN's bits are visible."""
         target = ins.operands[0]
         return ins.opcode.base in ("mov", "selp") and self.storage.get(
             getattr(target, "name", "")
@@ -129,7 +130,7 @@ class ThreadCode(Thread):
     # -- addresses
 
     def _computes_address(self, ins: ptx.Instruction) -> bool:
-        """Emit address arithmetic on a pointer register; whether ``ins`` is such."""
+        """Emit ``ins`` if it is address arithmetic on a pointer register; whether it is."""
         base = ins.opcode.base
         if base not in ("add", "sub", "mad", "mov", "cvta"):
             return False
@@ -316,7 +317,7 @@ class ThreadCode(Thread):
         results: tuple[ptx.Operand, ...],
         arguments: tuple[ptx.Operand, ...],
     ) -> None:
-        """``malloc`` or ``free`` of `gpud.device.cpu.program.heap` with its records``."""
+        """Emit ``malloc`` or ``free`` of `gpud.device.cpu.program.heap` with its records."""
         e = self.e
         value = self.read(arguments[0], "u64")
         if name == "malloc":
@@ -333,7 +334,7 @@ def _nowhere_to_go() -> None:
 
 
 def _takes_bits(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` takes some bits of an index, so that the result wraps (`Thread._opaque`)."""
+    """Whether ``ins`` extracts bits of an index, so that the result wraps (`Thread._opaque`)."""
     base, modifiers = ins.opcode.base, ins.opcode.modifiers
     if base == "cvt":
         to, of = modifiers[-2:] if len(modifiers) > 1 else ("", "")

@@ -1,1 +1,1 @@
-"""PTX to PTX: inlining, checks as pseudo-instructions, split registers, bounds checks."""
+"""PTX-to-PTX passes before code generation: inlining, pseudo-instructions, bounds checks."""

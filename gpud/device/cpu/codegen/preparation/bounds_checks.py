@@ -1,21 +1,23 @@
-"""Checks of accesses to shared, local, constant and parameter memory.
+"""Insert bounds checks before accesses to shared, local, constant and parameter memory.
 
-Problem: an address in one of these spaces that lies outside of it is the address of something else
-in this process. A GPU's hardware catches that; here the code generator must.
+Problem: an out-of-bounds address in one of these spaces would access other memory of this process.
+A GPU's hardware detects that; here the code generator must.
 
-Approach: a ``gpud.fence`` of the access's own space before each access, except where a symbol and a
-constant, or the block's shape, say that it stays inside. Accesses through one register in one basic
-block share a fence, which stands before the first of them. For the same reason those fences of the
-program go that guard accesses to the module's variables alone.
+Approach: insert a ``gpud.fence`` for the access's space before each access, unless the symbol and a
+constant offset, or the block's shape, prove that it is in bounds. Accesses through one register in
+one basic block share a fence, which stands before the first of them. For the same reason, fences of
+the program are removed if they only guard accesses to the module's variables that are provably in
+bounds.
 
 Terms: a *group* is the accesses that share a fence.
 
 Properties:
-* an access that is not provably inside is checked;
-* the accesses of a persistent loop to its slots are not: they lie outside of what may be accessed;
-* accesses of one group all run if the first does, or the block has ended for another reason;
-* what writes to ``.param`` writes to a struct in local memory that a call passes, never to the
-  kernel's own parameters, the last of which is the control word that the loop follows.
+* an access that is not provably in bounds is checked;
+* the accesses of a persistent loop to its slots are not checked: the slots are outside the memory
+  that the program may access;
+* if the first access of a group runs, all of them do, unless the block ends for another reason;
+* a store to ``.param`` writes to a struct in local memory that a call passes, never to the kernel's
+  own parameters, the last of which is the control word that the persistent loop reads.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ _Key = tuple[ptx.Register | ptx.Symbol | None, ptx.Guard | None, str]
 
 
 class Access(NamedTuple):
-    """What one operand of an instruction accesses: ``span`` bytes, aligned to ``align``."""
+    """The access that one operand of an instruction makes: ``span`` bytes, aligned to ``align``."""
 
     space: str
     address: ptx.Address
@@ -71,7 +73,7 @@ class Access(NamedTuple):
 
 
 def accesses(ins: ptx.Instruction) -> list[Access]:
-    """The accesses to memory of an instruction, in all spaces."""
+    """List the memory accesses of an instruction, in all spaces."""
     base, modifiers = ins.opcode.base, ins.opcode.modifiers
     addresses = [o for o in ins.operands if isinstance(o, ptx.Address)]
     if not addresses:
@@ -104,7 +106,7 @@ def _type_bytes(modifiers: tuple[str, ...]) -> int:
 
 @dataclass
 class _Group:
-    """Accesses that share a fence, which will stand at ``place`` of the new body."""
+    """Accesses that share a fence, to be inserted at index ``place`` of the new body."""
 
     place: int
     space: str
@@ -114,7 +116,7 @@ class _Group:
     members: list[Member] = field(default_factory=list)
 
     def takes(self, member: Member) -> bool:
-        """Whether one fence can be for ``member`` too."""
+        """Whether the fence can also cover ``member``."""
         others = [*self.members, member]
         low = min(m.low for m in others)
         end = max(m.low + m.span for m in others)
@@ -124,9 +126,9 @@ class _Group:
 def insert_bounds_checks(
     module: ptx.Module, function: ptx.Function, shape: Shape | None = None
 ) -> ptx.Function:
-    """``function``, whose body is flat, with fences before accesses to these spaces.
+    """Insert fences into ``function``, whose body is flat, before accesses to these spaces.
 
-    ``shape``: of its blocks, if it is known.
+    ``shape``: of its blocks, if known.
     """
     inside = _InBounds(module, function, shape)
     body: list[ptx.Statement] = []
@@ -173,7 +175,7 @@ def _writes_param(ins: ptx.Instruction, access: Access) -> bool:
 
 
 def _is_loops(base: ptx.Register | ptx.Symbol) -> bool:
-    """Whether this is an address of a persistent loop's own: one in its slots."""
+    """Whether this is an address in the slots of a persistent loop."""
     return base.name.lstrip("%").startswith(LOOP)
 
 
@@ -183,7 +185,7 @@ def _mentions(key: _Key, register: ptx.Register) -> bool:
 
 
 def _claim(function: ptx.Function) -> ptx.Operand:
-    """The task block that the function's own fences report, if they know it."""
+    """The task block that the function's own fences report, if it is available there."""
     for statement in function.body or ():
         if isinstance(statement, ptx.Instruction) and statement.opcode.base == "gpud":
             if statement.opcode.modifiers[0] == "fence":
@@ -192,7 +194,7 @@ def _claim(function: ptx.Function) -> ptx.Operand:
 
 
 class _InBounds:
-    """Which accesses stay inside one variable or parameter, whatever the program computes."""
+    """Decides which accesses are in bounds of one variable or parameter for all inputs."""
 
     def __init__(self, module: ptx.Module, function: ptx.Function, shape: Shape | None) -> None:
         self._function = function
@@ -212,7 +214,7 @@ class _InBounds:
             if isinstance(statement, ptx.Instruction):
                 for register in written(statement):
                     self._made.setdefault(register.name, []).append(statement)
-        # In a kernel, a register that has not been written yet is 0.
+        # In a kernel, an uninitialised register is 0.
         known = shape is not None and function.kind == "entry"
         self._shape = shape if known else None
         self._ranges = None if self._shape is None else StaticRanges(self._made, self._shape)
@@ -229,7 +231,7 @@ class _InBounds:
 
     @cached_property
     def _unset(self) -> frozenset[str]:
-        """Registers that some path reads before it has written them."""
+        """Registers that some path reads before writing them."""
         liveness = Liveness(ControlFlow(self._function))
         return frozenset(one.name for one in liveness.registers(liveness.live_in[0]))
 
@@ -241,7 +243,7 @@ class _InBounds:
         self._sizes[variable.name] = size_and_align(variable)
 
     def holds(self, ins: ptx.Instruction, access: Access) -> bool:
-        """Whether the access is inside and aligned for certain."""
+        """Whether the access is provably in bounds and aligned."""
         base, offset = access.address.base, access.address.offset
         if base is None:
             return False
@@ -256,7 +258,7 @@ class _InBounds:
         )
 
     def needs_none(self, ins: ptx.Instruction) -> bool:
-        """Whether all accesses of a fence of the program are inside its module's variables."""
+        """Whether all accesses of a program's fence are provably within the module's variables."""
         found = decode_fence(ins)
         base = found.base
         if not isinstance(base, ptx.Register):
@@ -273,7 +275,7 @@ class _InBounds:
         return True
 
     def _carries(self, register: ptx.Register) -> bool:
-        """Whether ``register``, whose range has a name, has the whole of its address always."""
+        """Whether ``register``, whose range has a symbol, always holds the complete address."""
         assert self._ranges is not None
         work, seen = [register.name], {register.name}
         while work:
@@ -309,7 +311,7 @@ class _InBounds:
         )
 
     def _is_inside_in_all(self, access: Access) -> bool:
-        """Whether each thread's access is to a shared array, at an index that is computed here."""
+        """Whether every thread accesses a shared array in bounds, at an index computed here."""
         base, offset = access.address.base, access.address.offset
         if self._values is None or not isinstance(base, ptx.Register):
             return False
@@ -323,13 +325,13 @@ class _InBounds:
     def _within(self, name: str, first: int, access: Access) -> bool:
         found = self._sizes.get(name)
         if found is None:
-            return access.space == "param"  # a scalar of a call: it is a register by now
+            return access.space == "param"  # a scalar of a call, which is a register by now
         size, align = found
         aligned = first % access.align == 0 and align % access.align == 0
         return aligned and first >= 0 and first + access.span <= size
 
     def _places(self, register: ptx.Register, depth: int) -> set[tuple[str, int]]:
-        """All (variable, offset) whose address the register can hold; empty if it is not known."""
+        """All (variable, offset) that the register can point to; empty if they are not known."""
         made = self._made.get(register.name, ())
         if not made or not depth or len(made) > _MOST_DEFINITIONS:
             return set()
@@ -368,7 +370,7 @@ class _InBounds:
         return set()
 
     def _toggled(self, found: set[tuple[str, int]], toggles: list[int]) -> set[tuple[str, int]]:
-        """``found`` and what flipping bits of the addresses leads to, again and again."""
+        """Close ``found`` under flipping the bits ``toggles`` of the addresses."""
         for toggle in toggles:
             for name, at in list(found):
                 _, align = self._sizes.get(name, (0, 1))

@@ -1,14 +1,14 @@
-"""The pseudo-instruction ``gpud.fence``: a check that stands before accesses to memory.
+"""The pseudo-instruction ``gpud.fence``: a check before memory accesses.
 
 ``gpud.fence.<space> [register+low], span, align, claim, low, span, align, site, ...`` means: each
-*member*, ``span`` bytes at ``register + low``, lies in memory that a thread may access there, and
-begins at a multiple of ``align``; if not, the block ends here, and the first member that is illegal
-is reported, with its ``site`` and the task block ``claim``. The first operands are the *hull* of
-all members. A guard on a fence is the guard of its accesses. Behind the space stand the *origins*
-of fences of the program, see `gpud.device.cpu.codegen.preparation.provenance`.
+*member*, ``span`` bytes at ``register + low``, must lie in memory that the thread may access in
+that space, and begin at a multiple of ``align``. If not, the block ends here, and the first illegal
+member is reported with its ``site`` and the task block ``claim``. The first operands are the *hull*
+of all members. The guard of a fence is the guard of its accesses. The space is followed by the
+*origins* of fences of the program, see `gpud.device.cpu.codegen.preparation.provenance`.
 
 Fences of global and generic accesses come from the program
-(`gpud.compiler.instrumentation.fences`); those of other spaces are the CPU device's own
+(`gpud.compiler.instrumentation.fences`); those of other spaces are inserted by the CPU device
 (`gpud.device.cpu.codegen.preparation.bounds_checks`).
 """
 
@@ -46,11 +46,11 @@ SPACES = {
 
 NO_CLAIM = ptx.Immediate(str(cw.NOTHING), cw.NOTHING)
 _CLAIM = 3
-"""Its place among the operands."""
+"""Index of the claim among the operands."""
 
 
 class Member(NamedTuple):
-    """One access: ``span`` bytes from the register's value + ``low`` on; ``site`` -1: not known."""
+    """One access: ``span`` bytes at the register's value + ``low``; ``site`` is -1 if unknown."""
 
     low: int
     span: int
@@ -59,9 +59,9 @@ class Member(NamedTuple):
 
 
 class FenceOperands(NamedTuple):
-    """The parts of a ``gpud.fence``.
+    """The decoded operands of a ``gpud.fence``.
 
-    ``base`` is a register, a symbol or nothing.
+    ``base`` is a register, a symbol or None.
     """
 
     space: str
@@ -83,12 +83,12 @@ def fence(
     line: int = 0,
     origins: Sequence[str] = (),
 ) -> ptx.Instruction:
-    """The pseudo-instruction for accesses through one register."""
+    """Build the fence of accesses through one register."""
     low = min(member.low for member in members)
     span = max(member.low + member.span for member in members) - low
     align = max(member.align for member in members)
     if any((member.low - low) % member.align for member in members):
-        # The hull begins where not every member may; `aligned_hull` keeps this from happening.
+        # A hull whose start breaks some member's alignment; `aligned_hull` prevents this.
         raise ValueError("the accesses of one fence are not aligned alike")
     numbers = [span, align]
     operands: list[ptx.Operand] = [ptx.Address(base, low), *map(_number, numbers), claim]
@@ -102,7 +102,7 @@ def _number(value: int) -> ptx.Immediate:
 
 
 def decode_fence(ins: ptx.Instruction) -> FenceOperands:
-    """The parts of a ``gpud.fence``."""
+    """Decode the operands of a ``gpud.fence``."""
     address, long, even, claim, *rest = ins.operands
     assert isinstance(address, ptx.Address)
     numbers = [
@@ -116,13 +116,13 @@ def decode_fence(ins: ptx.Instruction) -> FenceOperands:
 
 
 def without_claim(ins: ptx.Instruction) -> ptx.Instruction:
-    """A ``gpud.fence`` that reports no task block."""
+    """A copy of a ``gpud.fence`` that reports no task block."""
     operands = (*ins.operands[:_CLAIM], NO_CLAIM, *ins.operands[_CLAIM + 1 :])
     return ptx.Instruction(ins.opcode, operands, ins.guard, ins.line)
 
 
 def from_program(found: fences.Fence, claim: ptx.Operand) -> ptx.Instruction:
-    """The pseudo-instruction for a fence of the program."""
+    """Build the pseudo-instruction for a fence of the program."""
     members = [Member(m.low, m.span, m.align, m.site) for m in found.members]
     origins = allowed(found)
     return fence(found.space, found.register, members, claim, found.guard, origins=origins)

@@ -1,17 +1,18 @@
-"""Pointers and indices that all threads advance alike, split into a start and a common step.
+"""Split induction variables that all threads advance alike into a start and a uniform offset.
 
-A compiler turns ``a[i]`` in a loop into a pointer that is advanced: each thread has its own, and
-nothing tells that they advance together. Here such a register p becomes ``p.start``, written where
-p was set, and ``p.moved``, a uniform register that counts how far p has come; readers of p read the
-sum, or the start alone where no step can have come before. The start can then be recomputed
-(`gpud.device.cpu.codegen.analysis.rematerialization`), so nothing is kept for each thread, and LLVM
-sees the stride between threads. Each sum has a name of its own, ``p.at0`` and so on, which readers
-share that
-follow each other: so what is made from it can be recomputed, too.
+Problem: a compiler turns ``a[i]`` in a loop into a pointer that is advanced. Each thread has its
+own pointer, and nothing shows that they all advance by the same amount.
+
+Approach: such a register p becomes ``p.start``, written where p was set, and ``p.moved``, a uniform
+register with the sum of all steps since. Readers of p read the sum of both, or only the start where
+no step can have run yet. The start can then be recomputed
+(`gpud.device.cpu.codegen.analysis.rematerialization`), so nothing is kept per thread, and LLVM sees
+the stride between threads. Each sum has a register of its own, ``p.at0`` and so on, shared by
+consecutive readers, so that what is computed from it can be recomputed too.
 
 Properties:
 * the sums wrap as the original additions do, so every reader sees the same value;
-* control passes nothing between a sum and its readers but instructions, one after the other.
+* a sum and its readers are in one basic block.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["split_inductions"]
 def split_inductions(
     entry: ptx.Function, flow: ControlFlow, varying: set[str], inner: set[int]
 ) -> ptx.Function | None:
-    """``entry`` with inductions split, or None if it has none."""
+    """Split the inductions of ``entry``; None if it has none."""
     types = declared_types(entry.body or ())
     steps: dict[str, list[ptx.Instruction]] = {}
     starts: dict[str, list[ptx.Instruction]] = {}
@@ -76,7 +77,7 @@ def _is_step(ins: ptx.Instruction, register: ptx.Register, varying: set[str]) ->
 
 
 class _Rewriter:
-    """Splits the registers ``types``, by name, that the instructions ``steps`` advance."""
+    """Splits the registers ``types``, by name, which the instructions ``steps`` advance."""
 
     def __init__(
         self,
@@ -91,12 +92,12 @@ class _Rewriter:
         self._steps = {id(ins): name for name in types for ins in steps[name]}
         self._before = self._unmoved()
         self._sums: dict[str, str] = {}
-        """Names of the sums that the next instruction may read, by register."""
+        """Registers with the sums that the next instruction may read, by original register."""
         self._count: dict[str, int] = dict.fromkeys(types, 0)
         self._body: list[ptx.Statement] = []
 
     def _unmoved(self) -> dict[int, set[str]]:
-        """The registers that no step can have advanced since they were set, before each block."""
+        """Registers that no step can have advanced since they were set, before each block."""
         flow, everything = self._flow, set(self._types)
         before = {number: set(everything) for number in flow.order}
         after = {number: set(everything) for number in flow.order}
@@ -115,7 +116,7 @@ class _Rewriter:
         return before
 
     def _pass(self, ins: ptx.Instruction, unmoved: set[str]) -> None:
-        """What an instruction makes of the registers that have not been advanced."""
+        """Update ``unmoved`` for one instruction."""
         if id(ins) in self._steps:
             unmoved.discard(self._steps[id(ins)])
         else:
@@ -162,7 +163,7 @@ class _Rewriter:
         self._body.extend(_clear(name, self._types[name], ins.line) for name in targets)
 
     def _sum(self, name: str, line: int) -> str:
-        """The name of a register that holds what ``name`` does."""
+        """The name of a register that holds the current value of ``name``."""
         if name not in self._sums:
             self._sums[name] = f"{name}.at{self._count[name]}"
             self._count[name] += 1

@@ -1,9 +1,9 @@
-"""Calls of functions in which threads wait, replaced by the functions' bodies.
+"""Inline calls of functions in which threads can wait.
 
 Properties:
-* every copy has registers, labels and variables of its own; ``.shared`` ones stay shared;
-* an indirect call becomes comparisons with the functions that it can reach, and traps if it
-  reaches none of them;
+* every copy has registers, labels and variables of its own; ``.shared`` variables stay shared;
+* an indirect call becomes comparisons with the functions that it can reach, and traps if the
+  pointer equals none of them;
 * recursion through a suspending function is refused.
 """
 
@@ -21,14 +21,14 @@ from gpud.errors import KernelRejected
 __all__ = ["KNOWN_EXTERNALS", "Inliner", "around", "call_parts", "possible_callees"]
 
 KNOWN_EXTERNALS = frozenset(("vprintf", "malloc", "free", "__assertfail", PRINT))
-"""Device functions that the CPU device provides."""
+"""External functions that the CPU device provides."""
 
 
 class Inliner:
     """Replaces calls of suspending functions by their bodies.
 
     Args:
-        functions: by name, their call parameters already registers.
+        functions: by name; their call parameters are already registers.
         addressed: functions that an indirect call may reach.
         suspending: functions in which a thread can wait or end.
     """
@@ -91,7 +91,7 @@ class Inliner:
     def _dispatch(
         self, ins: ptx.Instruction, pointer: ptx.Register, path: tuple[str, ...]
     ) -> list[ptx.Statement]:
-        """An indirect call as comparisons with the functions that it can reach."""
+        """Expand an indirect call to comparisons with the functions that it can reach."""
         number = self._number()
         done = f"$called.{number}"
         matches = ptx.Register(f"%callee.{number}")
@@ -201,7 +201,7 @@ def call_parts(
 def possible_callees(
     ins: ptx.Instruction, functions: Mapping[str, ptx.Function], addressed: Iterable[str]
 ) -> list[str]:
-    """Those of ``functions`` that a call can be of; pointers can mean those in ``addressed``."""
+    """Names of the ``functions`` that a call may reach; a pointer may be any of ``addressed``."""
     target = callee(ins)
     if isinstance(target, ptx.Symbol):
         return [target.name] if target.name in functions else []
@@ -216,12 +216,12 @@ def possible_callees(
 
 
 def branch(label: str, guard: ptx.Guard | None = None, line: int = 0) -> ptx.Instruction:
-    """``bra label``, under a guard if one is given."""
+    """Build ``bra label``, with the guard if one is given."""
     return ptx.Instruction(ptx.opcode("bra"), (ptx.Symbol(label),), guard, line)
 
 
 def around(ins: ptx.Instruction, body: list[ptx.Statement], label: str) -> list[ptx.Statement]:
-    """``body`` under the guard of ``ins``, as a branch around it."""
+    """Run ``body`` only if the guard of ``ins`` holds, by a branch around it."""
     assert ins.guard is not None
     opposite = ptx.Guard(ins.guard.register, not ins.guard.negated)
     return [branch(label, opposite, ins.line), *body, ptx.Label(label)]

@@ -1,16 +1,16 @@
-"""Loads, stores and transpositions of 8x8 matrices by a warp, as shuffles and ordinary accesses.
+"""Expand warp-level moves of 8x8 matrices into shuffles and ordinary accesses.
 
 Problem: ``ldmatrix``, ``stmatrix`` and ``movmatrix`` belong to tensor cores, which the CPU device
-has not. But compilers also use them to lay data out anew in kernels without any matrix product:
-Triton does in every reduction over a transposed tile.
+does not have. But compilers also use them to change data layouts in kernels without any matrix
+product: Triton does in every reduction over a transposed tile.
 
-Approach: they only move data, so each becomes instructions that the device has. Of matrix j, lane
-8 j + r holds the address of row r, and lane l has two elements of row l / 4, from column 2 (l % 4)
-on; with ``.trans`` of column l / 4. So a lane asks for the address of the row that it needs
-(``shfl.sync.idx``), and reads or writes there itself.
+Approach: they only move data, so each is expanded to instructions that the device supports. Lane 8
+j + r holds the address of row r of matrix j, and lane l owns two elements of row l / 4, from column
+2 (l % 4) on; with ``.trans``, of column l / 4. So a lane gets the address of the row that it needs
+by ``shfl.sync.idx``, and reads or writes there itself.
 
-Properties: a function without any of these is returned as it is; other shapes than 8x8 elements of
-16 bits, and generic addresses, stay and are refused later.
+Properties: a function without these instructions is returned unchanged; shapes other than 8x8
+elements of 16 bits, and generic addresses, are left in place and refused later.
 
 Source: PTX ISA 9.0, chapter 9.7, "Warp Level Matrix Instructions".
 """
@@ -33,7 +33,7 @@ _KINDS = {**dict.fromkeys(_NAMES, "b32"), "half0": "b16", "half1": "b16"}
 
 
 def expand_matrices(function: ptx.Function) -> ptx.Function:
-    """``function``, whose body is flat, with those instructions spread."""
+    """Expand these instructions in ``function``, whose body is flat."""
     body = function.body or []
     found = [s for s in body if isinstance(s, ptx.Instruction) and _is_expanded(s)]
     if not found:
@@ -65,7 +65,7 @@ def _number(value: int) -> ptx.Immediate:
 
 
 class _Expansion:
-    """One instruction and what becomes of it."""
+    """The expansion of one instruction."""
 
     def __init__(self, ins: ptx.Instruction, types: Mapping[str, str]) -> None:
         self.ins = ins
@@ -80,7 +80,7 @@ class _Expansion:
         assert isinstance(address, ptx.Address)
         self._address(address, types)
         transposed = ins.opcode.has("trans")
-        # Which row of each matrix this lane needs, and where in it, in bytes.
+        # The row of each matrix that this lane needs, and the byte offset in it.
         self._add("shr.u32", _own("row"), _own("lane"), _number(2))
         self._add("and.b32", _own("column"), _own("lane"), _number(3))
         if transposed:
@@ -101,7 +101,7 @@ class _Expansion:
         self.made.append(ptx.Instruction(ptx.opcode(text), operands, ins.guard, ins.line))
 
     def _address(self, address: ptx.Address, types: Mapping[str, str]) -> None:
-        """Leaves this lane's address in the shared window in ``at``."""
+        """Compute this lane's address in the shared window into ``at``."""
         base = address.base
         if isinstance(base, ptx.Register) and types.get(base.name, "").endswith("64"):
             self._add("cvt.u32.u64", _own("at"), base)
@@ -111,13 +111,13 @@ class _Expansion:
             self._add("add.s32", _own("at"), _own("at"), _number(address.offset))
 
     def _place(self, name: str, row: int) -> None:
-        """Leaves in ``name`` where this lane's part of its row, ``row`` further on, begins."""
+        """Compute into ``name`` the address of this lane's part of its row, ``row`` rows on."""
         self._add("add.s32", _own(name), _own("row"), _number(row))
         self._fetch(name, _own("at"))
         self._add("add.s32", _own(name), _own(name), _own("column"))
 
     def _fetch(self, name: str, value: ptx.Operand) -> None:
-        """Replaces a lane's number in ``name`` by what that lane has in ``value``."""
+        """Replace the lane number in ``name`` by that lane's ``value``."""
         clamp, everyone = _number(31), _number(-1)
         self._add("shfl.sync.idx.b32", _own(name), value, _own(name), clamp, everyone)
 

@@ -1,6 +1,6 @@
-"""Placement of a module's variables, and numbering of the functions it uses as values.
+"""Placement of a module's variables, and numbering of the functions whose address it takes.
 
-Separate from code generation: the loader of a compiled module needs only this.
+Separate from code generation, since the loader of compiled code needs only this.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def layout_module(module: ptx.Module) -> ModuleLayout:
 
 
 def addressed_functions(module: ptx.Module) -> list[str]:
-    """Functions that the program uses as values: in ``mov`` or in an initialiser."""
+    """List the functions that the program uses as values: in ``mov`` or in an initialiser."""
     names = [f.name for f in module.functions() if f.kind == "func"]
     known = set(names)
     found: set[str] = set()

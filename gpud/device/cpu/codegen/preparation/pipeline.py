@@ -1,28 +1,28 @@
-"""From a flat PTX kernel to one that the CPU code generator can cut into regions.
+"""Prepare a flat PTX kernel for code generation: the order of the passes in this package.
 
 Problem: a thread that waits (at a barrier, a warp collective, in a loop that polls memory) must be
-left and entered again later. That is simple where the waiting stands in the kernel's own body, and
-needs a stack of its own where it stands in a function that the kernel called.
+suspended and resumed later. That is simple if the wait is in the kernel's own body, and needs a
+separate stack if it is in a function that the kernel called.
 
-Approach: every function in which a thread can wait, trap or exit is inlined into the kernel, and
-so is one of a few instructions, whose results may be the same for all threads, or indices; an
-indirect call that may reach one becomes a chain of comparisons over the functions whose
-address the program takes. All other functions stay functions, compiled as they are. Parameters of
-calls, which PTX keeps in ``.param`` variables, become registers where they are scalars.
+Approach: every function in which a thread can wait, trap or exit is inlined into the kernel. So are
+functions of a few instructions, since their results may be uniform, or indices. An indirect call
+that may reach such a function becomes a chain of comparisons over the functions whose address the
+program takes. All other functions are compiled as functions. Call parameters, which PTX keeps in
+``.param`` variables, become registers if they are scalars.
 
 Terms: a function *suspends* if a thread can wait or end inside it: it has a barrier, a collective,
-a trap, an ``exit``, a polling loop, or calls a function that suspends. The pseudo-instructions
-made here are ``gpud.move`` (register copy of any type), ``gpud.resume`` (write the results of the
-collective or reduction before it) and ``gpud.callee`` (does a function pointer equal this one?);
+a trap, an ``exit``, a polling loop, or calls a function that suspends. The pseudo-instructions made
+here are ``gpud.move`` (register copy of any type), ``gpud.resume`` (write the results of the
+collective or reduction before it) and ``gpud.callee`` (compare a function pointer with a function);
 `gpud.device.cpu.codegen.preparation.pseudo_instructions` makes others before.
 
 Properties:
-* after `prepare` the kernel's body holds no call of a suspending function;
+* after `prepare` the kernel's body has no call of a suspending function;
 * no barrier, collective, trap or atomic has a guard: guards became branches around them;
-* what a collective's operands are known to be, they are;
-* the instruction after a waiting one begins a basic block that nothing else can enter.
+* operands of collectives that are known constants are immediates;
+* the instruction after a wait begins a basic block that nothing else can enter.
 
-Recursion through a suspending function is refused: there is no place for its frames.
+Recursion through a suspending function is refused: there is no storage for its frames.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from gpud.errors import KernelRejected
 __all__ = ["Prepared", "prepare"]
 
 _SMALL = 40
-"""Instructions of a function that is inlined although its threads cannot wait there."""
+"""Maximum number of instructions of a function that is inlined although its threads cannot wait."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ def prepare(
 
 
 def _is_own(name: str) -> bool:
-    """Whether this device has its own code for a function that gpud's passes have added."""
+    """Whether this device implements a function added by gpud's passes itself."""
     return name in ENDINGS or name.startswith(PRINT)
 
 
@@ -155,7 +155,7 @@ def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) ->
 
 
 def _is_small(function: ptx.Function) -> bool:
-    """Whether a function that does not suspend is straight code, and little of it."""
+    """Whether a function that does not suspend is short straight-line code."""
     instructions = _instructions(function)
     if function.kind != "func" or len(instructions) > _SMALL:
         return False
@@ -176,7 +176,7 @@ def _instructions(function: ptx.Function) -> list[ptx.Instruction]:
 
 
 def _parameters_to_registers(function: ptx.Function) -> ptx.Function:
-    """Make every scalar ``.param`` variable of calls and of a ``.func`` a register ``%P.name``."""
+    """Replace scalar ``.param`` variables of calls and of a ``.func`` by registers ``%P.name``."""
     assert function.body is not None
     scalars: dict[str, str] = {}
     registers: list[ptx.Statement] = []
@@ -248,7 +248,7 @@ def _scalar(operand: ptx.Operand, scalars: dict[str, str]) -> ptx.Operand:
 
 
 def _fold_constant_operands(body: list[ptx.Statement]) -> list[ptx.Statement]:
-    """Give collectives the masks and lanes that compilers keep in registers as numbers."""
+    """Replace known constant masks and lanes of collectives by immediates."""
     known = Definitions(body).constant
 
     def number(operand: ptx.Operand) -> ptx.Operand:

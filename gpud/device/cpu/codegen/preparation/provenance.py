@@ -1,25 +1,24 @@
-"""Which memory the address of a fence most likely means: what its quick test asks first.
+"""Infer which memory a fence's address points to, to choose the range of its quick test.
 
 Problem: a legal address may lie in the arena, in the module's variables, in the program's heap, or,
-if it is generic, in the thread's own local or the block's shared memory. The quick test of a fence
-compares with one range; where that is the wrong one, every access takes the slow way.
+if it is generic, in the thread's local or the block's shared memory. The quick test of a fence
+compares with one range; if that is the wrong one, every access takes the slow path.
 
-Approach: an address begins as something whose range is known: a parameter of the kernel (the
-arena), a symbol, a result of ``malloc``. Arithmetic keeps it there. So each register gets an
-*origin* from all of its definitions, a parameter of a function from all calls of it. A fence whose
-register has one asks for that range alone; others for what their program allows, first the
-likeliest: where the address of a function is loaded from, the module's variables, for that is where
-C++ keeps tables of virtual functions, else the arena.
+Approach: an address starts as a value with a known range: a kernel parameter (the arena), a symbol,
+a result of ``malloc``. Arithmetic stays in that range. So each register gets an *origin* from all
+of its definitions, and a function parameter from all calls. A fence whose register has an origin
+tests that range only. Others test the ranges that are legal for the program, the likeliest first:
+the module's variables if the address of a function is loaded there, since C++ keeps tables of
+virtual functions there, otherwise the arena.
 
 Terms: origins are ``arena``, ``data`` (the module's variables), ``heap``, ``shared``, ``static``
-(the part of shared memory whose size is known when code is generated), ``local`` (of the function
-at hand), ``thread`` (local memory of the kernel itself) and ``param``. They stand behind the space
-in a fence's opcode, each with ``in_`` before it.
+(the part of shared memory whose size is known at compile time), ``local`` (of the current
+function), ``thread`` (local memory of the kernel itself) and ``param``. They follow the space in a
+fence's opcode, each prefixed with ``in_``.
 
 Properties:
-* every origin of a fence is a range in which its accesses are legal, so no wrong guess lets
-  anything
-  through: what none of them holds is checked exactly.
+* every origin of a fence is a range in which its accesses are legal, so a wrong guess never admits
+  an illegal access: an address in none of the ranges is checked exactly.
 """
 
 from __future__ import annotations
@@ -37,19 +36,20 @@ from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_cal
 __all__ = ["MAX_ORIGINS", "allowed", "infer_origins", "opcode", "origins_of"]
 
 MAX_ORIGINS = 3
-"""So many ranges are tested where a fence stands; the rest is judged."""
+"""Number of ranges that the code of a fence tests before it calls the exact check."""
 
 _MARK = "in_"
 _NONE, _UNKNOWN = "", "?"
 _WINDOWS = {"local": "thread", "shared": "shared", "shared::cluster": "shared", "param": "param"}
 _NARROW = ("shared", "static")
-"""Addresses there may have 32 bits."""
+"""Origins whose addresses may have 32 bits."""
 _MOST_ROUNDS = 50
 _FENCED = ("global", "generic", "shared")
 _OF_SPACE = {"global": "data", "const": "data", "shared": "shared", "local": "local",
              "param": "param"}  # fmt: skip
 _WEAK = ("", "arena")
-"""A number that a kernel is given looks like an address; the sum of both has the other's origin."""
+"""Origins that yield to the other operand's in a sum: an integer parameter looks like an address,
+but an offset from an address has the origin of that address."""
 
 
 def allowed(fence: fences.Fence) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def allowed(fence: fences.Fence) -> tuple[str, ...]:
 
 
 def origins_of(ins: ptx.Instruction) -> tuple[str, ...]:
-    """The origins that stand in a fence's opcode."""
+    """Decode the origins in a fence's opcode."""
     return tuple(
         modifier.removeprefix(_MARK)
         for modifier in ins.opcode.modifiers
@@ -76,19 +76,19 @@ def origins_of(ins: ptx.Instruction) -> tuple[str, ...]:
 
 
 def opcode(space: str, origins: Iterable[str]) -> ptx.Opcode:
-    """The opcode of a fence of accesses to ``space``."""
+    """Build the opcode of a fence of accesses to ``space``."""
     return ptx.opcode(".".join((f"gpud.fence.{space}", *(_MARK + origin for origin in origins))))
 
 
 def infer_origins(
     module: ptx.Module, functions: Sequence[ptx.Function], addressed: Sequence[str]
 ) -> list[ptx.Function]:
-    """``functions``, whose bodies are flat, with the origins of their fences that are known.
+    """Add the known origins to the fences of ``functions``, whose bodies are flat.
 
     Args:
         module: the program.
         functions: a kernel and all functions that it may call.
-        addressed: those that pointers can mean.
+        addressed: the functions that pointers can refer to.
     """
     if not any(_is_open(s) for function in functions for s in function.body or ()):
         return list(functions)
@@ -111,7 +111,7 @@ def _settled(function: ptx.Function, origins: _Origins) -> ptx.Function:
 
 
 def _is_open(statement: ptx.Statement) -> bool:
-    """Whether this is a fence of accesses whose origin may be found out."""
+    """Whether this is a fence whose origin may be inferred."""
     if not isinstance(statement, ptx.Instruction) or statement.opcode.base != "gpud":
         return False
     what, *space = statement.opcode.modifiers
@@ -156,8 +156,8 @@ class _Origins:
         ]
 
     def solve(self) -> None:
-        """Find the origins of all registers, given those of the parameters."""
-        for _ in range(_MOST_ROUNDS):  # an origin that is not the right one yet does no harm
+        """Infer the origins of all registers, given those of the parameters."""
+        for _ in range(_MOST_ROUNDS):  # stopping before the fixed point does no harm
             changed = False
             for name, definitions in self._made.items():
                 origin = _joined(self._made_by(ins) for ins in definitions)
@@ -170,7 +170,7 @@ class _Origins:
                 return
 
     def join_parameters(self, given: Sequence[str]) -> bool:
-        """Whether a call with arguments that have these origins tells anything new."""
+        """Join the arguments of a call into the parameters' origins; whether any origin changed."""
         changed = False
         for name, origin in zip(self._parameters, given, strict=False):
             joined = _joined((origin, self._origins.get(name, _NONE)))
@@ -181,8 +181,8 @@ class _Origins:
     def calls(
         self, functions: Mapping[str, ptx.Function], addressed: Sequence[str]
     ) -> Iterator[tuple[str, list[str]]]:
-        """(function, origins of the arguments) of every call of one of ``functions``."""
-        # The caller's own local memory is neither the kernel's nor the frame of who is called.
+        """Yield (function, origins of the arguments) for every call of one of ``functions``."""
+        # The caller's local memory is neither the kernel's nor the callee's frame.
         own = "thread" if self._is_entry else _UNKNOWN
         for ins in self._calls:
             origins = [self._of(operand) for operand in call_parts(ins)[1]]
@@ -190,7 +190,7 @@ class _Origins:
                 yield name, [own if origin == "local" else origin for origin in origins]
 
     def settled(self, ins: ptx.Instruction) -> ptx.Instruction:
-        """A fence with the origin of its register alone, if that is known and may be."""
+        """A fence with the origin of its register only, if that is known and allowed."""
         address, may = ins.operands[0], origins_of(ins)
         assert isinstance(address, ptx.Address)
         origin = _UNKNOWN if address.base is None else self._of(address.base)
@@ -221,7 +221,7 @@ class _Origins:
         return _NONE
 
     def _made_by(self, ins: ptx.Instruction) -> str:
-        """The origin of what ``ins`` computes; `_NONE` for numbers."""
+        """The origin of the result of ``ins``; `_NONE` for numbers."""
         base, modifiers, operands = ins.opcode.base, ins.opcode.modifiers, ins.operands
         if is_call(ins):
             target = callee(ins)
@@ -252,13 +252,13 @@ class _Origins:
 
 
 def _stronger(first: str, second: str) -> str:
-    """The origin of a sum: one side is an address, the other an offset."""
+    """The origin of a sum, of which one operand is an address and the other an offset."""
     if first in _WEAK or second in _WEAK:
         return max(first, second, key=lambda origin: (origin not in _WEAK, origin != _NONE))
     return first if first == second else _UNKNOWN
 
 
 def _joined(origins: Iterable[str]) -> str:
-    """The origin of what may be any of several; null pointers have none."""
+    """The origin of a value that may come from any of several; null pointers have none."""
     found = {origin for origin in origins if origin != _NONE}
     return found.pop() if len(found) == 1 else _UNKNOWN if found else _NONE

@@ -1,22 +1,22 @@
-"""Checks, polls and ends of rewritten programs as single instructions of the CPU device's own.
+"""Fold checks, polls and terminators of rewritten programs into single pseudo-instructions.
 
-Problem: the compiler's passes put sequences with branches into a program: a fence before each
-access to memory, a poll for the kill flag in each loop, calls of functions that record a fault and
-never return. As control flow they would cut every block in pieces and hide from the code generator
-that threads stay together.
+Problem: the compiler's passes insert sequences with branches into a program: a fence before each
+memory access, a poll of the kill flag in each loop, calls of functions that record a fault and
+never return. As control flow they would split every block and hide from the code generator that
+threads run in lockstep.
 
-Approach: before anything else is looked at, each becomes one instruction:
+Approach: before any analysis, each becomes one instruction:
 
 * ``gpud.fence`` for a fence, see `gpud.device.cpu.codegen.preparation.fence_instruction`;
 * ``gpud.poll``: the block ends here if its job was killed;
 * ``gpud.target [site], value, claim, targets``: the block ends here if ``value`` is none of the
-  functions named, or not less than the one number there is;
-* ``gpud.claim`` for the load with which each thread of a persistent block learns its task block: it
-  notes it in the block's header, too, for failures of which no instruction of the program tells;
+  named functions, or not less than the number if there is one instead;
+* ``gpud.claim`` for the load with which each thread of a persistent block reads its task block: it
+  also writes the block's header, for failures that no instruction of the program reports;
 * ``trap`` with operands for whatever ends the block, see
   `gpud.device.cpu.codegen.emit.fault_reports`.
 
-What nothing leads to any more is dropped.
+Code that becomes unreachable is removed.
 
 Properties: a function without any of these is returned as it is.
 """
@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 ENDINGS = NORETURN
-"""Functions that are not called as functions here."""
+"""Functions whose calls become traps."""
 
 _PRINTERS = (ptx.Symbol("vprintf"), ptx.Symbol(PRINT))
 
 _OWN_ARGUMENTS = 3
-"""Of `FAULT`: kind, site, address."""
+"""Number of arguments of `FAULT` before a context is added: kind, site, address."""
 
 
 def is_check(ins: ptx.Instruction) -> bool:
@@ -61,15 +61,15 @@ def is_check(ins: ptx.Instruction) -> bool:
 
 
 def prints(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` is a ``printf``: what it said is kept, whatever ends the block then."""
+    """Whether ``ins`` is a ``printf``: its output is kept even if the block ends afterwards."""
     return is_call(ins) and callee(ins) in _PRINTERS
 
 
 def fences_after_prints(stage: Sequence[ptx.Instruction], uniform: Collection[int]) -> set[int]:
-    """Fences that must not end the block before what it printed is said, by identity.
+    """Fences, by identity, that must not end the block before an earlier ``printf`` has run.
 
-    None where a load that runs once for all threads, ``uniform`` ones by identity, stands behind
-    them: it runs before the loop that prints, and its fence before it.
+    None if a load that runs once for all threads (``uniform`` ones, by identity) follows them: it
+    runs before the loop that prints, and its fence before it.
     """
     first = next((n for n, ins in enumerate(stage) if prints(ins)), len(stage))
     behind = stage[first:]
@@ -81,9 +81,9 @@ def fences_after_prints(stage: Sequence[ptx.Instruction], uniform: Collection[in
 
 
 def fold_pseudos(function: ptx.Function, *, fenced: bool) -> ptx.Function:
-    """``function``, whose body is flat, with these sequences replaced.
+    """Replace these sequences in ``function``, whose body is flat.
 
-    ``fenced``: keep fences; otherwise they are taken away.
+    ``fenced``: keep fences; otherwise they are removed.
     """
     polled = kill_polls.fold(
         split_tails(_with_claim(function)),
@@ -91,7 +91,7 @@ def fold_pseudos(function: ptx.Function, *, fenced: bool) -> ptx.Function:
     )
     plain, claims, contexts = _without_context(polled)
     if function.kind == "func":
-        claims = {}  # an argument for what the block's header says, too
+        claims = {}  # no argument needed: the block's header has it
     folded = fences.fold(plain, lambda found: from_program(found, claims.get(found.site, NO_CLAIM)))
     folded = target_checks.fold(folded, lambda found, line: _target(found, line, claims))
     kept = [_with_context(s, contexts) for s in folded.body or [] if fenced or not is_fence(s)]
@@ -104,7 +104,7 @@ def fold_pseudos(function: ptx.Function, *, fenced: bool) -> ptx.Function:
 def _target(
     found: target_checks.Check, line: int, claims: Mapping[int, ptx.Operand]
 ) -> ptx.Instruction:
-    """The pseudo-instruction for a check of the program's; its first operand is no result."""
+    """Build the pseudo-instruction for a target check of the program. It has no result operand."""
     length = found.length
     legal: tuple[ptx.Operand, ...] = tuple(map(ptx.Symbol, found.functions))
     if length is not None:
@@ -115,7 +115,7 @@ def _target(
 
 
 def _with_claim(function: ptx.Function) -> ptx.Function:
-    """``function`` with ``gpud.claim`` where a persistent loop reads its claim."""
+    """Replace the load with which a persistent loop reads its claim by ``gpud.claim``."""
     if function.kind != "entry" or not function.parameters:
         return function
     slot = slot_of(function.parameters[-1].name)
@@ -136,9 +136,10 @@ _Operands = tuple[ptx.Operand, ...]
 def _without_context(
     function: ptx.Function,
 ) -> tuple[ptx.Function, dict[int, ptx.Operand], dict[_Operands, _Operands]]:
-    """``function`` with fences as they were made first, the task block by site, and what was taken.
+    """Restore fences to their original form, without the context added to their reports.
 
-    The last is all arguments of a report by those that were left.
+    Returns the function, the task block by site, and the removed context: the full arguments of a
+    report by its remaining ones.
     """
     claims: dict[int, ptx.Operand] = {}
     contexts: dict[_Operands, _Operands] = {}
@@ -166,7 +167,7 @@ def _without_context(
 
 
 def _with_context(statement: ptx.Statement, contexts: dict[_Operands, _Operands]) -> ptx.Statement:
-    """A report that belongs to no fence, with what `_without_context` has taken from it."""
+    """Restore the context that `_without_context` removed from a report outside any fence."""
     if not isinstance(statement, ptx.Instruction) or not is_call(statement):
         return statement
     if callee(statement) != ptx.Symbol(FAULT):
@@ -180,7 +181,7 @@ def _with_context(statement: ptx.Statement, contexts: dict[_Operands, _Operands]
 
 
 def is_target(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` is a check of where a jump or call goes."""
+    """Whether ``ins`` checks the target of a jump or call."""
     return ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "target"
 
 
@@ -222,7 +223,7 @@ def _end(ins: ptx.Instruction) -> ptx.Instruction | None:
 
 
 def _without_dead_code(function: ptx.Function) -> ptx.Function:
-    """``function`` without the blocks that control cannot reach; declarations stay."""
+    """Remove unreachable blocks from ``function``; declarations stay."""
     flow = ControlFlow(function)
     dead: set[int] = set()
     for block in flow.blocks:

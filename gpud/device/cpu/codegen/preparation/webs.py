@@ -1,17 +1,18 @@
-"""One name for each value: registers that a program uses for several things are split.
+"""Split registers into webs: one register for each group of connected definitions and uses.
 
-Problem: analyses here speak of registers as a whole. Where a register holds a thread's own value in
-one place and a common one in another, all of it would count as a thread's own.
+Problem: the analyses here have one result per register. If a register holds a varying value in one
+place and a uniform one in another, it would count as varying everywhere.
 
 Approach: a *web* is a set of definitions of one register that share readers; each web gets a
 register of its own.
 
 Algorithm: reaching definitions by forward data flow on bit sets; the definitions that reach one
 reader are joined (union-find). A guarded definition keeps the old value where the guard fails, so
-it is joined with what reaches it (Muchnick, "Advanced Compiler Design", section 16.3).
+it is joined with the definitions that reach it (Muchnick, "Advanced Compiler Design", section
+16.3).
 
-Properties: a reader reads a web that all definitions reaching it belong to; a register with one
-web keeps its name.
+Properties: a reader reads a web that all definitions reaching it belong to; a register with one web
+keeps its name.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["split_webs"]
 
 
 def split_webs(entry: ptx.Function) -> ptx.Function:
-    """``entry`` with every register split into its webs; it is not changed itself."""
+    """Split every register of ``entry`` into its webs; ``entry`` itself is not changed."""
     flow = ControlFlow(entry)
     return _Webs(entry, flow).rewrite()
 

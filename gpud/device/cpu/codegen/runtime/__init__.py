@@ -1,1 +1,1 @@
-"""Scheduling of the threads of a resident block: collectives, barriers, reconvergence."""
+"""Run-time scheduling of a resident block's threads: collectives, barriers, reconvergence."""

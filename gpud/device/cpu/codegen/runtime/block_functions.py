@@ -1,6 +1,6 @@
-"""What the functions of the scheduler share: access to a block's header and base arrays.
+"""Access to a block's header and base arrays, shared by the functions of the thread scheduler.
 
-They are compiled once, for blocks of any size: offsets follow from the size in the header.
+They are compiled once, for blocks of any size: offsets are computed from the size in the header.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gpud.device.cpu.codegen.layout import (
 __all__ = ["CUT_MASK", "BlockFunctions"]
 
 CUT_MASK = (1 << STATE_STATUS_SHIFT) - 1
-"""The part of a state word that names a block of the kernel."""
+"""The bits of a state word that hold the number of the kernel's block."""
 
 
 class BlockFunctions:
-    """Writes functions on a resident block ``%b``.
+    """Base class of writers of functions on a resident block ``%b``.
 
-    In each, ``threads`` and ``padded`` are values of the block at hand, loaded by `begin`.
+    `begin` loads ``threads`` and ``padded`` of that block for each function.
     """
 
     def __init__(self, ir: IRModule) -> None:
@@ -32,7 +32,7 @@ class BlockFunctions:
         self.padded = ""
 
     def begin(self, header: str) -> Emitter:
-        """A new function with a first argument ``ptr %b``."""
+        """Begin a function whose first parameter is ``ptr %b``."""
         e = Emitter(self.ir, f"{header} nounwind")
         self.threads = e.value(f"load i32, ptr {self.header(e, 'threads')}")
         self.padded = e.value(f"load i32, ptr {self.header(e, 'padded')}")
@@ -41,7 +41,7 @@ class BlockFunctions:
     # -- small accesses
 
     def slot(self, e: Emitter, name: str, thread: str) -> str:
-        """``ptr`` to the element of a base array for a thread (i32)."""
+        """``ptr`` to the element of thread ``thread`` (i32) in a base array."""
         unit = base_array_offset(name)
         at = e.value(f"mul i32 {self.padded}, {unit}")
         at = e.value(f"add i32 {at}, {HEADER_SIZE}")
@@ -49,19 +49,19 @@ class BlockFunctions:
         return e.value(f"getelementptr {BASE_ARRAYS[name]}, ptr {base}, i32 {thread}")
 
     def load(self, e: Emitter, name: str, thread: str) -> str:
-        """The element of a base array for a thread (i32)."""
+        """Load the element of thread ``thread`` (i32) of a base array."""
         return e.value(f"load {BASE_ARRAYS[name]}, ptr {self.slot(e, name, thread)}")
 
     def store(self, e: Emitter, name: str, thread: str, value: str) -> None:
-        """Set the element of a base array for a thread (i32)."""
+        """Store to the element of thread ``thread`` (i32) of a base array."""
         e.do(f"store {BASE_ARRAYS[name]} {value}, ptr {self.slot(e, name, thread)}")
 
     def function(self, e: Emitter, name: str) -> str:
-        """One of the kernel's own functions."""
+        """Load the address of one of the kernel's own functions or tables."""
         return e.value(f"load ptr, ptr {self.header(e, name)}")
 
     def status(self, e: Emitter, state: str) -> str:
-        """What the thread with this state word is doing: a `Status` as i32."""
+        """The `Status` (i32) in a state word."""
         return e.value(f"lshr i32 {state}, {STATE_STATUS_SHIFT}")
 
     def header(self, e: Emitter, name: str) -> str:

@@ -1,19 +1,19 @@
-"""Warp collectives and barriers: what a thread offers, how offers meet, what it gets back.
+"""Warp collectives and barriers in three steps: offer operands, exchange, resume with results.
 
 Problem: ``shfl``, ``vote``, ``match``, ``redux``, ``elect``, ``activemask`` and ``bar.red`` compute
 from the values of several threads, and threads of a block run one after another.
 
 Approach: three steps. *Offer*: a thread writes its sources, its member mask and the collective's
 key into its block's arrays and waits. *Exchange*: when all lanes that the mask names wait with the
-same key, what each gets back is computed for all of them
-(`gpud.device.cpu.codegen.runtime.warp_exchange`).
+same key, the results of all of them are computed (`gpud.device.cpu.codegen.runtime.warp_exchange`).
 *Resume*: the thread copies its result into its registers and goes on. Exchange is separate from
 resume because a lane that has gone on may already offer to the next collective while others have
-not yet read its value. Threads that are together, and whose mask is known to name all lanes, offer
-their sources only.
+not yet read its value. Threads in lockstep whose mask is known to name all lanes offer only their
+sources.
 
-Terms: the *key* numbers the spelling of a collective within a kernel; lanes meet when key and
-mask agree, wherever in the program each stands; a *group* is the lanes that meet, as a bit mask.
+Terms: the *key* numbers the distinct collectives (opcode with modifiers) of a kernel; lanes take
+part in one exchange if key and mask agree, even at different instructions; a *group* is those
+lanes, as a bit mask.
 
 Properties:
 * results depend only on the offers of the group, not on the order in which lanes arrived;
@@ -36,18 +36,19 @@ __all__ = ["Collectives"]
 
 _ALL = 0xFFFFFFFF
 _ALONE = "0"
-"""Mask of a collective that does not wait: it meets whoever stands at the same instruction."""
+"""Mask of a collective that does not wait: its group is the lanes that stand at the same
+instruction."""
 
 
 class Collectives(ExchangeFunctions):
-    """The collectives of one kernel: gives out keys, emits offers, exchanges and resumes."""
+    """The collectives of one kernel: assigns keys and emits offers, exchanges and resumes."""
 
     # -- offers
 
     def offer(self, code: ThreadCode, ins: ptx.Instruction, *, together: bool = False) -> None:
-        """Write what ``ins`` offers for the current thread.
+        """Emit the current thread's offer for ``ins``.
 
-        ``together``: all threads of the block come to it in step.
+        ``together``: all threads of the block reach it in lockstep.
         """
         kind = collective_kind(ins)
         operands = ins.operands
@@ -76,7 +77,7 @@ class Collectives(ExchangeFunctions):
         self._store(code, "mask", _ALONE if mask is None else code.read(mask, "b32"))
 
     def offer_barrier(self, code: ThreadCode, ins: ptx.Instruction) -> None:
-        """Write barrier number, expected threads (0: all) and predicate of a block-wide barrier."""
+        """Emit barrier number, expected threads (0: all) and predicate of a block-wide barrier."""
         parts = barrier(ins)
         self._store(code, "key", code.read(parts.id, "b32"))
         self._store(code, "count", "0" if parts.count is None else code.read(parts.count, "b32"))
@@ -87,7 +88,7 @@ class Collectives(ExchangeFunctions):
     # -- resuming
 
     def resume(self, code: ThreadCode, ins: ptx.Instruction) -> None:
-        """Write the results of the wait before a ``gpud.resume`` instruction."""
+        """Emit the results of the wait before a ``gpud.resume`` instruction."""
         if not ins.operands:
             return
         names = ins.opcode.modifiers[1:]
@@ -110,7 +111,7 @@ class Collectives(ExchangeFunctions):
     def _resume_reduction(
         self, code: ThreadCode, target: ptx.Operand, names: tuple[str, ...], ones: str
     ) -> None:
-        """``bar.red``: from the number of true predicates, and the other result: of threads."""
+        """Result of ``bar.red`` from the number of true predicates, ``ones``, and of threads."""
         e = code.e
         if "popc" in names:
             code.write(target, "u32", ones)
@@ -126,7 +127,7 @@ class Collectives(ExchangeFunctions):
     def _load(self, code: ThreadCode, name: str) -> str:
         return self._get(code.e, name, code.places.thread)
 
-    # -- exchanges of a block whose threads are together
+    # -- exchanges in lockstep
 
     @staticmethod
     def mask_of(ins: ptx.Instruction) -> ptx.Operand | None:
@@ -138,19 +139,19 @@ class Collectives(ExchangeFunctions):
 
     @classmethod
     def meets_all(cls, ins: ptx.Instruction) -> bool:
-        """Whether threads that come together to ``ins`` are known to wait for no others."""
+        """Whether ``ins``, reached in lockstep, is known to involve all lanes of each warp."""
         mask = cls.mask_of(ins)
         if isinstance(mask, ptx.Immediate):
             return mask.value & _ALL == _ALL
         return mask is None
 
     def _existing(self) -> int:
-        """The lanes of the last warp that exist, as an i32."""
+        """Mask of the existing lanes of the last warp, as an i32."""
         lanes = self.layout.threads - (self.layout.warps - 1) * 32
         return -1 if lanes == 32 else (1 << lanes) - 1
 
     def masks_are_full(self, e: Emitter) -> str:
-        """i1: whether every thread's mask names all lanes of its warp that exist."""
+        """An i1: whether every thread's mask names all existing lanes of its warp."""
         slot = e.alloca("i32", "partial")
         e.do(f"store i32 0, ptr {slot}")
         final = (self.layout.warps - 1) * 32
@@ -164,7 +165,7 @@ class Collectives(ExchangeFunctions):
         return e.value(f"icmp eq i32 {e.value(f'load i32, ptr {slot}')}, 0")
 
     def exchange_all(self, e: Emitter, ins: ptx.Instruction) -> None:
-        """Exchange in every warp of the block, all of whose lanes have offered."""
+        """Exchange in every warp of the block; all of its lanes have made their offers."""
         kind = collective_kind(ins)
         if kind.name == "bar":
             return
@@ -185,7 +186,7 @@ class Collectives(ExchangeFunctions):
             exchange(str(whole * 32), self._existing())
 
     def reduce_all(self, e: Emitter) -> None:
-        """The reduction of a barrier that all threads of the block have come to."""
+        """Compute the reduction of a barrier that all threads of the block have reached."""
         ones = e.alloca("i32", "ones")
         e.do(f"store i32 0, ptr {ones}")
         with e.count("0", str(self.layout.threads)) as thread:
@@ -199,7 +200,7 @@ class Collectives(ExchangeFunctions):
 
 
 def _known_lanes(ins: ptx.Instruction) -> tuple[int, int] | None:
-    """The operands b and c of a ``shfl`` that the program gives as numbers."""
+    """The operands b and c of a ``shfl``, if both are immediates."""
     if ins.opcode.base != "shfl":
         return None
     b, c = ins.operands[2:4]

@@ -1,7 +1,7 @@
-"""Parting and coming together: what is uniform becomes each thread's own, and the other way round.
+"""Divergence and reconvergence: conversion between uniform registers and per-thread copies.
 
-A kernel's table ``common`` (`gpud.device.cpu.codegen.emit.lockstep`) says which registers are
-uniform at which block, where each thread's copy goes and where the common one is.
+A kernel's ``uniform_table`` (`gpud.device.cpu.codegen.emit.lockstep`) lists the uniform registers
+at each block, with the offsets of their per-thread arrays and of their block-wide copies.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ class ReconvergenceFunctions(BlockFunctions):
     """Writes ``@find_row``, ``@broadcast``, ``@diverge`` and ``@reconverge``."""
 
     def define_reconvergence(self) -> None:
-        """Define all of them."""
+        """Define these functions."""
         self._define_find_row()
         self._define_broadcast()
         self._define_divergence()
         self._define_reconvergence()
 
     def _define_find_row(self) -> None:
-        """The row of a block in the kernel's table ``common`` (see `stages`), null if none."""
+        """Find the row of a block in the kernel's ``uniform_table``; null if it has none."""
         e = self.begin("define internal ptr @find_row(ptr %b, i32 %block)")
         row = e.alloca("ptr", "row")
         e.do(f"store ptr {self.function(e, 'uniform_table')}, ptr {row}")
@@ -43,11 +43,11 @@ class ReconvergenceFunctions(BlockFunctions):
 
     @staticmethod
     def word(e: Emitter, row: str, index: int) -> str:
-        """A word of a row of the table, as i32."""
+        """Load a word of a row of the table, as i32."""
         return e.value(f"load i32, ptr {e.value(f'getelementptr i32, ptr {row}, i32 {index}')}")
 
     def _define_broadcast(self) -> None:
-        """Give every thread its own copy of the registers of a row."""
+        """Copy the uniform registers of a row to every thread's array element."""
         e = self.begin("define internal void @broadcast(ptr %b, i32 %block)")
         row = e.value("call ptr @find_row(ptr %b, i32 %block)")
         found, done = e.label("found"), e.label("spread")
@@ -66,7 +66,7 @@ class ReconvergenceFunctions(BlockFunctions):
         e.finish()
 
     def _entry(self, e: Emitter, row: str, index: str) -> tuple[str, str, str]:
-        """(pointer to the array, size, pointer to the common copy) of a register of a row."""
+        """(pointer to the array, size, pointer to the uniform copy) of a register of a row."""
         at = e.value(f"add i32 {e.value(f'mul i32 {index}, 3')}, 3")
         triple = e.value(f"getelementptr i32, ptr {row}, i32 {at}")
         array = e.value(f"getelementptr i8, ptr %b, i32 {self.word(e, triple, 0)}")
@@ -74,7 +74,7 @@ class ReconvergenceFunctions(BlockFunctions):
         return array, self.word(e, triple, 1), common
 
     def _define_divergence(self) -> None:
-        """The threads part: copies of what is uniform, and a state, for each of them."""
+        """Leave lockstep: give each thread a state, and copies of the uniform registers."""
         e = self.begin("define internal void @diverge(ptr %b)")
         by_vote = e.value(f"load i32, ptr {self.header(e, 'by_vote')}")
         words = [
@@ -94,9 +94,10 @@ class ReconvergenceFunctions(BlockFunctions):
         e.finish()
 
     def _define_reconvergence(self) -> None:
-        """Whether the threads may go on as one; the header then says where.
+        """Return whether the threads can go on in lockstep; then ``lockstep_block`` says where.
 
-        They may if all stand at one place that allows it and agree on what is uniform there.
+        They can if all are at the same block, it allows that, and they agree on its uniform
+        registers.
         """
         e = self.begin("define internal i1 @reconverge(ptr %b)")
         no = e.label("no")

@@ -1,10 +1,10 @@
-"""Where threads wait for each other: warp collectives and barriers, and when they are complete.
+"""Completion of warp collectives and barriers at which diverged threads wait.
 
 Properties:
 * lanes that have ended, or that a partial warp lacks, are not waited for;
-* a barrier without a count waits for all threads of the block that have not ended; one with a
-  count counts warps: lanes that do not exist, or have ended, arrive with a lane that waits. With
-  ``bar.arrive`` those arrive that do not exist, but not those that have ended.
+* a barrier without a count waits for all threads of the block that have not ended; one with a count
+  counts whole warps: lanes that do not exist, or have ended, count as arrived once a lane of their
+  warp waits. With ``bar.arrive``, lanes that do not exist count, but not those that have ended.
 
 Source: PTX ISA 9.0, 9.7.13 (barriers, votes, shuffles).
 """
@@ -29,7 +29,7 @@ class RendezvousFunctions(BlockFunctions):
     # -- collectives
 
     def _define_complete_collectives(self) -> None:
-        """Complete every collective whose lanes have all come."""
+        """Complete every collective that all of its lanes have reached."""
         e = self.begin("define internal void @complete_collectives(ptr %b)")
         exchange = self.function(e, "exchange")
         warps = e.value(f"lshr i32 {self.padded}, 5")
@@ -110,7 +110,7 @@ class RendezvousFunctions(BlockFunctions):
     # -- barriers
 
     def _define_open_barriers(self) -> None:
-        """Open every barrier whose threads have come."""
+        """Release every barrier at which all expected threads have arrived."""
         e = self.begin("define internal void @open_barriers(ptr %b)")
         come = e.alloca("[16 x i32]", "come")
         absent = e.alloca("[16 x i32]", "absent")

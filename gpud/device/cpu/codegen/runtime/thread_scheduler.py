@@ -1,21 +1,22 @@
-"""The scheduler inside a resident block: which of its threads run next, and when waits end.
+"""Thread scheduler of a resident block: chooses the threads to run next and ends their waits.
 
-``i32 @step(ptr %b)`` runs a resident block: as one while its threads are together, and through
-``@run_diverged`` while they are not. Both are the same for all kernels, and compiled once: they
-reach a kernel's own code through the functions in the block's header, and its threads' arrays
-through its size. ``@run_diverged`` runs the block's threads, each from where it stands, until
+``i32 @step(ptr %b)`` runs a resident block: in lockstep where its threads have converged, and
+through ``@run_diverged`` where they have not. Both are the same for all kernels, and compiled once:
+they reach a kernel's own code through the functions in the block's header, and its threads' arrays
+through its size. ``@run_diverged`` runs the block's threads, each from its own cut, until
 
 * all of them are done (`DONE`), or one ended the block (`FAILED`);
 * every thread that could run polls memory: another block must have a turn (`YIELDED`);
-* all threads stand at one cut at which the block can go on as one (`CONVERGED`).
+* all threads are at one cut at which the block can go on in lockstep (`CONVERGED`).
 
-Algorithm: a pass runs every thread that can run up to its next cut, neighbours at the same cut in
-one call. After a pass, lanes that wait for each other at a collective exchange values, and barriers
-whose threads have come are opened. A pass after which nothing can run and nothing polls is a
-deadlock: on a GPU the kernel would hang, here it is reported.
+Algorithm: a pass runs every runnable thread up to its next cut, neighbours at the same cut in one
+call. After a pass, lanes that have all reached their collective exchange values, and complete
+barriers are released. If after a pass no thread is runnable and none polls, that is a deadlock: on
+a GPU the kernel would hang, here it is reported.
 
-Properties: threads make progress independently of each other (a thread that spins gives way at
-its back edge); a collective or barrier ends only when everything it must wait for has come.
+Properties: threads make progress independently of each other (a thread in a polling loop yields at
+its back edge); a collective or barrier ends only when all threads that it must wait for have
+arrived.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ __all__ = [
 
 CONVERGED, YIELDED, DONE, FAILED, DIVERGED, QUANTUM_EXPIRED = range(6)
 """Results of ``@run_diverged``, of a kernel's ``run_lockstep`` and of ``@step``: the threads have
-converged; all of them poll; the block is done; a thread ended it; the threads have diverged; it is
-another block's turn."""
+converged; all of them poll; the block is done; a thread ended it; the threads have diverged; the
+block's quantum has expired."""
 
 _PASSES_PER_QUANTUM = 64
-"""A block whose threads part, or that polls through collectives, gives way after so many passes."""
+"""A block whose threads have diverged, or that polls through collectives, yields after this many
+passes."""
 
 
 class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
@@ -94,7 +96,7 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
             e.do(f"store i32 0, ptr {self.header(e, 'error')}")
             e.do(f"store i32 {cw.NOTHING}, ptr {self.header(e, 'claim')}")
             e.do(f"store [16 x i32] zeroinitializer, ptr {self.header(e, 'arrived')}")
-            # Threads that begin together get their states when they part.
+            # Threads that start in lockstep get their states when they diverge.
             apart = e.value(f"icmp slt i32 {start}, 0")
             with e.when(apart), e.count("0", self.threads) as thread:
                 self.store(e, "state", thread, str(Status.RUN << STATE_STATUS_SHIFT))
@@ -125,14 +127,14 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
 
     @staticmethod
     def _quantum(e: Emitter) -> str:
-        """A counter of the passes that are left of a turn."""
+        """Allocate the counter of the passes left in a quantum."""
         left = e.alloca("i32", "left")
         e.do(f"store i32 {_PASSES_PER_QUANTUM}, ptr {left}")
         return left
 
     @staticmethod
     def _yield_block(e: Emitter, left: str, again: str) -> None:
-        """Go on at ``again``, or let other blocks have a turn first."""
+        """Go on at ``again``, or yield to other blocks if the quantum is used up."""
         now = e.value(f"sub i32 {e.value(f'load i32, ptr {left}')}, 1")
         e.do(f"store i32 {now}, ptr {left}")
         over = e.label("over")
@@ -141,7 +143,7 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
         e.end(f"ret i32 {QUANTUM_EXPIRED}")
 
     def _define_pass(self) -> None:
-        """Run every thread that can run up to its next cut."""
+        """Run every runnable thread up to its next cut."""
         e = self.begin("define internal void @pass(ptr %b)")
         run = self.function(e, "run_region")
         at = e.alloca("i32", "at")
@@ -181,7 +183,7 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
         e.finish()
 
     def _define_status_mask(self) -> None:
-        """One bit for each status that any thread has."""
+        """Return a mask of the statuses that threads have, one bit each."""
         e = self.begin("define internal i32 @status_mask(ptr %b)")
         seen = e.alloca("i32", "seen")
         e.do(f"store i32 0, ptr {seen}")
@@ -194,5 +196,5 @@ class _Scheduler(RendezvousFunctions, ReconvergenceFunctions):
 
 
 def define_scheduler(ir: IRModule) -> None:
-    """Define ``@step`` and what it needs."""
+    """Define ``@step`` and the functions that it calls."""
     _Scheduler(ir).define()

@@ -1,10 +1,10 @@
-"""Warp collectives, second step: what each lane of a warp gets back, for all lanes at once.
+"""The exchange step of warp collectives: results of all lanes of a warp, as vector operations.
 
-The offers are in the block's arrays (`gpud.device.cpu.codegen.runtime.collectives` has the
-protocol), and a warp's part of such an array is one LLVM vector of 32 numbers. So a vote is a
-comparison, and a shuffle whose lanes are known when code is generated is one ``shufflevector``.
+The offers are in the block's arrays (see `gpud.device.cpu.codegen.runtime.collectives`), and a
+warp's part of such an array is one LLVM vector of 32 numbers. So a vote is a comparison, and a
+shuffle whose lanes are known at compile time is one ``shufflevector``.
 
-Terms: a *group* is the lanes that meet, as an i32 with a bit for each.
+Terms: a *group* is the lanes that take part in one exchange, as an i32 with a bit for each.
 
 Source: PTX ISA 9.0, sections 9.7.9.6 (shfl.sync), 9.7.13 (vote, match, activemask, redux, elect).
 """
@@ -31,7 +31,7 @@ class ExchangeFunctions:
         tags: metadata of accesses to the blocks' arrays.
 
     Attributes:
-        keys: the number of each spelling that the kernel uses.
+        keys: the key of each distinct collective of the kernel.
     """
 
     def __init__(self, layout: BlockLayout, tags: str) -> None:
@@ -103,7 +103,7 @@ class ExchangeFunctions:
         e.do(f"store {_LANES} {value}, ptr {self._at(e, name, first)}, align 64{self.tags}")
 
     def _answer_each(self, e: Emitter, name: str, value: str) -> None:
-        """Give the lanes of ``%group`` their results; others may not have read theirs yet."""
+        """Store the results of the lanes in ``%group``; others may not have read theirs yet."""
         members = e.value(f"bitcast i32 %group to {_BITS}")
         old = self._lanes(e, name, "%first")
         new = e.value(f"select {_BITS} {members}, {_LANES} {value}, {_LANES} {old}")
@@ -121,7 +121,7 @@ class ExchangeFunctions:
     # -- the collectives
 
     def _shuffle(self, e: Emitter, mode: str) -> None:
-        """A shuffle whose lanes may differ between threads: see `_source`."""
+        """A shuffle whose source lanes may differ between threads: see `_source`."""
         with e.count("0", str(WARP)) as lane:
             bit = e.value(f"shl i32 1, {lane}")
             member = e.value(f"icmp ne i32 {e.value(f'and i32 {bit}, %group')}, 0")
@@ -160,7 +160,7 @@ class ExchangeFunctions:
         values = {name: self._lanes(e, name, "%first") for name in names}
 
         def same(lane: str) -> str:
-            """The lanes of the group that offer what ``lane`` does."""
+            """Mask of the lanes of the group that offer the same value as ``lane``."""
             found, thread = "%group", e.value(f"add i32 %first, {lane}")
             for name, value in values.items():
                 one = _splat(e, self._get(e, name, thread))
@@ -206,7 +206,7 @@ class ExchangeFunctions:
         return e.value(f"call i32 {function}({_LANES} {value})")
 
     def _reduce_floats(self, e: Emitter, kind: CollectiveKind) -> str:
-        """The least or greatest: one lane after another, for NaNs keep to their rules."""
+        """Minimum or maximum, lane by lane, to follow PTX's rules for NaNs."""
         mode = kind.mode.split(".")
         name = f"llvm.{mode[0]}{'imum' if 'NaN' in mode else 'imumnum'}.f32"
         e.module.declare(f"declare float @{name}(float, float)")
@@ -234,7 +234,7 @@ class ExchangeFunctions:
 
 
 def _source(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
-    """Where ``shfl`` of one lane reads, and whether that is inside of its segment.
+    """The source lane of one lane of a ``shfl``, and whether it is inside the segment.
 
     PTX ISA 9.0, 9.7.9.6: the segment mask is in bits 8-12 of c, the clamp in bits 0-4.
     """
