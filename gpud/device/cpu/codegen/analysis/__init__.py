@@ -1,1 +1,1 @@
-"""Analyses of a prepared kernel: regions, divergence, stages, values known from its shape."""
+"""Analyses of a prepared kernel: regions, divergence, stages, values known from the block shape."""

@@ -1,16 +1,16 @@
-"""Which threads of a block a stage does something for.
+"""Which threads of a block a stage has an effect for.
 
-Problem: ``if (threadIdx.x == 0) atomicAdd(...)`` in a loop over all threads asks every one of
+Problem: ``if (threadIdx.x == 0) atomicAdd(...)`` in a loop over all threads tests every one of
 them. The leader's part of the persistent loop is such code, and runs for each task block.
 
-Approach: what a register made from thread numbers and constants holds is known for each thread when
-code is generated. A stage is followed once with these values. An instruction *matters* for a thread
-if it may touch memory that others see, end the block, or change a register that is kept for the
-next stage. A stage needs to run only for the threads for which something matters.
+Approach: registers computed from thread numbers and constants are known for each thread at compile
+time. A stage is interpreted once with these values. An instruction *matters* for a thread if it may
+access memory that others see, end the block, or change a register that is spilled for the next
+stage. A stage needs to run only for the threads for which some instruction matters.
 
 Algorithm: abstract interpretation over the stage's blocks; a value is a number or unknown, for each
-thread. What a guard leaves alone keeps its old value, so ``previous = -1; @leader ld previous`` is
-known for all but the leader.
+thread. A guarded instruction leaves the old value where the guard is false, so
+``previous = -1; @leader ld previous`` is known for all threads but the leader.
 
 Properties: for a thread outside of `ActiveThreads.range`, running the stage would change nothing.
 """
@@ -55,8 +55,8 @@ class ActiveThreads:
 
     Args:
         shape: of the block.
-        kept: registers that each thread keeps at the stage's end.
-        always: what registers hold in every stage.
+        kept: registers that each thread spills at the stage's end.
+        always: values that registers hold in every stage.
     """
 
     def __init__(self, shape: Shape, kept: Collection[str], always: ThreadConstants) -> None:
@@ -73,7 +73,7 @@ class ActiveThreads:
         return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
 
     def run(self, ins: ptx.Instruction) -> None:
-        """``ins`` runs for all threads but those that its guard holds back."""
+        """Interpret ``ins`` for all threads whose guard holds."""
         held = self._held(ins)
         targets = [register.name for register in written(ins)]
         if _has_side_effect(ins) or any(name in self._kept for name in targets):
@@ -83,13 +83,13 @@ class ActiveThreads:
             self._write(name, result, held, guarded=ins.guard is not None)
 
     def run_once(self, ins: ptx.Instruction) -> None:
-        """``ins`` runs once for all threads, whoever takes part in the rest."""
+        """Interpret ``ins`` as run once for all threads, whichever of them are active."""
         held, result = self._held(ins), value_of(ins, self._shape, self._now)
         for register in written(ins):
             self._write(register.name, result, held, guarded=ins.guard is not None)
 
     def branch(self, block: Block, inner: Sequence[Block]) -> None:
-        """At the end of ``block`` some threads go through ``inner`` blocks, and join again."""
+        """Interpret a branch from ``block`` through ``inner`` blocks to their join."""
         last = block.last
         assert last is not None, "a branch leads to inner blocks"
         asked = None if last.guard is None else self._guard(last.guard)
@@ -117,7 +117,7 @@ class ActiveThreads:
     # -- values
 
     def _held(self, ins: ptx.Instruction) -> Mask:
-        """The threads that may run ``ins``."""
+        """Mask of the threads that may run ``ins``."""
         asked = None if ins.guard is None else self._guard(ins.guard)
         if asked is None:
             return np.ones(self._shape.threads, np.bool_)
@@ -125,30 +125,30 @@ class ActiveThreads:
         return ~known | held
 
     def _guard(self, guard: ptx.Guard) -> tuple[Mask, Mask] | None:
-        """For which threads a guard holds, and for which that is known."""
+        """For which threads a guard holds, and for which of them that is known."""
         found = self._now(guard.register.name)
         return None if found is None else ((found.numbers != 0) != guard.negated, found.known)
 
     def _write(self, name: str, result: Values | None, held: Mask, *, guarded: bool) -> None:
         if guarded:
-            # Who may have run it may hold the one value or the other.
+            # A thread that may have run it may hold either value.
             old = self._now(name)
             result = None if old is None else old._replace(known=old.known & ~held)
         self._values[name] = result
 
     def _now(self, name: str) -> Values | None:
-        """What a register holds at this point of the stage."""
+        """The values of a register at this point of the stage."""
         return self._values[name] if name in self._values else self._always.of(name)
 
 
 def active_range(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int]:
-    """The first of the threads that a stage does something for, and the one after the last.
+    """The first thread that a stage has an effect for, and the one after the last.
 
-    All of them where nothing better can be said, or where a loop over the others is none over the
+    All threads if nothing better is known, or if the loop over the others would not be one over the
     threads of a row.
 
     Args:
-        stage: the stage that is being written.
+        stage: the stage being written.
         uniform: identities of its instructions that run once for all threads.
     """
     shape, flow, convergence = stage.kernel.shape, stage.w.flow, stage.convergence
@@ -182,9 +182,9 @@ def active_range(stage: StageWriter, uniform: Collection[int]) -> tuple[int, int
 
 
 def _has_side_effect(ins: ptx.Instruction) -> bool:
-    """Whether it can be seen that a thread runs ``ins``, but in registers.
+    """Whether ``ins`` has an effect other than on registers: on memory, or by ending the block.
 
-    In memory, or because the block ends. What all wait for, and where control goes, is the stage's.
+    Waits and branches at the stage's end belong to the stage and do not count.
     """
     bits = flags(ins.opcode)
     if bits & (MEMORY_WRITE | ATOMIC | VOLATILE | TRAP) or is_call(ins) or is_check(ins):
@@ -195,7 +195,7 @@ def _has_side_effect(ins: ptx.Instruction) -> bool:
 
 
 def _reached(start: int, inside: Sequence[Block]) -> Iterator[Block]:
-    """The blocks of ``inside`` to which control can come from ``start``."""
+    """The blocks of ``inside`` that are reachable from ``start``."""
     blocks = {block.index: block for block in inside}
     work = [start]
     while work:

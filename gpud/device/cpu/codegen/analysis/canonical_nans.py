@@ -1,15 +1,15 @@
-"""Single-precision NaNs with the bits that a GPU gives them, at no cost to arithmetic.
+"""Canonical single-precision NaNs, as a GPU produces them, at no cost to arithmetic.
 
-Problem: an ``f32`` operation on a GPU yields the NaN 0x7fffffff whatever went wrong; a CPU keeps an
+Problem: an ``f32`` operation on a GPU yields the NaN 0x7fffffff in all cases; a CPU keeps an
 operand's payload, or yields 0xffc00000. Correcting every result would halve the speed of a matrix
 product.
 
-Approach: results are corrected where their bits can be seen: stored, moved to an integer, passed to
-a call or another thread. A register that only moves data (loaded, not computed) is left alone:
-there payloads count.
+Approach: results are corrected where their bits become visible: when stored, moved to an integer,
+passed to a call or another thread. A register that only moves data (loaded, not computed) is not
+corrected: its payload must be preserved.
 
-Double precision is left as the CPU gives it: which bits a GPU's NaN has there has not been measured
-yet, and is compared as "a NaN" only.
+Double precision is left as the CPU gives it: a GPU's NaN bits there have not been measured yet, and
+tests compare them as "a NaN" only.
 
 Source: PTX ISA 9.0, sections on single-precision instructions: NaN results are canonical.
 """
@@ -24,7 +24,7 @@ from gpud.compiler.ptx import model as ptx
 __all__ = ["computes_with_floats", "noncanonical_registers"]
 
 _MAKES = frozenset(("add", "sub", "mul", "fma", "mad"))
-"""Lowered to the plain operation; the other float instructions give the canonical NaN already."""
+"""Lowered to the plain operation; other float instructions give canonical NaNs already."""
 _PASSES_ON = frozenset(("mov", "selp", "neg", "abs"))
 _ARITHMETIC = _MAKES | frozenset(
     (
@@ -35,7 +35,7 @@ _ARITHMETIC = _MAKES | frozenset(
 
 
 def computes_with_floats(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` sees numbers only, so that the bits of a NaN do not matter to it."""
+    """Whether ``ins`` uses its operands as numbers only, so a NaN's bits do not matter to it."""
     base = ins.opcode.base
     if base in _PASSES_ON:
         return not any(isinstance(o, ptx.Vector) for o in ins.operands)
@@ -45,7 +45,7 @@ def computes_with_floats(ins: ptx.Instruction) -> bool:
 def noncanonical_registers(
     body: Iterable[ptx.Statement], storage: dict[str, str]
 ) -> frozenset[str]:
-    """Registers stored as ``float`` that may hold a NaN with other bits than a GPU's."""
+    """Registers stored as ``float`` that may hold a NaN other than the GPU's."""
     found: set[str] = set()
     passing: list[ptx.Instruction] = []
     for ins in body:

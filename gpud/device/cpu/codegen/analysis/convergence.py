@@ -1,36 +1,36 @@
-"""Which parts of a kernel a whole block can run as one, and what is then the same for all threads.
+"""Divergence analysis: which registers are uniform, and which blocks can run in lockstep.
 
-Problem: most of the time all threads of a block take the same way. Running them region by region,
-each with its own copy of everything, costs memory traffic and hides from LLVM that control flow
-and addresses are common to all.
+Problem: most of the time all threads of a block take the same path. Running them region by region,
+each with its own copy of everything, costs memory traffic and hides from LLVM that control flow and
+addresses are uniform.
 
-Approach: plan for the case that the threads stay *together*. Then a block of the kernel is run for
-all threads in one loop (a *stage*), what is the same for all is computed once outside it, and
-control between stages is plain control flow. Where they part, the block continues thread by thread
-(`gpud.device.cpu.codegen.runtime.thread_scheduler`) until all stand at one cut again.
+Approach: assume that the threads stay in *lockstep*. Then a block of the kernel is run for all
+threads in one loop (a *stage*), uniform values are computed once outside it, and control between
+stages is plain control flow. Where the threads diverge, the block continues thread by thread
+(`gpud.device.cpu.codegen.runtime.thread_scheduler`) until all reach one cut again.
 
-Terms: a register is *uniform* if it holds the same value in all threads as long as they stay
-together, otherwise *varying*; a branch on a varying predicate is *folded* if both sides run inside
-the loop over threads until they join, *voted* if the threads are asked and part unless they agree;
-an *inner* block is one on a side of a folded branch; a *solo* block is never run together.
+Terms: a register is *uniform* if it holds the same value in all threads while they are in lockstep,
+otherwise *varying*; a branch on a varying predicate is *folded* if both sides run inside the loop
+over threads until they join, *voted* if the threads vote and diverge unless they agree; an *inner*
+block is one on a side of a folded branch; a *solo* block never runs in lockstep.
 
-Algorithm: start with everything uniform, then iterate: sources of variation (thread numbers,
-atomics, volatile reads, collectives, calls, local addresses) spread along definitions; a varying
-branch whose influence holds no loop and no wait is folded, and all that inner blocks define varies.
-Other varying branches are voted, and so are those that ask whether a thread's place in the grid is
-within the data: nearly always all answer alike, and without masks their code is twice as fast. The
-loop that a thread's own data ends is folded, and so is one over the block's own elements: where
-their number is no multiple of the threads, all of them part in every block. A loop that strides by
-the whole grid (``i += blockDim.x * gridDim.x``) is voted: few blocks have a round that not all of
-their threads run.
+Algorithm: start with everything uniform, then iterate: variation spreads from its sources (thread
+numbers, atomics, volatile reads, collectives, calls, local addresses) along definitions; a varying
+branch whose influence region has no loop and no wait is folded, and everything that inner blocks
+define varies. Other varying branches are voted. So are those that test whether a thread's index in
+the grid is within the data: nearly always all threads agree, and without masks their code is twice
+as fast. A loop whose end depends on a thread's own data is folded, and so is one over the block's
+own elements: if their number is not a multiple of the threads, the threads would diverge in every
+block. A loop that strides by the whole grid (``i += blockDim.x * gridDim.x``) is voted: few blocks
+have an iteration that not all of their threads run.
 
 Properties:
 * no wait, no polling loop and no barrier is in an inner block;
-* a uniform register is defined only by instructions that all threads run when they are together,
-  or all that may read it.
+* a uniform register is defined only by instructions that all threads run when they are in lockstep,
+  or that all threads run which may read it.
 
 Source: the analysis is the usual divergence analysis (Coutinho et al., "Divergence Analysis and
-Optimizations", PACT 2011), made optimistic by the possibility to part.
+Optimizations", PACT 2011), made optimistic since threads can still diverge at run time.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ __all__ = ["Convergence"]
 
 _PER_THREAD = ("%tid", "%laneid", "%lanemask", "%warpid", "%clock", "%globaltimer")
 _WORTH_A_VOTE = 24
-"""Instructions behind a guard: fewer are run sooner than the threads can be asked."""
+"""Minimum instructions behind a guard for a vote; fewer are cheaper to mask."""
 _WORTH_A_TILE = 12
-"""The same where none of them need part, and which leaves nothing in registers."""
+"""The same for a body that a tile can run in lockstep and that defines no register used later."""
 _INDEX_TYPES = ("s32", "u32", "s64", "u64")
 _CARRY = ("addc", "subc", "madc")
 _GRID_SIZE = re.compile(r"%gpud_[a-z]+_grid_[xyz]", re.ASCII)
-"""Where a kernel that runs task blocks one after another has ``%nctaid``."""
+"""What replaces ``%nctaid`` in a kernel in persistent form."""
 _MOST_DEFINITIONS = 32
 
 
 class Convergence:
-    """What is uniform and how varying branches are taken, for a prepared kernel.
+    """Uniform registers and the treatment of varying branches of a prepared kernel.
 
     Args:
         regions: of the kernel.
@@ -81,12 +81,12 @@ class Convergence:
         shape_is_one: whether the block has a single thread (everything is uniform then).
 
     Attributes:
-        varying: registers that may differ between threads that are together.
+        varying: registers that may differ between threads in lockstep.
         inner: inner blocks.
         voted: blocks whose branch is voted.
-        bodies: what lies behind such a branch, if a part of the threads may run it together, see
+        bodies: by voted block, the blocks that a tile of the threads may run in lockstep, see
             `gpud.device.cpu.codegen.emit.boundary_guards`.
-        solo: blocks that are never run together.
+        solo: blocks that never run in lockstep.
     """
 
     def __init__(self, regions: Regions, private: frozenset[str]) -> None:
@@ -149,7 +149,7 @@ class Convergence:
         self.bodies = {n: body for n, body in self.bodies.items() if n in self.voted}
 
     def _left_behind(self, block: Block, region: set[int]) -> set[str]:
-        """The registers that ``region`` writes and what follows ``block``'s branch may read."""
+        """The registers that ``region`` writes and code after ``block``'s branch may read."""
         join = self.flow.post_dominators[block.index]
         if join is None or join == self.flow.exit:
             return set()
@@ -158,7 +158,7 @@ class Convergence:
         return names.intersection(self.regions.live_into(join))
 
     def diverges(self, block: Block) -> bool:
-        """Whether ``block`` ends in a branch (or guarded end) on something varying."""
+        """Whether ``block`` ends in a branch (or guarded end) on a varying predicate."""
         last = block.last
         if last is None or len(block.successors) < 2:
             return False
@@ -244,11 +244,11 @@ class Convergence:
         return self._is_bounds_guard(last.guard.register)
 
     def _is_bounds_guard(self, predicate: ptx.Register) -> bool:
-        """Whether ``predicate`` asks if a thread's place in the whole grid is within the data.
+        """Whether ``predicate`` tests if a thread's index in the whole grid is within the data.
 
-        That is an integer comparison of something uniform with something made of a uniform
-        register and a thread number, such as ``blockIdx.x * blockDim.x + threadIdx.x``, or several
-        of them joined. All threads of all but the last blocks answer alike.
+        That is an integer comparison of a uniform value with the sum of a uniform register and a
+        thread number, such as ``blockIdx.x * blockDim.x + threadIdx.x``, or several of them
+        combined. All threads of all but the last blocks agree.
         """
         definitions = self.definitions_of(predicate.name)
         if len(definitions) != 1:
@@ -265,7 +265,7 @@ class Convergence:
         return len(varying) == 1 and self._is_grid_index(varying[0])
 
     def _is_grid_index(self, register: ptx.Register) -> bool:
-        """Whether ``register`` is made of a uniform register and something of the thread's own."""
+        """Whether ``register`` combines a uniform register with a varying value."""
         definitions = self.definitions_of(register.name)
         if len(definitions) != 1:
             return False
@@ -281,7 +281,7 @@ class Convergence:
         return any(flags(p.instruction.opcode) & BARRIER for p in block.places)
 
     def _is_lockstep_loop(self, block: Block, loop: frozenset[int]) -> bool:
-        """Whether the loop counts rounds in common, or strides by the whole grid."""
+        """Whether all threads count the loop's iterations alike, or it strides by the grid."""
         last = block.last
         if last is None or last.guard is None:
             return False
@@ -296,7 +296,7 @@ class Convergence:
         if not all(self._has_uniform_step(name, inside, frozenset()) for name in tested):
             return False
         own = [n for n in tested if any(n in (r.name for r in written(i)) for i in inside)]
-        # A body with ways of its own gains nothing from rounds in common.
+        # A body with branches of its own gains nothing from iterations in lockstep.
         return not own or (
             any(self._is_grid_stride(name, inside) for name in own) and self.inner.isdisjoint(loop)
         )
@@ -304,7 +304,7 @@ class Convergence:
     def _has_uniform_step(
         self, name: str, inside: list[ptx.Instruction], path: frozenset[str]
     ) -> bool:
-        """Whether a register changes from round to round by the same amount in all threads."""
+        """Whether a register changes by the same amount in all threads in each iteration."""
         if name not in self.varying or name in path:
             return True
         return all(
@@ -316,7 +316,7 @@ class Convergence:
         )
 
     def _is_grid_stride(self, name: str, inside: list[ptx.Instruction]) -> bool:
-        """Whether what a register is advanced by is made from the size of the grid."""
+        """Whether a register's increment is computed from the size of the grid."""
         found = {name}
         work = [i for i in inside if name in (r.name for r in written(i))]
         while work and len(found) < _MOST_DEFINITIONS:
@@ -332,7 +332,7 @@ class Convergence:
         return False
 
     def _must_diverge(self, block: Block) -> bool:
-        """Blocks that only single threads can run: arrivals, traps, varying tables with waits."""
+        """Whether ``block`` cannot run in lockstep: arrivals, traps, varying tables with waits."""
         if block.index in self.inner:
             return False
         for place in block.places:

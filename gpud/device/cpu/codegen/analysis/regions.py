@@ -1,13 +1,13 @@
-"""A prepared kernel cut into regions: stretches that one thread runs without waiting.
+"""A prepared kernel cut into regions: code that one thread runs without waiting.
 
-Terms: a *cut* is a basic block at which a thread can be set aside and taken up again (the entry,
-what follows a wait, the header of a loop that waits); the *region* of a cut is every block that a
-thread can run from there before it reaches a cut again. A block that no cut is may belong to
-several regions, and is then generated once in each.
+Terms: a *cut* is a basic block at which a thread can be suspended and resumed (the entry, the block
+after a wait, the header of a loop that waits); the *region* of a cut is every block that a thread
+can run from there before it reaches a cut again. A block that is not a cut may belong to several
+regions, and is then generated once in each.
 
 Properties:
 * between two cuts a thread touches no other thread's registers;
-* what must be kept at a cut is exactly what is live into its block.
+* the registers spilled at a cut are exactly those live into its block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Region", "Regions", "waits"]
 
 
 def waits(ins: ptx.Instruction | None) -> bool:
-    """Whether the thread stops at ``ins`` until others have come: a barrier or a collective."""
+    """Whether the thread stops at ``ins`` until others arrive: a barrier or a collective."""
     if ins is None:
         return False
     bits = flags(ins.opcode)
@@ -54,7 +54,7 @@ class Regions:
         self.liveness = Liveness(self.flow)
         self.polling = spin_headers(self.flow)
         self.recomputable: Rematerializable | None = None
-        """What need not be kept; set once it is known what is uniform."""
+        """Registers that need not be spilled; set once divergence has been analysed."""
         self._names: dict[int, tuple[str, ...]] = {}
         self._kept: dict[int, tuple[str, ...]] = {}
         cuts = {0, *self.polling}
@@ -68,11 +68,11 @@ class Regions:
         return [self.flow.blocks[b] for b in self.flow.order]
 
     def is_cut(self, block: int) -> bool:
-        """Whether control is given up before ``block`` (the virtual exit included)."""
+        """Whether a thread can be suspended before ``block`` (the virtual exit included)."""
         return block in self._is_cut or block == self.flow.exit
 
     def live_into(self, block: int) -> tuple[str, ...]:
-        """Names of the registers that ``block`` or what follows may read, in a stable order."""
+        """Names of the registers that are live into ``block``, in a stable order."""
         found = self._names.get(block)
         if found is None:
             bits = self.liveness.live_in[block]
@@ -81,9 +81,9 @@ class Regions:
         return found
 
     def spilled_at(self, block: int) -> tuple[str, ...]:
-        """Registers to keep for a thread that stops before ``block``.
+        """Registers to spill for a thread that stops before ``block``.
 
-        They are the live ones, but instead of those that can be recomputed the leaves of their
+        They are the live ones, with those that can be recomputed replaced by the leaves of their
         recipes.
         """
         found = self._kept.get(block)
@@ -100,16 +100,16 @@ class Regions:
         return found
 
     def recomputed_at(self, block: int) -> frozenset[str]:
-        """Live registers that are recomputed, not kept, before ``block``."""
+        """Live registers that are recomputed, not spilled, before ``block``."""
         if self.recomputable is None:
             return frozenset()
         available = self.recomputable.available.get(block, frozenset())
         return available.intersection(self.live_into(block))
 
     def to_spill(self, block: int, targets: Iterable[int]) -> list[str]:
-        """Registers that are recomputed at ``block`` but must be kept at one of ``targets``.
+        """Registers that are recomputed at ``block`` but must be spilled at one of ``targets``.
 
-        What they are made of changes in between.
+        Their operands change in between.
         """
         names: dict[str, None] = {}
         here = self.recomputed_at(block)
@@ -147,5 +147,5 @@ class Regions:
         return Region(cut, ordered, frozenset(names))
 
     def yields(self, source: int, target: int) -> bool:
-        """Whether the edge goes back to the header of a loop that waits."""
+        """Whether the edge is a back edge to the header of a loop that waits."""
         return target in self.polling and self.flow.dominates(target, source)

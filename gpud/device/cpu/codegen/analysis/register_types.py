@@ -1,9 +1,9 @@
 """How each PTX register is stored in generated code.
 
-A register is an integer of its declared width, with two exceptions that let LLVM see what the
-program means: one that the program computes with as ``f32`` or ``f64`` is a float (NVRTC 13
-declares those as ``.b32``), and one that holds addresses is a ``ptr`` where that is known, so that
-address arithmetic becomes ``getelementptr`` on a base that LLVM can reason about.
+A register is an integer of its declared width, with two exceptions that give LLVM more information:
+one that the program computes with as ``f32`` or ``f64`` is a float (NVRTC 13 declares those as
+``.b32``), and one that is known to hold addresses is a ``ptr``, so that address arithmetic becomes
+``getelementptr`` on a base that LLVM can reason about.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def register_storage(body: Iterable[ptx.Statement]) -> dict[str, str]:
         if not any(m in _FLOATS for m in ins.opcode.modifiers):
             continue
         if ins.opcode.base in ("ld", "st", "mov", "selp", "atom", "red", "gpud"):
-            continue  # these move bits; what computes on them decides
+            continue  # these move bits; instructions that compute with them decide
         to, of = _float_types(ins)
         if to is not None:
             for register in written(ins):
@@ -72,7 +72,7 @@ def register_storage(body: Iterable[ptx.Statement]) -> dict[str, str]:
 
 
 def _float_types(ins: ptx.Instruction) -> tuple[str | None, str | None]:
-    """(type of the result, type of the sources) where they are f32 or f64."""
+    """(type of the result, type of the sources), each None unless it is f32 or f64."""
     modifiers = ins.opcode.modifiers
     types = [m for m in modifiers if m in LLVM_TYPE]
     if not types:
@@ -120,7 +120,7 @@ def _pointers(body: list[ptx.Instruction]) -> set[str]:
 
 
 def _likelihood(definitions: dict[str, list[ptx.Instruction]]) -> dict[str, int]:
-    """How likely each register holds an address, from how it is defined."""
+    """How likely it is that each register holds an address, from its definitions."""
     likely: dict[str, int] = {}
     changed = True
     while changed:
@@ -150,7 +150,7 @@ def _rank(ins: ptx.Instruction, likely: dict[str, int]) -> int:
 
 
 def _base(ins: ptx.Instruction, likely: dict[str, int]) -> ptx.Operand | None:
-    """The operand that the result of ``ins`` points into, None if it is no address arithmetic."""
+    """The operand that the result of ``ins`` points into, None if it is not address arithmetic."""
     base, modifiers = ins.opcode.base, ins.opcode.modifiers
     if base in ("ld", "cvta"):
         return ins.operands[1]
@@ -173,7 +173,7 @@ def _base(ins: ptx.Instruction, likely: dict[str, int]) -> ptx.Operand | None:
 
 
 def pointer_base(ins: ptx.Instruction, storage: Mapping[str, str]) -> int | None:
-    """Which operand of an address computation is the base pointer, None if none is one."""
+    """Index of the operand of an address computation that is the base pointer, None if none is."""
     candidates = {"add": (1, 2), "sub": (1,), "mad": (3,), "mov": (1,), "cvta": (1,)}
     for position in candidates.get(ins.opcode.base, ()):
         operand = ins.operands[position]

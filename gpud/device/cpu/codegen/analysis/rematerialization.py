@@ -1,20 +1,19 @@
-"""Registers that are cheaper to compute again than to keep for every thread.
+"""Rematerialization: registers that are cheaper to recompute than to spill for every thread.
 
 Problem: between stages varying registers go through arrays in memory. Most of them are indices and
-addresses made from thread numbers and parameters; loaded back from an array, LLVM no longer sees
-that neighbouring threads access neighbouring memory.
+addresses computed from thread numbers and parameters; if they are loaded from an array, LLVM no
+longer sees that neighbouring threads access neighbouring memory.
 
-Approach: find, for every block of the kernel, which registers can be computed again there: those
-with one definition, by a cheap instruction, from parameters, special registers, uniform registers
-and other such registers, none of which has changed since. They are never kept; what they are made
-of is.
+Approach: find, for every block of the kernel, which registers can be recomputed there: those with
+one definition, by a cheap instruction, from parameters, special registers, uniform registers and
+other such registers, none of which has changed since. They are never spilled; their leaves are.
 
-Terms: a *leaf* is a uniform register that a recomputable register is made from; the *recipe* of a
-register is the instructions that make it from leaves, in order.
+Terms: a *leaf* is a uniform register that a recomputable register is computed from; the *recipe* of
+a register is the instructions that compute it from leaves, in order.
 
 Algorithm: available expressions: a forward data-flow problem on sets, the meet being intersection,
-in which a definition makes its register available if what it reads is, and unmakes every register
-whose recipe mentions what was defined (Aho, Lam, Sethi and Ullman, "Compilers", section 9.5).
+in which a definition makes its register available if its operands are, and kills every register
+whose recipe mentions the defined one (Aho, Lam, Sethi and Ullman, "Compilers", section 9.5).
 
 Properties:
 * wherever a register is available, running its recipe gives the value that it holds;
@@ -53,12 +52,12 @@ def reads_unstable(ins: ptx.Instruction) -> bool:
 
 
 class Rematerializable:
-    """What can be recomputed where.
+    """The registers that can be recomputed at each block.
 
     Args:
         flow: the prepared kernel.
         varying: its varying registers (`Convergence.varying`).
-        inner: its inner blocks; what they define is not recomputed.
+        inner: its inner blocks; registers defined there are not recomputed.
     """
 
     def __init__(self, flow: ControlFlow, varying: set[str], inner: set[int]) -> None:
@@ -78,7 +77,7 @@ class Rematerializable:
         """Registers that can be recomputed at the start of each block."""
 
     def recipe(self, name: str) -> tuple[ptx.Instruction, ...]:
-        """The instructions that compute ``name`` again."""
+        """The instructions that recompute ``name``."""
         return self._recipes[name]
 
     def leaves(self, name: str) -> list[str]:
@@ -119,8 +118,8 @@ class Rematerializable:
     def _reads_parameter(self, ins: ptx.Instruction) -> bool:
         """Whether ``ins`` reads a parameter of the kernel by its name.
 
-        Any other ``ld.param`` may read a struct of a call, or whatever a register points to: what
-        changes between a fence and the access behind it must never be read twice.
+        Any other ``ld.param`` may read a struct of a call, or memory that a register points to: a
+        value that can change between a fence and the access it guards must never be read twice.
         """
         address = ins.operands[1]
         return (
@@ -131,7 +130,7 @@ class Rematerializable:
         )
 
     def _recipe(self, name: str, path: tuple[str, ...]) -> bool:
-        """Work out the recipe of ``name``; whether it has one."""
+        """Build the recipe of ``name``; whether it has one."""
         if name in self._recipes:
             return True
         ins = self._made_by.get(name)

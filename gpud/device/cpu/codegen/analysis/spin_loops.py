@@ -1,14 +1,14 @@
 """Which loops wait for other threads.
 
 Problem: threads of a block take turns on one OS thread. A loop that polls memory until another
-thread writes it would never end unless its thread steps aside; a loop that only happens to use
-atomics should not pay for that.
+thread writes it would never end unless its thread yields; a loop that only happens to use atomics
+should not pay for that.
 
-Approach: a loop *waits* if what decides that it goes on depends on memory that others may change:
-on a volatile, relaxed, acquire, ``.cv`` or atomic read, an ``mbarrier`` test, or a call. A
+Approach: a loop *waits* if its exit conditions depend on memory that others may change: on a
+volatile, relaxed, acquire, ``.cv`` or atomic read, an ``mbarrier`` test, or a call. A
 compare-and-swap whose expected value the loop itself computes anew is a retry, not a wait: it fails
-only when somebody else succeeded. A way around a loop that passes a block-wide barrier gives way
-there, so only the other ways count.
+only when another thread succeeded. A path around a loop that passes a block-wide barrier yields
+there, so only the other paths count.
 
 Algorithm: backward slice from the loop's exit conditions over the instructions of the loop,
 register by register, flow-insensitively.
@@ -36,7 +36,7 @@ __all__ = ["spin_headers"]
 
 
 def spin_headers(flow: ControlFlow) -> frozenset[int]:
-    """Header blocks of the loops that wait; a thread steps aside when it goes back to one."""
+    """Header blocks of the loops that wait; a thread yields at the back edge to one."""
     found = set()
     for loop in flow.loops:
         blocks = _without_barriers(flow, loop)
@@ -56,7 +56,7 @@ def spin_headers(flow: ControlFlow) -> frozenset[int]:
 
 
 def _without_barriers(flow: ControlFlow, loop: Loop) -> set[int]:
-    """The blocks of all ways around ``loop`` that pass no block-wide barrier."""
+    """The blocks of all paths around ``loop`` that pass no block-wide barrier."""
     passable = {
         b for b in loop.blocks if not any(is_barrier(p.instruction) for p in flow.blocks[b].places)
     }
@@ -79,7 +79,7 @@ def _reads_shared_state(inside: list[ptx.Instruction], conditions: set[str]) -> 
     for ins in inside:
         for register in written(ins):
             defines.setdefault(register.name, []).append(ins)
-    # What lanes get back from a collective was offered by one.
+    # The result of a collective depends on the operands of all lanes.
     offered = [r for ins in inside if is_warp_collective(ins) for r in read(ins)]
     fenced = any(ins.opcode.base in ("membar", "fence") for ins in inside)
     work, seen = list(conditions), set(conditions)
@@ -87,7 +87,7 @@ def _reads_shared_state(inside: list[ptx.Instruction], conditions: set[str]) -> 
         for ins in defines.get(work.pop(), ()):
             if is_call(ins):
                 return True
-            # A plain load counts where a fence makes sure that it sees something new each time.
+            # A plain load counts if a fence makes it see new values each time.
             fetches_again = ins.opcode.base == "ld" and (
                 ins.opcode.has("cv")
                 or (fenced and state_space(ins.opcode) in ("global", "generic", "shared"))

@@ -1,17 +1,17 @@
-"""The stages of a kernel: what one loop over all threads of a block can run.
+"""The stages of a kernel: code that one loop over all threads of a block can run.
 
-Terms: a *segment* is a block that all threads run, with the inner blocks behind its folded branch;
-a *stage* is one or more segments, one after another, in one loop over the threads; see
+Terms: a *segment* is a block that all threads run, with the inner blocks of its folded branch; a
+*stage* is one or more consecutive segments in one loop over the threads; see
 `gpud.device.cpu.codegen.analysis.convergence` for folded, voted, inner and solo.
 
-Algorithm: from the entry, along all edges that threads take together. A stage grows by the block
-that must follow, as long as nothing else leads there and no load that runs once for all threads
-would move before a store of the loop. What a single thread does with atomics or calls is a stage of
-its own, so that the loops before and after it can be vectorised.
+Algorithm: start at the entry and follow all edges that threads take in lockstep. A stage is
+extended by its only successor if that has no other predecessor and no load that runs once for all
+threads would move before a store of the loop. Atomics and calls that a single thread makes are a
+stage of their own, so that the loops before and after it can be vectorised.
 
 Properties:
-* every way through a segment's inner blocks ends at its join;
-* a block at which threads may come together again begins a stage.
+* every path through a segment's inner blocks ends at its join;
+* a block at which threads may reconverge begins a stage.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = ["Segment", "Stage", "StagePlan", "ends_the_block"]
 
 @dataclass(slots=True)
 class Segment:
-    """Blocks that one thread runs in one round of a stage's loop, entered at ``blocks[0]``.
+    """Blocks that one thread runs in one iteration of a stage's loop, entered at ``blocks[0]``.
 
     Without a ``join`` it is one block that all threads run, and control leaves the stage after it
-    for all alike. With one, the other blocks are inner ones, and all ways through them lead to the
-    join. The first block is inner too where the segment is a loop that each thread ends by itself.
+    in lockstep. With one, the other blocks are inner ones, and all paths through them lead to the
+    join. The first block is inner too if the segment is a loop that each thread ends by itself.
     """
 
     blocks: tuple[int, ...]
@@ -64,17 +64,17 @@ class Stage:
 
     @property
     def last(self) -> int:
-        """The block whose end decides where control goes; of no meaning if there is a join."""
+        """The block whose end decides where control goes; meaningless if there is a join."""
         return self.segments[-1].blocks[0]
 
     def goes_round(self, back_edges: Iterable[tuple[int, int]]) -> bool:
-        """Whether there are loops in it that threads go round by themselves."""
+        """Whether the stage contains loops that threads run by themselves."""
         inner = [set(segment.blocks) for segment in self.segments if segment.join is not None]
         return any(blocks.issuperset(edge) for edge in back_edges for blocks in inner)
 
 
 class StagePlan:
-    """The stages of a kernel: found from the entry along all edges that threads take together.
+    """The stages of a kernel.
 
     Args:
         convergence: of the kernel.
@@ -82,9 +82,9 @@ class StagePlan:
 
     Attributes:
         stages: by first block.
-        values: what registers hold in every stage, by thread.
-        entries: blocks at which threads that parted may come together again.
-        parting: blocks at which threads can be when they part.
+        values: register values that are known in every stage, by thread.
+        entries: blocks at which threads may reconverge.
+        parting: blocks at which threads can be when they diverge.
     """
 
     def __init__(self, convergence: Convergence, shape: Shape) -> None:
@@ -109,7 +109,7 @@ class StagePlan:
             self.entries -= convergence.solo
 
     def _plan(self) -> bool:
-        """Make all stages; False if a block turned out to be one that threads must run alone."""
+        """Build all stages; False if a block turned out to be one that cannot run in lockstep."""
         self.stages.clear()
         self.parting.clear()
         convergence = self.convergence
@@ -137,7 +137,7 @@ class StagePlan:
         return True
 
     def diverges_at(self, source: int, target: int) -> bool:
-        """Whether threads that go from ``source`` to ``target`` must part there."""
+        """Whether threads that go from ``source`` to ``target`` must diverge there."""
         return target in self.convergence.solo or self.regions.yields(source, target)
 
     def exits(self, stage: Stage) -> tuple[int, ...]:
@@ -172,9 +172,9 @@ class StagePlan:
             number = follow
 
     def _is_for_one(self, segment: Segment | None) -> bool:
-        """Whether a segment as a stage of its own would be run for a single thread.
+        """Whether a segment should be a stage of its own, which runs for a single thread.
 
-        One that would also cost the threads' common loop its vectors: that is worth a stage.
+        It should if it would also prevent vectorising the loop over all threads.
         """
         if segment is None or segment.join is None or segment.blocks[0] in self.convergence.inner:
             return False
@@ -216,7 +216,7 @@ class StagePlan:
         )
 
     def _inner_from(self, number: int) -> set[int]:
-        """``number``, if it is inner, and the inner blocks that control can reach from there."""
+        """``number``, if it is inner, and the inner blocks reachable from there."""
         inner = self.convergence.inner
         found = {number} & inner
         stack = list(found)
@@ -228,7 +228,7 @@ class StagePlan:
         return found
 
     def _segment(self, number: int) -> Segment | None:
-        """The segment that begins at ``number``; None if its threads would not join again."""
+        """The segment that begins at ``number``; None if its threads would not rejoin."""
         block = self.flow.blocks[number]
         convergence = self.convergence
         if number in convergence.inner:

@@ -1,16 +1,16 @@
-"""How large what a register holds can be, whatever the program is given.
+"""Static upper bounds of the values of registers, for all inputs of the program.
 
-Problem: ``array[threadIdx.x ^ 4]`` in shared memory needs no check where a block has no more
-threads than the array has elements. Approach: follow a register's definitions, all of them, to
-thread numbers, constants, bits that are masked out, and bytes that are loaded.
+Problem: ``array[threadIdx.x ^ 4]`` in shared memory needs no check if a block has no more threads
+than the array has elements. Approach: follow all definitions of a register to thread numbers,
+constants, masks, and loaded bytes.
 
 Terms: a *range* is a symbol or nothing, plus a number from 0 to ``most`` that is a multiple of
 ``step``, a power of two.
 
 Properties:
-* a register with a range holds such a value whenever it has been defined, else 0 or part of it;
-* all numbers are less than half of what their type can hold: neither does any instruction on the
-  way wrap around, nor does it matter whether its type is signed.
+* a register with a range holds such a value once it has been defined, before that 0 or part of it;
+* all numbers are less than half of what their type can hold: no instruction on the way wraps
+  around, and it does not matter whether its type is signed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_DEFINITIONS = 8
 
 
 class StaticRange(NamedTuple):
-    """See the module's terms; ``name`` is the symbol, "" if there is none."""
+    """A range as defined in the module's terms; ``name`` is the symbol, "" if there is none."""
 
     name: str
     most: int
@@ -52,11 +52,11 @@ class StaticRanges:
         self._known: dict[str, StaticRange | None] = {}
 
     def of(self, operand: ptx.Operand) -> StaticRange | None:
-        """The range of a value, None if it may be anything."""
+        """The range of a value, None if it is unbounded."""
         match operand:
             case ptx.Register(name):
                 if name not in self._known:
-                    self._known[name] = None  # for definitions that read it
+                    self._known[name] = None  # ends the recursion for cyclic definitions
                     self._known[name] = self._register(name)
                 return self._known[name]
             case ptx.Immediate(kind="int", value=value):
@@ -160,7 +160,7 @@ class StaticRanges:
         sources: list[StaticRange | None],
         operands: tuple[ptx.Operand, ...],
     ) -> StaticRange | None:
-        """What is bounded by one of its operands, whatever the other is."""
+        """The range of an instruction that one of its operands bounds, whatever the other is."""
         last = operands[-1]
         number = last.value if isinstance(last, ptx.Immediate) else -1
         if base == "bfe":
@@ -201,7 +201,7 @@ class StaticRanges:
 
 
 def _limit(ins: ptx.Instruction) -> int:
-    """How many bits the result may have."""
+    """The maximum number of bits of the result."""
     type_ = ins.opcode.modifiers[0 if ins.opcode.base == "cvt" else -1]
     return min(_MOST_BITS, INTEGER_BITS.get(type_, _MOST_BITS + 1) - 1)
 

@@ -1,18 +1,18 @@
-"""What registers hold in each thread of a block, where that is the same for all blocks and inputs.
+"""Register values that are known for each thread of a block, for all blocks and inputs.
 
 Problem: ``s[2 * t - (t & 7)]`` stays inside of an array for all threads, but bounds of its parts do
-not tell: the least of one is taken from with the greatest of the other. And who passes a comparison
-of thread numbers decides for which threads there is anything to do. Approach: a block's shape is
-known when code is generated, so such a register is simply computed, for all threads.
+not show it: interval arithmetic subtracts the minimum of one part from the maximum of the other.
+Also, which threads pass a comparison of thread numbers decides which threads have work. Approach: a
+block's shape is known at compile time, so such a register is computed for all threads.
 
 Terms: *values* are a symbol or nothing, and one number for each thread, in order of thread numbers:
-what is added to the symbol's address, modulo 2 to the power of the register's width. Those of
-threads that are not *known* mean nothing.
+the offset from the symbol's address, modulo 2 to the power of the register's width. The numbers of
+threads that are not *known* are meaningless.
 
 Properties:
-* a register with values holds them wherever the program reads it: it has one definition, that every
-  path to a reader passes, as has all that it is made from;
-* no more than `_MOST` numbers are computed for a kernel.
+* a register with values holds them wherever the program reads it: it has one definition, which
+  dominates its readers, and so have all registers that it is computed from;
+* at most `_MOST` numbers are computed for a kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Mask]] = {
 
 
 class Values(NamedTuple):
-    """See the module's terms; ``name`` is the symbol, "" if there is none."""
+    """Values as defined in the module's terms; ``name`` is the symbol, "" if there is none."""
 
     name: str
     bits: int
@@ -70,11 +70,11 @@ _Read = Callable[[str], Values | None]
 
 
 class ThreadConstants:
-    """The values of registers of one kernel.
+    """The known values of registers of one kernel.
 
     Args:
         made: all definitions, by register.
-        unset: registers that some path reads before it has written them.
+        unset: registers that some path reads before writing them.
         shape: of the kernel's blocks.
     """
 
@@ -94,7 +94,7 @@ class ThreadConstants:
     def of(self, name: str) -> Values | None:
         """The values of a register, known in all threads; None if it may hold others."""
         if name not in self._found:
-            self._found[name] = None  # for definitions that read it
+            self._found[name] = None  # ends the recursion for cyclic definitions
             if self._depth < _DEEPEST:
                 self._depth += 1
                 self._found[name] = self._register(name)
@@ -115,12 +115,12 @@ class ThreadConstants:
 
 
 def value_of(ins: ptx.Instruction, shape: Shape, read: _Read) -> Values | None:
-    """The values of what an instruction writes, in the threads that run it; None if not known.
+    """The values that an instruction writes, in the threads that run it; None if unknown.
 
     Args:
-        ins: any; its guard is not looked at.
+        ins: any; its guard is ignored.
         shape: of the block.
-        read: what a register holds.
+        read: the values of a register.
     """
     base, modifiers = ins.opcode.base, ins.opcode.modifiers
     bits = _BITS.get(modifiers[-1]) if modifiers else None
@@ -200,7 +200,7 @@ def _signed(numbers: _Numbers, bits: int) -> npt.NDArray[np.int64]:
 
 
 def _extended(numbers: _Numbers, bits: int, type_: str) -> _Numbers:
-    """As 64 bits, with the sign if the type has one."""
+    """Extend to 64 bits, by the sign if the type is signed."""
     return _signed(numbers, bits).view(np.uint64) if type_[0] == "s" else numbers
 
 

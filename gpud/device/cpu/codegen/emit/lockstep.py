@@ -40,7 +40,7 @@ and rarely enough that most task blocks run in one piece."""
 
 
 def define_lockstep(kernel: KernelContext, plan: StagePlan) -> None:
-    """Define ``@run_lockstep`` and ``@uniform_table``, the uniform registers at each block."""
+    """Define ``@run_lockstep`` and ``@uniform_table``: the uniform registers at each block."""
     writer = LockstepWriter(kernel, plan)
     writer.define()
     _define_table(kernel, plan, writer.shared_at)
@@ -175,7 +175,7 @@ class LockstepWriter:
             )
 
     def yield_block(self, target: int) -> None:
-        """After a barrier: go on at ``target``, or yield to other blocks if the quantum is used up."""
+        """After a barrier: go on at ``target``, or yield if the quantum is used up."""
         e = self.e
         now = e.value("call i64 @llvm.readcyclecounter()")
         spent = e.value(f"sub i64 {now}, {e.value(f'load i64, ptr {self.began}')}")

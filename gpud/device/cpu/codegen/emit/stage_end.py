@@ -144,7 +144,7 @@ class StageEnd:
         w.branch_to(block.index, target)
 
     def _count_barrier(self, block: Block, last: ptx.Instruction) -> None:
-        """Write a barrier with a count. Unless the count is the whole block, the threads diverge."""
+        """Write a barrier with a count: unless it is the whole block, the threads diverge."""
         e, w = self._e, self._w
         count = barrier(last).count
         assert count is not None

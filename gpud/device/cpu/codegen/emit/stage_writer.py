@@ -143,7 +143,7 @@ class StageWriter:
         return without_claim(ins)
 
     def _checked_loop(self, blocks: list[Block], uniform: set[int], votes: bool) -> str | None:
-        """Emit the loop over threads, and before it the tests of its fences: see `HoistedChecks`."""
+        """Emit the loop over threads after the tests of its fences: see `HoistedChecks`."""
         e = self.e
         self.live_in = set(self.kernel.regions.spilled_at(self.stage.first))
         agree = e.alloca("i32", "agree") if votes else None

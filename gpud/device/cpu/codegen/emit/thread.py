@@ -1,5 +1,4 @@
-"""The interface between instruction lowerings and code generation: one thread's registers and
-addresses.
+"""One PTX thread's registers and addresses, as the instruction lowerings use them.
 
 `Thread` connects two halves of the CPU code generator: the lowerings in `gpud.device.cpu.lower`
 (what an instruction computes), and the regions, functions and stages in this package (when it runs,

@@ -1,20 +1,22 @@
-"""Which values of a stage grow by the same amount from thread to thread.
+"""Affine values of a stage: those that grow by the same amount from thread to thread.
 
 Terms: the *strides* of a value are by how much it grows for the next thread in x, y and z, modulo 2
 to the power of its width; for slices see `gpud.device.cpu.codegen.hoisting.slices`.
 
 Addresses are computed in 32 bits before they are widened, and could wrap around between the first
-and the last thread that come there: so where an affine value of 32 bits is widened, its lowest and
-highest value must fit 32 bits, as integers. Then the widened value is affine too.
+and the last thread that runs the instruction. So where an affine value of 32 bits is widened, a
+test checks that its lowest and highest value fit 32 bits as integers. Then the widened value is
+affine too.
 
-Nobody tells LLVM: an index that may wrap is none of which it can know that neighbours access
+LLVM does not know this: of an index that may wrap it cannot tell that neighbours access
 neighbouring memory. So a loop that runs only where no value wraps need not compute such a pointer
 as the program does: it is an *affine pointer*, the first thread's plus the thread's number times
 the stride.
 
 Properties:
-* values have their strides in all threads that make them, if none of `AffineSlices.wraps` holds;
-* so does such a pointer: it is what its instruction would have given.
+* if none of the conditions `AffineSlices.wraps` holds, values have their strides in all threads
+  that compute them;
+* an affine pointer then has the value that its instruction would have computed.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _MOST_STRIDE = 1 << 31
 
 
 class AffinePointer(NamedTuple):
-    """A pointer of the first thread, in a slot, and by how much it grows from thread to thread."""
+    """The first thread's pointer, in a slot, and its strides."""
 
     slot: str
     strides: Strides
@@ -59,7 +61,7 @@ class AffineSlices(Slices):
     """The slices of one stage, run for the first thread, with their strides.
 
     Attributes:
-        wraps: conditions (i1), any of which means that some value that was widened wraps.
+        wraps: conditions (i1), any of which means that some widened value wraps.
         affine_pointers: by identity of the instruction and whether it runs before the stage's own.
     """
 
@@ -70,10 +72,10 @@ class AffineSlices(Slices):
         self._values: dict[object, str] = {}
         self._strides: dict[int, Strides | None] = {}
         self._widened: set[int] = set()
-        """Identities of steps that are made of a widened value, and not of an affine pointer."""
+        """Identities of steps that depend on a widened value, but not through an affine pointer."""
 
     def strides_of(self, step: Step) -> Strides | None:
-        """Strides of what a step makes, None if it may have none; it and its sources are run."""
+        """Strides of a step's result, None if unknown; the step and its sources are run."""
         for one in (*self.ordered(step), step):
             if not self._knows_strides(one):
                 return None
@@ -99,7 +101,7 @@ class AffineSlices(Slices):
         return (size, size * shape.x, size * shape.x * shape.y)
 
     def _knows_strides(self, step: Step) -> bool:
-        """Run the step for the first thread and work out its strides; whether it has any."""
+        """Run the step for the first thread and compute its strides; whether it has any."""
         if id(step) in self._strides:
             return self._strides[id(step)] is not None
         self._strides[id(step)] = None
@@ -130,7 +132,7 @@ class AffineSlices(Slices):
     def _make_affine_pointer(self, step: Step, strides: Strides) -> None:
         name = written(step.ins)[0].name
         if not all(isinstance(stride, int) for stride in strides):
-            return  # rows of a length that LLVM does not know: a product for each thread, no gain
+            return  # the stride is no constant for LLVM: a product for each thread, no gain
         if id(step) in self._widened and self.s.kernel.storage[name] == "ptr":
             self.affine_pointers[id(step.ins), step.now < 0] = AffinePointer(
                 self._values[id(step)], strides
@@ -142,14 +144,14 @@ class AffineSlices(Slices):
         return Box(((0, shape.x), (0, shape.y), (0, shape.z)))
 
     def reaching_threads(self, step: Step) -> Box:
-        """The threads that come to a step, as far as that is known."""
+        """The threads that may reach a step."""
         return self._whole()
 
     def _widen(self, step: Step, widening: Widening) -> None:
-        """Doubt that a widened value fits 32 bits in the threads that come to ``step``.
+        """Add the condition that a widened value does not fit 32 bits in a thread at ``step``.
 
-        If the first thread of the block is not among them, its value is put to what those of the
-        others go on from: in ``if (i > 0) a[i - 1]`` it would have wrapped.
+        If the first thread of the block does not reach ``step``, its value is set to the one from
+        which those of the others continue: in ``if (i > 0) a[i - 1]`` it would have wrapped.
         """
         e, box = self.e, self.reaching_threads(step)
         among = all(
@@ -170,7 +172,7 @@ class AffineSlices(Slices):
         self.wraps.append(e.value(f"and i1 {box.some}, {wraps}") if box.some else wraps)
 
     def _advance(self, step: Step, more: str) -> None:
-        """Add an i64 to what a step has made for the first thread."""
+        """Add an i64 to the first thread's result of a step."""
         e, slot = self.e, self._values[id(step)]
         if self.s.kernel.storage[written(step.ins)[0].name] == "ptr":
             made = e.value(f"load ptr, ptr {slot}")
@@ -180,18 +182,18 @@ class AffineSlices(Slices):
             e.do(f"store i64 {e.value(f'add i64 {made}, {more}')}, ptr {slot}")
 
     def _wide(self, step: Step, widening: Widening) -> str:
-        """What is widened, as the first thread of the block has it (i64)."""
+        """The widened operand (i64) in the first thread of the block."""
         with self.reading(step, self._values):
             start = self.code.read(widening.operand, "u32")
         return self.e.value(f"{'sext' if widening.signed else 'zext'} i32 {start} to i64")
 
     def _narrow(self, value: str, widening: Widening) -> str:
-        """An i64 modulo 2**32, as it is when it has been widened."""
+        """Truncate an i64 to 32 bits and widen it again."""
         low = self.e.value(f"trunc i64 {value} to i32")
         return self.e.value(f"{'sext' if widening.signed else 'zext'} i32 {low} to i64")
 
     def may_wrap(self, step: Step, widening: Widening, box: Box | None = None) -> str:
-        """Whether a widened value leaves 32 bits for some thread of a box or the block (i1)."""
+        """An i1: whether a widened value exceeds 32 bits for some thread of a box or the block."""
         e, wide = self.e, self._wide(step, widening)
         result = "false"
         for end in span_of(e, widening.strides, self._whole() if box is None else box):

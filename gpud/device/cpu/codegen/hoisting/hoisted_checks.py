@@ -1,28 +1,26 @@
-"""Fences of a stage, tested for all threads before its loop over them.
+"""Hoisted fences: tests for all threads of a stage, before its loop over them.
 
-Problem: a test with a branch in front of each access keeps LLVM from making vector instructions of
-a loop over threads, which is most of the speed.
+Problem: a test with a branch before each access prevents LLVM from vectorising a loop over threads,
+which is most of the speed.
 
-Approach: most addresses can be worked out before the loop: they are made of thread numbers,
-parameters and what is the same for all threads. So all such fences of a stage are tested before its
-loop. If none can miss, the loop runs without them. If one might, another copy of the loop runs, in
-which each fence stands where the program has it and is exact.
-
-How a fence is tested, by its address:
+Approach: most addresses can be computed before the loop, since they depend only on thread numbers,
+parameters and uniform values. So all such fences of a stage are tested before its loop. If none can
+miss, the loop runs without them. If one might, another copy of the loop runs, in which each fence
+stands where the program has it and is exact. How a fence is tested depends on its address:
 
 * *affine*: start + x * a + y * b + z * c in 64 bits: only the lowest and the highest address;
-* *pure*: any other that needs no memory: in a loop over threads of its own, that LLVM vectorises;
-* *bounded*: any other between known bounds, such as the index of a loop within the stage or a byte
+* *pure*: any other that reads no memory: in a loop over threads of its own, which LLVM vectorises;
+* *bounded*: any other with known bounds, such as the index of a loop within the stage or a byte
   that it loads: only the bounds (`gpud.device.cpu.codegen.hoisting.interval_analysis`);
-* all others: where they stand, always.
+* all others: in the loop, always.
 
 Terms: for slices see `gpud.device.cpu.codegen.hoisting.slices`, for strides and wrapping around in
 32 bits `gpud.device.cpu.codegen.hoisting.affine`, for boxes
 `gpud.device.cpu.codegen.hoisting.path_conditions`.
 
 Properties:
-* the test is cautious: if it passes, no thread of the stage misses a fence that it covers;
-* it reads what threads have kept, parameters and registers, and writes nothing of theirs.
+* the test is conservative: if it passes, no thread of the stage misses a fence that it covers;
+* it reads spilled registers, parameters and registers, and writes none of them.
 """
 
 from __future__ import annotations
@@ -59,14 +57,14 @@ __all__ = ["HoistedChecks"]
 
 
 _LONGEST = 64
-"""Instructions of a slice that is worth running twice."""
+"""Maximum length of a slice; longer ones are not worth running twice."""
 
 
 class HoistedChecks(PathConditions):
-    """The fences of one stage.
+    """The hoisted fences of one stage.
 
     Attributes:
-        inline: identities of the fences that are tested in the loop, always.
+        inline: identities of the checks that always stay in the loop.
         any: whether there are others.
     """
 
@@ -83,7 +81,7 @@ class HoistedChecks(PathConditions):
         return bool(self._hoisted or self._bounded)
 
     def plan(self, checks: list[ptx.Instruction], recipe: list[ptx.Instruction]) -> None:
-        """Decide how each of the stage's fences is tested; polls stay where they stand."""
+        """Decide how each of the stage's fences is tested; polls stay in place."""
         for ins in recipe:
             for register in written(ins):
                 self.recipe[register.name] = ins
@@ -115,7 +113,7 @@ class HoistedChecks(PathConditions):
     def _address(
         self, ins: ptx.Instruction, last: Step | None, values: dict[object, str]
     ) -> Iterator[tuple[FenceOperands, str]]:
-        """The fence's parts and its hull's address, its slice having been run."""
+        """Yield the fence's operands and its hull's address; its slice must have been run."""
         found = decode_fence(ins)
         base = found.base
         if isinstance(base, ptx.Register) and base.name in self.s.w.varying:
@@ -186,7 +184,7 @@ class HoistedChecks(PathConditions):
         with self._address(ins, last, self._values) as (_, address):
             first = add(e, address, lowest)
             if lowest != 0 and self._is_narrow(found):
-                # A register of 32 bits: it is the first thread's that may not be negative.
+                # A 32-bit register: the first thread's value must not be negative.
                 below = e.value(f"sub i64 {first}, {found.low}")
                 value = e.value(f"zext i32 {e.value(f'trunc i64 {below} to i32')} to i64")
                 first = e.value(f"add i64 {value}, {found.low}")
@@ -197,16 +195,17 @@ class HoistedChecks(PathConditions):
         return conditions
 
     def _outside(self, found: FenceOperands, first: str, length: Stride, some: str) -> str:
-        """Whether a hull from ``first`` to ``length`` bytes further misses; "" if `_ranges` tells.
+        """Whether hulls over a range of addresses miss; "" if `_ranges` tests it.
 
-        It is asked only if the i1 ``some`` holds.
+        The range is from ``first`` to ``length`` bytes further; it is tested only if the i1
+        ``some`` holds.
         """
         e, bounds = self.e, bounds_of(self.code, found)
         choices = 2 if found.origins[:1] == ("static",) else 1
         end = add(e, first, length)
         if choices == 1 and bounds.align % found.align == 0:
             off, span = e.value(f"sub i64 {first}, {bounds.first}"), found.span
-            if isinstance(length, int):  # all hulls together are one of known length
+            if isinstance(length, int):  # all hulls together are one hull of known length
                 self._ranges.add(off, off, found.align, start_count(e, bounds, span + length), some)
             else:
                 last = e.value(f"sub i64 {end}, {bounds.first}")
@@ -222,7 +221,7 @@ class HoistedChecks(PathConditions):
         return outside
 
     def _by_intervals(self) -> list[str]:
-        """Conditions for the fences of which no more than bounds can be known."""
+        """Conditions for the bounded fences."""
         extents = IntervalAnalysis(self)
         conditions: list[str] = []
         for ins in self._bounded:
@@ -243,7 +242,7 @@ class HoistedChecks(PathConditions):
         return e.value(f"icmp uge i64 {off}, {start_count(e, bounds, found.span)}")
 
     def _tested(self, fences: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
-        """Whether a pure fence misses (i1): if bounds do not tell, a loop over threads does."""
+        """An i1: whether a pure fence misses; by its bounds or else in a loop over threads."""
         e, extents = self.e, IntervalAnalysis(self)
         conditions: list[str] = []
         try:
@@ -261,7 +260,7 @@ class HoistedChecks(PathConditions):
         return e.value(f"load i1, ptr {result}")
 
     def _pure(self, fences: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
-        """A loop over all threads that tests these fences; an i1 as `emit`."""
+        """Emit a loop over all threads that tests these fences; an i1 as `emit`."""
         e = self.e
         total = e.alloca("i32", "misses")
         e.do(f"store i32 0, ptr {total}")

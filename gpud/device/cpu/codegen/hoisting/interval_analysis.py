@@ -1,12 +1,12 @@
-"""The intervals of a stage's registers, and the fences that can be tested by them.
+"""The intervals of a stage's registers, and the fences that can be tested with them.
 
-For problem, approach and terms see `gpud.device.cpu.codegen.hoisting.intervals`; this follows
-definitions through the instructions of a stage and the conditions in front of them.
+For problem, approach and terms see `gpud.device.cpu.codegen.hoisting.intervals`; this module
+follows definitions through the instructions of a stage and the conditions on their paths.
 
 Properties:
-* `IntervalAnalysis.misses` is cautious: if neither what it returns nor a doubt holds, no thread
+* `IntervalAnalysis.misses` is conservative: if neither what it returns nor a doubt holds, no thread
   misses;
-* a condition narrows a register's interval only where it reads the value that the access uses.
+* a condition narrows a register's interval only if it reads the value that the access uses.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _UNSIGNED = ("%ctaid.", "%nctaid.", "%ntid.")
 
 
 class IntervalAnalysis(Remainders):
-    """Intervals of one stage, worked out where code is being written: before its loop.
+    """Intervals of one stage, computed by code before its loop.
 
-    Whoever asks for `misses` must ask for `doubts` afterwards: they are those of all fences.
+    Callers of `misses` must use `doubts` afterwards, which covers all fences.
     """
 
     def __init__(self, hoisted: HoistedChecks) -> None:
@@ -52,7 +52,7 @@ class IntervalAnalysis(Remainders):
         """Conditions, any of which means that a fence may miss.
 
         Raises:
-            UnknownValue: nothing can be said before the loop.
+            UnknownValue: no bounds are known before the loop.
         """
         with self.undone_if_unknown():
             return self._misses(ins)
@@ -73,7 +73,7 @@ class IntervalAnalysis(Remainders):
         layout = self._s.kernel.module
         if found.space == "shared" and isinstance(values.high, int) and not layout.dynamic_names:
             if values.high + found.span > layout.shared.size:
-                # Who comes here is not all that is known to come: the test would fail always.
+                # Not all of these values reach the fence: the test would always fail.
                 raise UnknownValue
         bounds = bounds_of(self._code, found)
         whole = found._replace(align=1)
@@ -120,7 +120,7 @@ class IntervalAnalysis(Remainders):
         return self.one(value, 1 << 63)
 
     def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
-        """What all definitions give, and what the register was at first, if that can be read."""
+        """The hull of all definitions and of the initial value, if that can be read."""
         key = (name, tuple(d.number for d in but), self._keeps_start(name, place))
         found = self._made.get(key)
         if found is not None:
@@ -156,7 +156,7 @@ class IntervalAnalysis(Remainders):
         )
 
     def _start(self, name: str) -> Interval:
-        """What a register was at the stage's start."""
+        """The interval of a register at the stage's start."""
         recipe = self._hoisted.recipe.get(name)
         if recipe is not None:
             return self._result(Place(recipe, -1, -1))
@@ -167,7 +167,7 @@ class IntervalAnalysis(Remainders):
         return found
 
     def _kept(self, name: str) -> Interval:
-        """The least and the greatest that the threads kept."""
+        """The minimum and maximum of the values that the threads spilled."""
         if name not in self._s.live_in:
             return self.one(0, 0)
         e, type_ = self.e, self._s.kernel.storage[name]
@@ -187,7 +187,7 @@ class IntervalAnalysis(Remainders):
     # -- conditions
 
     def _narrowed(self, name: str, place: Place, values: Interval) -> Interval:
-        """``values`` without those for which control does not come to ``place``."""
+        """``values`` without those for which control does not reach ``place``."""
         for condition in self._hoisted.conditions(place.block):
             where = Place(condition.reader, condition.number, condition.block)
             for test, holds_not in self._tests(
@@ -199,7 +199,7 @@ class IntervalAnalysis(Remainders):
     def _tests(
         self, predicate: str, place: Place, *, negated: bool
     ) -> Iterator[tuple[Place, bool]]:
-        """Comparisons that hold, or do not, where a predicate is (not) true."""
+        """Comparisons that hold, or do not, where a predicate is true (false if ``negated``)."""
         made = self._exact(predicate, place)
         if made is None or made.reader.operands[0] != ptx.Register(predicate):
             return
@@ -214,7 +214,7 @@ class IntervalAnalysis(Remainders):
     def _given(
         self, name: str, place: Place, values: Interval, test: Place, *, negated: bool
     ) -> Interval:
-        """``values`` as far as a comparison leaves them."""
+        """``values`` restricted by a comparison."""
         ins, modifiers = test.reader, test.reader.opcode.modifiers
         type_ = modifiers[-1]
         if len(modifiers) != 2 or len(ins.operands) != 3 or type_ not in WORD_BITS:
@@ -240,7 +240,7 @@ class IntervalAnalysis(Remainders):
         return replace(values, low=0, high=most, step=step, most=1 << 32)
 
     def _same(self, name: str, test: Place, place: Place) -> bool:
-        """Whether ``test``, before a condition of ``place``, reads the value that is read there."""
+        """Whether ``test``, in a condition before ``place``, reads the same value as ``place``."""
         if not self._defined(name):
             return True
         first, second = self._exact(name, test), self._exact(name, place)
@@ -252,7 +252,7 @@ class IntervalAnalysis(Remainders):
     # -- instructions
 
     def _result(self, made: Place) -> Interval:
-        """The interval of what one instruction writes."""
+        """The interval of an instruction's result."""
         key = ("result", id(made.reader), made.number < 0)
         found = self._made.get(key)
         if found is None:

@@ -1,26 +1,28 @@
-"""Between which bounds the values lie that a register has in a stage: for loops within a stage.
+"""Intervals of the values of a stage's registers, for accesses in loops within a stage.
 
-Problem: the address of an access in a loop that each thread runs by itself, or one made from a
-byte that was loaded, cannot be worked out before the stage; its fence stands in the loop and
-costs most of the loop's speed.
+Problem: the address of an access in a loop that each thread runs by itself, or one computed from a
+loaded byte, is not known before the stage; its fence stays in the loop and costs most of the loop's
+speed.
 
-Approach: bounds are enough for a test before the stage. They are worked out there, once for all
-threads and all rounds: those of an index from its start and the condition that ends its loop, those
-of a byte from its width, all others from what they are made of.
+Approach: bounds are enough for a test before the stage. They are computed there, once for all
+threads and all iterations: those of an index from its start and the condition that ends its loop,
+those of a byte from its width, all others from their operands.
 
-Terms: an `Interval` of a register of 32 (64) bits at a place: each value that the register has
-there, in any thread and round, is congruent modulo 2**32 (2**64) to an integer between ``low`` and
-``high``, and that integer to ``base`` modulo ``step``. A *condition for doubt* is an i1; where one
-holds, nothing is said.
+Terms: an `Interval` of a register of 32 (64) bits at a program point: each value that the register
+has there, in any thread and iteration, is congruent modulo 2**32 (2**64) to an integer between
+``low`` and ``high``, and that integer to ``base`` modulo ``step``. A *condition for doubt* is an
+i1; where one holds, nothing is known.
 
 Algorithm: interval arithmetic, backwards along definitions; of several definitions, the hull. An
 index that one instruction advances by a positive amount, in a loop whose last branch compares it,
-lies between its start and the last value that goes round, provided that this does not wrap.
+lies between its start and the last value for which the loop continues, provided that this does not
+wrap.
 
 Properties:
 * if no condition for doubt holds, every value is within its interval;
 * ends are numbers below 2**61 in magnitude: sums of two do not overflow 64 bits;
-* an interval may be empty (high < low): then no thread comes there, and anything may be said of it.
+* an interval may be empty (high < low): then no thread reaches that point, and any statement about
+  it holds.
 
 Source: R. E. Moore, "Interval Analysis", 1966; for indices of loops, W. H. Harrison, "Compiler
 Analysis of the Value Ranges for Variables", IEEE TSE 3(3), 1977.
@@ -41,7 +43,7 @@ __all__ = ["EXACT", "End", "Interval", "IntervalArithmetic"]
 
 End = int | str
 EXACT = 1 << 60
-"""The ``step`` of an interval with one value."""
+"""The ``step`` of an interval with a single value."""
 _MOST = 1 << 61
 _WIDE = 1 << 60
 _LIMITS = {"s32": (-(1 << 31), (1 << 31) - 1), "u32": (0, (1 << 32) - 1),
@@ -50,7 +52,7 @@ _LIMITS = {"s32": (-(1 << 31), (1 << 31) - 1), "u32": (0, (1 << 32) - 1),
 
 @dataclass(frozen=True)
 class Interval:
-    """Integers; ``most`` is a number that no end exceeds in magnitude; see above for the others."""
+    """Integers; ``most`` bounds the magnitude of both ends; see above for the others."""
 
     low: End
     high: End
@@ -60,7 +62,7 @@ class Interval:
 
 
 class IntervalArithmetic:
-    """Operations on intervals; appends to ``doubts`` what must not hold for them to be right."""
+    """Operations on intervals; appends to ``doubts`` conditions under which they are wrong."""
 
     def __init__(self, e: Emitter) -> None:
         self.e = e
@@ -106,7 +108,11 @@ class IntervalArithmetic:
         return self.e.value(f"call i64 @llvm.{name}.i64(i64 {first}, i64 {second})")
 
     def doubt(self, how: str, first: End, second: End) -> None:
-        """Nothing is known where ``first`` <how> ``second``, as LLVM names comparisons."""
+        """Add the doubt that ``first`` <how> ``second``, with LLVM's name of the comparison.
+
+        Raises:
+            UnknownValue: it is known to hold.
+        """
         if isinstance(first, int) and isinstance(second, int):
             if {"slt": first < second, "sgt": first > second, "ne": first != second}[how]:
                 raise UnknownValue
@@ -116,7 +122,7 @@ class IntervalArithmetic:
     # -- intervals
 
     def one(self, value: End, most: int) -> Interval:
-        """The interval of a value that is the same for all threads and in all rounds."""
+        """The interval of a value that is the same for all threads and iterations."""
         if isinstance(value, str) and value.lstrip("-").isdigit():
             value = int(value)
         if isinstance(value, int):
@@ -128,10 +134,10 @@ class IntervalArithmetic:
         return Interval(low, high, 1, 0, max(abs(low), abs(high)))
 
     def fits(self, one: Interval, type_: str) -> Interval:
-        """``one``, whose integers are the values that ``type_`` gives the register.
+        """``one``, which must be the values of the register as ``type_``.
 
         Raises:
-            UnknownValue: they are not, for certain, or the type is no integer.
+            UnknownValue: that is not certain, or the type is not an integer.
         """
         if type_ not in _LIMITS:
             raise UnknownValue
@@ -143,7 +149,7 @@ class IntervalArithmetic:
         return replace(one, most=min(one.most, max(-least, greatest)))
 
     def small(self, one: Interval, most: int = _WIDE) -> Interval:
-        """``one``, no end of which exceeds ``most`` in magnitude."""
+        """``one``, with the doubt that an end exceeds ``most`` in magnitude."""
         if one.most <= most:
             return one
         self.doubt("slt", one.low, -most)
@@ -167,7 +173,7 @@ class IntervalArithmetic:
         return Interval(low, high, one.step, self.minus(0, one.base), one.most)
 
     def multiply(self, first: Interval, second: Interval) -> Interval:
-        """Products of which at least one factor has one value."""
+        """Products of which at least one factor is a single value."""
         if second.low != second.high:
             first, second = second, first
         factor = second.low
@@ -192,7 +198,7 @@ class IntervalArithmetic:
         return Interval(low, high, step, base, first.most * second.most)
 
     def hull(self, first: Interval, second: Interval) -> Interval:
-        """What is in either."""
+        """The smallest interval that contains both."""
         low, high = self.least(first.low, second.low), self.greatest(first.high, second.high)
         step, base = 1, first.base
         if isinstance(first.base, int) and isinstance(second.base, int):
@@ -213,7 +219,7 @@ class IntervalArithmetic:
         return Interval(low, high, 1, 0, max(first.most, second.most))
 
     def shifted(self, one: Interval, bits: int) -> Interval:
-        """Integers shifted to the right."""
+        """Integers shifted right."""
         low, high = (
             self._binary("ashr", end, bits, lambda a, b: a >> b) for end in (one.low, one.high)
         )

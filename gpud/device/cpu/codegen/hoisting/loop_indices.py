@@ -1,15 +1,15 @@
-"""Indices of loops within a stage: what they begin at, and what they end at.
+"""Indices of loops within a stage: their initial and final values.
 
 For problem, approach and other terms see `gpud.device.cpu.codegen.hoisting.intervals`.
 
 Terms: an *own step* of a register is an instruction that adds something to it, directly or through
-copies. A register with exactly one, which all rounds of a loop pass, is the loop's *index* if the
-loop's only way back depends on a comparison of it. Its value *at the head* is what it is from the
-loop's first block up to its step.
+copies. A register with exactly one, which all iterations of a loop pass, is the loop's *index* if
+the loop's only back edge depends on a comparison of it. Its value *at the head* is its value from
+the loop's first block up to its step.
 
 Properties:
-* what an index is at the head of a loop is what it began with, or what went round by the only way
-  back: so it met the comparison;
+* the value of an index at the head of a loop is its initial value, or one that passed the only back
+  edge, and so the comparison;
 * it only grows, and never wraps, unless a condition for doubt holds.
 """
 
@@ -35,13 +35,13 @@ __all__ = ["AT_MOST", "LoopIndices", "Place"]
 
 _STORED = {"i32": 32, "i64": 64, "ptr": 64}
 AT_MOST = ("lt", "le", "lo", "ls")
-"""Comparisons that bound what is on their left from above."""
+"""Comparisons that bound their left operand from above."""
 _COPIES = 4
-"""Through how many instructions a step is followed."""
+"""Maximum number of instructions through which a step is followed."""
 
 
 class Place(NamedTuple):
-    """Where a register is read: the reader, its number in the stage, its block."""
+    """A read of a register: the reader, its number in the stage, its block."""
 
     reader: ptx.Instruction
     number: int
@@ -49,27 +49,27 @@ class Place(NamedTuple):
 
 
 class _Advance(NamedTuple):
-    """What an own step adds: a constant and operands; and the instructions it is made of."""
+    """The increment of an own step: a constant and operands; and its instructions."""
 
     constant: int
     others: tuple[tuple[ptx.Operand, str, Place], ...]
     places: tuple[Place, ...]
-    """The first reads the register itself."""
+    """The first one reads the register itself."""
 
 
 class _Index(NamedTuple):
-    """What is known of a loop's index: at the loop's head, and anywhere."""
+    """The known intervals of a loop's index: at the loop's head, and anywhere."""
 
     loop: Loop
     step: Place
     after: frozenset[int]
-    """Blocks to which control can come behind the step without passing the loop's head."""
+    """Blocks reachable from the step without passing the loop's head."""
     head: Interval
     anywhere: Interval
 
 
 class LoopIndices(TransferFunctions):
-    """The indices of the loops of one stage, and which instruction makes a register's value.
+    """The indices of the loops of one stage, and the definitions that reach a read.
 
     Args:
         hoisted: the stage's fences, where code is being written: before the stage's loop.
@@ -85,9 +85,9 @@ class LoopIndices(TransferFunctions):
 
     @contextmanager
     def undone_if_unknown(self) -> Iterator[None]:
-        """Where nothing can be said, what was worked out on the way is forgotten.
+        """On `UnknownValue`, discard intervals computed on the way.
 
-        It stands under doubts that nobody will ask about.
+        They depend on doubts that no caller will test.
         """
         before = dict(self._made), dict(self._indices), list(self.doubts)
         try:
@@ -97,7 +97,7 @@ class LoopIndices(TransferFunctions):
             raise
 
     def _union(self, name: str, place: Place, but: tuple[Place, ...]) -> Interval:
-        """What all definitions of a register but some give."""
+        """The hull of all definitions of a register but some."""
         raise NotImplementedError
 
     def _operand(self, operand: ptx.Operand, type_: str, place: Place) -> Interval:
@@ -116,7 +116,7 @@ class LoopIndices(TransferFunctions):
         return [Place(ins, number, block) for number, block, ins in self._hoisted.definitions(name)]
 
     def _exact(self, name: str, place: Place) -> Place | None:
-        """The one instruction whose latest result is read, if there is one."""
+        """The one definition whose latest result is read, if there is one."""
         made = self._defined(name)
         near = [d for d in made if d.block == place.block and d.number < place.number]
         if near:
@@ -129,7 +129,7 @@ class LoopIndices(TransferFunctions):
     # -- indices of loops
 
     def _is_before(self, index: _Index, place: Place) -> bool:
-        """Whether ``place`` reads what the index was at the head of its loop."""
+        """Whether ``place`` reads the value that the index had at the head of its loop."""
         if place.number < 0 or place.block not in index.loop.blocks:
             return False
         if place.block == index.step.block:
@@ -177,9 +177,9 @@ class LoopIndices(TransferFunctions):
         return self._bounded(name, index, latches[0], advance, start)
 
     def _behind(self, name: str, loop: Loop, latch: int, step: Place) -> frozenset[int] | None:
-        """Blocks that what a step makes can come to before the loop goes on.
+        """Blocks that the result of a step can reach before the loop continues.
 
-        None if it can come to the loop's head by another way than its latch.
+        None if it can reach the loop's head by an edge other than from its latch.
         """
         inside = {n for segment in self._s.stage.segments for n in segment.blocks}
         ends = {d.block for d in self._defined(name) if d != step and d.reader.guard is None}
@@ -205,7 +205,7 @@ class LoopIndices(TransferFunctions):
         advance: _Advance,
         start: Interval,
     ) -> _Index | None:
-        """The index's intervals from the comparison that lets the loop go on."""
+        """The index's intervals from the comparison that continues the loop."""
         last = self._flow.blocks[latch].last
         if last is None or last.guard is None or last.opcode.base != "bra":
             return None
@@ -253,7 +253,7 @@ class LoopIndices(TransferFunctions):
         return self.small(by, 1 << 32)
 
     def _tested(self, name: str, operand: ptx.Operand, test: Place, index: _Index) -> bool | None:
-        """Whether the index after its step is compared, not before it; None if neither is."""
+        """Whether the index is compared after its step (True) or before it; None if neither."""
         if not isinstance(operand, ptx.Register):
             return None
         step = index.step
@@ -266,7 +266,7 @@ class LoopIndices(TransferFunctions):
         return False if copies and self._is_before(index, made) else None
 
     def _advance(self, name: str, made: Place, depth: int) -> _Advance | None:
-        """By what an instruction's result is more than ``name`` was, None if that is not known."""
+        """The increment from ``name`` to an instruction's result, None if it is unknown."""
         ins = made.reader
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
         if not depth or not modifiers or not all(m in WORD_BITS for m in modifiers):

@@ -1,19 +1,19 @@
-"""Fences of threads on their own: one test for all arrays that a thread accesses at one index.
+"""Merged fences: one test for all arrays that a diverged thread accesses at one index.
 
-Problem: a thread that is not together with others tests each of its fences where it stands. In a
-kernel that reads and writes many arrays at ``array[i]`` this costs more than what it computes.
+Problem: a diverged thread tests each of its fences where it stands. In a kernel that reads and
+writes many arrays at ``array[i]`` this costs more than the computation.
 
-Approach: where the arrays are parameters, their distances are the same for all threads. If the
-lowest and the highest of them have their elements within the arena, then so have those between.
-What the parameters tell is worked out before the loop over threads; for a thread one comparison is
-left. If it does not pass, all fences of the group are checked then and there, in program order.
+Approach: if the arrays are parameters, their distances are the same for all threads. If the
+elements of the lowest and of the highest array are within the arena, then so are those between.
+What depends on parameters only is computed before the loop over threads; one comparison per thread
+is left. If it fails, all fences of the group are checked there, in program order.
 
-Terms: an address is taken apart into a *sum*: numbers of values that are not sums, and an offset;
-values with the same number are the same. Fences whose sums differ only by which parameter they
-have and by the offset are a *group*, which is tested where its first fence stands.
+Terms: an address is decomposed into a *sum*: value numbers of terms that are not sums, and an
+offset; terms with the same number are equal. Fences whose sums differ only in a parameter and in
+the offset are a *group*, which is tested where its first fence stands.
 
 Properties:
-* a group lies in one basic block, in which all of its accesses run if the first does, or the task
+* a group is in one basic block, in which all of its accesses run if the first does, or the task
   block has ended for another reason;
 * an access is reported if and only if it is illegal, before any access of its group happens.
 """
@@ -57,19 +57,19 @@ _PURE = frozenset(
     ("add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "not", "neg", "cvt", "mov")
 )
 _FAR = 57
-"""No arena has 2 to the power of so many bytes; five bits are left for an alignment."""
+"""No arena has 2 to the power of this many bytes; five bits above are left for a misalignment."""
 _SAME_AT_ALL_TIMES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
 
 
 class _LinearSum(NamedTuple):
-    """Values, by number, in order, and what is added to them; modulo 2**64."""
+    """Sorted value numbers, and the constant added to them; modulo 2**64."""
 
     numbers: tuple[int, ...]
     offset: int
 
 
 class _Member(NamedTuple):
-    """A fence of a group: its base is the parameter at ``place`` + ``offset`` + what is common."""
+    """A fence of a group: its base is the parameter at ``place`` + ``offset`` + common terms."""
 
     ins: ptx.Instruction
     place: int
@@ -80,9 +80,9 @@ class _Member(NamedTuple):
 class _Group:
     members: list[_Member] = field(default_factory=list)
     bias: str = ""
-    """i64: what turns the first fence's base into the lowest hull's offset in the arena."""
+    """i64: added to the first fence's base, gives the lowest hull's offset in the arena."""
     room: str = ""
-    """i64: how many multiples of the alignment that offset may be."""
+    """i64: the limit of that offset, in multiples of the alignment."""
 
 
 class MergedFences:
@@ -90,8 +90,9 @@ class MergedFences:
 
     Args:
         kernel: whose.
-        blocks: which, numbers.
-        e: the function that is written; what groups need is computed where it stands now.
+        blocks: numbers of these blocks.
+        e: the function being written; values that the groups share are computed at its current
+            position.
         code: any thread there.
     """
 
@@ -112,7 +113,7 @@ class MergedFences:
                 self._prepare(group, code)
 
     def covers(self, ins: ptx.Instruction) -> bool:
-        """Whether ``ins`` is a fence of a group: `test` is all that is to be emitted for it."""
+        """Whether ``ins`` is a fence of a group: then only `test` is to be emitted for it."""
         return id(ins) in self._tested
 
     # -- before the loop over threads
@@ -141,7 +142,7 @@ class MergedFences:
         group.bias = e.value(f"sub i64 {lowest}, {base}")
         length = e.value(f"sub i64 {highest}, {lowest}")
         if found.align > 1:
-            # As if one that is not aligned were far away: a choice would be made for each thread.
+            # A misaligned parameter counts as far away; a select would be evaluated per thread.
             odd = e.value(f"and i64 {bits}, {found.align - 1}")
             length = e.value(f"or i64 {length}, {e.value(f'shl i64 {odd}, {_FAR}')}")
         e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
@@ -161,7 +162,7 @@ class MergedFences:
     # -- for a thread
 
     def test(self, code: ThreadCode, ins: ptx.Instruction) -> None:
-        """Test the group whose first fence ``ins`` is; nothing for its other fences."""
+        """Emit the test of the group whose first fence is ``ins``; nothing for its other fences."""
         group = self._groups.get(id(ins))
         if group is None:
             return
@@ -192,7 +193,7 @@ class MergedFences:
 
 
 class _ValueNumbering:
-    """What registers hold within one basic block at a time, as sums."""
+    """Local value numbering: the values of registers within one basic block, as sums."""
 
     def __init__(
         self, flow: ControlFlow, storage: Mapping[str, str], parameters: Mapping[str, int]
@@ -202,7 +203,7 @@ class _ValueNumbering:
         self.parameters = parameters
         self._numbers: dict[Hashable, int] = {}
         self._places: dict[int, int] = {}
-        """Where a parameter is among the parameters' bytes, by number."""
+        """Offset of a parameter in the parameter buffer, by its value number."""
         self._held: dict[str, _LinearSum] = {}
         self._block = 0
         self._makers: dict[str, list[tuple[int, int, ptx.Instruction]]] = {}
@@ -213,7 +214,7 @@ class _ValueNumbering:
                     made.append((number, at, place.instruction))
 
     def groups(self, block: Block) -> list[_Group]:
-        """The groups of more than one fence."""
+        """The groups of more than one fence in a block."""
         self._held = {}
         self._block = block.index
         found: list[_Group] = []
@@ -246,7 +247,7 @@ class _ValueNumbering:
             return None
         rest = list(sum_.numbers)
         rest.remove(bases[0])
-        # The first fence speaks for all: the operand that names the task block is the same, too.
+        # The first fence represents all: the claim operands are equal, too.
         key = found.space, found.align, found.claim, self._of(found.claim), tuple(rest)
         return key, _Member(ins, self._places[bases[0]], sum_.offset)
 
@@ -280,7 +281,7 @@ class _ValueNumbering:
         return self._number(("start", self._block, name))
 
     def _kept_parameter(self, name: str, block: int, at: int, depth: int) -> int | None:
-        """The place of the parameter that a register holds before a place of the program."""
+        """Offset of the parameter that a register holds before a program point."""
         made = self._makers.get(name, ())
         if len(made) != 1 or not depth:
             return None
@@ -337,12 +338,12 @@ class _ValueNumbering:
         sources: tuple[ptx.Operand, ...],
         target: str,
     ) -> _LinearSum:
-        """What an instruction makes; operands may be narrower or wider than its type says."""
+        """The sum that an instruction computes; operands may be narrower or wider than its type."""
         inputs = tuple((self._of(one), self._is_wide(one) or self._storage(one)) for one in sources)
         return self._number((base, modifiers, inputs, target))
 
     def _word(self, operand: ptx.Operand) -> _LinearSum:
-        """A 64-bit operand; what is narrower is not what it is when it has been widened."""
+        """The sum of a 64-bit operand; a narrower one changes when it is widened."""
         if isinstance(operand, ptx.Register) and not self._is_wide(operand):
             return self._number(("widened", self._of(operand)))
         return self._of(operand)
@@ -353,7 +354,7 @@ class _ValueNumbering:
         return _LinearSum(tuple(numbers), (first.offset + second.offset) % (1 << 64))
 
     def _loaded(self, ins: ptx.Instruction) -> int | None:
-        """Where the parameter is that an instruction loads."""
+        """Offset of the parameter that an instruction loads."""
         modifiers = ins.opcode.modifiers
         if ins.opcode.base != "ld" or state_space(ins.opcode) != "param":
             return None
@@ -366,7 +367,7 @@ class _ValueNumbering:
         return None if start is None else start + address.offset
 
     def _copies(self, ins: ptx.Instruction) -> bool:
-        """Whether an instruction copies a 64-bit register; global addresses are generic ones."""
+        """Whether an instruction copies a 64-bit register; global addresses equal generic ones."""
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
         source = ins.operands[1] if len(ins.operands) == 2 else None
         if not isinstance(source, ptx.Register) or not self._is_wide(source):
@@ -386,7 +387,7 @@ class _ValueNumbering:
 
 
 def _in_arena(found: FenceOperands) -> bool:
-    """Whether the arena is where the fence is most likely fine."""
+    """Whether the arena is the likeliest range of the fence."""
     if found.space not in ("global", "generic"):
         return False
     return not found.origins or found.origins[0] == "arena"

@@ -1,9 +1,9 @@
-"""Which threads of a stage come to a fence, from the conditions in front of it.
+"""Which threads of a stage reach a fence, from the conditions on its path.
 
-For problem and approach see `gpud.device.cpu.codegen.hoisting.thread_box`. A condition that is the
-same for all threads, such as whether a pointer is null, tells whether any of them comes.
+For problem and approach see `gpud.device.cpu.codegen.hoisting.thread_box`. A uniform condition,
+such as whether a pointer is null, determines whether any thread reaches it.
 
-Properties: every thread that comes to the fence is in its box, if none of `AffineSlices.wraps`
+Properties: every thread that reaches the fence is in its box, if none of `AffineSlices.wraps`
 holds.
 """
 
@@ -27,9 +27,9 @@ __all__ = ["Condition", "PathConditions"]
 
 
 class Condition(NamedTuple):
-    """What must hold for control to come somewhere: a predicate, or its negation.
+    """A condition for reaching a program point: a predicate, or its negation.
 
-    ``reader`` is the instruction that asks, ``number`` its place in the stage.
+    ``reader`` is the instruction that tests it, ``number`` its index in the stage.
     """
 
     predicate: str
@@ -47,7 +47,7 @@ class PathConditions(AffineSlices):
         self._comers: dict[int, Box] = {}
 
     def reaching_threads(self, step: Step) -> Box:
-        """Those that the conditions in front of a step's block let through."""
+        """The threads that the conditions on the path to a step's block let through."""
         _, block = self.where.get(id(step.ins), (-1, -1))
         if step.now < 0 or block not in self.s.convergence.inner:
             return super().reaching_threads(step)
@@ -57,7 +57,7 @@ class PathConditions(AffineSlices):
         return self._comers[block]
 
     def box(self, ins: ptx.Instruction, extents: tuple[int, int, int]) -> Box:
-        """The threads that come to a fence, as far as the conditions before it tell."""
+        """A box of threads that contains all that reach a fence."""
         x, y, z = extents
         box = Box(((0, x), (0, y), (0, z)))
         for condition in self._before(ins):
@@ -75,14 +75,14 @@ class PathConditions(AffineSlices):
         return box
 
     def _before(self, ins: ptx.Instruction) -> Iterator[Condition]:
-        """What leads to ``ins``, its guard first."""
+        """The conditions on the path to ``ins``, its guard first."""
         number, block = self.where[id(ins)]
         if ins.guard is not None:
             yield Condition(ins.guard.register.name, ins.guard.negated, ins, number, block)
         yield from self.conditions(block)
 
     def conditions(self, block: int) -> Iterator[Condition]:
-        """What leads to ``block``."""
+        """The conditions on the path to ``block``."""
         flow = self.s.w.flow
         while block in self.s.convergence.inner:
             above = flow.dominators[block]
@@ -100,7 +100,7 @@ class PathConditions(AffineSlices):
             block = above
 
     def _if(self, box: Box, value: str, *, negated: bool) -> Box:
-        """``box``, which is empty unless an i1 is (not) true."""
+        """``box`` if an i1 is true (false if ``negated``), otherwise an empty box."""
         some = self.e.value(f"xor i1 {value}, true") if negated else value
         if box.some:
             some = self.e.value(f"and i1 {box.some}, {some}")

@@ -1,15 +1,16 @@
-"""Remainders by a constant, as compilers compute them, have bounds.
+"""Bounds of remainders by a constant, as compilers compute them.
 
-Problem: ``i % 24`` is no ``rem`` in PTX: it is ``i - i / 24 * 24``, and the quotient the upper bits
-of a product. Taken one by one, its instructions give nothing that bounds an array's index.
+Problem: ``i % 24`` is not a ``rem`` in PTX: it is ``i - i / 24 * 24``, and the quotient is the
+upper bits of a product. Interval arithmetic on the single instructions does not bound an array's
+index.
 
-Approach: find the quotient behind a difference. The upper bits of ``x * magic``, shifted to the
-right, are ``x / c`` rounded down for all x of so many bits, if ``magic * c - 2**shift`` is neither
-less than 0 nor more than ``2**(shift - bits)``.
+Approach: recognise the quotient in a difference. The upper bits of ``x * magic``, shifted right,
+are ``x / c`` rounded down for all x of so many bits, if ``magic * c - 2**shift`` is neither less
+than 0 nor more than ``2**(shift - bits)``.
 
 Properties:
-* what is found is the remainder of one value: dividend and difference read the same;
-* a signed one has the dividend's sign, as C has it: without bounds it may be negative.
+* a match is the remainder of one value: dividend and difference read the same;
+* a signed remainder has the dividend's sign, as in C: without bounds it may be negative.
 
 Source: T. Granlund and P. L. Montgomery, "Division by Invariant Integers using Multiplication",
 PLDI 1994, theorem 4.2.
@@ -30,11 +31,11 @@ class Remainders(LoopIndices):
     """The intervals of remainders in one stage."""
 
     def _same(self, name: str, test: Place, place: Place) -> bool:
-        """Whether ``test``, before ``place``, reads the value of a register that is read there."""
+        """Whether ``test``, before ``place``, reads the same value of a register as ``place``."""
         raise NotImplementedError
 
     def remainder(self, made: Place) -> Interval | None:
-        """The interval of what ``made`` writes, if that is a remainder by a constant."""
+        """The interval of the result of ``made``, if that is a remainder by a constant."""
         ins = made.reader
         base, modifiers = ins.opcode.base, ins.opcode.modifiers
         if modifiers not in (("s32",), ("u32",), ("b32",)) or len(ins.operands) != 3:
@@ -49,7 +50,7 @@ class Remainders(LoopIndices):
     def _below(
         self, divisor: int, dividend: ptx.Operand, place: Place, *, is_signed: bool
     ) -> Interval:
-        """Less than ``divisor`` in magnitude, with the sign of the dividend."""
+        """The interval of numbers below ``divisor`` in magnitude, with the sign of the dividend."""
         if not is_signed:
             return self.within(0, divisor - 1)
         try:
@@ -85,7 +86,7 @@ class Remainders(LoopIndices):
     def _low_bits(
         self, size: int, dividend: ptx.Register, of: ptx.Operand, multiple: Place, made: Place
     ) -> Interval | None:
-        """``x - (y & -size)``: y is x, or more than x by ``size - 1`` if that is negative."""
+        """``x - (y & -size)``: y is x, or x + ``size - 1`` if x is negative."""
         if of == dividend:
             return self.within(0, size - 1) if self._reads(dividend, multiple, made) else None
         sum_ = self._maker(of, multiple)
@@ -147,7 +148,7 @@ class Remainders(LoopIndices):
         shift: int,
         bits: int,
     ) -> tuple[ptx.Operand, Place] | None:
-        """What is multiplied, if the upper bits are its quotient by ``divisor``."""
+        """The multiplicand, if the upper bits of the product are its quotient by ``divisor``."""
         made = self._maker(product, place)
         if made is None or made.reader.opcode.base != "mul":
             return None
@@ -158,7 +159,7 @@ class Remainders(LoopIndices):
         if how[1] == "s32" and number >> 31:
             return None
         excess = number * divisor - (1 << shift)
-        # Rounding up of what is negative, by adding 1, is right only if nothing comes out even.
+        # Rounding negative quotients up by adding 1 is right only if no product is exact.
         if excess < int(how[1] == "s32") or excess << bits > 1 << shift:
             return None
         return dividend, made
@@ -166,7 +167,7 @@ class Remainders(LoopIndices):
     # -- definitions
 
     def _maker(self, operand: ptx.Operand, place: Place) -> Place | None:
-        """The instruction without a guard that made a varying register, as it is read there."""
+        """The unguarded instruction that defined a varying register, as read there."""
         if not isinstance(operand, ptx.Register) or operand.name not in self._s.w.varying:
             return None
         if place.number >= 0:
@@ -179,7 +180,7 @@ class Remainders(LoopIndices):
         return None if recipe is None else Place(recipe, -1, -1)
 
     def _reads(self, register: ptx.Register, earlier: Place, place: Place) -> bool:
-        """Whether both read the same value."""
+        """Whether both places read the same value of ``register``."""
         if register.name not in self._s.w.varying:
             return False
         if earlier.number < 0 or place.number < 0:
@@ -190,7 +191,7 @@ class Remainders(LoopIndices):
     def _shifted(
         self, operand: ptx.Operand, place: Place, type_: str
     ) -> tuple[ptx.Operand, int, Place] | None:
-        """(what, by how many bits, where it is read) of a shift to the right by a constant."""
+        """(operand, number of bits, where it is read) of a right shift by a constant."""
         made = self._maker(operand, place)
         if made is None or made.reader.opcode.text != f"shr.{type_}":
             return None

@@ -1,16 +1,16 @@
-"""Where the value of a register comes from, as far as a stage's own instructions make it.
+"""Slices: the instructions of a stage that compute the value of a register.
 
-Problem: an address must be worked out before the loop over threads in which the program computes
-it. Approach: follow the register's definitions back to what is known at the stage's start, and run
-just these instructions, on slots of their own, for any thread.
+Problem: an address must be computed before the loop over threads in which the program computes it.
+Approach: follow the register's definitions back to values known at the stage's start, and run just
+these instructions, on slots of their own, for any thread.
 
-Terms: a *step* is one instruction of a slice; the *slice* of a register at a place is the steps
-that make the value that it has there.
+Terms: a *step* is one instruction of a slice; the *slice* of a register at a program point is the
+steps that compute the value that it has there.
 
 Properties:
-* where there is a slice, running it gives the value that the register will have at that place, in
-  every thread that comes there;
-* running it reads what the thread has kept, parameters and registers, and writes only its slots.
+* if there is a slice, running it gives the value that the register will have at that point, in
+  every thread that reaches it;
+* running it reads spilled registers, parameters and registers, and writes only its slots.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _MOST_STEPS = 400
 
 
 class UnknownValue(Exception):
-    """The value cannot be worked out before the loop."""
+    """The value cannot be computed before the loop."""
 
 
 @dataclass(eq=False)
 class Step:
-    """One instruction of a slice; ``sources`` are the steps (or None) of what it reads by name."""
+    """One instruction of a slice; ``sources`` maps each register it reads to its step, or None."""
 
     ins: ptx.Instruction
     now: int
-    """Its place in the stage; -1 for instructions that run before the stage's own."""
+    """Its index in the stage; -1 for instructions that run before the stage's own."""
     sources: dict[str, Step | None]
 
 
@@ -66,8 +66,8 @@ class Slices:
     """The slices of one stage.
 
     Args:
-        stage: which.
-        varying: its instructions that are not the same for all threads, each with its block.
+        stage: the stage being written.
+        varying: its varying instructions, each with its block.
     """
 
     def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
@@ -77,7 +77,7 @@ class Slices:
         self.code = stage.code
         self._definitions: dict[str, list[tuple[int, int, ptx.Instruction]]] = {}
         self.where: dict[int, tuple[int, int]] = {}
-        """Place in the stage and block of each instruction, by identity."""
+        """Index in the stage and block of each instruction, by identity."""
         for ins, block in varying:
             number = stage.ordinal[id(ins)]
             self.where[id(ins)] = (number, block)
@@ -85,15 +85,15 @@ class Slices:
                 if register.name in stage.w.varying:
                     self._definitions.setdefault(register.name, []).append((number, block, ins))
         self.recipe: dict[str, ptx.Instruction] = {}
-        """What makes a register anew at the stage's start, by name."""
+        """The instruction that recomputes a register at the stage's start, by name."""
         self._steps: dict[tuple[int, bool], Step] = {}
 
     def definitions(self, name: str) -> list[tuple[int, int, ptx.Instruction]]:
-        """The stage's instructions that write a varying register: (place, block, instruction)."""
+        """The stage's definitions of a varying register: (index, block, instruction)."""
         return self._definitions.get(name, [])
 
     def reaching(self, name: str, now: int, block: int) -> Step | None:
-        """The instruction whose result ``name`` holds at a place; None: what it was at first."""
+        """The step that defines ``name`` at a program point; None: its value at the start."""
         if name not in self.s.w.varying:
             return None
         before = [d for d in self._definitions.get(name, ()) if d[0] < now]
@@ -111,7 +111,7 @@ class Slices:
         return None if recipe is None else self._step(recipe, -1, -1)
 
     def _in_one_loop(self, first: int, second: int) -> bool:
-        """Whether both blocks are in a loop that a thread runs within the stage."""
+        """Whether both blocks are in one loop within the stage."""
         inner = self.s.convergence.inner
         return any(
             loop.header in inner and first in loop.blocks and second in loop.blocks
@@ -119,7 +119,7 @@ class Slices:
         )
 
     def _step(self, ins: ptx.Instruction, number: int, block: int) -> Step:
-        # An instruction can be in the recipe and in the stage, with other values to read.
+        # An instruction can be both in the recipe and in the stage, with different sources.
         key = id(ins), number < 0
         found = self._steps.get(key)
         if found is not None:
@@ -148,7 +148,7 @@ class Slices:
         if bits & MEMORY_WRITE or (bits & MEMORY_READ and state_space(ins.opcode) != "param"):
             return False
         if base == "ld":
-            # Not what a call has returned: that is memory of the thread's.
+            # Not the result of a call: that is in the thread's memory.
             symbol = getattr(getattr(ins.operands[1], "base", None), "name", "")
             if symbol not in self.code.places.parameters:
                 return False
@@ -157,7 +157,7 @@ class Slices:
     # -- running a slice
 
     def run(self, steps: list[Step], values: dict[object, str]) -> None:
-        """Compute the slice for the thread at hand; ``values`` are the slots of what is known."""
+        """Emit the slice for the current thread; ``values`` are the slots of known values."""
         for step in steps:
             if id(step) in values:
                 continue
@@ -165,7 +165,7 @@ class Slices:
             slot = self.e.alloca(self.s.kernel.storage[target], "early")
             with self.reading(step, values):
                 if target in step.sources:
-                    # It reads what it writes: it finds the old value where the new one will be.
+                    # It also reads its target: the old value must be in the new slot.
                     type_ = self.s.kernel.storage[target]
                     old = self.e.value(f"load {type_}, ptr {self.code.slot(target)}")
                     self.e.do(f"store {type_} {old}, ptr {slot}")
@@ -175,7 +175,7 @@ class Slices:
 
     @contextmanager
     def reading(self, step: Step, values: dict[object, str]) -> Iterator[None]:
-        """Operands of ``step`` read what it reads in the program."""
+        """Within this context, operands of ``step`` have their values in the program."""
         names = {register.name for register in (*read(step.ins), *written(step.ins))}
         slots = {name: self.code.slot(name) for name in names}
         with self.s.as_of(step.ins, step.now):
@@ -187,7 +187,7 @@ class Slices:
             self.code.redirect(name, slot)
 
     def slot(self, name: str, source: Step | None, values: dict[object, str]) -> str:
-        """Where a varying register is that a step made, or that the thread kept."""
+        """The slot of a varying register that a step defines, or that the thread spilled."""
         if source is not None:
             return values[id(source)]
         slot = values.get(name)
@@ -202,7 +202,7 @@ class Slices:
         return slot
 
     def ordered(self, step: Step) -> list[Step]:
-        """What ``step`` is made of, sources first."""
+        """The transitive sources of ``step``, in order of evaluation."""
         ordered: dict[int, Step] = {}
 
         def visit(one: Step) -> None:

@@ -1,11 +1,11 @@
-"""Which threads of a block an inner block is for: a box of thread numbers, where it is one.
+"""Boxes of thread numbers: which threads of a block reach an inner block.
 
-Problem: in ``if (tid < 64) s[tid] += s[tid + 64]`` the addresses of the threads that do not take
-part lie beyond the array. A test for all threads would find them, and be of no use.
+Problem: in ``if (tid < 64) s[tid] += s[tid + 64]`` the addresses of the inactive threads are beyond
+the array. A test for all threads would always fail.
 
 Approach: a condition that compares a value which grows by one from thread to thread along one axis
-with something that is the same for all of them holds for a range of that axis. `Box` is what the
-conditions in front of an access leave of the block; its ends may be known only when code runs.
+with a uniform value holds for a range of that axis. `Box` is the part of the block for which the
+conditions on the path to an access hold; its ends may be known only at run time.
 
 Properties: every thread that meets the conditions is in the box.
 """
@@ -32,24 +32,25 @@ _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "lo": "hi", "ls": "
 
 @dataclass(frozen=True)
 class Box:
-    """Ranges of x, y and z; ``some`` is an i1, whether there are threads in it, "" if always."""
+    """Ranges of x, y and z; ``some`` is an i1: whether the box is not empty; "" if it never is."""
 
     ends: tuple[Ends, Ends, Ends]
     some: str = ""
 
 
 class AlignedRanges:
-    """Whether any of some offsets is too large or not aligned, in few steps and without branches.
+    """Tests whether any of several offsets is too large or misaligned, without branches.
 
-    An offset is fine if it is not negative, and less than its limit, and a multiple of its
-    alignment: ``limit - 1 - offset`` is not negative either. So all that matters of each offset are
-    some bits of two numbers, and those of all offsets are joined before they are looked at.
+    An offset is legal if it is not negative, less than its limit, and a multiple of its alignment:
+    ``limit - 1 - offset`` is not negative either. So only some bits of two numbers matter of each
+    offset, and those of all offsets are combined before the test.
     """
 
     def __init__(self, e: Emitter) -> None:
         self.e = e
         self._joined: dict[str, dict[int, dict[str, None]]] = {}
-        """Numbers by the condition (i1) under which they matter, and by which of their bits do."""
+        """Numbers by the condition (i1) under which they matter, and by the bits of them that do.
+        """
 
     @property
     def any(self) -> bool:
@@ -90,12 +91,12 @@ class AlignedRanges:
 
 
 def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
-    """The comparison that holds, None if it is none of a range.
+    """The comparison that holds, None if it does not define a range.
 
     Args:
         how: as ``setp`` names it.
         negated: it does not hold.
-        mirrored: what differs between threads is on the right.
+        mirrored: the varying operand is on the right.
     """
     if negated:
         how = _FLIPPED.get(how, "")
@@ -103,7 +104,7 @@ def compared(how: str, *, negated: bool, mirrored: bool) -> str | None:
 
 
 def narrowed(e: Emitter, box: Box, axis: int, extent: int, how: str, border: str) -> Box:
-    """``box`` without the threads of which ``number`` <how> ``border`` (i64) does not hold.
+    """``box`` without the threads for which ``number`` <how> ``border`` (i64) does not hold.
 
     ``number`` is that of a thread along ``axis``, of ``extent`` threads.
     """

@@ -1,8 +1,7 @@
-"""By how much an instruction's result grows from one thread to the next.
+"""Transfer functions of strides: by how much an instruction's result grows between threads.
 
-Terms: see `gpud.device.cpu.codegen.hoisting.hoisted_checks`. A *stride* is a number where it is
-known when code is generated, otherwise an LLVM i64. Results of 32 bits have strides modulo 2**32,
-given as the signed number of least magnitude; those of 64 bits have strides modulo 2**64.
+Terms: see `gpud.device.cpu.codegen.hoisting.affine`. Strides of 32-bit results are modulo 2**32,
+given as the signed number of least magnitude; those of 64-bit results are modulo 2**64.
 
 Properties: where `strides_of` gives strides, the result for thread (x, y, z) is the one for (0, 0,
 0) plus x, y and z times the strides, modulo the width; provided, where it gives a `Widening`, that
@@ -39,7 +38,7 @@ _SAME_IN_A_BLOCK = ("%ctaid", "%nctaid", "%ntid", "%nwarpid", "%gridid", "%nsmid
 
 
 class Widening(NamedTuple):
-    """A 32-bit operand with strides that is made 64 bits wide, and multiplied by ``factor``."""
+    """A 32-bit operand with strides that is widened to 64 bits, and multiplied by ``factor``."""
 
     operand: ptx.Operand
     signed: bool
@@ -54,7 +53,7 @@ def strides_of(
     linear_strides: Strides,
     kernel: KernelContext,
 ) -> tuple[Strides, Widening | None] | None:
-    """The strides of what ``ins`` writes, None if it may have none.
+    """The strides of the result of ``ins``, None if it may not be affine.
 
     Args:
         code: reads operands as the first thread has them.
@@ -133,7 +132,7 @@ class _Rules:
             case ptx.Symbol(name) | ptx.SymbolOffset(ptx.Symbol(name)):
                 return self._symbol(name)
             case ptx.Address(ptx.Symbol(name)):
-                # Only parameters are read by pure instructions.
+                # Pure instructions read only parameters from memory.
                 return FLAT if name in self.code.places.parameters else None
         return None
 
@@ -165,7 +164,7 @@ class _Rules:
         return self.e.value(f"sext i32 {self.e.value(f'trunc i64 {stride} to i32')} to i64")
 
     def _number(self, factor: ptx.Operand, type_: str) -> Stride:
-        """What the first thread has in ``factor``, read as ``type_`` and widened."""
+        """The first thread's value of ``factor``, read as ``type_`` and widened."""
         if not isinstance(factor, ptx.Immediate):
             value = self.code.read(factor, type_)
             return self.code.convert(value, LLVM_TYPE[type_], "i64", signed=type_[0] == "s")

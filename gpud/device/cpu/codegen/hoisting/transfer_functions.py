@@ -1,4 +1,4 @@
-"""The interval of what an instruction writes, from those of what it reads.
+"""Transfer functions of intervals: an instruction's result from its operands.
 
 Terms: see `gpud.device.cpu.codegen.hoisting.intervals`.
 """
@@ -19,18 +19,18 @@ _SMALL = {"u8": (0, 255), "b8": (0, 255), "s8": (-128, 127),
           "u16": (0, 65535), "b16": (0, 65535), "s16": (-32768, 32767)}  # fmt: skip
 
 ANY = {"s32": (-(1 << 31), (1 << 31) - 1), "u32": (0, (1 << 32) - 1)}
-"""The least and the greatest value of a type."""
+"""The minimum and maximum of a type."""
 _Operand = Callable[[ptx.Operand, str], Interval]
 
 
 def signed(value: int, bits: int) -> int:
-    """The signed number that has the bits of ``value``."""
+    """Reinterpret ``value`` as a signed number of ``bits`` bits."""
     half = 1 << (bits - 1)
     return (value + half) % (2 * half) - half
 
 
 class TransferFunctions(IntervalArithmetic):
-    """What instructions do to intervals."""
+    """The effects of instructions on intervals."""
 
     def result(self, ins: ptx.Instruction, read: _Operand) -> Interval:
         """The interval of the register that ``ins`` writes; ``read`` gives that of an operand.
@@ -79,7 +79,7 @@ class TransferFunctions(IntervalArithmetic):
         raise UnknownValue
 
     def _clamped(self, ins: ptx.Instruction, read: _Operand, base: str, type_: str) -> Interval:
-        """The lesser or greater of two, of which one may be any value of its type."""
+        """The minimum or maximum of two values, of which one may be any value of its type."""
         given: list[Interval] = []
         for operand in ins.operands[1:3]:
             try:
@@ -165,7 +165,7 @@ class TransferFunctions(IntervalArithmetic):
         return self.within(0, (1 << max(tops).bit_length()) - 1)
 
     def _top(self, values: Interval) -> int:
-        """The greatest of an interval of numbers that are known and not negative."""
+        """The upper end of a known, non-negative interval."""
         if isinstance(values.low, int) and isinstance(values.high, int) and values.low >= 0:
             return max(values.low, values.high)
         raise UnknownValue
