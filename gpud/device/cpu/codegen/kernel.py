@@ -128,7 +128,7 @@ def generate_kernel(
     if in_frames:
         kernel.frames = STACK_BYTES
     plan = StagePlan(convergence, shape)
-    kernel.region_cuts = tuple(sorted({*kernel.regions.cuts, *plan.parting}))
+    kernel.region_cuts = tuple(sorted({*kernel.regions.cuts, *plan.divergence_points}))
     define_lockstep(kernel, plan)
     for cut in kernel.region_cuts:
         _define_region(kernel, cut)

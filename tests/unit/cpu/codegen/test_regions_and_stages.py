@@ -246,7 +246,7 @@ def test_threads_come_together_only_where_a_stage_begins() -> None:
             assert not later & plan.entries
             for target in plan.exits(stage):
                 known = target in plan.stages or target == regions.flow.exit
-                assert known or target in plan.parting or target in found.solo
+                assert known or target in plan.divergence_points or target in found.solo
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_recipes_are_short_and_read_no_memory_but_parameters() -> None:
         names = {name for available in found.available.values() for name in available}
         for name in names:
             steps = found.recipe(name)
-            assert len(steps) <= rematerialization._LONGEST
+            assert len(steps) <= rematerialization._MAX_RECIPE
             for step in steps:
                 if flags(step.opcode) & MEMORY_READ:
                     assert state_space(step.opcode) == "param"

@@ -23,10 +23,10 @@ from gpud.compiler.ptx import model as ptx
 
 __all__ = ["computes_with_floats", "noncanonical_registers"]
 
-_MAKES = frozenset(("add", "sub", "mul", "fma", "mad"))
+_PLAIN_OPERATIONS = frozenset(("add", "sub", "mul", "fma", "mad"))
 """Lowered to the plain operation; other float instructions give canonical NaNs already."""
-_PASSES_ON = frozenset(("mov", "selp", "neg", "abs"))
-_ARITHMETIC = _MAKES | frozenset(
+_DATA_MOVES = frozenset(("mov", "selp", "neg", "abs"))
+_ARITHMETIC = _PLAIN_OPERATIONS | frozenset(
     (
         "div", "sqrt", "rcp", "rsqrt", "setp", "set", "min", "max", "ex2", "lg2", "sin", "cos",
         "tanh", "testp", "slct",
@@ -37,7 +37,7 @@ _ARITHMETIC = _MAKES | frozenset(
 def computes_with_floats(ins: ptx.Instruction) -> bool:
     """Whether ``ins`` uses its operands as numbers only, so a NaN's bits do not matter to it."""
     base = ins.opcode.base
-    if base in _PASSES_ON:
+    if base in _DATA_MOVES:
         return not any(isinstance(o, ptx.Vector) for o in ins.operands)
     return base in _ARITHMETIC
 
@@ -51,9 +51,9 @@ def noncanonical_registers(
     for ins in body:
         if not isinstance(ins, ptx.Instruction):
             continue
-        if ins.opcode.base in _MAKES and ins.opcode.modifiers[-1:] == ("f32",):
+        if ins.opcode.base in _PLAIN_OPERATIONS and ins.opcode.modifiers[-1:] == ("f32",):
             found.update(r.name for r in written(ins) if storage.get(r.name) == "float")
-        elif ins.opcode.base in _PASSES_ON:
+        elif ins.opcode.base in _DATA_MOVES:
             passing.append(ins)
     changed = bool(found)
     while changed:

@@ -61,15 +61,15 @@ from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_check, pr
 __all__ = ["Convergence"]
 
 _PER_THREAD = ("%tid", "%laneid", "%lanemask", "%warpid", "%clock", "%globaltimer")
-_WORTH_A_VOTE = 24
+_MIN_VOTED_INSTRUCTIONS = 24
 """Minimum instructions behind a guard for a vote; fewer are cheaper to mask."""
-_WORTH_A_TILE = 12
+_MIN_TILED_INSTRUCTIONS = 12
 """The same for a body that a tile can run in lockstep and that defines no register used later."""
 _INDEX_TYPES = ("s32", "u32", "s64", "u64")
 _CARRY = ("addc", "subc", "madc")
 _GRID_SIZE = re.compile(r"%gpud_[a-z]+_grid_[xyz]", re.ASCII)
 """What replaces ``%nctaid`` in a kernel in persistent form."""
-_MOST_DEFINITIONS = 32
+_MAX_DEFINITIONS = 32
 
 
 class Convergence:
@@ -78,7 +78,6 @@ class Convergence:
     Args:
         regions: of the kernel.
         private: names of variables that each thread has its own copy of.
-        shape_is_one: whether the block has a single thread (everything is uniform then).
 
     Attributes:
         varying: registers that may differ between threads in lockstep.
@@ -140,7 +139,7 @@ class Convergence:
                         if may_guard_tile(self.regions, block, region):
                             self.bodies[number] = region
                             # Only some of the threads may have written it.
-                            self.varying |= self._left_behind(block, region)
+                            self.varying |= self._live_after_branch(block, region)
                     else:
                         self.inner |= region
                         self.voted.discard(number)
@@ -148,7 +147,7 @@ class Convergence:
         self.voted -= self.inner
         self.bodies = {n: body for n, body in self.bodies.items() if n in self.voted}
 
-    def _left_behind(self, block: Block, region: set[int]) -> set[str]:
+    def _live_after_branch(self, block: Block, region: set[int]) -> set[str]:
         """The registers that ``region`` writes and code after ``block``'s branch may read."""
         join = self.flow.post_dominators[block.index]
         if join is None or join == self.flow.exit:
@@ -236,9 +235,9 @@ class Convergence:
         if heavy or not region.isdisjoint(self._headers):
             return True
         size = sum(not is_check(p.instruction) for b in region for p in self.flow.blocks[b].places)
-        enough = _WORTH_A_VOTE
+        enough = _MIN_VOTED_INSTRUCTIONS
         if may_guard_tile(self.regions, block, region):
-            enough = enough if self._left_behind(block, region) else _WORTH_A_TILE
+            enough = enough if self._live_after_branch(block, region) else _MIN_TILED_INSTRUCTIONS
         if size < enough or last is None or last.guard is None:
             return False
         return self._is_bounds_guard(last.guard.register)
@@ -319,7 +318,7 @@ class Convergence:
         """Whether a register's increment is computed from the size of the grid."""
         found = {name}
         work = [i for i in inside if name in (r.name for r in written(i))]
-        while work and len(found) < _MOST_DEFINITIONS:
+        while work and len(found) < _MAX_DEFINITIONS:
             ins = work.pop()
             if any(one.startswith("%nctaid") for one in special_registers(ins)):
                 return True

@@ -17,7 +17,7 @@ whose recipe mentions the defined one (Aho, Lam, Sethi and Ullman, "Compilers", 
 
 Properties:
 * wherever a register is available, running its recipe gives the value that it holds;
-* recipes read no memory but the kernel's own parameters, and are at most `_LONGEST` instructions
+* recipes read no memory but the kernel's own parameters, and are at most `_MAX_RECIPE` instructions
   long.
 """
 
@@ -42,7 +42,7 @@ _CHEAP = frozenset(
         "mov", "cvta", "cvt", "selp", "min", "max", "bfe", "abs", "ld", "setp",
     )
 )  # fmt: skip
-_LONGEST = 24
+_MAX_RECIPE = 24
 _UNSTABLE = ("%clock", "%globaltimer", "%smid", "%pm")
 
 
@@ -146,7 +146,7 @@ class Rematerializable:
                 steps.update((id(step), step) for step in self._recipes[register.name])
                 mentions |= self._mentions[register.name]
         steps[id(ins)] = ins
-        if len(steps) > _LONGEST:
+        if len(steps) > _MAX_RECIPE:
             return False
         self._recipes[name] = tuple(steps.values())
         self._mentions[name] = frozenset(mentions)

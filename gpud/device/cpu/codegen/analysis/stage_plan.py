@@ -67,7 +67,7 @@ class Stage:
         """The block whose end decides where control goes; meaningless if there is a join."""
         return self.segments[-1].blocks[0]
 
-    def goes_round(self, back_edges: Iterable[tuple[int, int]]) -> bool:
+    def has_inner_loops(self, back_edges: Iterable[tuple[int, int]]) -> bool:
         """Whether the stage contains loops that threads run by themselves."""
         inner = [set(segment.blocks) for segment in self.segments if segment.join is not None]
         return any(blocks.issuperset(edge) for edge in back_edges for blocks in inner)
@@ -84,7 +84,7 @@ class StagePlan:
         stages: by first block.
         values: register values that are known in every stage, by thread.
         entries: blocks at which threads may reconverge.
-        parting: blocks at which threads can be when they diverge.
+        divergence_points: blocks at which threads can be when they diverge.
     """
 
     def __init__(self, convergence: Convergence, shape: Shape) -> None:
@@ -104,14 +104,14 @@ class StagePlan:
         if 0 in convergence.solo:
             self.entries.discard(0)
         self.stages: dict[int, Stage] = {}
-        self.parting: set[int] = set()
+        self.divergence_points: set[int] = set()
         while not self._plan():
             self.entries -= convergence.solo
 
     def _plan(self) -> bool:
         """Build all stages; False if a block turned out to be one that cannot run in lockstep."""
         self.stages.clear()
-        self.parting.clear()
+        self.divergence_points.clear()
         convergence = self.convergence
         work = sorted(self.entries)
         while work:
@@ -127,11 +127,11 @@ class StagePlan:
                 if target == self.flow.exit:
                     continue
                 if self.diverges_at(stage.last, target):
-                    self.parting.add(target)
+                    self.divergence_points.add(target)
                 else:
                     work.append(target)
             if stage.segments[-1].join is None and stage.last in convergence.voted:
-                self.parting.update(
+                self.divergence_points.update(
                     s for s in self.flow.blocks[stage.last].successors if s != self.flow.exit
                 )
         return True
@@ -162,7 +162,7 @@ class StagePlan:
             follow = self._continues(segment)
             if follow is None or follow in self.entries or follow in self.convergence.solo:
                 return stage
-            if self._is_for_one(segment) or self._is_for_one(self._segment(follow)):
+            if self._is_single_threaded(segment) or self._is_single_threaded(self._segment(follow)):
                 return stage
             around = inside | self._inner_from(follow)
             if any(p not in around for p in self.flow.blocks[follow].predecessors):
@@ -171,7 +171,7 @@ class StagePlan:
                 return stage
             number = follow
 
-    def _is_for_one(self, segment: Segment | None) -> bool:
+    def _is_single_threaded(self, segment: Segment | None) -> bool:
         """Whether a segment should be a stage of its own, which runs for a single thread.
 
         It should if it would also prevent vectorising the loop over all threads.

@@ -24,10 +24,10 @@ from gpud.device.cpu.codegen.layout import WARP, Shape
 
 __all__ = ["StaticRange", "StaticRanges"]
 
-_MOST_BITS = 31
+_MAX_BITS = 31
 _ANY_STEP = 1 << 30
 _LOADED = {"u8": 8, "b8": 8, "u16": 16, "b16": 16}
-_MOST_DEFINITIONS = 8
+_MAX_DEFINITIONS = 8
 
 
 class StaticRange(NamedTuple):
@@ -69,7 +69,7 @@ class StaticRanges:
 
     def _register(self, name: str) -> StaticRange | None:
         made = self._made.get(name, ())
-        if not 0 < len(made) <= _MOST_DEFINITIONS:
+        if not 0 < len(made) <= _MAX_DEFINITIONS:
             return None
         result: StaticRange | None = None
         for ins in made:
@@ -141,9 +141,9 @@ class StaticRanges:
         match base:
             case "or" | "xor":
                 return StaticRange("", (1 << max(first.most, second.most).bit_length()) - 1, step)
-            case "shl" if 0 <= number < _MOST_BITS:
+            case "shl" if 0 <= number < _MAX_BITS:
                 return StaticRange("", first.most << number, first.step << number)
-            case "shr" if 0 <= number < _MOST_BITS:
+            case "shr" if 0 <= number < _MAX_BITS:
                 return StaticRange("", first.most >> number, max(1, first.step >> number))
             case "div" if number > 0:
                 return StaticRange("", first.most // number, 1)
@@ -164,7 +164,7 @@ class StaticRanges:
         last = operands[-1]
         number = last.value if isinstance(last, ptx.Immediate) else -1
         if base == "bfe":
-            fits = type_ == "u32" and 0 <= number < _MOST_BITS
+            fits = type_ == "u32" and 0 <= number < _MAX_BITS
             return StaticRange("", (1 << number) - 1, 1) if fits else None
         if base == "rem":
             signed = type_[0] == "s" and sources[0] is None
@@ -203,7 +203,7 @@ class StaticRanges:
 def _limit(ins: ptx.Instruction) -> int:
     """The maximum number of bits of the result."""
     type_ = ins.opcode.modifiers[0 if ins.opcode.base == "cvt" else -1]
-    return min(_MOST_BITS, INTEGER_BITS.get(type_, _MOST_BITS + 1) - 1)
+    return min(_MAX_BITS, INTEGER_BITS.get(type_, _MAX_BITS + 1) - 1)
 
 
 def _sum(first: StaticRange, second: StaticRange) -> StaticRange | None:

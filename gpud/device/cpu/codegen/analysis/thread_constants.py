@@ -12,7 +12,7 @@ threads that are not *known* are meaningless.
 Properties:
 * a register with values holds them wherever the program reads it: it has one definition, which
   dominates its readers, and so have all registers that it is computed from;
-* at most `_MOST` numbers are computed for a kernel.
+* at most `_MAX_NUMBERS` numbers are computed for a kernel.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Mask = npt.NDArray[np.bool_]
 _Numbers = npt.NDArray[np.uint64]
 
 _BITS = INTEGER_BITS | {"pred": 1}
-_MOST = 200_000
-_DEEPEST = 40
+_MAX_NUMBERS = 200_000
+_MAX_DEPTH = 40
 
 _RULES: Mapping[str, Callable[[_Numbers, _Numbers], _Numbers]] = {
     "add": np.add,
@@ -88,14 +88,14 @@ class ThreadConstants:
         self._made = made
         self._unset = unset
         self._found: dict[str, Values | None] = {}
-        self._left = _MOST
+        self._left = _MAX_NUMBERS
         self._depth = 0
 
     def of(self, name: str) -> Values | None:
         """The values of a register, known in all threads; None if it may hold others."""
         if name not in self._found:
             self._found[name] = None  # ends the recursion for cyclic definitions
-            if self._depth < _DEEPEST:
+            if self._depth < _MAX_DEPTH:
                 self._depth += 1
                 self._found[name] = self._register(name)
                 self._depth -= 1

@@ -44,7 +44,7 @@ def define_function(kernel: KernelContext, function: ptx.Function) -> None:
 
 
 _FRAME_ALIGNMENT = 64
-_REGISTERS_PART = 8
+_REGISTER_BYTES_PER_FRAME_BYTE = 8
 """Divisor: a frame is at least the size of the function's registers divided by this. All registers
 may be on the OS thread's stack during a call, so recursion ends before it takes 8 * `STACK_BYTES`
 of it."""
@@ -61,7 +61,9 @@ def frame_sizes(functions: Mapping[str, ptx.Function], addressed: Sequence[str])
 
 def _frame_bytes(function: ptx.Function) -> int:
     body = function.body or ()
-    least = max(_FRAME_ALIGNMENT, _registers_bytes(register_storage(body)) // _REGISTERS_PART)
+    least = max(
+        _FRAME_ALIGNMENT, _registers_bytes(register_storage(body)) // _REGISTER_BYTES_PER_FRAME_BYTE
+    )
     return align_up(max(_frame(body).size, least), _FRAME_ALIGNMENT)
 
 
@@ -76,7 +78,7 @@ def _frame(body: Iterable[ptx.Statement]) -> DataLayout:
 
 def _framed(functions: Mapping[str, ptx.Function], addressed: Sequence[str]) -> set[str]:
     total = sum(_registers_bytes(register_storage(f.body or ())) for f in functions.values())
-    if total > _REGISTERS_PART * STACK_BYTES:
+    if total > _REGISTER_BYTES_PER_FRAME_BYTE * STACK_BYTES:
         return set(functions)
     calls = _calls(functions, addressed)
     found = {
@@ -170,7 +172,7 @@ class _Writer:
         if kernel.program.frame_sizes:
             places.used = "%used"
         code = ThreadCode(e, storage, places, kernel.program)
-        code.uncertain = noncanonical_registers(function.body or (), storage)
+        code.noncanonical = noncanonical_registers(function.body or (), storage)
         code.arena = kernel.arena
         code.heap = kernel.heap
         code.fail = self._fail

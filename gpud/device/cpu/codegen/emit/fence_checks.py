@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _EXACT = "gpud.exact"
-_ELSEWHERE = "!21"
+_OTHER_MEMORY = "!21"
 """Tags an access to neither spilled registers nor the program's memory: LLVM may keep both in
 machine registers across it."""
 _BLOCK_ALIGN = 256
@@ -207,7 +207,7 @@ def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
     worker = e.value(f"getelementptr i8, ptr %b, i64 {WORKER['chain'][0] - WORKER_BYTES}")
     chain = e.value(f"load ptr, ptr {worker}, !invariant.load !0")
     flag = e.value(f"getelementptr i8, ptr {chain}, i64 {CHAIN['kill'][0]}")
-    value = e.value(f"load atomic i32, ptr {flag} monotonic, align 4, !noalias {_ELSEWHERE}")
+    value = e.value(f"load atomic i32, ptr {flag} monotonic, align 4, !noalias {_OTHER_MEMORY}")
     killed = e.value(f"icmp ne i32 {value}, 0")
     end, go_on = e.label("killed"), e.label("alive")
     e.branch_unlikely(killed, end, go_on)
@@ -330,7 +330,7 @@ def stack_base(kernel: KernelContext, e: Emitter) -> str:
 
 def metadata(ir: IRModule) -> None:
     """Define the metadata that the tags refer to."""
-    ir.metadata(_ELSEWHERE, f"{_ELSEWHERE} = !{{!5, !6}}")
+    ir.metadata(_OTHER_MEMORY, f"{_OTHER_MEMORY} = !{{!5, !6}}")
 
 
 def _signed(value: int) -> int:

@@ -43,7 +43,7 @@ def define_lockstep(kernel: KernelContext, plan: StagePlan) -> None:
     """Define ``@run_lockstep`` and ``@uniform_table``: the uniform registers at each block."""
     writer = LockstepWriter(kernel, plan)
     writer.define()
-    _define_table(kernel, plan, writer.shared_at)
+    _define_table(kernel, plan, writer.table_blocks)
 
 
 class LockstepWriter:
@@ -71,7 +71,7 @@ class LockstepWriter:
         """By the block at whose branch the tile is determined."""
         self.tile: BoundaryTile | None = None
         """The tile of the current stage."""
-        self.shared_at: set[int] = set(plan.entries)
+        self.table_blocks: set[int] = set(plan.entries)
         """Blocks at which threads diverge or reconverge."""
 
     def _boundary_tiles(self) -> dict[int, BoundaryTile]:
@@ -156,7 +156,7 @@ class LockstepWriter:
             n for t in targets if t != self.flow.exit for n in self._uniform_live(t)
         )
         self._spill_uniform(list(names))
-        self.shared_at.update(t for t in targets if t != self.flow.exit)
+        self.table_blocks.update(t for t in targets if t != self.flow.exit)
         for field_name, value in (
             ("by_vote", len(words) - 1),
             ("taken_state", words[0]),

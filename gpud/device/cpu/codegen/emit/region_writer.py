@@ -59,7 +59,7 @@ class KernelContext:
         self.ir = ir
         self.regions = regions
         self.storage = storage
-        self.uncertain = noncanonical_registers(regions.flow.function.body or (), dict(storage))
+        self.noncanonical = noncanonical_registers(regions.flow.function.body or (), dict(storage))
         self.shape = shape
         self.module = module
         self.program = program
@@ -143,7 +143,7 @@ class KernelContext:
     def code(self, e: Emitter, places: KernelAddresses, fail: Callable[[], None]) -> ThreadCode:
         """A thread of the kernel's own body; ``fail`` as in `ThreadCode`."""
         code = ThreadCode(e, self.storage, places, self.program, self.user_tags, self.ordered_tags)
-        code.uncertain = self.uncertain
+        code.noncanonical = self.noncanonical
         code.arena = self.arena
         code.heap = self.heap
         code.fail = fail

@@ -133,7 +133,7 @@ class StageEnd:
         if is_whole_warp_barrier(last):
             w.branch_to(block.index, target)
             return
-        if not kernel.collectives.meets_all(last):
+        if not kernel.collectives.involves_full_warps(last):
             same = kernel.collectives.masks_are_full(e)
             go_on, meet = e.label("full"), e.label("partial")
             e.branch(same, go_on, meet)

@@ -67,7 +67,7 @@ class StageWriter:
         self._affine_pointers: dict[tuple[int, bool], AffinePointer] = {}
         """Pointers that the current loop computes from thread numbers instead of as the program
         does."""
-        self._those = (0, self.kernel.shape.threads)
+        self._thread_range = (0, self.kernel.shape.threads)
         """The first thread of the current loop, and the one after the last."""
 
     def write(self) -> None:
@@ -110,7 +110,7 @@ class StageWriter:
                 self.kernel.collectives.resume(self.code, ins)
                 continue
             self._save_old(ins, varying_readers)
-            self.code.run(self._claimless(ins) if is_fence(ins) else ins)
+            self.code.run(self._without_varying_claim(ins) if is_fence(ins) else ins)
         votes = self.stage.last in self.convergence.voted
         loop = [i for i in everything if id(i) not in uniform and self.has_effect(i, last)]
         agree = None
@@ -136,7 +136,7 @@ class StageWriter:
             isinstance(one, ptx.Register) and one.name in self.w.varying for one in decisive
         )
 
-    def _claimless(self, ins: ptx.Instruction) -> ptx.Instruction:
+    def _without_varying_claim(self, ins: ptx.Instruction) -> ptx.Instruction:
         """A fence that runs once for all threads; it can only report uniform values."""
         if not any(r.name in self.w.varying for r in read(ins)):
             return ins
@@ -149,8 +149,8 @@ class StageWriter:
         agree = e.alloca("i32", "agree") if votes else None
         places = [(p.instruction, b.index) for b in blocks for p in b.places]
         checks = [i for i, _ in places if is_check(i) and id(i) not in uniform]
-        self._those = active_range(self, uniform)
-        if self._those[1] - self._those[0] == 1:
+        self._thread_range = active_range(self, uniform)
+        if self._thread_range[1] - self._thread_range[0] == 1:
             self._inline = {id(ins) for ins in checks}
             self._loop(blocks, uniform, agree)
             return None
@@ -232,7 +232,7 @@ class StageWriter:
         stored.update(self.to_spill)
         for ins in self.recipe:
             used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
-        with self.w.threads(self._those, quick=quick):
+        with self.w.threads(self._thread_range, quick=quick):
             for name in used:
                 if name not in self.w.varying:
                     continue
@@ -245,7 +245,7 @@ class StageWriter:
                 e.do(f"store {type_} {value}, ptr {self.code.slot(name)}")
             for ins in self.recipe:
                 with self.as_of(ins, -1):
-                    self._make(ins, self._affine_pointers.get((id(ins), True)))
+                    self._emit_instruction(ins, self._affine_pointers.get((id(ins), True)))
             after = e.label("kept")
             for index, segment in enumerate(self.stage.segments):
                 following = (
@@ -255,7 +255,7 @@ class StageWriter:
                 )
                 self._segment(segment, uniform, local, following, after)
             e.place(after)
-            if self.stage.goes_round(self.w.back_edges):
+            if self.stage.has_inner_loops(self.w.back_edges):
                 self.kernel.emit_side_effect(e, self.code.parallel)
             if agree is not None:
                 self._vote(agree)
@@ -314,9 +314,9 @@ class StageWriter:
             if ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "resume":
                 self.kernel.collectives.resume(self.code, ins)
             elif not waits(ins):
-                self._make(ins, self._affine_pointers.get((id(ins), False)))
+                self._emit_instruction(ins, self._affine_pointers.get((id(ins), False)))
 
-    def _make(self, ins: ptx.Instruction, affine_pointer: AffinePointer | None) -> None:
+    def _emit_instruction(self, ins: ptx.Instruction, affine_pointer: AffinePointer | None) -> None:
         """Emit ``ins``, or its result if that is known to be affine."""
         if affine_pointer is None:
             self.code.run(ins)

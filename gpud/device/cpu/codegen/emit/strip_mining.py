@@ -37,7 +37,7 @@ __all__ = ["STRIP_LENGTH", "StripMinedLoop", "StripMinedLoops", "strip_mined_loo
 
 STRIP_LENGTH = 64
 """Small enough that a killed thread stops within microseconds; longer strips were not faster."""
-_OFTEN = "!22"
+_LOOP_WEIGHTS = "!22"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,12 @@ class StripMinedLoops:
         left = e.value(f"sub i32 {e.value(f'load i32, ptr {slot}')}, 1")
         e.do(f"store i32 {left}, ptr {slot}")
         look = e.label("look")
-        e.module.metadata(_OFTEN, f'{_OFTEN} = !{{!"branch_weights", i32 {STRIP_LENGTH}, i32 1}}')
+        e.module.metadata(
+            _LOOP_WEIGHTS, f'{_LOOP_WEIGHTS} = !{{!"branch_weights", i32 {STRIP_LENGTH}, i32 1}}'
+        )
         e.end(
             f"br i1 {e.value(f'icmp ne i32 {left}, 0')}, label %{self._inner[loop.header]}, "
-            f"label %{look}, !prof {_OFTEN}, !llvm.loop !7"
+            f"label %{look}, !prof {_LOOP_WEIGHTS}, !llvm.loop !7"
         )
         e.place(look)
         poll(self._code, loop.poll)

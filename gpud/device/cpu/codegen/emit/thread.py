@@ -104,9 +104,9 @@ class Thread:
         self.tags = tags
         self.ordered_tags = ordered_tags
         self.parallel = ", !llvm.access.group !4"
-        self.blurred: frozenset[str] | set[str] = frozenset()
+        self.opaque_registers: frozenset[str] | set[str] = frozenset()
         """Integer registers whose computation is hidden from LLVM; see `_opaque`."""
-        self.uncertain: frozenset[str] = frozenset()
+        self.noncanonical: frozenset[str] = frozenset()
         """Float registers that may hold a NaN other than the GPU's canonical one."""
         self.exact = True
         """Whether values read now must have the bits that a GPU would produce."""
@@ -135,9 +135,9 @@ class Thread:
             case ptx.Register(name):
                 stored = self.storage[name]
                 value = self.e.value(f"load {stored}, ptr {self.slot(name)}")
-                if name in self.blurred and stored in ("i16", "i32", "i64"):
+                if name in self.opaque_registers and stored in ("i16", "i32", "i64"):
                     value = self._opaque(value, stored)
-                if self.exact and name in self.uncertain:
+                if self.exact and name in self.noncanonical:
                     value = self._canonical(value)
                 return self.convert(value, stored, LLVM_TYPE[type_])
             case ptx.Immediate():

@@ -74,7 +74,7 @@ class ThreadCode(Thread):
         """Registers that differ between the iterations of a loop that LLVM may vectorise."""
         self.arena: tuple[int, int] | None = None
         """(base, size) of the memory that global and generic accesses are checked against."""
-        self.fail: Callable[[], None] = _nowhere_to_go
+        self.fail: Callable[[], None] = _no_failure_exit
         """Ends the current LLVM block, in which the thread has ended its block of threads."""
         self.heap: tuple[int, int] | None = None
         """Address and size of the program's own heap; None: the C library's is used."""
@@ -95,7 +95,7 @@ class ThreadCode(Thread):
 
     def _bare(self, ins: ptx.Instruction) -> None:
         base = ins.opcode.base
-        self.exact = not computes_with_floats(ins) or self._leaves_floats(ins)
+        self.exact = not computes_with_floats(ins) or self._moves_float_to_integer(ins)
         try:
             if base == "gpud":
                 self._pseudo(ins)
@@ -103,13 +103,13 @@ class ThreadCode(Thread):
                 self._call(ins)
             elif base == "ld" and self._is_kernel_parameter(ins):
                 self._load_parameter(ins)
-            elif self._computes_address(ins):
+            elif self._emit_address(ins):
                 pass
             elif base == "nanosleep":
                 pass  # waiting loops yield at their back edge
             else:
-                if _takes_bits(ins):
-                    self.blurred = self.varying
+                if _extracts_bits(ins):
+                    self.opaque_registers = self.varying
                 lower(self, ins)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             if isinstance(error, KernelRejected):
@@ -117,10 +117,10 @@ class ThreadCode(Thread):
             message = f"the CPU device cannot run this form of {base} ({error})"
             raise _rejected(ins, message) from error
         finally:
-            self.blurred = frozenset()
+            self.opaque_registers = frozenset()
             self.exact = True
 
-    def _leaves_floats(self, ins: ptx.Instruction) -> bool:
+    def _moves_float_to_integer(self, ins: ptx.Instruction) -> bool:
         """Whether ``ins`` moves a float to an integer register, where a NaN's bits are visible."""
         target = ins.operands[0]
         return ins.opcode.base in ("mov", "selp") and self.storage.get(
@@ -129,7 +129,7 @@ class ThreadCode(Thread):
 
     # -- addresses
 
-    def _computes_address(self, ins: ptx.Instruction) -> bool:
+    def _emit_address(self, ins: ptx.Instruction) -> bool:
         """Emit ``ins`` if it is address arithmetic on a pointer register; whether it is."""
         base = ins.opcode.base
         if base not in ("add", "sub", "mad", "mov", "cvta"):
@@ -329,11 +329,11 @@ class ThreadCode(Thread):
             e.do(f"call void @gpud_heap_free(i64 {records}, i64 {value})")
 
 
-def _nowhere_to_go() -> None:
+def _no_failure_exit() -> None:
     raise AssertionError("no check was expected here")
 
 
-def _takes_bits(ins: ptx.Instruction) -> bool:
+def _extracts_bits(ins: ptx.Instruction) -> bool:
     """Whether ``ins`` extracts bits of an index, so that the result wraps (`Thread._opaque`)."""
     base, modifiers = ins.opcode.base, ins.opcode.modifiers
     if base == "cvt":

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["HoistedChecks"]
 
 
-_LONGEST = 64
+_MAX_SLICE = 64
 """Maximum length of a slice; longer ones are not worth running twice."""
 
 
@@ -105,7 +105,7 @@ class HoistedChecks(PathConditions):
         number, block = self.where[id(ins)]
         last = self.reaching(base.name, number, block)
         steps = [] if last is None else [*self.ordered(last), last]
-        if len(steps) > _LONGEST:
+        if len(steps) > _MAX_SLICE:
             raise UnknownValue
         return steps, last
 
@@ -188,13 +188,13 @@ class HoistedChecks(PathConditions):
                 below = e.value(f"sub i64 {first}, {found.low}")
                 value = e.value(f"zext i32 {e.value(f'trunc i64 {below} to i32')} to i64")
                 first = e.value(f"add i64 {value}, {found.low}")
-            outside = self._outside(found, first, subtract(e, highest, lowest), box.some)
+            outside = self._range_misses(found, first, subtract(e, highest, lowest), box.some)
             conditions += [outside] if outside else []
         if box.some:
             conditions = [e.value(f"and i1 {box.some}, {one}") for one in conditions]
         return conditions
 
-    def _outside(self, found: FenceOperands, first: str, length: Stride, some: str) -> str:
+    def _range_misses(self, found: FenceOperands, first: str, length: Stride, some: str) -> str:
         """Whether hulls over a range of addresses miss; "" if `_ranges` tests it.
 
         The range is from ``first`` to ``length`` bytes further; it is tested only if the i1
@@ -216,7 +216,7 @@ class HoistedChecks(PathConditions):
             bounds = bounds_of(self.code, found, which)
             out = hull_misses(self.code, found, first, bounds)
             if length != 0:
-                out = e.value(f"or i1 {out}, {self._beyond(found, end, bounds)}")
+                out = e.value(f"or i1 {out}, {self._end_misses(found, end, bounds)}")
             outside = e.value(f"and i1 {outside}, {out}") if outside else out
         return outside
 
@@ -235,7 +235,7 @@ class HoistedChecks(PathConditions):
         base = found.base
         return isinstance(base, ptx.Register) and self.s.kernel.storage[base.name] == "i32"
 
-    def _beyond(self, found: FenceOperands, address: str, bounds: Bounds) -> str:
+    def _end_misses(self, found: FenceOperands, address: str, bounds: Bounds) -> str:
         """Whether the hull at the highest address, aligned as the lowest is, misses."""
         e = self.e
         off = address if bounds.first == "0" else e.value(f"sub i64 {address}, {bounds.first}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IntervalAnalysis"]
 
-_DEEPEST = 60
+_MAX_DEPTH = 60
 _UNSIGNED = ("%ctaid.", "%nctaid.", "%ntid.")
 
 
@@ -54,7 +54,7 @@ class IntervalAnalysis(Remainders):
         Raises:
             UnknownValue: no bounds are known before the loop.
         """
-        with self.undone_if_unknown():
+        with self.rollback_if_unknown():
             return self._misses(ins)
 
     def _misses(self, ins: ptx.Instruction) -> list[str]:
@@ -97,7 +97,7 @@ class IntervalAnalysis(Remainders):
             return self._narrowed(name, place, self._result(defining))
         index = self._index(name)
         if index is not None:
-            if self._is_before(index, place):
+            if self._reads_head_value(index, place):
                 return self._narrowed(name, place, index.head)
             return index.anywhere
         return self._union(name, place, ())
@@ -125,7 +125,7 @@ class IntervalAnalysis(Remainders):
         found = self._made.get(key)
         if found is not None:
             return found
-        if key in self._open or len(self._open) > _DEEPEST:
+        if key in self._open or len(self._open) > _MAX_DEPTH:
             raise UnknownValue
         self._open.add(key)
         try:
@@ -163,10 +163,10 @@ class IntervalAnalysis(Remainders):
         key = ("start", name)
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = self._kept(name)
+            found = self._made[key] = self._spilled(name)
         return found
 
-    def _kept(self, name: str) -> Interval:
+    def _spilled(self, name: str) -> Interval:
         """The minimum and maximum of the values that the threads spilled."""
         if name not in self._s.live_in:
             return self.one(0, 0)
@@ -193,7 +193,7 @@ class IntervalAnalysis(Remainders):
             for test, holds_not in self._tests(
                 condition.predicate, where, negated=condition.negated
             ):
-                values = self._given(name, place, values, test, negated=holds_not)
+                values = self._restricted(name, place, values, test, negated=holds_not)
         return values
 
     def _tests(
@@ -211,7 +211,7 @@ class IntervalAnalysis(Remainders):
                 if isinstance(operand, ptx.Register):
                     yield from self._tests(operand.name, made, negated=negated)
 
-    def _given(
+    def _restricted(
         self, name: str, place: Place, values: Interval, test: Place, *, negated: bool
     ) -> Interval:
         """``values`` restricted by a comparison."""
@@ -247,7 +247,11 @@ class IntervalAnalysis(Remainders):
         if first is not None or second is not None:
             return first == second
         index = self._index(name)
-        return index is not None and self._is_before(index, test) and self._is_before(index, place)
+        return (
+            index is not None
+            and self._reads_head_value(index, test)
+            and self._reads_head_value(index, place)
+        )
 
     # -- instructions
 
@@ -256,7 +260,7 @@ class IntervalAnalysis(Remainders):
         key = ("result", id(made.reader), made.number < 0)
         found = self._made.get(key)
         if found is None:
-            if len(self._open) > _DEEPEST:
+            if len(self._open) > _MAX_DEPTH:
                 raise UnknownValue
             found = self.remainder(made)
             if found is None:

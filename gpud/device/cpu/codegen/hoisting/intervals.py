@@ -44,10 +44,10 @@ __all__ = ["EXACT", "End", "Interval", "IntervalArithmetic"]
 End = int | str
 EXACT = 1 << 60
 """The ``step`` of an interval with a single value."""
-_MOST = 1 << 61
+_MAX_END = 1 << 61
 _WIDE = 1 << 60
 _LIMITS = {"s32": (-(1 << 31), (1 << 31) - 1), "u32": (0, (1 << 32) - 1),
-           "s64": (-_MOST, _MOST), "u64": (0, _MOST)}  # fmt: skip
+           "s64": (-_MAX_END, _MAX_END), "u64": (0, _MAX_END)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class IntervalArithmetic:
         factor = second.low
         if factor != second.high or second.step != EXACT:
             raise UnknownValue
-        if first.most * second.most > _MOST:
+        if first.most * second.most > _MAX_END:
             most = _WIDE // factor if isinstance(factor, int) and factor > 0 else 1 << 30
             first, second = self.small(first, most), self.small(second)
             if not isinstance(factor, int):

@@ -36,7 +36,7 @@ __all__ = ["AT_MOST", "LoopIndices", "Place"]
 _STORED = {"i32": 32, "i64": 64, "ptr": 64}
 AT_MOST = ("lt", "le", "lo", "ls")
 """Comparisons that bound their left operand from above."""
-_COPIES = 4
+_MAX_COPIES = 4
 """Maximum number of instructions through which a step is followed."""
 
 
@@ -84,7 +84,7 @@ class LoopIndices(TransferFunctions):
         self._made: dict[object, Interval] = {}
 
     @contextmanager
-    def undone_if_unknown(self) -> Iterator[None]:
+    def rollback_if_unknown(self) -> Iterator[None]:
         """On `UnknownValue`, discard intervals computed on the way.
 
         They depend on doubts that no caller will test.
@@ -128,7 +128,7 @@ class LoopIndices(TransferFunctions):
 
     # -- indices of loops
 
-    def _is_before(self, index: _Index, place: Place) -> bool:
+    def _reads_head_value(self, index: _Index, place: Place) -> bool:
         """Whether ``place`` reads the value that the index had at the head of its loop."""
         if place.number < 0 or place.block not in index.loop.blocks:
             return False
@@ -144,7 +144,7 @@ class LoopIndices(TransferFunctions):
 
     def _find_index(self, name: str) -> _Index | None:
         made = self._defined(name)
-        steps = [(d, self._advance(name, d, _COPIES)) for d in made]
+        steps = [(d, self._advance(name, d, _MAX_COPIES)) for d in made]
         own = [(d, advance) for d, advance in steps if advance is not None]
         if len(own) != 1 or own[0][0].reader.guard is not None:
             return None
@@ -160,12 +160,12 @@ class LoopIndices(TransferFunctions):
         latches = [p for p in header.predecessors if p in loop.blocks]
         if len(latches) != 1 or not self._flow.dominates(step.block, latches[0]):
             return None
-        after = self._behind(name, loop, latches[0], step)
+        after = self._blocks_after_step(name, loop, latches[0], step)
         if after is None:
             return None
         none = self.one(0, 0)
         index = _Index(loop, step, after, none, none)
-        if not self._is_before(index, advance.places[0]):
+        if not self._reads_head_value(index, advance.places[0]):
             return None
         if any(place.block not in loop.blocks for place in advance.places):
             return None
@@ -176,7 +176,9 @@ class LoopIndices(TransferFunctions):
         start = self._union(name, entry, (step,))
         return self._bounded(name, index, latches[0], advance, start)
 
-    def _behind(self, name: str, loop: Loop, latch: int, step: Place) -> frozenset[int] | None:
+    def _blocks_after_step(
+        self, name: str, loop: Loop, latch: int, step: Place
+    ) -> frozenset[int] | None:
         """Blocks that the result of a step can reach before the loop continues.
 
         None if it can reach the loop's head by an edge other than from its latch.
@@ -263,7 +265,7 @@ class LoopIndices(TransferFunctions):
         if made is None or made.reader.guard is not None or made.reader.opcode.base != "mov":
             return None
         copies = made.reader.operands[1] == ptx.Register(name)
-        return False if copies and self._is_before(index, made) else None
+        return False if copies and self._reads_head_value(index, made) else None
 
     def _advance(self, name: str, made: Place, depth: int) -> _Advance | None:
         """The increment from ``name`` to an instruction's result, None if it is unknown."""

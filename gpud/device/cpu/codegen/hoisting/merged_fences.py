@@ -56,9 +56,9 @@ _64_BITS = ("u64", "s64", "b64")
 _PURE = frozenset(
     ("add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "not", "neg", "cvt", "mov")
 )
-_FAR = 57
+_FAR_SHIFT = 57
 """No arena has 2 to the power of this many bytes; five bits above are left for a misalignment."""
-_SAME_AT_ALL_TIMES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
+_CONSTANT_REGISTERS = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
 
 
 class _LinearSum(NamedTuple):
@@ -144,7 +144,7 @@ class MergedFences:
         if found.align > 1:
             # A misaligned parameter counts as far away; a select would be evaluated per thread.
             odd = e.value(f"and i64 {bits}, {found.align - 1}")
-            length = e.value(f"or i64 {length}, {e.value(f'shl i64 {odd}, {_FAR}')}")
+            length = e.value(f"or i64 {length}, {e.value(f'shl i64 {odd}, {_FAR_SHIFT}')}")
         e.module.declare("declare i64 @llvm.usub.sat.i64(i64, i64)")
         room = e.value(
             f"call i64 @llvm.usub.sat.i64(i64 {start_count(e, bounds, span)}, i64 {length})"
@@ -270,7 +270,7 @@ class _ValueNumbering:
                 return _LinearSum((), value % (1 << 64))
             case ptx.Immediate(kind=kind, value=value):
                 return self._number(("immediate", kind, value))
-            case ptx.SpecialRegister(name) if name.startswith(_SAME_AT_ALL_TIMES):
+            case ptx.SpecialRegister(name) if name.startswith(_CONSTANT_REGISTERS):
                 return self._number(("special", name))
         return self._unknown()
 

@@ -54,7 +54,7 @@ class Remainders(LoopIndices):
         if not is_signed:
             return self.within(0, divisor - 1)
         try:
-            with self.undone_if_unknown():
+            with self.rollback_if_unknown():
                 values = self.fits(self._operand(dividend, "s32", place), "s32")
                 self.doubt("slt", values.low, 0)
         except UnknownValue:

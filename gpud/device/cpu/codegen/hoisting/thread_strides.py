@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Widening", "strides_of"]
 
-_SAME_IN_A_BLOCK = ("%ctaid", "%nctaid", "%ntid", "%nwarpid", "%gridid", "%nsmid", "%dynamic_smem",
-                    "%total_smem", "%envreg", "%clusterid", "%nclusterid")  # fmt: skip
+_UNIFORM_REGISTERS = ("%ctaid", "%nctaid", "%ntid", "%nwarpid", "%gridid", "%nsmid",
+                      "%dynamic_smem", "%total_smem", "%envreg", "%clusterid",
+                      "%nclusterid")  # fmt: skip
 
 
 class Widening(NamedTuple):
@@ -128,7 +129,7 @@ class _Rules:
                 if name.startswith("%tid."):
                     axis = "xyz".find(name[-1])
                     return (int(axis == 0), int(axis == 1), int(axis == 2))
-                return FLAT if name.startswith(_SAME_IN_A_BLOCK) else None
+                return FLAT if name.startswith(_UNIFORM_REGISTERS) else None
             case ptx.Symbol(name) | ptx.SymbolOffset(ptx.Symbol(name)):
                 return self._symbol(name)
             case ptx.Address(ptx.Symbol(name)):

@@ -59,7 +59,7 @@ _OWN = ("shared", "local", "const", "param")
 _WIDEST_HULL = 4096
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 _MBARRIER_BYTES = 8
-_MOST_DEFINITIONS = 8
+_MAX_DEFINITIONS = 8
 _Key = tuple[ptx.Register | ptx.Symbol | None, ptx.Guard | None, str]
 
 
@@ -139,7 +139,7 @@ def insert_bounds_checks(
         if isinstance(statement, ptx.Label):
             open_.clear()
         elif isinstance(statement, ptx.Instruction):
-            if is_fence(statement) and inside.needs_none(statement):
+            if is_fence(statement) and inside.is_redundant(statement):
                 dropped = True
                 continue
             for access in accesses(statement):
@@ -174,7 +174,7 @@ def _writes_param(ins: ptx.Instruction, access: Access) -> bool:
     return access.space == "param" and ins.opcode.base not in ("ld", "ldu")
 
 
-def _is_loops(base: ptx.Register | ptx.Symbol) -> bool:
+def _is_loop_slot(base: ptx.Register | ptx.Symbol) -> bool:
     """Whether this is an address in the slots of a persistent loop."""
     return base.name.lstrip("%").startswith(LOOP)
 
@@ -248,7 +248,11 @@ class _InBounds:
         if base is None:
             return False
         if access.space == "shared":
-            if _is_loops(base) or self._indexes(access) or self._is_inside_in_all(access):
+            if (
+                _is_loop_slot(base)
+                or self._is_bounded_index(access)
+                or self._is_in_bounds_per_thread(access)
+            ):
                 return True
         places = self._places(base, 8) if isinstance(base, ptx.Register) else {(base.name, 0)}
         if _writes_param(ins, access) and any(name in self._constant for name, _ in places):
@@ -257,7 +261,7 @@ class _InBounds:
             self._within(name, start + offset, access) for name, start in places
         )
 
-    def needs_none(self, ins: ptx.Instruction) -> bool:
+    def is_redundant(self, ins: ptx.Instruction) -> bool:
         """Whether all accesses of a program's fence are provably within the module's variables."""
         found = decode_fence(ins)
         base = found.base
@@ -270,11 +274,13 @@ class _InBounds:
                 name in self._in["global"] and self._within(name, start + member.low, access)
                 for name, start in places
             )
-            if not inside and not (self._indexes(access) and self._carries(base)):
+            if not inside and not (
+                self._is_bounded_index(access) and self._holds_whole_address(base)
+            ):
                 return False
         return True
 
-    def _carries(self, register: ptx.Register) -> bool:
+    def _holds_whole_address(self, register: ptx.Register) -> bool:
         """Whether ``register``, whose range has a symbol, always holds the complete address."""
         assert self._ranges is not None
         work, seen = [register.name], {register.name}
@@ -294,7 +300,7 @@ class _InBounds:
                             work.append(source.name)
         return True
 
-    def _indexes(self, access: Access) -> bool:
+    def _is_bounded_index(self, access: Access) -> bool:
         """Whether the access is to an array of its space, at an index that is never too large."""
         base, offset = access.address.base, access.address.offset
         if self._ranges is None or not isinstance(base, ptx.Register) or offset < 0:
@@ -310,7 +316,7 @@ class _InBounds:
             extent.name, offset + extent.most // access.align * access.align, access
         )
 
-    def _is_inside_in_all(self, access: Access) -> bool:
+    def _is_in_bounds_per_thread(self, access: Access) -> bool:
         """Whether every thread accesses a shared array in bounds, at an index computed here."""
         base, offset = access.address.base, access.address.offset
         if self._values is None or not isinstance(base, ptx.Register):
@@ -333,7 +339,7 @@ class _InBounds:
     def _places(self, register: ptx.Register, depth: int) -> set[tuple[str, int]]:
         """All (variable, offset) that the register can point to; empty if they are not known."""
         made = self._made.get(register.name, ())
-        if not made or not depth or len(made) > _MOST_DEFINITIONS:
+        if not made or not depth or len(made) > _MAX_DEFINITIONS:
             return set()
         if register.name in self._unset:
             return set()

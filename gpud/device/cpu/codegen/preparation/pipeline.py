@@ -60,7 +60,7 @@ from gpud.errors import KernelRejected
 
 __all__ = ["Prepared", "prepare"]
 
-_SMALL = 40
+_MAX_INLINED = 40
 """Maximum number of instructions of a function that is inlined although its threads cannot wait."""
 
 
@@ -157,7 +157,7 @@ def _suspending(functions: dict[str, ptx.Function], addressed: Iterable[str]) ->
 def _is_small(function: ptx.Function) -> bool:
     """Whether a function that does not suspend is short straight-line code."""
     instructions = _instructions(function)
-    if function.kind != "func" or len(instructions) > _SMALL:
+    if function.kind != "func" or len(instructions) > _MAX_INLINED:
         return False
     if any(isinstance(s, ptx.Variable) for s in function.body or ()):
         return False

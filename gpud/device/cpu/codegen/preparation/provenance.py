@@ -43,7 +43,7 @@ _NONE, _UNKNOWN = "", "?"
 _WINDOWS = {"local": "thread", "shared": "shared", "shared::cluster": "shared", "param": "param"}
 _NARROW = ("shared", "static")
 """Origins whose addresses may have 32 bits."""
-_MOST_ROUNDS = 50
+_MAX_ITERATIONS = 50
 _FENCED = ("global", "generic", "shared")
 _OF_SPACE = {"global": "data", "const": "data", "shared": "shared", "local": "local",
              "param": "param"}  # fmt: skip
@@ -102,11 +102,11 @@ def infer_origins(
         for target, given in found[name].calls(named, addressed):
             if found[target].join_parameters(given):
                 work[target] = None
-    return [_settled(function, found[function.name]) for function in functions]
+    return [_with_inferred_origins(function, found[function.name]) for function in functions]
 
 
-def _settled(function: ptx.Function, origins: _Origins) -> ptx.Function:
-    changed = [origins.settled(s) if _is_open(s) else s for s in function.body or []]  # type: ignore[arg-type]
+def _with_inferred_origins(function: ptx.Function, origins: _Origins) -> ptx.Function:
+    changed = [origins.with_inferred_origin(s) if _is_open(s) else s for s in function.body or []]  # type: ignore[arg-type]
     return replace(function, body=changed)
 
 
@@ -157,10 +157,10 @@ class _Origins:
 
     def solve(self) -> None:
         """Infer the origins of all registers, given those of the parameters."""
-        for _ in range(_MOST_ROUNDS):  # stopping before the fixed point does no harm
+        for _ in range(_MAX_ITERATIONS):  # stopping before the fixed point does no harm
             changed = False
             for name, definitions in self._made.items():
-                origin = _joined(self._made_by(ins) for ins in definitions)
+                origin = _joined(self._result_origin(ins) for ins in definitions)
                 if name in self._parameters:
                     origin = _joined((origin, self._origins.get(name, _NONE)))
                 if origin != self._origins.get(name, _NONE):
@@ -189,7 +189,7 @@ class _Origins:
             for name in possible_callees(ins, functions, addressed):
                 yield name, [own if origin == "local" else origin for origin in origins]
 
-    def settled(self, ins: ptx.Instruction) -> ptx.Instruction:
+    def with_inferred_origin(self, ins: ptx.Instruction) -> ptx.Instruction:
         """A fence with the origin of its register only, if that is known and allowed."""
         address, may = ins.operands[0], origins_of(ins)
         assert isinstance(address, ptx.Address)
@@ -220,7 +220,7 @@ class _Origins:
                 return self._symbols.get(name, _UNKNOWN)
         return _NONE
 
-    def _made_by(self, ins: ptx.Instruction) -> str:
+    def _result_origin(self, ins: ptx.Instruction) -> str:
         """The origin of the result of ``ins``; `_NONE` for numbers."""
         base, modifiers, operands = ins.opcode.base, ins.opcode.modifiers, ins.operands
         if is_call(ins):
@@ -241,7 +241,7 @@ class _Origins:
         if base in ("mov", "cvta") or (base == "gpud" and modifiers[0] == "move"):
             return self._of(operands[1])
         if base in ("add", "or"):
-            return _stronger(self._of(operands[1]), self._of(operands[2]))
+            return _sum_origin(self._of(operands[1]), self._of(operands[2]))
         if base in ("sub", "and", "xor"):
             return self._of(operands[1])
         if base == "mad":
@@ -251,7 +251,7 @@ class _Origins:
         return _NONE
 
 
-def _stronger(first: str, second: str) -> str:
+def _sum_origin(first: str, second: str) -> str:
     """The origin of a sum, of which one operand is an address and the other an offset."""
     if first in _WEAK or second in _WEAK:
         return max(first, second, key=lambda origin: (origin not in _WEAK, origin != _NONE))

@@ -202,12 +202,12 @@ def is_poll(ins: ptx.Instruction) -> bool:
 def _fold_terminators(body: list[ptx.Statement]) -> list[ptx.Statement]:
     result: list[ptx.Statement] = []
     for statement in body:
-        end = _end(statement) if isinstance(statement, ptx.Instruction) else None
+        end = _as_trap(statement) if isinstance(statement, ptx.Instruction) else None
         result.append(end or statement)
     return result
 
 
-def _end(ins: ptx.Instruction) -> ptx.Instruction | None:
+def _as_trap(ins: ptx.Instruction) -> ptx.Instruction | None:
     """``ins`` as a trap with operands, if it ends the block."""
     trap = ptx.opcode("trap")
     if ins.opcode.base == "brkpt":

@@ -35,7 +35,7 @@ from gpud.device.cpu.lower.collectives import collective_kind
 __all__ = ["Collectives"]
 
 _ALL = 0xFFFFFFFF
-_ALONE = "0"
+_NO_MASK = "0"
 """Mask of a collective that does not wait: its group is the lanes that stand at the same
 instruction."""
 
@@ -52,7 +52,7 @@ class Collectives(ExchangeFunctions):
         """
         kind = collective_kind(ins)
         operands = ins.operands
-        met = together and self.meets_all(ins)
+        met = together and self.involves_full_warps(ins)
         match kind.name:
             case "shfl":
                 self._store(code, "xa", code.read(operands[1], "b32"))
@@ -74,7 +74,7 @@ class Collectives(ExchangeFunctions):
         key = self.keys.setdefault(kind, len(self.keys) + 1)
         self._store(code, "key", str(key))
         mask = self.mask_of(ins)
-        self._store(code, "mask", _ALONE if mask is None else code.read(mask, "b32"))
+        self._store(code, "mask", _NO_MASK if mask is None else code.read(mask, "b32"))
 
     def offer_barrier(self, code: ThreadCode, ins: ptx.Instruction) -> None:
         """Emit barrier number, expected threads (0: all) and predicate of a block-wide barrier."""
@@ -138,7 +138,7 @@ class Collectives(ExchangeFunctions):
         return operands[at] if at is not None and at < len(operands) else None
 
     @classmethod
-    def meets_all(cls, ins: ptx.Instruction) -> bool:
+    def involves_full_warps(cls, ins: ptx.Instruction) -> bool:
         """Whether ``ins``, reached in lockstep, is known to involve all lanes of each warp."""
         mask = cls.mask_of(ins)
         if isinstance(mask, ptx.Immediate):

@@ -69,8 +69,10 @@ class ExchangeFunctions:
         known = [s if inside and group >> s & 1 else n for n, (s, inside) in enumerate(sources)]
         mine = self._lanes(e, "xa", first)
         others = f"shufflevector {_LANES} {mine}, {_LANES} poison, {_LANES} {_constant(known)}"
-        self._give(e, "result", first, e.value(others))
-        self._give(e, "result_pred", first, _constant([int(inside) for _, inside in sources]))
+        self._store_lanes(e, "result", first, e.value(others))
+        self._store_lanes(
+            e, "result_pred", first, _constant([int(inside) for _, inside in sources])
+        )
 
     def _exchange(self, e: Emitter, kind: CollectiveKind) -> None:
         match kind.name:
@@ -79,17 +81,17 @@ class ExchangeFunctions:
             case "match":
                 self._match(e, kind)
             case "vote":
-                self._answer(e, self._vote(e, kind.mode))
+                self._set_result(e, self._vote(e, kind.mode))
             case "redux":
                 reduce = self._reduce_floats if kind.type == "f32" else self._reduce
-                self._answer(e, reduce(e, kind))
+                self._set_result(e, reduce(e, kind))
             case "activemask":
-                self._answer(e, "%group")
+                self._set_result(e, "%group")
             case "elect":
                 leader = _lowest(e, "%group")
-                self._answer(e, leader)
+                self._set_result(e, leader)
                 chosen = e.value(f"icmp eq {_LANES} {_constant(range(WARP))}, {_splat(e, leader)}")
-                self._answer_each(e, "result_pred", e.value(f"zext {_BITS} {chosen} to {_LANES}"))
+                self._set_results(e, "result_pred", e.value(f"zext {_BITS} {chosen} to {_LANES}"))
 
     # -- lanes
 
@@ -99,18 +101,18 @@ class ExchangeFunctions:
     def _lanes(self, e: Emitter, name: str, first: str) -> str:
         return e.value(f"load {_LANES}, ptr {self._at(e, name, first)}, align 64{self.tags}")
 
-    def _give(self, e: Emitter, name: str, first: str, value: str) -> None:
+    def _store_lanes(self, e: Emitter, name: str, first: str, value: str) -> None:
         e.do(f"store {_LANES} {value}, ptr {self._at(e, name, first)}, align 64{self.tags}")
 
-    def _answer_each(self, e: Emitter, name: str, value: str) -> None:
+    def _set_results(self, e: Emitter, name: str, value: str) -> None:
         """Store the results of the lanes in ``%group``; others may not have read theirs yet."""
         members = e.value(f"bitcast i32 %group to {_BITS}")
         old = self._lanes(e, name, "%first")
         new = e.value(f"select {_BITS} {members}, {_LANES} {value}, {_LANES} {old}")
-        self._give(e, name, "%first", new)
+        self._store_lanes(e, name, "%first", new)
 
-    def _answer(self, e: Emitter, value: str) -> None:
-        self._answer_each(e, "result", _splat(e, value))
+    def _set_result(self, e: Emitter, value: str) -> None:
+        self._set_results(e, "result", _splat(e, value))
 
     def _get(self, e: Emitter, name: str, thread: str) -> str:
         return e.value(f"load i32, ptr {self._at(e, name, thread)}{self.tags}")
@@ -170,9 +172,9 @@ class ExchangeFunctions:
 
         if kind.mode == "all":
             every = e.value(f"icmp eq i32 {same(_lowest(e, '%group'))}, %group")
-            self._answer(e, e.value(f"select i1 {every}, i32 %group, i32 0"))
+            self._set_result(e, e.value(f"select i1 {every}, i32 %group, i32 0"))
             held = _splat(e, e.value(f"zext i1 {every} to i32"))
-            self._answer_each(e, "result_pred", held)
+            self._set_results(e, "result_pred", held)
             return
         with e.count("0", str(WARP)) as lane:
             bit = e.value(f"shl i32 1, {lane}")
