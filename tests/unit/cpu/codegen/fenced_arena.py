@@ -1,4 +1,4 @@
-"""What tests of fences share: an arena between two neighbours, and kernels that run in it."""
+"""Fixtures of fence tests: an arena between two guard areas, and kernels that run in it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MARK = 0xA5
 
 @cache
 def ptx(text: str, form: str | None, fence: bool = True) -> Program:
-    """A PTX program or CUDA C++, rewritten."""
+    """Compile a PTX program or CUDA C++, and rewrite it."""
     return compile_program(text, form=form, fence=fence)
 
 
 class Arena:
-    """Memory that programs may access, with a neighbour on each side that stays as it is.
+    """Memory that programs may access, with a guard area on each side that must not change.
 
     Attributes:
         base: the first address.
@@ -59,7 +59,7 @@ class Arena:
         block: int | tuple[int, ...] = 8,
         shared: int = 0,
     ) -> GpudError | None:
-        """Run a kernel; what it failed with. Python ints are pointers."""
+        """Run a kernel and return its error, if any. Python ints are passed as pointers."""
         key = (program, form)
         if key not in self._loaded:
             text = ptx(program, form).ptx
@@ -82,7 +82,7 @@ class Arena:
 
     @property
     def neighbours(self) -> Array:
-        """The bytes on both sides."""
+        """The bytes of both guard areas."""
         view = self._memory.view
         return np.concatenate((view[:_BESIDE], view[_BESIDE + ARENA_BYTES :]))
 

@@ -1,4 +1,4 @@
-"""PTX text to what the CPU code generator's analyses work on."""
+"""Helpers that turn PTX text into the input of the CPU code generator's analyses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def text_of(function: ptx.Function) -> list[str]:
 
 
 def named(regions: Regions, register: str) -> int:
-    """The block in which ``register`` is written first."""
+    """The first block in which ``register`` is written."""
     for block in regions.flow.blocks:
         for place in block.places:
             if register in (r.name for r in written(place.instruction)):

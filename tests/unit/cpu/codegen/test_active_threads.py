@@ -1,4 +1,4 @@
-"""Which threads a stage is run for: those for which it does something, and the same results."""
+"""Active threads: a stage runs for the threads that it has an effect for, with the same results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def active_range(body: str, shape: Shape, *kept: str) -> tuple[int, int]:
          (95, 96)),
         (f"mov.u32 %r1, %tid.x; add.s32 %r1, %r1, -1; setp.hi.u32 %p1, %r1, 99; @%p1 {STORE}",
          (0, 1)),
-        # What a guard leaves alone keeps its value; what it may have changed is unknown.
+        # Where the guard is false the value is kept; where it may be true it is unknown.
         (f"{LOADED} {SOME}", (0, 1)),
         (f"{LEADER} mov.u32 %r3, 5; @%p1 mov.u32 %r3, 6; setp.eq.u32 %p2, %r3, 5; @%p2 {STORE}",
          (0, 96)),
@@ -66,16 +66,16 @@ def active_range(body: str, shape: Shape, *kept: str) -> tuple[int, int]:
         # Volatile loads and atomics are seen by others, plain loads are not.
         (f"{LEADER} @%p1 ld.volatile.global.u32 %r3, [%rd1]; ld.global.u32 %r4, [%rd1];", (0, 1)),
         (f"{LEADER} @%p1 red.global.add.u32 [%rd1], 1;", (0, 1)),
-        # A float is nothing that is followed, nor is what is made of it.
+        # Floats, and what is computed from them, are unknown.
         (f"{LEADER} cvt.rzi.u32.f32 %r1, 0f3F800000; setp.eq.u32 %p1, %r1, 1; @%p1 {STORE}",
          (0, 96)),
     ],
 )  # fmt: skip
-def test_who_does_something(body: str, expected: tuple[int, int]) -> None:
+def test_which_threads_are_active(body: str, expected: tuple[int, int]) -> None:
     assert active_range(body, Shape(96)) == expected
 
 
-def test_threads_stand_in_rows_and_planes() -> None:
+def test_threads_of_rows_and_planes() -> None:
     only = "setp.eq.u32 %p1, %r1, 1; @%p1 st.global.u32 [%rd1], %r3;"
     shape = Shape(4, 3, 2)
     assert active_range(f"{LEADER} @%p1 {STORE}", shape) == (0, 1)
@@ -84,7 +84,7 @@ def test_threads_stand_in_rows_and_planes() -> None:
     assert active_range(f"mov.u32 %r1, %tid.z; {only}", shape) == (12, 24)
 
 
-def test_registers_that_are_kept_are_something() -> None:
+def test_changes_of_spilled_registers_matter() -> None:
     body = f"{LEADER} add.u32 %r3, %r1, 1; @%p1 mov.u32 %r4, 9;"
     assert active_range(body, Shape(96)) == (0, 0)
     assert active_range(body, Shape(96), "%r4") == (0, 1)
@@ -93,7 +93,7 @@ def test_registers_that_are_kept_are_something() -> None:
 
 # -- kernels -----------------------------------------------------------------------------------
 
-# Sums of what came before, by threads that differ from stage to stage; out[0..9] are the block's.
+# Sums of earlier results, by threads that differ from stage to stage; out[0..9] are the block's.
 STAGES = """.version 8.6\n.target sm_90\n.address_size 64
 .visible .entry k(.param .u64 out)
 { .reg .u32 %r<20>; .reg .u64 %rd<9>; .reg .pred %p<9>; .shared .align 4 .b32 s[256];
@@ -123,7 +123,7 @@ def device() -> Iterator[CPUDevice]:
 
 
 @pytest.mark.parametrize("block", [(32,), (200,), (8, 4), (3, 7)])
-def test_stages_for_few_threads_give_what_all_would(
+def test_stages_for_few_threads_give_the_results_of_all(
     device: CPUDevice, block: tuple[int, ...]
 ) -> None:
     memory, out = words(device, 16)
@@ -139,9 +139,9 @@ def test_stages_for_few_threads_give_what_all_would(
     assert not np.any(out[len(expected) :])
 
 
-def test_a_stage_loops_over_those_that_take_part(device: CPUDevice) -> None:
+def test_a_stage_loops_over_its_active_threads(device: CPUDevice) -> None:
     ir = device.load(STAGES).kernel("k").generate(Shape(200)).ir
     together = next(part for part in ir.split("\n}\n") if "@run_lockstep(" in part)
     ends = [line.rsplit(",", 1)[1].strip() for line in together.splitlines() if "slt i32" in line]
-    # Before the first barrier and after the second, all; then nobody but one; then three.
+    # All before the first barrier and after the second; in between one thread, then three.
     assert ends == ["200", "200", "3"]

@@ -1,4 +1,4 @@
-"""Pointers that grow from thread to thread, and conditions that are the same for all threads."""
+"""Pointers that grow from thread to thread, and uniform conditions."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def outside(error: object, address: int, thread: tuple[int, int, int]) -> bool:
     return (error.address, error.thread) == (address, thread)
 
 
-def test_pointers_without_a_wrap_are_what_the_program_computes(world: Arena) -> None:
+def test_affine_pointers_equal_the_programs(world: Arena) -> None:
     words = world.words(np.int32)
     words[:] = np.arange(len(words))
     for shift in (0, 3, -100, len(words) - 512 - 64):
@@ -113,7 +113,7 @@ def test_one_of_two_arrays_at_each_end(world: Arena) -> None:
     assert outside(shifted(middle, world.base + 4 * 7, -8), world.base - 4, (0, 0, 0))
 
 
-def test_indices_that_wrap_in_32_bits_are_not_taken_for_neighbours(world: Arena) -> None:
+def test_indices_that_wrap_in_32_bits_are_not_affine(world: Arena) -> None:
     words = world.words(np.int32)
     words[:] = 0
     # Thread 40 is the first whose sum wraps: it and those after it are at the array's start.
@@ -147,7 +147,7 @@ def test_indices_that_wrap_in_32_bits_are_not_taken_for_neighbours(world: Arena)
     assert (words[4096:].nonzero()[0] == made).all()
 
 
-def test_threads_that_a_condition_keeps_out(world: Arena) -> None:
+def test_threads_excluded_by_a_condition(world: Arena) -> None:
     words = world.words(np.int32)
 
     def between(a: int, first: int, end: int) -> object:
@@ -169,7 +169,7 @@ def test_threads_that_a_condition_keeps_out(world: Arena) -> None:
 
 
 @pytest.mark.parametrize("wide", [PRODUCT, MAD])
-def test_indices_that_wrap_only_in_threads_that_do_not_come(world: Arena, wide: str) -> None:
+def test_indices_that_wrap_only_in_inactive_threads(world: Arena, wide: str) -> None:
     words = world.words(np.uint32)
 
     def run(compare: str, index: str, a: int, start: int, by: int) -> object:
@@ -197,7 +197,7 @@ def test_indices_that_wrap_only_in_threads_that_do_not_come(world: Arena, wide: 
     assert outside(run("le", "sub.s32", low, 34, 31), low + 4 * (2**32 - 1), (32, 0, 0))
 
 
-def test_signed_indices_that_wrap_only_in_threads_that_do_not_come(world: Arena) -> None:
+def test_signed_indices_that_wrap_only_in_inactive_threads(world: Arena) -> None:
     words = world.words(np.uint32)
 
     def run(start: int, by: int, at: int) -> object:
@@ -250,7 +250,7 @@ def test_conditions_on_other_than_integers(world: Arena) -> None:
     assert chosen(bad, bad, -1.0) is None
 
 
-def test_conditions_from_in_front_of_a_barrier(world: Arena) -> None:
+def test_conditions_from_before_a_barrier(world: Arena) -> None:
     words = world.words(np.int32)
 
     def earlier(a: int, first: int, end: int, step: int) -> object:

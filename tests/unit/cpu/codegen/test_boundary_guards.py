@@ -1,4 +1,4 @@
-"""Bodies that only the first threads of a block's first rows run, or any others."""
+"""Boundary guards: bodies that run for a tile of the threads, or for any other set of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_thread_runs_the_body_if_and_only_if_it_voted_for_it(block: tuple[int,
         given, numbers = words(device, 3)
         numbers[:] = [3, 5, 11]
         memory, out = words(device, 2 * width * height)
-        # All, none, a tile, a tile of one row or column, and what is no tile of any block.
+        # All, none, a tile, a tile of one row or column, and sets that are no tile.
         for left, w, h in (
             (0, width, height),
             (0, 0, height),

@@ -1,4 +1,4 @@
-"""Accesses to shared, local, constant and parameter memory: inside, outside, and what is proved."""
+"""Accesses to shared, local, constant and parameter memory: in bounds, out of bounds, proved."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ UNSET = {
 
 @pytest.mark.parametrize("how", UNSET)
 @pytest.mark.parametrize("name", OTHERS)
-def test_an_address_that_may_not_have_been_written_yet(world: Arena, name: str, how: str) -> None:
+def test_an_address_that_may_be_uninitialised(world: Arena, name: str, how: str) -> None:
     access, space = OTHERS[name]
     before = f".const .align 16 .b8 box[{BOX_BYTES}];" if space == "const" else ""
     local = f".local .align 16 .b8 box[{BOX_BYTES}];" if space == "local" else ""
@@ -182,7 +182,7 @@ REDUCTION = """extern "C" __global__ void k(const int* a, int* out, int width) {
 }"""
 
 
-def test_threads_that_take_no_part_may_be_beyond_the_end(world: Arena) -> None:
+def test_inactive_threads_may_be_out_of_bounds(world: Arena) -> None:
     world.bytes[:] = 0
     world.words()[:256] = 3
     values = (world.base, world.base + 4096)
@@ -233,11 +233,11 @@ def fences_of(body: str, before: str = "") -> list[str]:
         ("ld.const.u32 %r1, [%rd1];", ["const %rd1+0 4"]),
     ],
 )  # fmt: skip
-def test_what_is_checked(body: str, expected: list[str]) -> None:
+def test_which_accesses_are_checked(body: str, expected: list[str]) -> None:
     assert fences_of(body, f".shared .align 16 .b8 box[{BOX_BYTES}];") == expected
 
 
-def test_a_guard_goes_with_its_fence() -> None:
+def test_a_fence_has_the_guard_of_its_access() -> None:
     module = kernel(f"{REGISTERS} @!%p1 ld.shared.u32 %r1, [%r2]; ret;")
     bounded = insert_bounds_checks(module, module.entries()["k"])
     (fence,) = [ins for ins in instructions(bounded) if is_fence(ins)]

@@ -1,4 +1,4 @@
-"""Shuffles whose lanes are known when code is generated, and barriers that count warps."""
+"""Shuffles whose lanes are known at compile time, and barriers that count warps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import pack_parameters
 from tests.unit.cpu.device_helpers import cuda, pointer, words
 
-# The kernel is given `whole`, the mask of a whole warp, so that it is a number only at run time.
+# The mask of a whole warp is the parameter `whole`, so that it is known only at run time.
 SHUFFLES = r"""
 extern "C" __global__ void shuffles(int* out, unsigned whole) {
     int t = threadIdx.x, v = t * t + 3;
@@ -25,7 +25,7 @@ extern "C" __global__ void shuffles(int* out, unsigned whole) {
 
 
 @pytest.mark.parametrize("threads", [64, 40])
-def test_shuffles_are_the_same_however_their_masks_come_to_be_known(threads: int) -> None:
+def test_shuffles_do_not_depend_on_when_masks_are_known(threads: int) -> None:
     lane = np.arange(threads)
     value = lane * lane + 3
     with CPUDevice(1) as device:
@@ -61,7 +61,7 @@ BARRIERS = """.version 8.0
 
 
 def after_barriers(body: str, threads: int) -> list[int]:
-    """What the threads of a block have in %r2 after ``body``; %p1 holds for the first seven."""
+    """The threads' values of %r2 after ``body``; %p1 holds for the first seven."""
     with CPUDevice(1) as device:
         kernel = device.load(BARRIERS.format(body=body)).kernel("k")
         memory, out = words(device, threads)

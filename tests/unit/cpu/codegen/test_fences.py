@@ -1,4 +1,4 @@
-"""Fences on the CPU device: what is refused, what is not, and that nothing beside is touched."""
+"""Fences on the CPU device: illegal accesses are reported, legal ones run, nothing else changes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ REGISTERS = """.reg .u32 %r<20>; .reg .u64 %rd<20>; .reg .f32 %f<8>; .reg .f64 %
 
 PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;
     bar.warp.sync 0x55; ODD:"""
-"""Lanes 0, 2, 4 and 6 of eight wait for each other: from here each thread goes its own way."""
+"""Lanes 0, 2, 4 and 6 of eight wait for each other: from here the threads have diverged."""
 
 
 def one_access(kind: str, *, parted: bool) -> str:
@@ -106,7 +106,7 @@ def test_an_access_at_both_ends_of_the_arena(world: Arena, kind: str, parted: bo
         error = run(first, by)
         assert error is not None
         assert error.thread is not None
-        # Threads that go their own ways come in no particular order.
+        # Diverged threads run in no particular order.
         thread = error.thread[0]
         assert thread >= least if parted else thread == least
         address = (first + thread * by) % 2**64
@@ -126,7 +126,7 @@ def test_an_access_at_both_ends_of_the_arena(world: Arena, kind: str, parted: bo
         assert error.thread[0] % 2 == 1 if parted else error.thread[0] == 1
 
 
-def test_every_lowering_that_touches_memory_is_known_here() -> None:
+def test_every_lowering_that_accesses_memory_is_listed() -> None:
     """A new one must come with its fence: `bounds.accesses`, `analysis.accesses` and a test."""
     spellings = {"cp": "cp.async.ca.shared.global", "mbarrier": "mbarrier.init.shared.b64"}
     touching = {
@@ -215,7 +215,7 @@ def test_indices_below_zero_and_beyond_32_bits(world: Arena) -> None:
     error = world.run(INDEXED, middle, np.uint32(2**32 - 10), name="unsigned_all", block=64)
     assert isinstance(error, IllegalAddress)
     assert (error.address, error.thread) == (middle + 4 * (2**32 - 10), (0, 0, 0))
-    # Both ends are in the arena, and what is between them is not.
+    # Both ends are in the arena, but not the addresses between them.
     far = middle - 4 * (2**32 - 10)
     error = world.run(INDEXED, far, np.uint32(2**32 - 10), name="unsigned_all", block=64)
     assert isinstance(error, IllegalAddress)
@@ -290,7 +290,7 @@ def test_addresses_that_were_loaded(world: Arena) -> None:
     assert error.address == world.base + 4 * (1 << 28)
 
 
-def test_a_load_that_is_the_same_for_all_threads(world: Arena) -> None:
+def test_a_uniform_load(world: Arena) -> None:
     world.bytes[:] = 0
     pointer = world.words(np.uint64)[:1]
     for bad in (0, world.end, world.base - 4, 2**64 - 4, 1 << 47):
@@ -302,7 +302,7 @@ def test_a_load_that_is_the_same_for_all_threads(world: Arena) -> None:
     assert world.run(INDEXED, world.base, world.base + 64, name="same", block=32) is None
 
 
-def test_pointers_that_each_thread_moves_on_by_itself(world: Arena) -> None:
+def test_pointers_that_each_thread_advances_by_itself(world: Arena) -> None:
     def strides(first: int, turns: int) -> object:
         return world.run(INDEXED, first, np.int32(turns), name="strides", block=64)
 
@@ -404,7 +404,7 @@ def test_recursion(world: Arena) -> None:
 
 
 @pytest.mark.parametrize("form", ["sliced", "persistent"])
-def test_recursion_without_end(world: Arena, form: Form) -> None:
+def test_endless_recursion(world: Arena, form: Form) -> None:
     # It finds no room for local variables, long before the OS thread's stack is full.
     def deep(depth: int, block: int, thread: int) -> GpudError | None:
         values = (world.base, np.int32(depth), np.uint32(block), np.uint32(thread))
@@ -451,7 +451,7 @@ def test_pointers_to_other_memory(world: Arena, which: int, length: int) -> None
         assert error.space == "global"
 
 
-def test_local_memory_of_functions_and_what_they_are_given(world: Arena) -> None:
+def test_local_memory_of_functions_and_their_arguments(world: Arena) -> None:
     world.bytes[:] = 0
     big = np.arange(8, dtype=np.int32)
     assert world.run(CALLED, world.base, big, np.int32(5), name="structs", block=1) is None
@@ -478,7 +478,7 @@ def test_the_heap_of_device_code(world: Arena) -> None:
 
 
 @pytest.mark.parametrize("form", ["store", "call"])
-def test_where_the_blocks_of_a_grid_meet(world: Arena, form: str) -> None:
+def test_grid_synchronisation_words(world: Arena, form: str) -> None:
     def store(at: int) -> object:
         return world.run(MEETS, np.int64(at), name=form, form="whole", block=1)
 

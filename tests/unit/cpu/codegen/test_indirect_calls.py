@@ -1,4 +1,4 @@
-"""Jumps through tables and calls through pointers: legal ones run, others end their job only."""
+"""Jumps through tables and calls through pointers: legal ones run, others fail only their job."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_calls(world: Arena, form: Form, wait: str, targets: str) -> None:
     if targets == "P":
         assert error is None
         assert world.words()[0] == 42
-    else:  # it is a function, but none that the call lists
+    else:  # it is a function that the call does not list
         assert isinstance(error, KernelTrap)
     assert isinstance(ran(world, program, 0, 3, form), KernelTrap)  # it takes other arguments
     for pointer in FORGED:
@@ -170,7 +170,7 @@ def test_calls(world: Arena, form: Form, wait: str, targets: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
-def test_functions_that_call_themselves_through_pointers(world: Arena, form: Form) -> None:
+def test_recursion_through_pointers(world: Arena, form: Form) -> None:
     for deep in (0, 1, 50):
         assert ran(world, RECURSION, np.uint32(deep), 0, form) is None
         assert world.words()[0] == 2 * deep
@@ -185,7 +185,7 @@ def test_it_assembles(arch: str) -> None:
         assert "k" in assemble(compile_program(program).ptx, arch)
 
 
-def test_programs_without_either_stay_as_they_are() -> None:
+def test_programs_without_either_are_unchanged() -> None:
     quiet = 'extern "C" __global__ void quiet(int* p) { p[blockIdx.x] += 3; }\n'
     assert "gpud_target" not in compile_program(quiet).ptx
     unfenced = compile_program(JUMP.replace("GUARD", ""), fence=False).ptx

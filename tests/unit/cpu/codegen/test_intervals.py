@@ -1,4 +1,4 @@
-"""Bounds of addresses in loops: interval arithmetic, and kernels whose loops end at the edge."""
+"""Bounds of addresses in loops: interval arithmetic, and kernels whose loops end at a boundary."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_operation_on_intervals_holds_all_results(name: str) -> None:
     assert done > 100
 
 
-def test_a_hull_holds_both_and_a_shift_and_a_negative_what_they_give() -> None:
+def test_hulls_shifts_and_negatives_hold_all_results() -> None:
     rng = random.Random(7)
     for _ in range(300):
         first, second, made = some_interval(rng), some_interval(rng), arithmetic()
@@ -75,7 +75,7 @@ def test_a_hull_holds_both_and_a_shift_and_a_negative_what_they_give() -> None:
         assert {v >> 2 for v in values_of(first)} <= set(values_of(made.shifted(first, 2)))
 
 
-def test_what_does_not_fit_its_type_is_unknown() -> None:
+def test_an_interval_that_does_not_fit_its_type_is_unknown() -> None:
     made = arithmetic()
     assert made.fits(made.within(0, 255), "u32").high == 255
     with pytest.raises(UnknownValue):
@@ -84,7 +84,7 @@ def test_what_does_not_fit_its_type_is_unknown() -> None:
         made.fits(made.within(0, 1 << 31), "s32")
     unknown = Interval("%low", "%high", 1, 0, 1 << 40)
     made.fits(unknown, "s32")
-    assert len(made.doubts) == 2  # what is only known when code runs
+    assert len(made.doubts) == 2  # known only at run time
 
 
 # -- loops -------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ def test_a_loop_up_to_the_last_element_is_tested_before_it_runs(
     assert early == [True]
 
 
-def test_an_index_that_wraps_around_is_found_where_it_leaves(
+def test_an_index_that_wraps_is_reported_where_it_leaves_the_array(
     world: Arena, early: list[bool]
 ) -> None:
-    # From just below 2**31 on: the next round is far below the array.
+    # From just below 2**31: the next iteration is far below the array.
     begin = "add.s32 %r2, %r2, 0x7FFFFFF0;"
     body = """sub.s32 %r5, %r2, 0x7FFFFFF0; mul.wide.s32 %rd2, %r5, 4; add.s64 %rd3, %rd1, %rd2;
     st.global.u32 [%rd3], 1; mul.wide.s32 %rd4, %r2, 4; add.s64 %rd5, %rd1, %rd4;
@@ -163,7 +163,7 @@ def test_an_index_that_wraps_around_is_found_where_it_leaves(
 
 
 @pytest.mark.parametrize(("scale", "legal"), [(4, True), (5, False), (8, False)])
-def test_a_table_that_a_byte_leads_into_needs_no_test(
+def test_a_table_indexed_by_a_byte_needs_no_test(
     world: Arena, early: list[bool], scale: int, legal: bool
 ) -> None:
     body = f"""cvt.u64.u32 %rd2, %r2; add.s64 %rd3, %rd1, %rd2; ld.global.u8 %r3, [%rd3];
@@ -172,14 +172,14 @@ def test_a_table_that_a_byte_leads_into_needs_no_test(
     world.bytes[:] = 255
     error = world.run(loop("", body, "lt.u32 %p1, %r2, %r1"), world.base, number(64))
     assert (error is None) == legal
-    # A store that is always inside has no fence; one that would never pass keeps its place.
+    # A store always in bounds has no fence; one that would never pass stays in the loop.
     assert early == ([True] if legal else [True, False])
 
 
-def test_a_condition_in_the_loop_keeps_what_it_excludes_from_being_found(
+def test_accesses_that_a_condition_excludes_are_not_reported(
     world: Arena, early: list[bool]
 ) -> None:
-    # Thread 0 would store before the array in its first round.
+    # Thread 0 would store before the array in its first iteration.
     body = f"""setp.eq.s32 %p2, %r2, 0; setp.eq.s32 %p3, %r1, 0; or.pred %p4, %p2, %p3;
     @%p4 bra S; sub.s32 %r3, %r2, 1; mul.wide.s32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2;
     st.global.u32 [%rd3], 1; setp.gt.u32 %p5, %r2, 63; @%p5 bra S;
@@ -196,10 +196,8 @@ def test_a_condition_in_the_loop_keeps_what_it_excludes_from_being_found(
     assert error.address == world.base - 4
 
 
-def test_an_index_that_another_loop_takes_further_is_no_index(
-    world: Arena, early: list[bool]
-) -> None:
-    # The inner loop's start is not what it was at first: it goes on where it ended.
+def test_a_register_that_another_loop_advances_is_no_index(world: Arena, early: list[bool]) -> None:
+    # The inner loop does not restart: it continues where it ended.
     before = "mov.u32 %r9, %tid.x;\nO: add.u32 %r9, %r9, 0;"
     after = "add.u32 %r9, %r9, 1; setp.lt.u32 %p2, %r9, 20; @%p2 bra O;"
     program = loop(before, STORE.format(kind="u"), "lt.u32 %p1, %r2, %r1", after=after)

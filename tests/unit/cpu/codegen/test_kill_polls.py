@@ -1,4 +1,4 @@
-"""Kill polls on the CPU device: kernels that never end, ended."""
+"""Kill polls on the CPU device: endless kernels are killed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_endless_kernel_is_killed(device: CPUDevice, name: str, form: Form) -
     assert job.held == 0
 
 
-def test_a_kernel_with_polls_that_nobody_kills(device: CPUDevice) -> None:
+def test_a_kernel_with_polls_that_is_not_killed(device: CPUDevice) -> None:
     job, view, _memory = job_of(device, "ends", "persistent")
     job.resize(1)
     job.result(TIMEOUT_S)
@@ -99,8 +99,8 @@ def test_a_kernel_with_polls_that_nobody_kills(device: CPUDevice) -> None:
     assert (view[2:34] == 3 * 4950).all()
 
 
-def test_rounds_keep_in_machine_registers_what_they_compute(device: CPUDevice) -> None:
-    """A poll in each round does not make them store it."""
+def test_iterations_keep_results_in_machine_registers(device: CPUDevice) -> None:
+    """A poll in each iteration does not force values to memory."""
     program = ptx(ROUNDS, "persistent")
     entry = program.kernels["rounds"].entry_for((8, 1, 1), killable=True)
     kernel = device.load(program.ptx).kernel(entry)

@@ -1,4 +1,4 @@
-"""Fences that threads on their own test together: what is refused is what an oracle refuses."""
+"""Merged fences of diverged threads: an oracle determines which accesses are illegal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;
 
 
 class Access(NamedTuple):
-    """What thread t accesses: ``span`` bytes at parameter + t * step + offset."""
+    """The access of thread t: ``span`` bytes at parameter + t * step + offset."""
 
     parameter: str
     offset: int
@@ -27,7 +27,7 @@ class Access(NamedTuple):
 
 
 def program(body: str) -> str:
-    """``body`` for each of eight threads that are not together; %rd4 is thread * ``step``."""
+    """``body`` for each of eight diverged threads; %rd4 is thread * ``step``."""
     return f"""{HEAD}.global .align 16 .b8 own[64];
     .visible .entry k(.param .u64 p, .param .u64 q, .param .u64 r, .param .u64 step)
     {{ .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .pred %p<8>;
@@ -52,7 +52,7 @@ def world() -> Iterator[Arena]:
 
 
 def pieces(text: str) -> list[str]:
-    """LLVM assembly of what runs threads on their own, as far as it makes accesses."""
+    """LLVM assembly of the region functions, reduced to their accesses."""
     with CPUDevice(1) as device:
         kernel = device.load(ptx(text, "sliced").ptx, (1 << 40, 1 << 20)).kernel("k")
         ir = kernel.generate(Shape(THREADS)).ir
@@ -77,7 +77,7 @@ def test_arrays_at_one_index_are_tested_at_once() -> None:
     ],
     ids=["another index", "a loaded array", "an array of some threads", "a changed array"],
 )
-def test_what_is_not_at_one_index_is_tested_alone(change: tuple[str, str]) -> None:
+def test_arrays_at_other_indices_are_tested_separately(change: tuple[str, str]) -> None:
     assert change[0] in THREE_ARRAYS
     found = pieces(THREE_ARRAYS.replace(*change))
     assert found
@@ -97,7 +97,7 @@ def outcomes(world: Arena, arrays: dict[str, int], step: int) -> set[tuple[int, 
     return found
 
 
-def test_an_access_is_refused_if_and_only_if_it_is_illegal(world: Arena) -> None:
+def test_an_access_is_reported_if_and_only_if_it_is_illegal(world: Arena) -> None:
     rng = Random(5)
     edges = [world.base, world.base + 64, world.base + ARENA_BYTES // 2, world.end - 64, world.end]
     legal = 0
@@ -121,8 +121,8 @@ def test_an_access_is_refused_if_and_only_if_it_is_illegal(world: Arena) -> None
     assert legal > 20
 
 
-def test_an_array_of_the_module_is_let_pass_too(world: Arena) -> None:
-    """No test of the arena passes for such a group, but each access is judged legal."""
+def test_an_array_of_the_module_is_legal_too(world: Arena) -> None:
+    """The arena test fails for such a group, but the exact check accepts each access."""
     text = program("""
     mov.u64 %rd10, own; cvta.global.u64 %rd10, %rd10; st.global.u64 [%rd1], %rd10;
     add.s64 %rd7, %rd2, %rd4; ld.global.u32 %r1, [%rd7];

@@ -1,4 +1,4 @@
-"""Which range a fence asks for first: the right one, and nothing gets through if it is not."""
+"""Provenance: a fence tests the right range first, and admits nothing illegal if it is wrong."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def program(where: str, access: str, *, parted: bool = False) -> str:
 
 
 def prepared_of(text: str) -> Prepared:
-    """The kernel that the sliced form of ``text`` runs."""
+    """The prepared kernel of the sliced form of ``text``."""
     module = flatten_module(parse(ptx(text, "sliced").ptx))
     return prepare(module, module.entries()["k"], fenced=True)
 
 
 def origins(text: str) -> list[tuple[str, ...]]:
-    """The origins of the fences of the kernel that ``text`` becomes, and of its functions."""
+    """The origins of the fences of the kernel in ``text``, and of its functions."""
     prepared = prepared_of(text)
     checks = [
         decode_fence(statement)
@@ -116,11 +116,11 @@ TABLES = f"""{HEAD}.func one(); .func other();
     .func one() {{ ret; }} .func other() {{ ret; }}"""
 
 
-def test_tables_of_functions_are_mostly_the_module_s(world: Arena) -> None:
+def test_function_tables_are_assumed_in_the_module(world: Arena) -> None:
     first, *_ = origins(TABLES)
     assert first == ("arena",)
     assert [one[:2] for one in origins(TABLES)[1:]] == [("data", "arena")]
-    table = world.base + 64  # but need not be: what lies elsewhere is no function's address, though
+    table = world.base + 64  # but need not be: elsewhere there is just no function address
     world.bytes[:] = 0
     world.words(np.uint64)[0] = table
     error = world.run(TABLES, world.base, block=1)
@@ -132,7 +132,7 @@ def test_tables_of_functions_are_mostly_the_module_s(world: Arena) -> None:
     assert error.address == world.end + 8
 
 
-def test_an_address_that_is_not_where_it_seems_to_be(world: Arena) -> None:
+def test_a_wrong_origin_admits_nothing_illegal(world: Arena) -> None:
     text = program("mov.u64 %rd2, table; sub.s64 %rd5, %rd6, %rd2; add.s64 %rd2, %rd2, %rd5;",
                    "st.global.u32 [%rd1], 1;")  # fmt: skip
     assert origins(text) == [("data",)]
@@ -142,7 +142,7 @@ def test_an_address_that_is_not_where_it_seems_to_be(world: Arena) -> None:
     assert (error.address, error.thread) == (world.end, (7, 0, 0))
 
 
-def test_an_address_that_may_be_anywhere_is_looked_for_everywhere(world: Arena) -> None:
+def test_an_address_of_unknown_origin_tests_all_ranges(world: Arena) -> None:
     choice = "".join(
         f"{{ {text} }} setp.eq.u64 %p1, %rd7, {8 * at}; @%p1 mov.u64 %rd8, %rd2;"
         for at, text in enumerate(WHERE.values())
@@ -212,7 +212,7 @@ add.s64 %rd2, %rd2, %rd3;
 OTHER ret; }}"""
 
 
-def test_functions_ask_for_what_all_callers_give_them(world: Arena) -> None:
+def test_parameters_have_the_origins_of_all_arguments(world: Arena) -> None:
     one = CALLS.replace("OTHER", "")
     two = CALLS.replace("OTHER", "{ .param .b64 p; st.param.b64 [p], %rd1; call put, (p); }")
     assert origins(one) == [("thread",)]
@@ -254,7 +254,7 @@ def test_only_functions_that_need_one_take_a_frame(world: Arena) -> None:
         assert error.address == world.end
 
 
-def test_functions_that_may_call_themselves_take_frames(world: Arena) -> None:
+def test_recursive_functions_take_frames(world: Arena) -> None:
     calls = "{ .param .b32 x; st.param.b32 [x], %r1; call NEXT, (x); }"
     body = f"{{ .reg .b32 %r<3>; ld.param.b32 %r1, [n]; {calls} ret; }}"
     functions = "".join(

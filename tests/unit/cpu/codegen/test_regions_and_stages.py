@@ -1,4 +1,4 @@
-"""How a kernel is cut up: waits, inlining, regions, what is uniform, stages, memory layout."""
+"""Structure of a kernel: waits, inlining, regions, uniform registers, stages, memory layout."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ REGISTERS = ".reg .u32 %r<9>; .reg .u64 %rd<5>; .reg .pred %p<4>; ld.param.u64 %
         ("atom.global.add.u32 %r1, [%rd1], 0;", True),
         ("atom.global.cas.b32 %r1, [%rd1], 0, 1;", True),
         ("atom.global.exch.b32 %r1, [%rd1], 1;", True),
-        # What is read passes through arithmetic first.
+        # The value read goes through arithmetic first.
         ("ld.volatile.global.u32 %r2, [%rd1]; and.b32 %r1, %r2, 255;", True),
-        # The expected value is computed anew: a retry.
+        # The expected value is recomputed: a retry.
         ("atom.global.cas.b32 %r3, [%rd1], %r2, 5; mov.u32 %r2, %r3; mov.u32 %r1, %r3;", False),
         ("ld.global.u32 %r1, [%rd1];", False),
         ("add.u32 %r1, %r1, 1;", False),
-        # Atomics that decide nothing.
+        # Atomics on which no branch depends.
         ("atom.global.add.u32 %r2, [%rd1], 1; add.u32 %r1, %r1, 1;", False),
-        # It gives way at the barrier.
+        # It yields at the barrier.
         ("ld.volatile.global.u32 %r1, [%rd1]; bar.sync 0;", False),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_function_in_which_threads_wait_is_inlined() -> None:
     assert len(instructions(entry, "bar")) == 1
 
 
-def test_a_function_in_which_nobody_waits_stays_one() -> None:
+def test_a_function_without_waits_is_not_inlined() -> None:
     module = kernel(call("long"), CALLED)
     found = prepare(module, module.entries()["k"])
     assert len([i for i in instructions(found.entry) if is_call(i)]) == 1
@@ -124,7 +124,7 @@ def test_recursion_through_a_barrier_is_refused() -> None:
         prepared(body, CALLED)
 
 
-def test_a_call_of_nothing_is_refused() -> None:
+def test_a_call_of_an_undefined_function_is_refused() -> None:
     missing = ".extern .func (.param .u32 result) missing(.param .u32 a);"
     with pytest.raises(KernelRejected, match="missing, which it does not define") as caught:
         prepared(call("missing"), missing)
@@ -164,7 +164,7 @@ def test_regions_stop_at_cuts_and_cover_the_kernel() -> None:
         assert seen == set(regions.flow.order)
 
 
-def test_what_is_kept_at_a_cut_is_what_is_live() -> None:
+def test_registers_spilled_at_a_cut_are_the_live_ones() -> None:
     for regions, _ in random_programs(4):
         for cut in regions.cuts:
             assert regions.spilled_at(cut) == regions.live_into(cut)
@@ -222,7 +222,7 @@ def test_uniform_registers_are_defined_where_all_threads_run() -> None:
 # -- stages ------------------------------------------------------------------------------------
 
 
-def test_all_ways_through_inner_blocks_lead_to_the_join() -> None:
+def test_all_paths_through_inner_blocks_lead_to_the_join() -> None:
     for regions, found in random_programs(30):
         for stage in StagePlan(found, Shape(32)).stages.values():
             for segment in stage.segments:
@@ -235,7 +235,7 @@ def test_all_ways_through_inner_blocks_lead_to_the_join() -> None:
                         assert successor in inside | {segment.join}
 
 
-def test_threads_come_together_only_where_a_stage_begins() -> None:
+def test_threads_reconverge_only_where_a_stage_begins() -> None:
     for regions, found in random_programs(30):
         plan = StagePlan(found, Shape(32))
         assert plan.entries <= set(plan.stages)
@@ -282,7 +282,7 @@ def test_align_up() -> None:
     assert [align_up(n, 16) for n in (0, 1, 16, 17)] == [0, 16, 16, 32]
 
 
-def test_parameters_lie_at_their_own_alignment() -> None:
+def test_parameters_are_placed_at_their_alignment() -> None:
     module = kernel(
         "ret;",
         """

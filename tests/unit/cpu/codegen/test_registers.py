@@ -1,4 +1,4 @@
-"""What happens to registers before code is generated: webs, inductions, recipes, storage, NaNs."""
+"""Passes on registers before code generation: webs, inductions, recipes, storage, NaNs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_register_with_one_web_keeps_its_name() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        # two ways to one reader
+        # two paths to one reader
         """setp.eq.u32 %p, %r2, 0; @%p bra A; mov.u32 %r1, 1; bra B;
         A: mov.u32 %r1, 2; B: add.u32 %r3, %r1, 1; ret;""",
         # around a loop
@@ -76,13 +76,13 @@ def test_definitions_that_reach_one_reader_stay_together(body: str) -> None:
     assert split_webs(function) is function
 
 
-def test_every_reader_reads_what_reaches_it() -> None:
+def test_every_reader_reads_its_reaching_definitions() -> None:
     """Renamed programs keep each reader's set of definitions, on random programs."""
     for regions, _ in random_programs(8):
         flow = regions.flow
         defined = {r.name for b in flow.blocks for p in b.places for r in written(p.instruction)}
         entering = {r.name for r in regions.liveness.registers(regions.liveness.live_in[0])}
-        # Nothing is read that no definition reaches, and no web is left without a reader's match.
+        # Every register read has a reaching definition, and every web matches a reader.
         assert entering <= defined
         assert not {name for name in entering if ".w" in name}
 
@@ -121,11 +121,11 @@ def test_a_pointer_that_all_threads_advance_alike_is_split() -> None:
 
 
 def readers(found: ptx.Function, base: str) -> list[list[str]]:
-    """What the instructions ``base`` of a split program read, in order."""
+    """The operands of the instructions ``base`` of a split program, in order."""
     return [[r.name for r in read(ins)] for ins in instructions(found) if ins.opcode.base == base]
 
 
-def test_readers_read_the_start_until_a_step_may_have_come() -> None:
+def test_readers_read_the_start_until_a_step_may_have_run() -> None:
     body = """.reg .u32 %r<6>; .reg .u64 %rd<4>; .reg .pred %p;
     ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x;
     setp.eq.u32 %p, %r1, 9; @%p bra OVER;
@@ -139,13 +139,13 @@ def test_readers_read_the_start_until_a_step_may_have_come() -> None:
     assert found is not None
     started = ["%r2.start"]
     assert readers(found, "mul") == readers(found, "shl") == readers(found, "clz") == [started]
-    # The two that follow each other read the same sum, that behind the step another.
+    # Two consecutive readers share a sum; the one after the step reads another.
     sums = [*readers(found, "not"), *readers(found, "neg"), *readers(found, "abs")]
     assert sums == [["%r2.at0"], ["%r2.at0"], ["%r2.at1"]]
     assert readers(found, "popc") == [["%r2.at2"]]
 
 
-def test_what_is_made_from_a_start_can_be_made_again_in_the_loop() -> None:
+def test_values_computed_from_a_start_can_be_recomputed_in_the_loop() -> None:
     body = """.reg .u32 %r<6>; .reg .u64 %rd<4>; .reg .pred %p;
     ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [n]; mov.u32 %r2, %tid.x;
     mul.wide.u32 %rd2, %r2, 4; add.s64 %rd3, %rd1, %rd2;
@@ -171,7 +171,7 @@ def test_what_is_made_from_a_start_can_be_made_again_in_the_loop() -> None:
         ("add.s64 %rd3, %rd3, 128", "xor.b64 %rd3, %rd3, 128"),  # no sum
     ],
 )
-def test_what_is_no_common_step_is_not_split(old: str, new: str) -> None:
+def test_a_step_that_is_not_uniform_is_not_split(old: str, new: str) -> None:
     body = WALK.replace("mov.u32 %r3, 0;", "mov.u32 %r3, 0; setp.lt.u32 %p, %r2, 5;")
     assert split(body.replace(old, new)) is None
 
@@ -231,7 +231,7 @@ def test_an_address_of_a_thread_number_is_recomputed() -> None:
     assert [i.operands[0].name for i in found.recipe("%rd3")][-1] == "%rd3"  # type: ignore[union-attr]
 
 
-def test_what_is_made_of_something_that_changed_is_kept() -> None:
+def test_a_register_whose_operand_changed_is_spilled() -> None:
     regions, found = recomputable(ADDRESS.format("add.u32 %r1, %r1, 1;") + "")
     # %r1 is split into webs: the recipe still mentions the old one, so nothing changed.
     assert "%rd3" in found.available[after_the_barrier(regions)]
@@ -249,7 +249,7 @@ def test_what_is_made_of_something_that_changed_is_kept() -> None:
         "div.u32 %r3, %r2, %r1;",
     ],
 )
-def test_what_is_unstable_or_dear_is_kept(instruction: str) -> None:
+def test_unstable_or_expensive_registers_are_spilled(instruction: str) -> None:
     body = ADDRESS.format("").replace("add.u32 %r3, %r2, %r1;", instruction)
     regions, found = recomputable(body)
     assert "%r3" not in found.available[after_the_barrier(regions)]
@@ -278,7 +278,7 @@ def storage(body: str) -> dict[str, str]:
     return register_storage(kernel(body).entries()["k"].body or ())
 
 
-def test_registers_are_stored_as_what_they_are_used_for() -> None:
+def test_registers_are_stored_by_their_use() -> None:
     found = storage("""
     .reg .b32 %i, %f<3>; .reg .b64 %d<3>, %p<3>; .reg .pred %q; .reg .f16 %h; .reg .b128 %w;
     ld.param.u64 %p1, [out]; cvta.to.global.u64 %p2, %p1;
@@ -331,7 +331,7 @@ def test_nans_have_the_bits_of_a_gpu_where_they_can_be_seen(device: CPUDevice) -
     assert all(bits & 0x7FFFFFFF == 0x7FFFFFFF for bits in negated[:3])
 
 
-def test_only_what_arithmetic_made_is_uncertain() -> None:
+def test_only_results_of_arithmetic_may_be_noncanonical() -> None:
     body = (
         kernel("""
     .reg .f32 %f<6>; .reg .u64 %rd;

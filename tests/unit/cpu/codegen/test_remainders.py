@@ -1,4 +1,4 @@
-"""Indices that are remainders by a constant: exactly what is outside is found."""
+"""Indices that are remainders by a constant: exactly the out-of-bounds ones are reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def remainder(value: int, divisor: int, *, signed: bool) -> int:
 
 
 def first_outside(error: object, array: int, indices: list[list[int]], low: int, high: int) -> None:
-    """``error`` is that of a thread's first index outside, or none if all are inside."""
+    """Check that ``error`` is at a thread's first index out of bounds; None if there is none."""
     outside = {
         (array + 4 * next(i for i in mine if not low <= i < high), thread)
         for thread, mine in enumerate(indices)
@@ -82,7 +82,7 @@ def test_remainders_of_a_threads_number(world: Arena, divisor: int) -> None:
 
 
 @pytest.mark.parametrize("divisor", [8, 24])
-def test_remainders_of_what_grows_in_a_loop(world: Arena, divisor: int) -> None:
+def test_remainders_of_a_loop_index(world: Arena, divisor: int) -> None:
     text = source(divisor)
     world.bytes[:] = 0
     for name, signed in (("turns", True), ("turns_unsigned", False)):
@@ -108,11 +108,11 @@ def test_remainders_of_what_grows_in_a_loop(world: Arena, divisor: int) -> None:
 
 
 GOOD = (0xAAAAAAAB, 4)
-"""What is multiplied and shifted for a division by 24."""
+"""Multiplier and shift for a division by 24."""
 
 
 def divided(magic: int, shift: int, *, of: str = "%r2", kind: str = "u32", more: str = "") -> str:
-    """``x - x * magic / 2**(32 + shift) * 24`` is the index, for x = thread + from."""
+    """The index is ``x - x * magic / 2**(32 + shift) * 24``, for x = thread + from."""
     signed = kind == "s32"
     sign = "shr.u32 %r6, %r3, 31; add.s32 %r4, %r4, %r6;" if signed else ""
     return f"""{HEAD}.visible .entry k(.param .u64 p, .param .u32 from)
@@ -123,7 +123,7 @@ def divided(magic: int, shift: int, *, of: str = "%r2", kind: str = "u32", more:
     add.s64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], 1; ret; }}"""
 
 
-def test_a_quotient_that_is_right(world: Arena) -> None:
+def test_a_quotient_that_is_correct(world: Arena) -> None:
     array = world.end - 4 * 24
     for text in (divided(*GOOD), divided(0x2AAAAAAB, 2, kind="s32")):
         for start in (0, 24 * 1000, 2**31 - 1 - BLOCK):
@@ -160,7 +160,7 @@ WRONG: dict[str, tuple[str, Callable[[int, int], int]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_only_looks_like_a_remainder(world: Arena, name: str) -> None:
+def test_near_misses_of_remainders(world: Arena, name: str) -> None:
     text, index = WRONG[name]
     for start in (0, 24, 1 << 20):
         indices = [[index(start + t, t)] for t in range(BLOCK)]

@@ -1,6 +1,7 @@
-"""The two ends of a block's shared memory, to the byte: what lies behind it is nobody's.
+"""The bounds of a block's shared memory, to the byte.
 
-In persistent form that is where the loop hands out task blocks; a kernel must not reach it.
+In persistent form the loop's slots for handing out task blocks follow it; a kernel must not reach
+them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gpud.errors import GpudError, IllegalAddress
 from tests.unit.cpu.codegen.fenced_arena import HEAD, Arena, arena
 
 BLOCKS = 5
-"""Of which one launch's persistent blocks run several each: the loop's slots are in use."""
+"""Task blocks; a launch's persistent blocks run several each, so the loop's slots are in use."""
 
 STATIC_BYTES = 40
-"""Not a multiple of 16: between the variables and the loop's slots lies something unused."""
+"""Not a multiple of 16, so there is padding between the variables and the loop's slots."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def program(static: bool, dynamic: bool) -> str:
     """One thread of each task block makes the access ``kind`` at ``at``, then counts the block."""
     known = f".shared .align 4 .b8 box[{STATIC_BYTES}];" if static else ""
     more = ".extern .shared .align 4 .b8 more[];" if dynamic else ""
-    # Each that is there is mentioned, or it would get no place.
+    # Each variable must be used, or it would not be placed.
     used = "mov.u32 %r5, box; " * static + "mov.u32 %r5, more;" * dynamic
     chosen = "\n".join(
         f"setp.eq.u32 %p, %r6, {number}; @%p {access}"
@@ -72,7 +73,7 @@ def test_both_sides(world: Arena, layout: str, form: Form) -> None:
     text = program(static, bool(dynamic))
 
     def access(kind: str, at: int) -> tuple[GpudError | None, int]:
-        """(what the job failed with, how many task blocks were counted)."""
+        """(the job's error, how many task blocks were counted)."""
         world.words()[0] = 0
         values = world.base, np.uint32(list(ACCESSES).index(kind)), np.uint32(at % 2**32)
         error = world.run(text, *values, form=form, grid=BLOCKS, shared=dynamic)
@@ -83,7 +84,7 @@ def test_both_sides(world: Arena, layout: str, form: Form) -> None:
             assert access(kind, size - 1) == (None, BLOCKS)
             assert access(kind, 3) == (None, BLOCKS)
         span = 4 if kind in WORDS else 1
-        # Whatever lies within a cache line of the end, and what lies in front.
+        # Everything within a cache line of the end, and before the start.
         for at in [*range(size + span - 1, size + 64, span), span - 1 - 4]:
             error, counted = access(kind, at)
             assert isinstance(error, IllegalAddress), (kind, at)
@@ -107,7 +108,7 @@ st.global.v4.u32 [%rd1], {{%r3, %r4, %r5, %r7}}; ret; }}"""
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
-def test_the_systems_part_is_not_the_programs(world: Arena, form: Form) -> None:
+def test_reserved_shared_memory_is_separate(world: Arena, form: Form) -> None:
     for at in (0, 1020):
         world.bytes[:] = 0
         assert world.run(RESERVED, world.base, np.int32(at), form=form, block=1) is None

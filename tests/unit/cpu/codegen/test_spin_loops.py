@@ -1,8 +1,8 @@
-"""Blocks that wait for other blocks give way, however their loops are written.
+"""Blocks that wait for other blocks yield, for all forms of polling loops.
 
-On a device with one SM, block 0 polls a word that block 1 sets, so it ends only if block 1 has a
-turn. Polling through warp collectives, beside barriers, and from loops that share a header with
-others, is what a loop-by-loop analysis misses easily.
+On a device with one SM, block 0 polls a word that block 1 sets, so it ends only if block 1 gets to
+run. Polling through warp collectives, next to barriers, and from loops that share a header with
+others, is easily missed by a loop-by-loop analysis.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def device() -> Iterator[CPUDevice]:
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("threads", [1, 64])
-def test_a_block_that_polls_gives_way(device: CPUDevice, name: str, threads: int) -> None:
+def test_a_block_that_polls_yields(device: CPUDevice, name: str, threads: int) -> None:
     memory, _ = words(device, 1)
     kernel = device.load(_HEAD + LOOPS[name] + _TAIL).kernel("k")
     launch = device.launch(kernel, (2, 1, 1), (threads, 1, 1), pointer(memory))

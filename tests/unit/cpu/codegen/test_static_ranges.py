@@ -1,4 +1,4 @@
-"""Shared arrays at indices that a block's threads cannot make too large: what needs no fence."""
+"""Shared arrays at indices that a block's threads keep in bounds need no fence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REGISTERS = """.reg .b16 %h<9>; .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .pred 
 
 
 def fences(body: str, shape: Shape) -> int:
-    """How many fences ``body`` gets; %r1 is the thread's x, %r2 the address of 64 words."""
+    """Number of fences in ``body``; %r1 is the thread's x, %r2 the address of 64 words."""
     text = f"""{HEAD}.shared .align 16 .b8 box[{BOX}]; .extern .shared .align 16 .b8 rest[];
     .visible .entry k(.param .u64 p, .param .u32 n) {{ {REGISTERS}
     mov.u32 %r1, %tid.x; mov.u32 %r2, box; ld.param.u64 %rd1, [p]; ld.param.u32 %r9, [n];
@@ -30,7 +30,7 @@ def fences(body: str, shape: Shape) -> int:
 
 
 def kept(body: str) -> int:
-    """How many fences of global accesses stay; ``box`` has 64 words, %r1 is the thread's x."""
+    """Number of fences of global accesses left; ``box`` has 64 words, %r1 is the thread's x."""
     text = f"""{HEAD}.global .align 16 .b8 box[{BOX}];
     .visible .entry k(.param .u64 p, .param .u32 n) {{ {REGISTERS}
     mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [p]; ld.param.u32 %r9, [n]; mov.u64 %rd2, box;
@@ -132,11 +132,11 @@ def test_an_index_into_a_module_s_array_that_is_never_too_large(body: str) -> No
     "mov.u64 %r3, box; cvt.u64.u32 %rd4, %r3; st.global.u32 [%rd4], 1;",
     "not.b64 %rd4, %rd3; add.s64 %rd4, %rd2, %rd4; st.global.u32 [%rd4], 1;",
 ])  # fmt: skip
-def test_an_address_that_may_be_none_of_the_module_s_array(body: str) -> None:
+def test_an_address_that_may_be_outside_the_module_s_array(body: str) -> None:
     assert kept(body) > 0
 
 
-def test_it_is_the_shape_that_tells() -> None:
+def test_ranges_depend_on_the_block_shape() -> None:
     body = "mov.u32 %r3, %r1;" + AT
     assert [fences(body, Shape(x)) for x in (1, 64, 65, 1024)] == [0, 0, 1, 1]
     rows = "mov.u32 %r3, %tid.y; shl.b32 %r3, %r3, 4; add.u32 %r6, %r3, %r1;" + AT.replace(

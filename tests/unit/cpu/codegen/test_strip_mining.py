@@ -1,4 +1,4 @@
-"""Loops that threads go round by themselves poll seldom: which, and that they compute the same."""
+"""Strip mining: which loops poll in only one of many iterations, and that results do not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.cpu.device_helpers import TIMEOUT_S, pointer, words
 
 
 def chosen(body: str) -> list[int]:
-    """The headers of the loops that poll seldom, as numbers of blocks."""
+    """The header blocks of the strip-mined loops."""
     function = fold_pseudos(polled(entry(body)).entries()[KILLABLE], fenced=False)
     return [loop.header for loop in strip_mined_loops(ControlFlow(function), ()).values()]
 
@@ -29,10 +29,10 @@ def chosen(body: str) -> list[int]:
         ("A: @%p1 bra OUT; add.u32 %r1, %r1, 1; bra A; OUT: ret;", [0]),
         (NESTED, [1]),
         (IRREDUCIBLE, []),
-        ("A: @%p1 bra B; @%p2 bra A; ret; B: @%p3 bra A; ret;", []),  # two ways back
+        ("A: @%p1 bra B; @%p2 bra A; ret; B: @%p3 bra A; ret;", []),  # two back edges
     ],
 )
-def test_which_loops_poll_seldom(body: str, headers: list[int]) -> None:
+def test_which_loops_are_strip_mined(body: str, headers: list[int]) -> None:
     assert chosen(body) == headers
 
 
@@ -53,14 +53,14 @@ def own(x: int, rounds: int) -> int:
     return x
 
 
-def test_each_thread_makes_its_own_number_of_rounds() -> None:
+def test_each_thread_makes_its_own_number_of_iterations() -> None:
     program = ptx(OWN, "persistent")
     name = program.kernels["own"].entry_for((8, 1, 1), killable=True)
     with CPUDevice(1) as device:
         kernel = device.load(program.ptx).kernel(name)
         rounds, given = words(device, len(COUNTS))
         given[:] = COUNTS
-        for count in (8, 7):  # together, and where the last thread parts from the others
+        for count in (8, 7):  # in lockstep, and where the last thread diverges
             out, found = words(device, len(COUNTS))
             values = [pointer(rounds), pointer(out), count.to_bytes(4, "little")]
             job = Job(device, [LaunchSpec.of(kernel, "persistent", 1, 8, values)])
@@ -114,7 +114,7 @@ INSIDE = (
 
 
 @pytest.mark.parametrize(("body", "rows"), [(AROUND, 1), (INSIDE, 8)])
-def test_rounds_that_follow_from_each_other_are_not_taken_for_threads(body: str, rows: int) -> None:
+def test_dependent_iterations_are_not_marked_parallel(body: str, rows: int) -> None:
     count, row = 200, 1000
     with CPUDevice(1) as device:
         memory, out = words(device, row * rows)

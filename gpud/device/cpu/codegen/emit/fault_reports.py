@@ -1,7 +1,7 @@
 """Reports of faults: what a thread that ends its block writes to the block's header.
 
 Problem: a trap, a failed assertion or an illegal access ends the whole block, and the reader of the
-header must find out what it was, where, and which thread. Approach: a `Report` is a set of header
+header must find out what it was, where, and which thread. Approach: a *report* is a set of header
 fields; the first one written stays, so that later faults of other threads of the block do not hide
 it. `gpud.device.cpu.codegen.preparation.pseudo_instructions` turns everything that ends a block
 into a ``trap`` with operands: first a symbol for its kind, then its arguments.

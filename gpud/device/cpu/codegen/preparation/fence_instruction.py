@@ -88,7 +88,7 @@ def fence(
     span = max(member.low + member.span for member in members) - low
     align = max(member.align for member in members)
     if any((member.low - low) % member.align for member in members):
-        # A hull whose start breaks some member's alignment; `aligned_hull` prevents this.
+        # Callers group only accesses whose offsets from the hull's start are aligned.
         raise ValueError("the accesses of one fence are not aligned alike")
     numbers = [span, align]
     operands: list[ptx.Operand] = [ptx.Address(base, low), *map(_number, numbers), claim]
