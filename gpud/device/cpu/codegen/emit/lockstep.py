@@ -189,26 +189,28 @@ class LockstepWriter:
         e.end(f"ret i32 {QUANTUM_EXPIRED}")
 
     @contextmanager
-    def threads(self, those: tuple[int, int] | None = None, *, quick: bool = True) -> Iterator[str]:
-        """A loop over threads of the block that LLVM may vectorise; yields the index.
+    def threads(
+        self, thread_range: tuple[int, int] | None = None, *, optimize: bool = True
+    ) -> Iterator[str]:
+        """Loop over threads of the block, for LLVM to vectorise; yields the index.
 
-        ``those``: the first thread, and the one after the last; None: all. If threads are arranged
-        in rows, only one or all. ``quick``: the loop is worth optimising. Threads outside the
-        stage's `BoundaryTile` are skipped.
+        ``thread_range``: the first thread, and the one after the last; None: all. If threads are
+        arranged in rows, only one or all. ``optimize``: the loop is worth optimising. Threads
+        outside the stage's `BoundaryTile` are skipped.
         """
         e, shape, tile = self.e, self.kernel.shape, self.tile
-        first, stop = those or (0, shape.threads)
-        tags = self.kernel.parallel_loop() if quick else ", !llvm.loop !7"
+        first, stop = thread_range or (0, shape.threads)
+        tags = self.kernel.parallel_loop() if optimize else ", !llvm.loop !7"
         if stop - first == 1:
             plane, at = divmod(first, shape.x)
             tid = str(at), str(plane % shape.y), str(plane // shape.y)
             with nullcontext() if tile is None else e.when(tile.holds(at, plane)):
-                self._stand(str(first), tid)
+                self._select_thread(str(first), tid)
                 yield str(first)
         elif shape.y == 1 and shape.z == 1:
             end = str(stop) if tile is None else tile.at_most(tile.across, stop)
             with e.count(str(first), end, metadata=tags) as thread:
-                self._stand(thread, (thread, "0", "0"))
+                self._select_thread(thread, (thread, "0", "0"))
                 yield thread
         else:
             across, down = str(shape.x), str(shape.y * shape.z)
@@ -221,11 +223,11 @@ class LockstepWriter:
                 base = e.value(f"mul nuw nsw i32 {row}, {shape.x}")
                 with e.count("0", across, metadata=tags) as x:
                     thread = e.value(f"add nuw nsw i32 {base}, {x}")
-                    self._stand(thread, (x, y, z))
+                    self._select_thread(thread, (x, y, z))
                     yield thread
         self.code.places = self.code.addresses = self.scalar_places
 
-    def _stand(self, thread: str, tid: tuple[str, str, str]) -> None:
+    def _select_thread(self, thread: str, tid: tuple[str, str, str]) -> None:
         self.code.places = self.code.addresses = self.kernel.places(self.e, thread, tid)
 
 

@@ -163,7 +163,7 @@ class StageWriter:
             e.branch_unlikely(misses, exact, quick)
             e.place(exact)
             self._inline = {id(ins) for ins in checks}
-            self._loop(blocks, uniform, agree, quick=False)
+            self._loop(blocks, uniform, agree, optimize=False)
             e.jump(done)
             e.place(quick)
             self._inline, self._affine_pointers = hoisted.inline, hoisted.affine_pointers
@@ -205,7 +205,7 @@ class StageWriter:
     # -- the loop over threads
 
     def _loop(
-        self, blocks: list[Block], uniform: set[int], agree: str | None, *, quick: bool = True
+        self, blocks: list[Block], uniform: set[int], agree: str | None, *, optimize: bool = True
     ) -> None:
         """Emit the loop; ``agree`` is the counter of threads that take the branch."""
         e = self.e
@@ -232,7 +232,7 @@ class StageWriter:
         stored.update(self.to_spill)
         for ins in self.recipe:
             used.update(dict.fromkeys(r.name for r in (*read(ins), *written(ins))))
-        with self.w.threads(self._thread_range, quick=quick):
+        with self.w.threads(self._thread_range, optimize=optimize):
             for name in used:
                 if name not in self.w.varying:
                     continue
@@ -351,7 +351,7 @@ class StageWriter:
                 if offers(last):
                     self.kernel.collectives.offer_barrier(self.code, last)
             elif not is_whole_warp_barrier(last):
-                self.kernel.collectives.offer(self.code, last, together=True)
+                self.kernel.collectives.offer(self.code, last, lockstep=True)
         elif base not in ("bra", "ret", "exit", "brx"):
             self._run(last)
 

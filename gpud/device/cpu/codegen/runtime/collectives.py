@@ -45,14 +45,14 @@ class Collectives(ExchangeFunctions):
 
     # -- offers
 
-    def offer(self, code: ThreadCode, ins: ptx.Instruction, *, together: bool = False) -> None:
+    def offer(self, code: ThreadCode, ins: ptx.Instruction, *, lockstep: bool = False) -> None:
         """Emit the current thread's offer for ``ins``.
 
-        ``together``: all threads of the block reach it in lockstep.
+        ``lockstep``: all threads of the block reach it in lockstep.
         """
         kind = collective_kind(ins)
         operands = ins.operands
-        met = together and self.involves_full_warps(ins)
+        met = lockstep and self.involves_full_warps(ins)
         match kind.name:
             case "shfl":
                 self._store(code, "xa", code.read(operands[1], "b32"))
