@@ -1,1 +1,1 @@
-"""What happened: events for people and programs, kept in bounded rings."""
+"""Telemetry: the daemon's bounded history of events and allocations, and NVML readings."""

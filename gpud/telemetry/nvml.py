@@ -1,20 +1,20 @@
-"""What NVML tells of a GPU: load, memory, clocks, temperature, power, ECC, and Xid errors.
+"""NVML readings of a GPU: utilisation, memory, clocks, temperature, power, ECC, and Xid errors.
 
-Problem: which of these a GPU, a driver or a container tells varies, and a figure that is not known
-must not look like a 0.
+Problem: which values are available depends on the GPU, the driver and the container, and an unknown
+value must not look like a 0.
 
-Approach: each figure is one question; what NVML does not answer is None. Xid errors (the driver's
-own numbers for what went wrong on a device) come as events, which are kept until somebody asks.
+Approach: each value is one NVML query; a failed query gives None. Xid errors (the driver's codes
+for device errors) arrive as NVML events, which NVML queues until they are read.
 
 Properties:
-    * a figure is what NVML said just now, or None;
-    * an Xid event is returned once; nothing here waits or raises after `NvmlReader` was made.
+    * a value is what NVML has just returned, or None;
+    * an Xid event is returned once; no method of an `NvmlReader` waits or raises.
 
-A part of a GPU that was divided (MIG) has its own memory to tell; of the other figures NVML keeps
-silent, or has them of the whole GPU only.
+For a MIG instance NVML has the memory figures of the instance; the other figures are missing, or
+those of the whole GPU.
 
-A GPU is named by its UUID: NVML's numbers are by the place on the bus, whatever
-``CUDA_VISIBLE_DEVICES`` says. It has not run on a GPU yet.
+A GPU is identified by its UUID: NVML's indices are in PCI bus order, whatever
+``CUDA_VISIBLE_DEVICES`` says. This module has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _MOST_EVENTS = 64
 
 
 class GPUState(NamedTuple):
-    """A GPU at a moment. None: unknown.
+    """A snapshot of a GPU's state. None: unknown.
 
     Attributes:
-        utilisation_percent: of the last sample period, the time in which some kernel ran.
-        memory_utilisation_percent: likewise, the time in which memory was read or written.
-        memory_used_bytes: by all processes, and what the driver keeps.
-        memory_total_bytes: in all.
-        sm_clock_mhz: of the SMs, now.
-        memory_clock_mhz: of the memory, now.
-        temperature_c: of the GPU, in degrees Celsius.
-        power_w: of the board, in watts.
-        ecc_corrected: errors in memory that were corrected since the driver was loaded.
-        ecc_uncorrected: and those that could not be.
+        utilisation_percent: share of the last sample period in which a kernel ran.
+        memory_utilisation_percent: share of it in which memory was read or written.
+        memory_used_bytes: used by all processes and reserved by the driver.
+        memory_total_bytes: total memory.
+        sm_clock_mhz: present clock of the SMs.
+        memory_clock_mhz: present clock of the memory.
+        temperature_c: temperature of the GPU, in degrees Celsius.
+        power_w: power draw of the board, in watts.
+        ecc_corrected: memory errors that were corrected since the driver was loaded.
+        ecc_uncorrected: memory errors that could not be corrected, likewise.
     """
 
     utilisation_percent: int | None
@@ -59,14 +59,14 @@ class GPUState(NamedTuple):
 
 
 class NvmlReader:
-    """Questions about one GPU.
+    """Reads the state of one GPU from NVML.
 
     Args:
-        gpu: its UUID as the driver tells it, beginning with ``GPU-``.
-        nvml: stands in for ``pynvml``, in tests.
+        gpu: its UUID as the driver reports it, beginning with ``GPU-``.
+        nvml: replaces ``pynvml`` in tests.
 
     Raises:
-        MissingDependency: NVML or its bindings are not there.
+        MissingDependency: NVML or its Python bindings are not installed, or do not work.
         InvalidArgument: there is no such GPU.
     """
 
@@ -88,7 +88,7 @@ class NvmlReader:
         self._events = self._listen()
 
     def read(self) -> GPUState:
-        """How the GPU is now. Takes up to a few milliseconds."""
+        """Returns the present state of the GPU. Takes up to a few milliseconds."""
         nvml, device = self._nvml, self._device
         rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, device)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, device)
@@ -107,13 +107,13 @@ class NvmlReader:
         )
 
     def xid_events(self) -> list[int]:
-        """Xid errors since the last call, oldest first; none if they cannot be listened for.
+        """Returns the Xid codes since the last call, oldest first; none if NVML has no such events.
 
-        By number; see NVIDIA's "Xid Errors".
+        NVIDIA's document "Xid Errors" explains the codes.
         """
         found: list[int] = []
         while self._events is not None and len(found) < _MOST_EVENTS:
-            # Not waiting at all: NVML answers "timeout" when there is none.
+            # With a timeout of 0, NVML fails with a timeout error when there is no event.
             event = self._ask(self._nvml.nvmlEventSetWait_v2, self._events, 0)
             if event is None:
                 break
@@ -121,7 +121,7 @@ class NvmlReader:
         return found
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Ends the use of NVML."""
         if self._open:
             self._open = False
             if self._events is not None:
@@ -143,7 +143,7 @@ class NvmlReader:
         return events
 
     def _errors(self, kind: int) -> int | None:
-        """ECC errors in memory since the driver was loaded."""
+        """Returns the number of memory ECC errors of a kind since the driver was loaded."""
         since = self._nvml.NVML_VOLATILE_ECC
         count: int | None = self._ask(
             self._nvml.nvmlDeviceGetTotalEccErrors, self._device, kind, since
@@ -162,11 +162,11 @@ def _field(answer: Any, name: str) -> int | None:
 
 
 def _found(nvml: Any, gpu: str) -> Any:
-    """NVML's handle of a GPU."""
+    """Returns NVML's handle of a GPU."""
     try:
         return nvml.nvmlDeviceGetHandleByUUID(gpu)
     except nvml.NVMLError:
-        # The driver tells a part's UUID as it does a GPU's; NVML has another prefix for it.
+        # The driver reports a MIG instance's UUID with the prefix GPU-, NVML expects MIG-.
         return nvml.nvmlDeviceGetHandleByUUID(gpu.replace("GPU-", "MIG-", 1))
 
 

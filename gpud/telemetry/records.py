@@ -1,16 +1,16 @@
-"""The daemon's memory of what happened: events, allocations over time, jobs that have ended.
+"""The daemon's history: events, allocations over time, and ended jobs, in ring buffers.
 
-Problem: people ask afterwards (``gpuctl events``, ``history``, ``trace``); recording must cost next
-to nothing on the path of a job, and memory must not grow with the daemon's age.
+Problem: ``gpuctl events``, ``history`` and ``trace`` report what has happened; recording it must
+cost next to nothing on the path of a job, and memory must not grow with the daemon's uptime.
 
-Approach: rings of plain tuples. They become maps and trace events when somebody asks.
+Approach: ring buffers of plain tuples, which are converted to maps and trace events on request.
 
-Terms: times are monotonic nanoseconds, as the scheduler's; `Records.epoch_ns` turns them into
+Terms: times are monotonic nanoseconds, as in the scheduler; adding `Records.epoch_ns` gives
 nanoseconds since 1970.
 
 Properties:
-    bounded: each ring keeps its latest entries only;
-    private: every entry carries the user whose it is, so that a view can leave others' out.
+    bounded: each ring keeps only its latest entries;
+    private: every entry carries its user, so that a view can leave out those of other users.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EventRecord(NamedTuple):
     """One event.
 
     Attributes:
-        uid: whose it is; None for what concerns everybody.
+        uid: the user that it concerns; None if it concerns all users.
     """
 
     at_ns: int
@@ -42,7 +42,7 @@ class EventRecord(NamedTuple):
 
 
 class AllocationChange(NamedTuple):
-    """From this time on a job has so much CapSM; None: it has ended."""
+    """A job's allocation from ``at_ns`` on, in CapSM; None: the job has ended."""
 
     at_ns: int
     device: int
@@ -54,19 +54,19 @@ class AllocationChange(NamedTuple):
 
 
 class Records:
-    """The rings.
+    """The ring buffers of one daemon.
 
     Args:
-        epoch_ns: what to add to a monotonic time to get nanoseconds since 1970.
+        epoch_ns: offset from a monotonic time to nanoseconds since 1970.
         history: how many ended jobs are kept.
 
     Attributes:
         events: `EventRecord`, the latest last.
-        changes: fields of each `AllocationChange`, latest last. Plain tuples: the collector sees
-            at once that it need not look at such again, and fifty thousand others would keep it
-            busy for 4 ms at a time.
+        changes: the fields of each `AllocationChange`, the latest last. Plain tuples of atomic
+            values, which the garbage collector stops tracking; 50,000 tracked objects would cost
+            it 4 ms at a time.
         ended: jobs that have ended, the latest last.
-        on_event: called with each event; None: nobody follows.
+        on_event: called with each event; None if no client has subscribed.
     """
 
     def __init__(self, *, epoch_ns: int, history: int) -> None:
@@ -79,22 +79,22 @@ class Records:
         self.on_event: Callable[[EventRecord], None] | None = None
 
     def add_event(self, at_ns: int, event: str, uid: int | None, *fields: tuple[str, Any]) -> None:
-        """Record an event, and tell those who follow."""
+        """Records an event and passes it to `on_event`."""
         record = EventRecord(at_ns, event, uid, fields)
         self.events.append(record)
         if self.on_event is not None:
             self.on_event(record)
 
     def describe(self, record: EventRecord) -> dict[str, Any]:
-        """An event as `gpud.wire.messages.Happened` has it."""
+        """Returns an event in the form of `gpud.wire.messages.Happened`."""
         at_s = (record.at_ns + self.epoch_ns) / 1e9
         fields = {name: _plain(name, value) for name, value in record.fields}
         return {"at_s": at_s, "event": record.event, **fields}
 
 
 def trace_header(start_ns: int) -> dict[str, Any]:
-    """What a trace holds beside ``traceEvents``."""
-    # For those who saw something themselves: where the times begin on this machine's clock.
+    """Returns the fields of a trace other than ``traceEvents``."""
+    # The origin of the trace's times, so that they can be aligned with times measured elsewhere.
     return {"displayTimeUnit": "ms", "otherData": {"start_monotonic_ns": start_ns}}
 
 
@@ -160,7 +160,7 @@ def _run(first: AllocationChange, end_ns: int, start_ns: int, thread: int) -> di
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A field of an event as it is shown; made late, since most events nobody asks for."""
+    """Returns a field of an event as it is shown; converted on request, as few events are read."""
     if name == "job":
         return job_name(value)
     return value.to_wire() if isinstance(value, GpudError) else value
