@@ -1,4 +1,4 @@
-"""``gpud``: run the daemon, see what it does, and find out what this machine lacks for it."""
+"""The command line ``gpud``: runs the daemon, a demo, checks of the machine, and log replays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``gpud`` and returns its exit status, see `gpud_client.cli.exit_status`.
 
     Args:
-        arguments: Of the command line, without the program's name; those of this process if None.
+        arguments: Command-line arguments without the program's name; None: those of this process.
     """
     from gpud.cli.app import app
     from gpud_client.cli.exit_status import run

@@ -16,7 +16,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     help="Share this machine's GPU: start the daemon, see what it does, find what is missing.",
-    epilog="Exit status: 0 done, 1 failed, 2 usage. To look at a daemon that runs: gpuctl.",
+    epilog="Exit status: 0 done, 1 failed, 2 usage. To inspect a running daemon: gpuctl.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -33,7 +33,7 @@ def _version(wanted: bool) -> None:
 def _gpud(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Shares this machine's GPU."""

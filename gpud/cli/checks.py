@@ -1,12 +1,11 @@
-"""What gpud needs of a machine: each need is one function that looks and says what to do.
+"""The checks of ``gpud doctor``: one function for each thing that gpud needs of a machine.
 
-Problem: a daemon that does not start, or starts and does less than hoped, is a riddle to whoever
-installed it.
+Problem: when a daemon does not start, or lacks a feature, the user cannot tell what is missing.
 
-Approach: a table of checks. Each returns one line: what was found, and what to do if it is not as
-it should be. A check may fail; it may not raise, and it leaves nothing behind.
+Approach: a table of checks. Each returns one line: what was found, and what to do if that is not
+sufficient. A check has no side effects, and an exception in it becomes its result.
 
-Terms: *ok*: as it should be; *missing*: gpud runs without it, and the line says what is lost;
+Terms: *ok*: sufficient; *missing*: gpud runs without it, and the line says what does not work then;
 *problem*: gpud cannot run.
 """
 
@@ -38,10 +37,10 @@ _REQUIRED = (("msgpack", ""), ("numpy", ""), ("llvmlite", "daemon"))
 
 
 class Check(NamedTuple):
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        name: What was looked at.
+        name: What was checked.
         state: ``"ok"``, ``"missing"`` or ``"problem"``.
         detail: What was found.
         hint: What to do; empty if there is nothing to do.
@@ -54,7 +53,7 @@ class Check(NamedTuple):
 
 
 def run_checks() -> list[Check]:
-    """Makes every check, in the order of `CHECKS`. Blocks: up to a second."""
+    """Runs all checks, in the order of `CHECKS`. Blocks for up to a second."""
     found = []
     for name, look in CHECKS.items():
         try:
@@ -341,7 +340,7 @@ CHECKS: dict[str, Callable[[], Check]] = {
     "daemon": _daemon,
     "systemd": _systemd,
 }
-"""Every check by its name, in the order in which they are shown."""
+"""All checks by name, in the order in which they are shown."""
 
 
 # -- helpers -----------------------------------------------------------------------------------
@@ -363,7 +362,7 @@ def _limit(value: int) -> str:
 
 
 def _cgroup(name: str) -> str:
-    """A file of this process's control group (version 2), empty if there is none."""
+    """Returns the text of a file of this process's control group (v2), empty if there is none."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("ascii").splitlines():
             if line.startswith("0::"):
@@ -373,7 +372,7 @@ def _cgroup(name: str) -> str:
 
 
 def _existing(folder: Path) -> Path:
-    """``folder``, or the nearest one above it that exists."""
+    """Returns ``folder`` or its nearest ancestor that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder

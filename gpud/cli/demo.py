@@ -8,7 +8,7 @@ __all__ = ["demo"]
 
 
 def demo(context: typer.Context) -> None:
-    """Show what gpud does, in numbers and a picture: ends within a minute.
+    """Show what gpud does, in numbers and a picture; takes less than a minute.
 
     See gpud demo --help for its options.
     """

@@ -1,4 +1,4 @@
-"""``gpud doctor``: what this machine has, what is missing, and what to do."""
+"""``gpud doctor``: reports what gpud needs of this machine, what is missing, and what to do."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def doctor(
         typer.Option("--json", help="One JSON document instead of a table.", show_default=False),
     ] = False,
 ) -> None:
-    """Look at this machine: what gpud needs, what is missing, and what to do.
+    """Check this machine: what gpud needs, what is missing, and what to do.
 
     The exit status is 0 if a daemon can run here, else 1.
     """
-    # Not above: the other commands, which load this file, start faster without.
+    # Imported here: the other commands load this file too, and start faster without the checks.
     from gpud.cli.checks import can_run, run_checks
 
     checks = run_checks()

@@ -1,4 +1,4 @@
-"""``gpud replay``: every decision of a daemon again, from its event log."""
+"""``gpud replay``: repeats a daemon's scheduling decisions from its event log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def replay(
     ],
     policy: Annotated[
         str | None,
-        typer.Option("--policy", help="Decide by this policy instead of the log's; compares not."),
+        typer.Option(
+            "--policy", help="Use this policy instead of the log's; commands are not compared."
+        ),
     ] = None,
     validate: Annotated[
         bool,
@@ -46,7 +48,7 @@ def replay(
 ) -> None:
     """Repeat the scheduler's decisions from an event log and compare them with the log's.
 
-    Fails at the first event whose commands are others than those in the log.
+    Fails at the first event whose commands differ from those in the log.
     """
     from gpud.core.policies import POLICIES
     from gpud.core.replay import steps
@@ -102,7 +104,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _settings(first: str, policy: str | None, validate: bool) -> Settings | None:
-    """The log's settings with what the flags change; None if they change nothing."""
+    """Returns the log's settings as changed by the flags; None if they change nothing."""
     if policy is None and not validate:
         return None
     from gpud.core.settings import Settings

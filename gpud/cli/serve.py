@@ -1,4 +1,4 @@
-"""``gpud serve``: the daemon. Its options are the settings of `gpud.config`, one for each."""
+"""``gpud serve``: runs the daemon. It has one option for each setting of `gpud.config`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POLL_S = 1.0
 def serve(config: Path | None, exit_with_parent: bool, **settings: Any) -> None:
     """Serve this machine's devices to the programs of its users, until SIGTERM.
 
-    What no flag says comes from the environment (GPUD_...), then from the file.
+    Settings without a flag are taken from the environment (GPUD_...), then from the file.
     """
     _check_flags(settings)
     found = load(settings, file=config)
@@ -37,13 +37,13 @@ def serve(config: Path | None, exit_with_parent: bool, **settings: Any) -> None:
 
     status = run(found)
     if exit_with_parent and os.getppid() != parent:
-        with suppress(OSError):  # something else is in it
-            found.socket.parent.rmdir()  # made for this daemon, and nobody else is left to do it
+        with suppress(OSError):  # not empty
+            found.socket.parent.rmdir()  # the parent created it, and has ended without removing it
     raise typer.Exit(status)
 
 
 def _check_flags(settings: Mapping[str, Any]) -> None:
-    """Flags that say what cannot be are wrong usage; a bad variable or file is not."""
+    """Reports invalid flags as wrong usage, unlike invalid variables or an invalid file."""
     from gpud.core.scheduler import Scheduler
     from gpud.server.settings import device_specs, scheduler_settings
 
@@ -56,7 +56,7 @@ def _check_flags(settings: Mapping[str, Any]) -> None:
 
 
 def _signature() -> inspect.Signature:
-    """The options as Typer reads them: one for each setting, and those that are no settings."""
+    """Returns the signature that Typer reads: an option for each setting, and two others."""
     only = inspect.Parameter.KEYWORD_ONLY
     config = Annotated[
         Path | None,
@@ -111,10 +111,10 @@ serve.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _follow(parent: int) -> None:
-    """Has this process drain, as with SIGTERM, when its parent has ended.
+    """Makes this process drain, as on SIGTERM, when its parent has ended.
 
-    Not ``PR_SET_PDEATHSIG``: that speaks of the thread that started this process, and a notebook's
-    threads come and go.
+    ``PR_SET_PDEATHSIG`` is not used: it watches the thread that started this process, and the
+    threads of a notebook end long before it does.
     """
     thread = threading.Thread(target=_await_end, args=(parent,), name="parent", daemon=True)
     thread.start()
@@ -123,11 +123,11 @@ def _follow(parent: int) -> None:
 def _await_end(parent: int) -> None:
     try:
         descriptor = os.pidfd_open(parent)
-    except OSError:  # it has ended, or the kernel is old: see who our parent is now and then
+    except OSError:  # it has ended, or the kernel has no pidfd_open: poll the parent's id
         while os.getppid() == parent:
             time.sleep(_POLL_S)
     else:
-        # Another process may have had the number by the time it was opened.
+        # The descriptor may be of another process that has got the same id in the meantime.
         while os.getppid() == parent and not select.select([descriptor], [], [], None)[0]:
             pass
         os.close(descriptor)
