@@ -115,14 +115,14 @@ def measure(
         for policy in POLICIES:
             with open_experiment(device, policy, sizes) as experiment:
                 if offline is None:
-                    offline = experiment.watch("alone", seconds / 2, offline=True)
+                    offline = experiment.measure("alone", seconds / 2, offline=True)
                     for share in loads:
-                        online[share] = experiment.watch(
+                        online[share] = experiment.measure(
                             "a", seconds, arrivals[share], offline=False
                         )
                 for share in loads:
                     row = rows[share, policy]
-                    window = experiment.watch(policy, seconds, arrivals[share], offline=True)
+                    window = experiment.measure(policy, seconds, arrivals[share], offline=True)
                     for seen in (window, online[share], offline):
                         row.problems += seen.problems
                     if not row.problems:

@@ -1,7 +1,7 @@
-"""Allocations over time, read from the daemon's Chrome trace, and the checks of such a trace.
+"""Allocations over time, read from the daemon's Chrome trace; and a validator for such traces.
 
-Terms: a *change* says what a job has from a moment on; a *lane* is what jobs of one kind have
-together; times are seconds on the daemon's monotonic clock, which is this machine's.
+Terms: a *change* is a job's new allocation at a time; a *lane* is a group of jobs whose allocations
+are added up; times are seconds on this machine's monotonic clock, which the daemon uses too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Change", "changes_in", "stacked", "trace_problems"]
 
 
 class Change(NamedTuple):
-    """From ``at_s`` on, ``job``, which belongs to ``lane``, has ``sms`` CapSM."""
+    """From ``at_s`` on, ``job``, in ``lane``, has an allocation of ``sms`` CapSM."""
 
     at_s: float
     job: str
@@ -23,9 +23,9 @@ class Change(NamedTuple):
 
 
 def changes_in(trace: Mapping[str, Any]) -> Iterator[Change]:
-    """The changes that a daemon's trace tells of; what is no job's allocation is passed over.
+    """Yields the allocation changes in a daemon's trace; other events are ignored.
 
-    The lane of an online job is ``online``, of any other the name of its kernel.
+    The lane of an online job is ``online``, that of an offline job the name of its kernel.
     """
     events = trace["traceEvents"]
     start_s = trace.get("otherData", {}).get("start_monotonic_ns", 0) / 1e9
@@ -45,16 +45,16 @@ def changes_in(trace: Mapping[str, Any]) -> Iterator[Change]:
 def stacked(
     changes: Iterable[Change], lanes: Sequence[str], start_s: float, end_s: float
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """What each lane has from each moment on, between two times.
+    """Computes the total allocation of each lane as a step function between two times.
 
     Args:
-        changes: in any order; those before ``start_s`` tell what is there at the beginning.
-        lanes: which ones; changes of others are left out.
-        start_s: the first moment that is returned.
-        end_s: the last.
+        changes: in any order; those before ``start_s`` determine the state at the beginning.
+        lanes: the lanes to return; changes in other lanes are ignored.
+        start_s: the first time that is returned.
+        end_s: the last time that is returned.
 
     Returns:
-        Moments, ascending, and for each lane as many amounts in CapSM.
+        The times of the steps, ascending, and for each lane its amount in CapSM at each of them.
     """
     now: dict[str, dict[str, float]] = {lane: {} for lane in lanes}
     times = [start_s]
@@ -81,9 +81,9 @@ _REQUIRED = {"X": ("name", "ts", "dur"), "C": ("name", "ts", "args"), "M": ("nam
 
 
 def trace_problems(trace: Mapping[str, Any]) -> list[str]:
-    """What a viewer of Chrome traces would not understand; empty if nothing.
+    """Returns what is invalid in a Chrome trace; empty if nothing.
 
-    Source: "Trace Event Format", the document that Chromium and Perfetto point to.
+    Source: "Trace Event Format", the document that Chromium and Perfetto refer to.
     """
     events = trace.get("traceEvents")
     if not isinstance(events, list) or not events:

@@ -1,4 +1,4 @@
-"""When requests arrive: a Poisson process, the same for every run with the same seed."""
+"""Arrival times of requests: a Poisson process that is reproducible from its seed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["poisson"]
 
 
 def poisson(per_second: float, seconds: float, seed: int) -> list[float]:
-    """Arrival times in seconds from the start, ascending, all below ``seconds``.
+    """Returns arrival times in seconds from the start, ascending, all below ``seconds``.
 
     The times between arrivals are independent and exponential. The same arguments give the same
     times on every machine.
 
     Raises:
-        ValueError: a rate or a length that is not above 0.
+        ValueError: the rate or the length is not positive.
     """
     if not (per_second > 0 and seconds > 0):
         raise ValueError(f"{per_second} requests per second for {seconds} s is no process")

@@ -1,8 +1,8 @@
-"""How much of the machine other programs used while something was measured.
+"""The CPU load that other programs caused during a measurement.
 
-Problem: figures from a machine that is busy with something else mean little, and nothing in them
-shows it. Approach: processor time of all cores less that of this process and all below it, from
-Linux's /proc, at two moments.
+Problem: results measured on a machine that is busy with other work mean little, and do not show it.
+Approach: the CPU time of all cores, minus that of this process and its descendants, between two
+readings of Linux's /proc.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ __all__ = ["BackgroundLoad", "others"]
 _PROC = Path("/proc")
 
 Moment = tuple[float, float, float]
-"""Wall time, busy time of all cores, busy time of ours; in seconds since some moment."""
+"""A reading: wall time, busy time of all cores, CPU time of this process tree; in seconds."""
 
 
 class BackgroundLoad:
-    """Watches from its making on.
+    """Measures the background load from its creation on.
 
-    A process of ours that ends in between is counted by its parent only if that waited for it, as
-    parents do; what it used before counts as ours from then on.
+    A descendant that ends in between is counted only if its parent waits for it, as parents do; its
+    CPU time is then that of the parent.
     """
 
     def __init__(self) -> None:
         self._began = _now()
 
     def share(self) -> float | None:
-        """Cores that others used on average, as a share of all; None where it cannot be told."""
+        """Returns the average share of all cores that other programs used; None if unknown."""
         now = _now()
         if self._began is None or now is None:
             return None
@@ -38,7 +38,7 @@ class BackgroundLoad:
 
 
 def others(before: Moment, after: Moment, cores: int) -> float:
-    """The share of ``cores`` that was busy with what is not ours; 0 if no time has passed."""
+    """Returns the share of ``cores`` that other processes used; 0 if no time has passed."""
     passed, busy, ours = (now - then for now, then in zip(after, before, strict=True))
     return max(0.0, busy - ours) / (passed * cores) if passed > 0 else 0.0
 
@@ -56,7 +56,7 @@ def _now() -> Moment | None:
 
 
 def _tree(root: int) -> int:
-    """Ticks of a process and all below it, those included that it has waited for."""
+    """Returns the CPU ticks of a process and its descendants, including those already reaped."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in _PROC.iterdir():

@@ -1,4 +1,4 @@
-"""The demo from the command line to the exit status."""
+"""The command line of the demo: runs the measurements, prints and stores the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICIES = {
     "fifo": "run to completion",
     "equal": "equal sharing",
 }
-"""The daemon's policies that are compared, with their names for people."""
+"""The scheduling policies that are compared, with their printed names."""
 
 LANES = {
     "online": "online requests",
@@ -33,7 +33,7 @@ LANES = {
     "matmul": "matrix product",
     "nbody": "n-body step",
 }
-"""Whose allocations the picture shows, from below, with their names for people."""
+"""The lanes of the picture, from bottom to top, with their printed names."""
 
 _REQUEST_S = 0.012
 _JOB_S = 0.25
@@ -45,7 +45,7 @@ _MOST_BUSY = 0.95
 def run(arguments: list[str] | None = None) -> int:
     """See `gpud.demo.main`."""
     options = _parser().parse_args(arguments)
-    # Answers are taken by one thread while others check results: let them change places quickly.
+    # One thread receives answers while others check results: shorten the wait for the GIL.
     sys.setswitchinterval(0.0005)
     try:
         return _Demo(options).run()
@@ -60,12 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     load, seconds, block_ms = (_between(*most) for most in ((0.01, 0.9), (0.5, 600), (0.01, 100)))
-    add("--device", default="cpu", help="as for gpud serve (default cpu: an SM for each core)")
-    add("--load", type=load, default=0.3, help="share of time that online work needs (0.3)")
-    add("--seconds", type=seconds, default=5.0, help="length of each run (5)")
-    add("--block-ms", type=block_ms, default=1.0, help="time of an offline task block (1)")
-    add("--seed", type=int, default=1, help="of the arrivals (1)")
-    add("--out", type=Path, default=Path("gpud-demo"), help="folder for the files (gpud-demo)")
+    add("--device", default="cpu", help="as for gpud serve (default cpu: one SM per core)")
+    add("--load", type=load, default=0.3, help="online load: requests' share of the time (0.3)")
+    add("--seconds", type=seconds, default=5.0, help="length of each run in seconds (5)")
+    add("--block-ms", type=block_ms, default=1.0, help="duration of an offline task block (1)")
+    add("--seed", type=int, default=1, help="seed of the arrival times (1)")
+    add("--out", type=Path, default=Path("gpud-demo"), help="output folder (gpud-demo)")
     return parser
 
 
@@ -80,7 +80,7 @@ def _between(low: float, high: float) -> Any:
 
 
 class _TooBusyError(Exception):
-    """Nothing can be compared here and now."""
+    """The machine is too busy for a comparison."""
 
 
 class _Demo:
@@ -96,11 +96,11 @@ class _Demo:
         self._others: float | None = None
 
     def run(self) -> int:
-        """Everything; the exit status."""
+        """Runs all measurements, reports them, and returns the exit status."""
         options = self._options
         self._out.mkdir(parents=True, exist_ok=True)
         print("Three offline jobs keep a device full; online requests arrive at random moments.")
-        self._say("choosing how large the kernels are on this machine")
+        self._print_step("choosing how large the kernels are on this machine")
         sizes = sizes_for(
             options.device,
             block_s=1e-3 * options.block_ms,
@@ -111,7 +111,7 @@ class _Demo:
         arrivals = arrivals or [options.seconds / 2]
         background = BackgroundLoad()
         try:
-            alone, windows = self._watch_all(sizes, arrivals)
+            alone, windows = self._measure_all(sizes, arrivals)
         except _TooBusyError as error:
             share = background.share()
             others = "" if share is None else f" (other programs had {share:.0%} of this machine)"
@@ -133,14 +133,14 @@ class _Demo:
                 f"Other programs had {self._others:.0%} of this machine meanwhile: "
                 "run this again when it is quiet."
             )
-        self._say_what_was_checked(windows)
-        self._keep(sizes, alone, windows, compared)
+        self._print_checks(windows)
+        self._write_files(sizes, alone, windows, compared)
         print(f"{time.monotonic() - self._began:.0f} s in all")
         return 0
 
     # -- the runs
 
-    def _watch_all(
+    def _measure_all(
         self, sizes: Sizes, arrivals: list[float]
     ) -> tuple[tuple[Window, Window], list[Window]]:
         seconds, windows = self._options.seconds, []
@@ -149,31 +149,31 @@ class _Demo:
             with open_experiment(self._options.device, policy, sizes) as experiment:
                 if not alone:
                     what = f"{len(arrivals)} requests of about {1e3 * _REQUEST_S:.0f} ms"
-                    self._say(f"online alone: {what}, load {self._options.load:g}")
-                    alone.append(experiment.watch("alone", seconds, arrivals, offline=False))
+                    self._print_step(f"online alone: {what}, load {self._options.load:g}")
+                    alone.append(experiment.measure("alone", seconds, arrivals, offline=False))
                     if alone[0].busy > _MOST_BUSY:
                         raise _TooBusyError(
                             f"The requests alone took {alone[0].busy:.0%} of the time, which "
                             "leaves too little to share"
                         )
                     kinds = ", ".join(LANES[one.kind.name] for one in sizes.offline)
-                    self._say(f"offline alone: {kinds}")
-                    alone.append(experiment.watch("alone", seconds / 2, offline=True))
+                    self._print_step(f"offline alone: {kinds}")
+                    alone.append(experiment.measure("alone", seconds / 2, offline=True))
                 self._sms = experiment.gpu.device.sms
-                self._say(f"together: {name}")
-                windows.append(experiment.watch(policy, seconds, arrivals, offline=True))
+                self._print_step(f"together: {name}")
+                windows.append(experiment.measure(policy, seconds, arrivals, offline=True))
                 self._traces[policy] = experiment.gpu.query("trace")
         for window in (*alone, *windows):
             where = POLICIES.get(window.name, window.name)
             self._problems += [f"{where}: {problem}" for problem in window.problems]
         return (alone[0], alone[1]), windows
 
-    def _say(self, text: str) -> None:
+    def _print_step(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:5.1f} s  {text}", flush=True)
 
-    # -- what is left behind
+    # -- output
 
-    def _say_what_was_checked(self, windows: list[Window]) -> None:
+    def _print_checks(self, windows: list[Window]) -> None:
         requests = sum(len(window.answers.latencies_s) for window in windows)
         jobs = sum(sum(window.jobs.values()) for window in windows)
         print(
@@ -181,7 +181,7 @@ class _Demo:
             "each task block ran exactly once."
         )
 
-    def _keep(
+    def _write_files(
         self,
         sizes: Sizes,
         alone: tuple[Window, Window],

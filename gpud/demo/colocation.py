@@ -1,8 +1,8 @@
-"""One daemon, its clients, and what is seen while they run alone and together.
+"""The co-location experiment: a daemon with online and offline clients, measured in time windows.
 
 Problem: compare policies fairly. Approach: the same kernels with the same sizes, the same arrival
-trace, the same length of window; every result is checked in every window, and what is counted as
-offline work is what was done inside the window, read from the jobs' own counts at its two ends.
+trace, the same window length; every result is checked in every window, and offline work counts only
+if it was done inside the window, by the jobs' progress counters at its beginning and end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEAD_IN_S = 0.3
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is on this machine: measured once, used in every window."""
+    """The problem sizes for this machine: measured once, used in every window."""
 
     offline: tuple[Sized, ...]
     layers: int
@@ -42,17 +42,17 @@ class Sizes:
 
 @dataclass
 class Window:
-    """What was seen in a window.
+    """The measurements of one window.
 
     Attributes:
         name: ``alone`` or the policy.
-        began_s: as `time.monotonic` counts.
-        seconds: its length; for online requests, of their arrivals.
-        answers: what came of the online requests; empty where there were none.
+        began_s: its beginning on the clock of `time.monotonic`.
+        seconds: its length; online requests arrive during that time.
+        answers: the outcomes of the online requests; empty if there were none.
         busy: share of the window in which an online request ran.
-        rates: task blocks per second by kernel; empty where no offline work ran.
-        jobs: offline jobs that ended, by kernel, those after the window included.
-        problems: results that were wrong, work that was lost; empty if all is well.
+        rates: task blocks per second by kernel; empty if no offline work ran.
+        jobs: ended offline jobs by kernel, including those that ended after the window.
+        problems: wrong results and lost work; empty if there were none.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A window together, compared with the windows alone; see `gpud.demo.metrics`."""
+    """A co-located window, compared with the windows alone; see `gpud.demo.metrics`."""
 
     policy: str
     p50_s: float
@@ -78,7 +78,7 @@ class Comparison:
     harvest: float
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, to four significant digits."""
+        """Returns the values for JSON, to four significant digits."""
         values: dict[str, Any] = {"policy": self.policy}
         for name, value in vars(self).items():
             if isinstance(value, float):
@@ -88,10 +88,10 @@ class Comparison:
 
 
 class Experiment:
-    """A private daemon with its online and offline clients connected, ready to run.
+    """A private daemon with connected online and offline clients.
 
     Attributes:
-        gpu: one more connection, for questions to the daemon.
+        gpu: a further connection, for queries to the daemon.
     """
 
     def __init__(
@@ -102,21 +102,21 @@ class Experiment:
         self._offline = offline
 
     def warm_up(self) -> None:
-        """Runs everything once, so that nothing is compiled or allocated in a window."""
+        """Runs every kernel once, so that nothing is compiled or allocated in a window."""
         for client in self._offline:
             client.run_once()
         for number in range(2):
             self._online.answer(number)
 
-    def watch(
+    def measure(
         self, name: str, seconds: float, arrivals_s: Sequence[float] = (), *, offline: bool
     ) -> Window:
-        """Runs a window; returns when everything that began in it has ended.
+        """Measures a window; returns when all requests and jobs that began in it have ended.
 
         Args:
-            name: of the window.
-            seconds: its length.
-            arrivals_s: when online requests arrive, counted from its beginning; may be none.
+            name: name of the window.
+            seconds: length of the window.
+            arrivals_s: arrival times of online requests from the window's beginning; may be empty.
             offline: whether the offline clients run.
         """
         clients = self._offline if offline else ()
@@ -128,7 +128,7 @@ class Experiment:
             window = Window(name, began, seconds)
             first = _counts(clients)
             with ThreadPoolExecutor(1, "requests") as pool:
-                # Requests may queue far beyond the window; what is counted ends with it.
+                # Queued requests may run long after the window; offline work is counted to its end.
                 serving = pool.submit(self._online.serve, list(arrivals_s), began)
                 time.sleep(max(0.0, began + seconds - time.monotonic()))
                 last = _counts(clients)
@@ -157,7 +157,7 @@ def _counts(clients: Sequence[OfflineClient]) -> list[tuple[float, int]]:
 
 @contextmanager
 def open_experiment(device: str, policy: str, sizes: Sizes) -> Iterator[Experiment]:
-    """A `Experiment` on a private daemon with this device and policy; ended with the context."""
+    """Opens an `Experiment` on a private daemon with this device and policy."""
     with ExitStack() as stack:
         gpu = stack.enter_context(gc.local(device, policy=policy))
 
@@ -171,13 +171,13 @@ def open_experiment(device: str, policy: str, sizes: Sizes) -> Iterator[Experime
 
 
 def sizes_for(device: str, *, block_s: float, job_s: float, request_s: float) -> Sizes:
-    """Measures how large the work has to be on this device, on a daemon of its own.
+    """Determines problem sizes that give the wanted durations, by measuring on a separate daemon.
 
     Args:
         device: as for ``gpud serve --device``.
-        block_s: how long an offline task block is to take.
-        job_s: how long an offline job is to take with the whole device.
-        request_s: how long an online request is to run with the whole device.
+        block_s: target duration of an offline task block.
+        job_s: target duration of an offline job with the whole device.
+        request_s: target duration of an online request with the whole device.
     """
     with gc.local(device) as gpu:
         offline = tuple(size_kernel(gpu, kind, block_s, job_s) for kind in OFFLINE)
@@ -187,10 +187,10 @@ def sizes_for(device: str, *, block_s: float, job_s: float, request_s: float) ->
 def compare(
     together: Window, online_alone: Window, offline_alone: Window, sizes: Sizes
 ) -> Comparison:
-    """The figures of a window together.
+    """Computes the metrics of a co-located window.
 
     Raises:
-        ValueError: a window lacks what it is compared by: there were problems.
+        ValueError: a window lacks data because of problems in it.
     """
     latencies, alone = together.answers.latencies_s, online_alone.answers.latencies_s
     work = {sized.kind.name: sized.work_s for sized in sizes.offline}

@@ -1,16 +1,16 @@
-"""How co-location is stated: r99, harvest, fairness, and how sure they are.
+"""Co-location metrics: r99, harvest, Jain's fairness index, and bootstrap intervals.
 
-Terms: *alone* is the same work on the same device without the other kind; *together* is both kinds;
-a latency is from a request's arrival to its result, queueing included [s].
+Terms: *alone* is online or offline work by itself on the device; *together* is both at once; a
+latency is from a request's arrival to its result, queueing included [s].
 
-* r99 = p99 together / p99 alone, same arrival trace. 1: online work does not notice.
+* r99 = p99 together / p99 alone, same arrival trace. 1: online work is not slowed down.
 * b = offline work per second together / alone; u = the online work's busy share alone;
   harvest = b / (1 - u). 1: offline work got all that online work left over.
 * Jain's index of n amounts = (sum)^2 / (n * sum of squares). 1: all are equal; 1/n: one has all.
 
-Intervals come from a bootstrap over runs of consecutive requests, because requests that queue
-behind each other are not independent; both sides are resampled at the same places, because both
-saw the same trace.
+Intervals come from a block bootstrap over runs of consecutive requests, because requests that queue
+behind each other are not independent; both sides are resampled at the same indices, because both
+have the same arrival trace.
 
 Source: R. Jain et al., "A quantitative measure of fairness", DEC-TR-301 (1984); H. R. Kunsch, "The
 jackknife and the bootstrap for general stationary observations" (1989), the moving blocks.
@@ -24,17 +24,17 @@ from collections.abc import Mapping, Sequence
 __all__ = ["Interval", "harvest", "interval_of_r99", "jain", "offline_rate", "percentile", "r99"]
 
 Interval = tuple[float, float]
-"""From, to."""
+"""Lower and upper bound."""
 
 _RUN = 8
-"""Requests that are resampled together; about as many as a burst queues up."""
+"""Length of a resampled block of requests; about the number that a burst queues up."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which ``percent`` of a hundred lie, interpolated between neighbours.
+    """Returns a percentile of ``values``, linearly interpolated.
 
     Raises:
-        ValueError: no values, or a percentage outside 0 to 100.
+        ValueError: there are no values, or the percentage is outside 0 to 100.
     """
     if not values or not 0 <= percent <= 100:
         raise ValueError(f"no percentile {percent} of {len(values)} values")
@@ -46,22 +46,22 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def r99(together: Sequence[float], alone: Sequence[float]) -> float:
-    """p99 of the latencies together / alone."""
+    """Returns the p99 of the latencies together / alone."""
     return percentile(together, 99) / percentile(alone, 99)
 
 
 def offline_rate(
     together: Mapping[str, float], alone: Mapping[str, float], work: Mapping[str, float]
 ) -> float:
-    """b: offline work per second together / alone, of kernels that are not alike.
+    """Returns b: offline work per second together / alone, over several kernels.
 
     Args:
         together: task blocks per second by kernel.
         alone: likewise.
-        work: what a task block of each kernel counts, such as the time that an SM needs for it.
+        work: weight of a task block of each kernel, such as the time that an SM needs for it.
 
     Raises:
-        ValueError: the kernels are not the same, or nothing was done alone.
+        ValueError: the kernels are not the same, or no work was done alone.
     """
     if not together.keys() == alone.keys() == work.keys():
         raise ValueError(f"no common kernels: {dict(together)}, {dict(alone)}, {dict(work)}")
@@ -72,10 +72,10 @@ def offline_rate(
 
 
 def harvest(rate: float, busy: float) -> float:
-    """Harvest: b / (1 - u).
+    """Returns the harvest b / (1 - u), with b = ``rate`` and u = ``busy``.
 
     Raises:
-        ValueError: ``busy`` is no share below 1.
+        ValueError: ``busy`` is not in 0 to 1, 1 excluded.
     """
     if not 0 <= busy < 1:
         raise ValueError(f"an online load of {busy} leaves nothing to harvest")
@@ -83,10 +83,10 @@ def harvest(rate: float, busy: float) -> float:
 
 
 def jain(amounts: Sequence[float]) -> float:
-    """Jain's fairness index of ``amounts``; 1 if there is nothing to share.
+    """Returns Jain's fairness index of ``amounts``; 1 if all are 0.
 
     Raises:
-        ValueError: no amounts, or a negative one.
+        ValueError: there are no amounts, or one is negative.
     """
     if not amounts or min(amounts) < 0:
         raise ValueError("fairness is of one amount or more, none of them negative")
@@ -95,14 +95,14 @@ def jain(amounts: Sequence[float]) -> float:
 
 
 def interval_of_r99(together: Sequence[float], alone: Sequence[float]) -> Interval:
-    """Where r99 lies nine times of ten, by bootstrap; the same for the same arguments.
+    """Returns the 90 % interval of r99 by bootstrap, deterministic in its arguments.
 
     Args:
         together: latencies in order of arrival.
         alone: likewise, of the same requests.
 
     Raises:
-        ValueError: not the same number of requests, or none.
+        ValueError: the numbers of requests differ, or are 0.
     """
     count = len(together)
     if count != len(alone) or not count:

@@ -1,12 +1,12 @@
 """Offline clients: each runs jobs of one kernel, one after the other, and checks every result.
 
-Problem: keep the device full for as long as wanted, know how much was done at any moment, and
-notice one wrong byte in any job's result.
+Problem: keep the device full, know at any time how much work was done, and detect a single wrong
+byte in any job's result.
 
 Approach: a client with a connection and a thread of its own for each kernel. The first result is
 compared with NumPy or a closed form, every later one byte for byte with the first: a job's result
 does not depend on how its share changed while it ran. Before each job its output is overwritten
-with a pattern, so that a task block that did not run cannot hide behind the job before.
+with a pattern, so that the output of a task block that did not run is not that of the job before.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from gpud.demo.offline_kernels import Array, OfflineKernel, Problem, runs_wrong
 __all__ = ["OfflineClient", "Sized", "size_kernel"]
 
 _PATTERN = 0xA5
-_TRIAL_S = 0.04  # of the whole device, to learn how long a task block takes
+_TRIAL_S = 0.04  # duration of a trial run on the whole device, to measure a task block
 _RESULT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Sized:
-    """A kernel with its rounds and task blocks chosen for a device.
+    """A kernel with the rounds and task blocks chosen for a device.
 
     Attributes:
-        block_s: how long a task block takes while its SM is full, in seconds, as measured.
-        work_s: how long an SM works for a task block; less where blocks take turns.
+        block_s: measured duration of a task block while its SM is full, in seconds.
+        work_s: SM time of a task block; shorter than ``block_s`` if blocks of an SM take turns.
     """
 
     kind: OfflineKernel
@@ -44,13 +44,13 @@ class Sized:
 
 
 def size_kernel(gpu: gc.Session, kind: OfflineKernel, block_s: float, job_s: float) -> Sized:
-    """Finds rounds so that a task block takes about ``block_s`` seconds on an idle device.
+    """Chooses the rounds so that a task block takes about ``block_s`` seconds on an idle device.
 
     Args:
-        gpu: a connection to a daemon that nobody else uses.
+        gpu: a connection to an otherwise unused daemon.
         kind: the kernel.
-        block_s: from a task block's claim to its end while its SM is full.
-        job_s: how long a job is to take with the whole device.
+        block_s: target time from a task block's claim to its end while its SM is full.
+        job_s: target duration of a job with the whole device.
     """
     kernel = gpu.kernel(kind.source, kind.name)
     turns = kernel.occupancy(kind.block) if kind.take_turns else 1
@@ -60,7 +60,7 @@ def size_kernel(gpu: gc.Session, kind: OfflineKernel, block_s: float, job_s: flo
     for _ in range(5):
         problem = kind.make(blocks, rounds)
         arguments = _upload(gpu, problem)
-        # The best of three: whatever else the machine does can only make it longer.
+        # The best of three: disturbances by other programs can only make a run longer.
         spent = min(_run_s(kernel, kind, problem, arguments) for _ in range(3))
         work_s = spent * sms / problem.total
         better = max(kind.least_rounds, round(rounds * block_s / (work_s * turns)))
@@ -84,11 +84,11 @@ def _upload(gpu: gc.Session, problem: Problem) -> tuple[Any, ...]:
 
 
 class OfflineClient:
-    """Runs jobs of one kernel until told to stop.
+    """Runs jobs of one kernel until it is stopped.
 
     Args:
-        gpu: its connection, for itself alone.
-        sized: what it runs.
+        gpu: a connection that only this client uses.
+        sized: the kernel with its sizes.
     """
 
     def __init__(self, gpu: gc.Session, sized: Sized) -> None:
@@ -107,23 +107,23 @@ class OfflineClient:
 
     @property
     def jobs(self) -> int:
-        """Jobs that have ended, all of them checked."""
+        """Returns the number of jobs that have ended, all of them checked."""
         return self._ended
 
     def task_blocks_done(self) -> int:
-        """Task blocks that have run, those of the running job included; asks the daemon."""
+        """Returns the task blocks done, including the running job's; asks the daemon."""
         with self._lock:
             running = self._job.progress[0] if self._job is not None else 0
             return self._ended * self._problem.total + running
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Starts running jobs in a thread; returns at once."""
         self._stop.clear()
         self._thread = threading.Thread(target=self._work, name=f"offline {self.name}")
         self._thread.start()
 
     def stop(self) -> None:
-        """Start no further job; returns when the last one has ended and was checked."""
+        """Stops after the running job; returns when that has ended and was checked."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -132,7 +132,7 @@ class OfflineClient:
             self.problems.append(f"{self.name}: after {self._ended} jobs, {found}")
 
     def run_once(self) -> None:
-        """One job, from submission to the check of its result.
+        """Runs one job, from submission to the check of its result.
 
         Raises:
             gpud_client.GpudError: the job failed.

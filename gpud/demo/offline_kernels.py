@@ -1,10 +1,10 @@
-"""The demo's offline work: CUDA C++ sources, their arguments, and whether a result is right.
+"""The demo's offline kernels: CUDA C++ sources, their arguments, and checks of their results.
 
-Three kernels that people run for hours: a Monte Carlo option pricer, a tiled matrix product and an
-n-body step. Each has a number of *rounds* that sets how long a task block takes, and nothing else
-changes with it. Each adds 1 to ``runs[task block]`` once in every task block, so a task block that
-was lost or run twice shows in what the kernel itself wrote. All are deterministic: two jobs with
-equal arguments leave equal bytes, whatever their share was while they ran.
+Three typical batch kernels: a Monte Carlo option pricer, a tiled matrix product and an n-body step.
+Each has a number of *rounds* that determines only how long a task block takes. Each adds 1 to
+``runs[task block]`` once in every task block, so that a lost or repeated task block shows in the
+kernel's own output. All are deterministic: two jobs with equal arguments write equal bytes,
+whatever their share was while they ran.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Dim3 = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Problem:
-    """One job's worth of a kernel.
+    """The launch parameters of one job, with the check of its result.
 
     Attributes:
         arguments: in the kernel's order; arrays are copied to the device, the last one counts the
             runs of each task block.
-        output: position of the array that holds the result.
-        wrong: what is wrong with the result, by NumPy or a closed form; empty if it is right.
+        output: index of the argument that holds the result.
+        wrong: returns what is wrong with a result, by NumPy or a closed form; empty if correct.
     """
 
     grid: Dim3
@@ -41,22 +41,22 @@ class Problem:
 
     @property
     def total(self) -> int:
-        """Task blocks of the grid."""
+        """Returns the number of task blocks of the grid."""
         return math.prod(self.grid)
 
 
 @dataclass(frozen=True)
 class OfflineKernel:
-    """A kernel, and how its problems are made.
+    """A kernel, with a generator of its problems.
 
     Attributes:
         name: the kernel's name in ``source``.
-        what: what it computes, for people.
+        what: what it computes, human-readable.
         block: threads of a block in x, y, z.
-        make: a problem of so many task blocks (or a few more), with so many rounds in each.
-        least_rounds: fewer make no sense.
-        take_turns: blocks of one SM take turns within a task block, at its barriers, so that a
-            task block takes M times as long as an SM works for it.
+        make: returns a problem for (task blocks, rounds), with that many task blocks or a few more.
+        least_rounds: minimum number of rounds.
+        take_turns: the blocks of one SM take turns within a task block, at its barriers, so that a
+            task block takes M times its SM time.
     """
 
     name: str
@@ -69,7 +69,7 @@ class OfflineKernel:
 
 
 def runs_wrong(runs: Array, jobs: int) -> str:
-    """What is wrong with the counts of task blocks after ``jobs`` jobs; empty if nothing is."""
+    """Returns what is wrong with the task blocks' counts after ``jobs`` jobs; empty if nothing."""
     missed, doubled = int((runs < jobs).sum()), int((runs > jobs).sum())
     if missed or doubled:
         return f"{missed} task blocks ran too seldom, {doubled} too often"
@@ -77,8 +77,8 @@ def runs_wrong(runs: Array, jobs: int) -> str:
 
 
 def differences(result: Array, expected: Array, rtol: float, atol: float = 0.0) -> str:
-    """How many elements differ by more than the tolerances; empty if none does."""
-    # The negation, so that NaN counts as different.
+    """Returns how many elements differ by more than the tolerances; empty if none does."""
+    # Negated, so that NaN counts as different.
     close = np.abs(result - expected) <= atol + rtol * np.abs(expected)
     if close.all():
         return ""
@@ -132,7 +132,7 @@ extern "C" __global__ void pricer(const float* strikes, float2* prices, int roun
 
 
 def black_scholes(strikes: Array) -> Array:
-    """Prices of European calls at ``strikes``, in closed form, float64."""
+    """Returns the prices of European calls at ``strikes``, in closed form, float64."""
     spread = _VOLATILITY * math.sqrt(_YEARS)
     discount = math.exp(-_RATE * _YEARS)
     upper = (np.log(_SPOT / strikes) + (_RATE + _VOLATILITY**2 / 2) * _YEARS) / spread
@@ -144,7 +144,7 @@ def _normal(x: Array) -> Array:
 
 
 def _pricer(task_blocks: int, rounds: int) -> Problem:
-    """European calls at as many strikes as there are task blocks."""
+    """Makes a problem of European calls, one strike for each task block."""
     strikes = np.linspace(70, 130, task_blocks, dtype=np.float32)
     exact = black_scholes(strikes.astype(np.float64))
     drift = (_RATE - _VOLATILITY**2 / 2) * _YEARS
@@ -200,7 +200,7 @@ extern "C" __global__ void matmul(const float* a, const float* b, float* c, int 
 
 
 def _matmul(task_blocks: int, rounds: int) -> Problem:
-    """``rounds`` times A B is added up; small whole numbers, so every order of summing is exact."""
+    """Makes a problem of ``rounds`` times A B; with small integers, sums are exact in any order."""
     across = max(1, math.isqrt(task_blocks))
     down = -(-task_blocks // across)
     rng = np.random.default_rng(1)
@@ -247,7 +247,7 @@ extern "C" __global__ void nbody(const float4* __restrict__ heavy, const float4*
 
 
 def _nbody(task_blocks: int, rounds: int) -> Problem:
-    """One step of 256 light bodies a task block, against 64 heavy ones a round."""
+    """Makes a problem of one step of 256 light bodies per task block, 64 heavy ones per round."""
     rng = np.random.default_rng(3)
     light, heavy = task_blocks * _BODIES_PER_BLOCK, rounds * _SOURCES_PER_ROUND
     sources, place, speed = (rng.standard_normal((n, 4), np.float32) for n in (heavy, light, light))
@@ -283,4 +283,4 @@ OFFLINE: tuple[OfflineKernel, ...] = (
     ),
     OfflineKernel("nbody", "n-body step", _NBODY, (_BODIES_PER_BLOCK, 1, 1), _nbody),
 )
-"""What keeps the device full, one job of each at any time."""
+"""The kernels that keep the device full, with one job of each at any time."""

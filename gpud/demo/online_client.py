@@ -1,11 +1,11 @@
-"""The online client: a service that answers requests as they arrive, and measures itself.
+"""The online client: an inference service that measures the latencies of its requests.
 
-Problem: a latency that is honest under load. A client that waits for an answer before it sends the
-next request stops sending exactly when the system is slow, and so hides it.
+Problem: correct latencies under load. A client that waits for an answer before it sends the next
+request stops sending exactly when the system is slow, and so hides the delay.
 
-Approach: open loop. One thread submits each request at its time of arrival, whether or not earlier
-ones are answered; another takes the answers, in order. A latency is from the planned arrival to the
-moment at which the answer is in the client's hands. What the submitting thread is late by counts.
+Approach: open loop. One thread submits each request at its arrival time, whether or not earlier
+ones are answered; another receives the answers, in order. A latency is from the planned arrival
+until the client has the answer, so delays of the submitting thread count.
 
 Source: G. Tene, "How NOT to measure latency" (coordinated omission).
 """
@@ -31,12 +31,12 @@ _TRIAL_LAYERS = 6
 
 @dataclass
 class Answers:
-    """What came of some requests, in order of arrival.
+    """The measurements of answered requests, in order of arrival.
 
     Attributes:
         latencies_s: from the planned arrival to the answer.
-        run_s: how long each ran on the device.
-        arrived_s: when each was to arrive, as `time.monotonic` counts.
+        run_s: running time on the device.
+        arrived_s: planned arrival times of all requests, on the clock of `time.monotonic`.
     """
 
     latencies_s: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Answers:
 
 
 def layers_for(gpu: gc.Session, request_s: float) -> int:
-    """Layers whose requests run for about ``request_s`` seconds on an idle device."""
+    """Returns how many layers make a request run about ``request_s`` seconds on an idle device."""
     trial = OnlineClient(gpu, _TRIAL_LAYERS)
     trial.answer(0)
     ran = min(trial.answer(number) for number in range(1, 6))
@@ -57,8 +57,8 @@ class OnlineClient:
     """Submits requests, each with a reservation of the whole device, and checks the answers.
 
     Args:
-        gpu: its connection, for itself alone.
-        layers: dense layers of the network; a request has one kernel more.
+        gpu: a connection that only this client uses.
+        layers: number of dense layers; a request has one kernel more.
     """
 
     def __init__(self, gpu: gc.Session, layers: int) -> None:
@@ -86,20 +86,20 @@ class OnlineClient:
             self._slots.append(_Slot(chain, gpu.stream(), output.numpy(), served.numpy()))
 
     def submit(self, number: int) -> gc.Job:
-        """Submit request ``number``; it uses input ``number`` modulo `INPUTS`."""
+        """Submits request ``number``; it uses input ``number`` modulo `INPUTS`."""
         slot = self._slots[number % SLOTS]
         return self._gpu.sequence(slot.calls, reservation="100%", stream=slot.stream)
 
     def answer(self, number: int) -> float:
-        """Submit a request and wait for its answer; how long it ran, in seconds."""
+        """Submits a request and waits for its answer; returns its running time in seconds."""
         return self._take(number, self.submit(number))
 
     def serve(self, arrivals_s: list[float], began_s: float) -> Answers:
-        """Answer requests as they arrive; returns when all are answered.
+        """Submits requests as they arrive; returns when all are answered.
 
         Args:
-            arrivals_s: when, in seconds after ``began_s``, ascending.
-            began_s: as `time.monotonic` counts; from now on.
+            arrivals_s: arrival times in seconds after ``began_s``, ascending.
+            began_s: start time on the clock of `time.monotonic`, not in the past.
         """
         answers = Answers(arrived_s=[began_s + at for at in arrivals_s])
         waiting: queue.SimpleQueue[tuple[int, gc.Job] | None] = queue.SimpleQueue()
@@ -127,7 +127,7 @@ class OnlineClient:
         return answers
 
     def check(self) -> None:
-        """Compare how often each row was answered with how often it was asked for."""
+        """Compares how often each row was computed with how often it was requested."""
         for number, slot in enumerate(self._slots):
             wrong = int((slot.served != slot.answered).sum())
             if wrong:
@@ -155,10 +155,10 @@ class OnlineClient:
 
 @dataclass
 class _Slot:
-    """Room for one request at a time.
+    """The arrays and the stream of one request at a time.
 
-    ``output`` and ``served`` are live views: what the device writes is there at once, and looking
-    waits for nobody. ``answered`` counts the requests whose answers were taken.
+    ``output`` and ``served`` are live views of device memory, read without synchronisation.
+    ``answered`` counts the requests whose answers were received.
     """
 
     calls: list[gc.Call]

@@ -1,9 +1,9 @@
-"""The demo's online work: a request is a forward pass through a small neural network.
+"""The demo's online network: a request is a forward pass through a small neural network.
 
-A request is a sequence of small kernels, one dense layer after another and a softmax at the end,
-and travels as one message. There are a few fixed inputs, which requests take in turn; NumPy works
-out beforehand what each must give. The last kernel counts in ``served`` how often each row of each
-input was answered, so that a request that was lost or run twice shows.
+A request is a sequence of small kernels, dense layers and a final softmax, submitted in one
+message. Requests cycle through a few fixed inputs, whose expected outputs NumPy computes in
+advance. The last kernel counts in ``served`` how often each row of its slot was computed, so that a
+lost or repeated request is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH, WIDTH = 64, 512
 """Rows of an input, and features of a row; both multiples of 32."""
 INPUTS = 8
 SLOTS = 32
-"""Requests that can be under way at the same time, each with arrays and a stream of its own."""
+"""The most requests in flight, each with its own arrays and stream."""
 BLOCK = (16, 16, 1)
 
 ONLINE_SOURCE = r"""
@@ -61,13 +61,13 @@ extern "C" __global__ void softmax(const float* x, float* y, unsigned* served, i
 
 @dataclass(frozen=True)
 class Network:
-    """Weights, inputs, and what the network makes of them.
+    """Weights, inputs and expected outputs of the network.
 
     Attributes:
-        weights: one (`WIDTH`, `WIDTH`) matrix a layer.
-        biases: one vector of `WIDTH` a layer.
-        inputs: (`INPUTS`, `BATCH`, `WIDTH`).
-        expected: of the same shape: probabilities, each row's sum is 1.
+        weights: one (`WIDTH`, `WIDTH`) matrix per layer.
+        biases: one vector of `WIDTH` per layer.
+        inputs: shape (`INPUTS`, `BATCH`, `WIDTH`).
+        expected: the same shape: probabilities, which sum to 1 in each row.
     """
 
     weights: list[Floats]
@@ -76,12 +76,12 @@ class Network:
     expected: npt.NDArray[np.float64]
 
     def wrong(self, number: int, output: npt.NDArray[Any]) -> str:
-        """What is wrong with the output for input ``number``; empty if it is right."""
+        """Returns what is wrong with the output for input ``number``; empty if correct."""
         return differences(output, self.expected[number], rtol=2e-3, atol=1e-7)
 
 
 def network(layers: int) -> Network:
-    """A network of ``layers`` dense layers, always the same, with weights that keep magnitudes."""
+    """Returns a fixed random network of ``layers`` dense layers, scaled to preserve magnitudes."""
     rng = np.random.default_rng(4)
     weights = [
         (rng.standard_normal((WIDTH, WIDTH)) * np.sqrt(2 / WIDTH)).astype(np.float32)

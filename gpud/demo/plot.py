@@ -1,6 +1,6 @@
-"""The picture: who had how much of the device, moment by moment, and how long requests took.
+"""The demo's picture: allocations over time, and the distribution of request latencies.
 
-Drawn with matplotlib, which the extra ``demo`` installs; without it everything else still works.
+Drawn with matplotlib, which the extra ``demo`` installs; without it the rest of the demo works.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Panel:
     """One run in the picture.
 
     Attributes:
-        title: what ran, for people.
-        note: its figures, in a few words.
-        changes: of allocations, on one clock with ``arrivals_s``.
-        arrivals_s: when online requests arrived.
-        latencies_s: how long each took; for the distribution.
+        title: name of the run.
+        note: its results, in a few words.
+        changes: allocation changes, on the same clock as ``arrivals_s``.
+        arrivals_s: arrival times of the online requests.
+        latencies_s: their latencies, for the distribution.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Panel:
 
 
 def excerpt(arrivals_s: Sequence[float], seconds: float) -> float:
-    """Where to look for ``seconds``, relative to the first arrival: the busiest stretch."""
+    """Returns the start of the busiest ``seconds``, relative to the first arrival."""
     if not arrivals_s:
         return 0.0
     counts = [
@@ -65,18 +65,18 @@ def draw(
     names: Mapping[str, str],
     seconds: float,
 ) -> None:
-    """Write the picture as PNG.
+    """Writes the picture as PNG.
 
     Args:
-        panels: the runs, from above.
+        panels: the runs, from top to bottom.
         alone_s: latencies of the same requests without offline work.
-        path: where to.
-        sms: of the device: the height of a panel.
-        names: what to call each lane, from below; the keys are those of the changes.
-        seconds: how much of each run to show.
+        path: the file to write.
+        sms: number of SMs of the device, the height of a panel.
+        names: the label of each lane of the changes, from bottom to top.
+        seconds: length of the excerpt of each run.
 
     Raises:
-        MissingMatplotlibError: it is not installed.
+        MissingMatplotlibError: matplotlib is not installed.
     """
     plt = _pyplot()
     plt.rcParams.update({"font.size": 9, "axes.edgecolor": _FAINT, "axes.linewidth": 0.6})
@@ -132,7 +132,7 @@ def _timeline(axis: Any, panel: Panel, sms: int, names: Mapping[str, str], secon
 
 
 def _distribution(axis: Any, panels: Sequence[Panel], alone_s: Sequence[float]) -> None:
-    """The share of requests that are answered within a time, on a logarithmic axis."""
+    """Draws the cumulative distribution of the latencies, on a logarithmic axis."""
     styles = ("-", "--", ":", "-.")
     curves = [("alone", alone_s, _FAINT, "-")]
     curves += [

@@ -1,4 +1,4 @@
-"""What the demo prints: a table that is understood at a glance, and one line of conclusion."""
+"""The demo's printed report: a table of the results, and one line of conclusion."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _TAKEN = 1.05
 def table(
     alone_s: tuple[float, float], compared: Sequence[Comparison], names: Mapping[str, str]
 ) -> str:
-    """The table.
+    """Returns the table of results.
 
     Args:
         alone_s: p50 and p99 of the online requests without offline work.
-        compared: one row each.
-        names: of the policies, for people.
+        compared: the rows.
+        names: printed names of the policies.
     """
     head = ("", "online p50", "online p99", "r99", "offline work", "harvest")
     rows = [("online alone", _ms(alone_s[0]), _ms(alone_s[1]), "1", "", "")]
@@ -54,7 +54,7 @@ def table(
 
 
 def conclusion(compared: Sequence[Comparison], names: Mapping[str, str]) -> str:
-    """One line: what reservations cost and give, beside the others; a miss is said as plainly."""
+    """Returns one line: the result with reservations, the others', and whether the aim is met."""
     first, *others = compared
     met = first.r99 <= AIM_R99 and first.harvest >= AIM_HARVEST
     aim = f"(aim: r99 at most {AIM_R99}, harvest at least {AIM_HARVEST}: "
@@ -68,7 +68,7 @@ def conclusion(compared: Sequence[Comparison], names: Mapping[str, str]) -> str:
 
 
 def note(one: Comparison) -> str:
-    """The figures of one run, in the words of the picture."""
+    """Returns the results of one run as text for the picture."""
     return f"online p99: {_short(one.r99)} x alone,   offline work: {one.offline_rate:.0%} of alone"
 
 

@@ -17,7 +17,7 @@ SPIN = "import time\nwhile time.process_time() < 0.3: pass"
 
 
 def test_our_own_work_and_our_childrens_does_not_count() -> None:
-    watch = BackgroundLoad()
+    load = BackgroundLoad()
     before = background_load._tree(os.getpid())
     subprocess.run([sys.executable, "-c", SPIN], check=True)
     end = time.process_time() + 0.1
@@ -25,7 +25,7 @@ def test_our_own_work_and_our_childrens_does_not_count() -> None:
         pass
     used = (background_load._tree(os.getpid()) - before) / os.sysconf("SC_CLK_TCK")
     assert used > 0.2  # of 0.4 s; the kernel counts in ticks
-    share = watch.share()
+    share = load.share()
     assert share is not None
     assert 0 <= share <= 1.1
 

@@ -104,7 +104,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
 def test_on_a_machine_that_is_too_busy_it_stops_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    experiment = SimpleNamespace(watch=lambda *_, **__: Window("alone", 0.0, 5.0, busy=1.5))
+    experiment = SimpleNamespace(measure=lambda *_, **__: Window("alone", 0.0, 5.0, busy=1.5))
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     monkeypatch.setattr(cli, "sizes_for", lambda *_, **__: Sizes((), 1))
     monkeypatch.setattr(cli, "open_experiment", lambda *_: nullcontext(experiment))
