@@ -1,8 +1,8 @@
-"""A session's memory on a device, mapped into this process: arrays without a copy.
+"""Maps a session's arena on a device into this process, so that arrays need no copy.
 
-The daemon creates the file and seals its size, so touching the mapping can never fail; what was not
-allocated costs nothing. It is mapped once per device, when the first array is made there. Views
-that are handed out keep the mapping alive, also after the session has ended.
+The daemon creates the file and seals its size, so accesses to the mapping cannot fail; pages that
+are not allocated cost nothing. The file is mapped once per device, when an array is first accessed.
+Views keep the mapping alive, even after the session has ended.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class ArenaMemory:
         return self.base <= address < self.base + self.size
 
     def view(self, address: int, size: int, keep: object) -> Bytes:
-        """The bytes of an array; the view keeps ``keep`` alive, however it is viewed again.
+        """The bytes of an array; the view, and all views of it, keep ``keep`` alive.
 
         Raises:
-            GpudError: this process cannot map the device's memory; says why.
+            GpudError: this process cannot map the device's memory; the message says why.
         """
         start = address - self.base
         mapped = self._map()
         return np.asarray(_Window(mapped, mapped.ctypes.data + start, size, keep))
 
     def close(self) -> None:
-        """Map nothing any more; what is mapped stays for as long as views of it live."""
+        """Close the descriptor; an existing mapping lives as long as views of it."""
         with self._lock:
             self._close_descriptor()
 
@@ -91,7 +91,7 @@ class ArenaMemory:
 
 
 class _Window:
-    """Memory that NumPy may use for as long as it holds this object."""
+    """Exposes memory to NumPy arrays, which keep this object and so ``keep`` alive."""
 
     __slots__ = ("__array_interface__", "_kept")
 

@@ -1,8 +1,8 @@
 """Arrays in a device's memory.
 
 On the CPU device a session's arrays lie in memory that the daemon and this process share:
-`Array.get` and `Array.set` are one copy, `Array.numpy` is none. A GPU has memory of its own: there
-the daemon copies between it and the memory that is shared, and `Array.numpy` is not to be had.
+`Array.get` and `Array.set` take one copy, `Array.numpy` none. A GPU has memory of its own: there
+the daemon copies between it and the shared memory, and `Array.numpy` is not available.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _WAITS = (
     "submitted: waiting for it; later waits are not logged"
 )
 _LARGEST_BYTES = (1 << 64) - 1
-"""That a request can name; no device has as much."""
+"""The largest size that a request can hold; no device has as much memory."""
 
 
 class _Allocation:
-    """Memory on a device: freed when neither the array nor a NumPy view of it is left."""
+    """Memory on a device, freed when neither the array nor a NumPy view of it is left."""
 
     __slots__ = ("__weakref__", "address", "core", "device", "kick", "size")
 
@@ -73,7 +73,7 @@ class _Allocation:
 
 
 class ArrayBase:
-    """What both kinds of array know, and the operations on them."""
+    """State and operations common to `Array` and `AsyncArray`."""
 
     def __init__(
         self, session: Any, device: Device, allocation: _Allocation, shape: tuple[int, ...],
@@ -90,7 +90,7 @@ class ArrayBase:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents, slowest first; rows are contiguous (C order)."""
+        """Extents, slowest-varying first; the layout is C order."""
         return self._shape
 
     @property
@@ -100,30 +100,30 @@ class ArrayBase:
 
     @property
     def ndim(self) -> int:
-        """How many extents there are."""
+        """The number of dimensions."""
         return len(self._shape)
 
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return math.prod(self._shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the elements take."""
+        """The size of all elements in bytes."""
         return self.size * self._dtype.itemsize
 
     @property
     def device(self) -> Device:
-        """Where the array lies."""
+        """The device whose memory holds the array."""
         return self._device
 
     @property
     def ptr(self) -> int:
         """The device address of the first byte, for pointers inside structs and other arrays.
 
-        An array whose address was asked for may be reached by any job of the session on its
-        device: from then on `get`, `set` and `numpy` wait for all of them.
+        Once the address was read, any job of the session on the device may use the array: from then
+        on `get`, `set` and `numpy` wait for all of them.
 
         Raises:
             ValueError: The array was freed.
@@ -132,16 +132,16 @@ class ArrayBase:
         return self._live_address()
 
     def _live_address(self) -> int:
-        """As `ptr`, for those who know by themselves which jobs use the array."""
+        """As `ptr`, for callers that track the jobs that use the array themselves."""
         if self._allocation is None:
             raise ValueError("the array was freed")
         return self._address
 
     def free(self) -> None:
-        """Give the memory back once the jobs that were submitted before have ended.
+        """Release the memory once the jobs that were submitted before have ended.
 
-        The array is of no more use. NumPy views that `numpy` gave stay valid, and keep the memory
-        until they are gone, too. May be called twice. Dropping the array does the same.
+        The array cannot be used afterwards. NumPy views made by `numpy` stay valid, and keep the
+        memory until they are gone. May be called twice. Dropping the array does the same.
         """
         self._allocation = None
 
@@ -153,7 +153,7 @@ class ArrayBase:
     # -- operations
 
     def _followed(self, stream: Stream | None) -> list[Any]:
-        """The jobs that whoever touches the values now must follow."""
+        """The jobs that an access to the values must wait for now."""
         core: ProtocolState = self._session._core
         if stream is None and not self._exposed:
             return self._users.unended(core)
@@ -166,11 +166,11 @@ class ArrayBase:
         ]
 
     def _view(self, stream: Stream | None, *, fetch: bool = False) -> Operation[Values]:
-        """The array's place in shared memory, when the jobs to follow have ended.
+        """The array's part of the shared memory, once the jobs to wait for have ended.
 
         Args:
             stream: see `Array.get`.
-            fetch: have there what the device has; where that is the same memory, it always is.
+            fetch: copy the device's values there first, if the device has memory of its own.
         """
         allocation = self._allocation
         if allocation is None:
@@ -201,7 +201,7 @@ class ArrayBase:
         return (yield from self._view(None))
 
     def _sent(self) -> Operation[None]:
-        """What was written to the view is to be on the device before what is submitted next."""
+        """Copy what was written to the view to the device, before later jobs start."""
         allocation = self._allocation
         if self._copied and allocation is not None:
             yield Notification(Upload(allocation.device, allocation.address, 0, allocation.size))
@@ -236,7 +236,7 @@ class ArrayBase:
         yield from self._put(given, stream)
 
     def _put(self, values: Values, stream: Stream | None = None) -> Operation[None]:
-        """Copy in what is of the array's shape."""
+        """Copy values of the array's shape in."""
         view = yield from self._view(stream)
         view[...] = values
         yield from self._sent()
@@ -245,7 +245,8 @@ class ArrayBase:
 class Array(ArrayBase):
     """An array in a device's memory; made by `Session.array`, `Session.empty`, `Session.zeros`.
 
-    Freed when it is garbage collected; jobs that were submitted with it keep it until they end.
+    Freed when it is garbage collected; jobs that were submitted with it keep its memory until they
+    have ended.
     Thread-safe.
     """
 
@@ -254,20 +255,20 @@ class Array(ArrayBase):
     def get(self, out: Values | None = None, stream: Stream | None = None) -> Values:
         """Copy the values out.
 
-        Waits for the jobs that were submitted with this array and have not ended. A job that
-        failed does not make it raise: the values are unspecified then, and `Job.result` says why.
+        Waits for the jobs that were submitted with this array and have not ended. It does not raise
+        if one of them fails: the values are unspecified then, and `Job.result` says why.
 
         Args:
-            out: Where to; of the same shape and type. A new array if None.
+            out: The destination, of the same shape and type; None: a new array.
             stream: Wait for all jobs of this stream, too.
 
         Returns:
-            The values, as a NumPy array of its own.
+            The values, in ``out`` or a new NumPy array.
 
         Raises:
             ValueError: The array was freed, or ``out`` does not match.
-            DeviceLost: The device lost the values; `set` writes others.
-            ConnectionLost: The daemon has gone.
+            DeviceLost: The device lost the values; write new ones with `set`.
+            ConnectionLost: The connection to the daemon is lost.
         """
         return self._session._channel.run(self._get(out, stream))
 
@@ -277,18 +278,18 @@ class Array(ArrayBase):
         Raises:
             TypeError: The values are of another type.
             ValueError: The array was freed, or the values have another shape.
-            ConnectionLost: The daemon has gone.
+            ConnectionLost: The connection to the daemon is lost.
         """
         self._session._channel.run(self._set(values, stream))
 
     def numpy(self) -> Values:
-        """The array's memory itself as a NumPy array: no copy, now or later.
+        """A NumPy view of the array's memory, without a copy.
 
-        Waits for the same jobs as `get`, once. Later jobs change the values under the view, and
-        what is written through it is in the array: synchronise with `Job.result`.
+        Waits once for the same jobs as `get`. Later jobs change the values under the view, and
+        writes to the view change the array: synchronise with `Job.result`.
 
         Raises:
-            GpudError: This process cannot map the device's memory, as that of a GPU.
+            GpudError: This process cannot map the device's memory, such as a GPU's.
         """
         return self._session._channel.run(self._numpy())
 
@@ -306,13 +307,13 @@ class Array(ArrayBase):
         return self._shape[0]
 
 
-# -- making them -------------------------------------------------------------------------------
+# -- creation ----------------------------------------------------------------------------------
 
 
 def allocate(
     session: Any, cls: type[Any], device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Operation[Any]:
-    """A new array of zeroes; waits for jobs where what they keep of dropped arrays is needed."""
+    """A new array of zeroes; if needed, waits for jobs that keep the memory of dropped arrays."""
     core: ProtocolState = session._core
     size = max(1, math.prod(shape) * dtype.itemsize)
     if size > _LARGEST_BYTES:
@@ -329,8 +330,8 @@ def allocate(
         except OutOfMemory as error:
             if error.limit != "jobs":
                 raise
-            # Memory comes back in the order of jobs. Wait for the one that was the oldest before
-            # this request: what is the oldest now may be a later one, which may never end.
+            # Memory is released in the order of jobs. Wait for the job that was the oldest before
+            # this request: the oldest one now may be a later one, which may never end.
             if oldest and not core.has_waited:
                 core.has_waited = True
                 _LOG.warning(_WAITS, size, oldest[0].id, oldest[0]._what)
@@ -344,7 +345,7 @@ def as_shape(shape: Shape) -> tuple[int, ...]:
     """Extents of an array.
 
     Raises:
-        TypeError: it is no int and no sequence of ints.
+        TypeError: it is neither an int nor a sequence of ints.
         ValueError: one is negative.
     """
     try:
@@ -358,11 +359,11 @@ def as_shape(shape: Shape) -> tuple[int, ...]:
 
 
 def as_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """A type that a device has memory for.
+    """A type of elements that a device can hold.
 
     Raises:
-        TypeError: it is none, or holds Python objects.
-        ValueError: its bytes are in the other order.
+        TypeError: it is not a type, or holds Python objects.
+        ValueError: it has the other byte order.
     """
     found: np.dtype[Any] = np.dtype(dtype)
     if found.hasobject:

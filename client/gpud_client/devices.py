@@ -1,4 +1,4 @@
-"""The daemon's devices as a client sees them."""
+"""The description of the daemon's devices for clients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Device:
 
     Attributes:
         index: From 0, in the order of the daemon's ``--device`` options.
-        name: As the daemon calls it.
+        name: Its name, such as the GPU's.
         kind: ``"cpu"`` or ``"cuda"``.
         sms: S, how many SMs it has: its capacity in CapSM.
-        memory: Bytes that arrays may take in all.
+        memory: The most bytes that arrays may take in all.
         capability: The CUDA compute capability that kernels are compiled for.
         online_sms: The most CapSM that online jobs may have together.
-        arrays: ``"shared"`` if this process can have arrays mapped, ``"copied"`` if `get` and `set`
+        arrays: ``"shared"`` if arrays are mapped into this process, ``"copied"`` if `get` and `set`
             copy between the device's memory and this process.
-        exclusive_step: SMs can be one job's own in multiples of so many; 0: they cannot.
+        exclusive_step: SMs can be reserved for one job alone in multiples of this; 0: they cannot.
     """
 
     index: int

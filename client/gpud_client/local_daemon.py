@@ -1,8 +1,7 @@
-"""A private daemon, for as long as it is used: `local`, and `alocal` for asyncio.
+"""Private daemons: `local`, and `alocal` for asyncio.
 
-The daemon is a child process with a socket in a folder of its own. It says through
-``NOTIFY_SOCKET`` when it is ready, as it would to systemd, and ends when this process does, however
-that ends.
+The daemon is a child process with a socket in a folder of its own. It signals readiness through
+``NOTIFY_SOCKET``, as to systemd, and ends when this process does, however that ends.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from gpud_client.session import Session
 __all__ = ["alocal", "local"]
 
 _START_S = 30.0
-_END_S = 3.0  # after each of: please end, end at once
-_USAGE = 2  # the exit status of `gpud serve` for flags that cannot be
+_END_S = 3.0  # after each signal
+_USAGE = 2  # the exit status of `gpud serve` for invalid flags
 _NEEDED = ("uvloop", "llvmlite", "cuda.bindings")  # of the extra `daemon`
 _LOG_LINES = 12
-_LOG_BYTES = 1 << 16  # more than a daemon says that does not start
+_LOG_BYTES = 1 << 16  # more than a daemon logs that fails to start
 
 
 def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
-    """Start a daemon of one's own and connect to it; it ends with the session.
+    """Start a private daemon and connect to it; it ends with the session.
 
-    For scripts, notebooks and tests. Several may run at once. The daemon takes no part of the
-    machine's configuration but the environment (``GPUD_...``).
+    For scripts, notebooks and tests. Several may run at once. The daemon ignores the machine's
+    configuration file; it reads the environment (``GPUD_...``).
 
     Args:
         device: As for ``gpud serve --device``: ``"cpu:4"``, or several in a tuple.
@@ -50,9 +49,9 @@ def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
             ``drain_timeout="5 s"``.
 
     Raises:
-        MissingDependency: The extra ``daemon`` is not installed; says how to.
+        MissingDependency: The extra ``daemon`` is not installed; the message says how to.
         ConnectionLost: It did not start; the message holds the end of its log.
-        ValueError: ``device`` or an option is none that there is.
+        ValueError: There is no such ``device`` or option.
     """
     daemon = _Daemon(device, options)
     try:
@@ -66,7 +65,7 @@ def local(device: str | tuple[str, ...] = "cpu", **options: Any) -> Session:
 
 
 def alocal(device: str | tuple[str, ...] = "cpu", **options: Any) -> Connecting:
-    """Start a daemon of one's own and connect to it, for asyncio; see `local`.
+    """Start a private daemon and connect to it, for asyncio; see `local`.
 
     ``async with alocal("cpu:4") as gpu:`` or ``gpu = await alocal("cpu:4")``.
     """
@@ -86,10 +85,10 @@ def alocal(device: str | tuple[str, ...] = "cpu", **options: Any) -> Connecting:
 
 
 class _Daemon:
-    """A daemon as a child process; it may be ended while another thread starts it."""
+    """A daemon as a child process; `end` may be called while another thread is in `start`."""
 
     def __init__(self, device: str | tuple[str, ...], options: Mapping[str, Any]) -> None:
-        # Not where TMPDIR may say: a socket's path has to be short.
+        # Not in TMPDIR, whose path may be long: a socket's path has to be short.
         self.folder = Path(tempfile.mkdtemp(prefix="gpud-", dir=_short_folder()))
         self.socket = self.folder / "gpud.sock"
         self._arguments = _arguments(device, self.socket, options)
@@ -102,12 +101,12 @@ class _Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it accepts connections. Whatever is raised, `end` it.
+        """Start it, and wait until it accepts connections. Call `end` after an error, too.
 
         Raises:
-            MissingDependency: it cannot run here.
+            MissingDependency: a library that it needs is not installed.
             ConnectionLost: it has ended instead, or takes too long.
-            InvalidArgument: it has ended because of what it was told.
+            InvalidArgument: it has ended because of an invalid option.
         """
         for library in _NEEDED:
             if not _installed(library):
@@ -122,7 +121,7 @@ class _Daemon:
                 stdout=self._log,
                 stderr=self._log,
                 env={**os.environ, "NOTIFY_SOCKET": str(self._notify)},
-                # Ctrl-C is for the program: it decides what becomes of its daemon.
+                # Ctrl-C is for this program, which ends its daemon itself.
                 start_new_session=True,
             )
         self._await_ready(process)
@@ -137,7 +136,7 @@ class _Daemon:
             while (left_s := end - time.monotonic()) > 0:
                 ready = dict(poll.poll(left_s * 1000))
                 if self._ready.fileno() in ready and b"READY=1" in self._ready.recv(4096):
-                    # Should this process be killed, the daemon removes its socket and the folder.
+                    # If this process is killed, the daemon removes its socket and the folder.
                     self._notify.unlink(missing_ok=True)
                     return
                 if ended in ready:
@@ -156,7 +155,7 @@ class _Daemon:
     def end(self) -> None:
         """End it, and wait until it has ended. May be called twice.
 
-        In a process that was forked from its parent it does nothing: the daemon is the parent's.
+        In a forked child process it does nothing: the daemon belongs to the parent.
         """
         if os.getpid() != self._parent:
             return
@@ -174,8 +173,8 @@ class _Daemon:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _tail(self) -> str:
-        with suppress(OSError, ValueError):  # it was ended meanwhile
-            # Not by seeking: the daemon writes where this file is.
+        with suppress(OSError, ValueError):  # ended meanwhile
+            # Not by seeking: the daemon writes at the offset that both share.
             text = os.pread(self._log.fileno(), _LOG_BYTES, 0).decode("utf-8", "replace")
             return "\n".join(text.splitlines()[-_LOG_LINES:]) or "(nothing was logged)"
         return "(there is no log)"
@@ -194,12 +193,12 @@ def _arguments(device: str | tuple[str, ...], path: Path, options: Mapping[str, 
 def _installed(library: str) -> bool:
     try:
         return importlib.util.find_spec(library) is not None
-    except ImportError:  # of the package that it is in
+    except ImportError:  # its parent package is not installed
         return False
 
 
 def _short_folder() -> str | None:
-    """Where a temporary folder gets a short path; None: wherever tempfile thinks."""
+    """A parent for a temporary folder with a short path; None: tempfile's default."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     for folder in (runtime, "/tmp"):  # noqa: S108  (mkdtemp makes a folder of our own there)
         if folder and len(folder) < 60 and os.access(folder, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""A session with the daemon: where arrays, kernels and jobs come from."""
+"""The blocking session with the daemon, and `connect`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ __all__ = ["Session", "connect"]
 class Session(SessionBase):
     """A connection to the daemon; made by `connect` or `local`. Thread-safe.
 
-    Use it in a ``with`` block, or close it. What was made with it (arrays, kernels, jobs) is of no
-    more use then. Leaving the block waits for nothing: jobs that have not ended are cancelled, as
-    their results could not be read any more, and the log says which. Wait for them with
-    `Job.result`.
+    Use it in a ``with`` block, or close it. Its arrays, kernels and jobs cannot be used afterwards.
+    Leaving the block does not wait: jobs that have not ended are cancelled, as their results could
+    not be read any more, and the log names them. Wait for jobs with `Job.result`.
 
-    A process that was forked must connect anew.
+    A forked process must connect anew.
     """
 
     _channel: Channel
@@ -69,7 +68,7 @@ class Session(SessionBase):
     def close(self) -> None:
         """End the session: jobs that have not ended are cancelled, arrays are freed.
 
-        Waits for no job. May be called twice.
+        Does not wait for jobs. May be called twice.
         """
         self._channel.close()
         self._finalizer()
@@ -86,12 +85,12 @@ class Session(SessionBase):
         """A new array that holds a copy of ``values``.
 
         Args:
-            values: What NumPy makes an array of.
-            dtype: Convert to this type; None: as NumPy reads the values.
-            device: Where; None: on the first device.
+            values: Anything that NumPy can make an array of.
+            dtype: Convert to this type; None: the type that NumPy infers.
+            device: On which device; None: on the first one.
 
         Raises:
-            OutOfMemory: There is no room.
+            OutOfMemory: There is not enough memory.
             TypeError: The values are Python objects.
         """
         found: Array = self._channel.run(self._array(values, dtype, device))
@@ -106,17 +105,18 @@ class Session(SessionBase):
     ) -> Array:
         """A new array of zeroes.
 
-        Where there is room only without arrays that were dropped or freed, it waits for the jobs
-        that the session had submitted before. So does `array`.
+        If it needs the memory of arrays that were freed or dropped, it waits for the jobs that the
+        session had submitted before. So does `array`.
 
         Args:
             shape: Extents, an int or a tuple.
             dtype: Of an element.
-            device: Where; None: on the first device.
+            device: On which device; None: on the first one.
 
         Raises:
-            OutOfMemory: There is no room.
-            TypeError, ValueError: It is no shape, or no type that a device has memory for.
+            OutOfMemory: There is not enough memory.
+            TypeError, ValueError: The shape is not valid, or the type not one that a device can
+                hold.
         """
         found: Array = self._channel.run(self._new(shape, dtype, device))
         return found
@@ -128,7 +128,7 @@ class Session(SessionBase):
         *,
         device: Device | int | None = None,
     ) -> Array:
-        """A new array whose values do not matter; see `zeros`."""
+        """A new array with unspecified values; see `zeros`."""
         return self.zeros(shape, dtype, device=device)
 
     # -- kernels and jobs
@@ -144,19 +144,19 @@ class Session(SessionBase):
     ) -> Kernel:
         """Compile a source and return one of its kernels. Blocks until it is compiled.
 
-        The daemon keeps what it has compiled, so that asking again is quick.
+        The daemon caches compiled programs, so the same request is quick the next time.
 
         Args:
             source: CUDA C++ or PTX.
             name: Of the kernel; ``"axpy<float>"`` for a template.
             options: For NVRTC, such as ``"-DN=4"``.
             form: Force a form: ``"persistent"``, ``"sliced"`` or ``"whole"``.
-            device: For which device; None: for the first one, others follow when needed.
+            device: For which device; None: for the first one, and for others when needed.
 
         Raises:
             CompileError: The source does not compile; ``error.log`` is the compiler's output.
             KernelNotFound: There is no such kernel.
-            KernelRejected: gpud cannot run it; says why.
+            KernelRejected: gpud cannot run it; the message says why.
         """
         if not isinstance(name, str):
             raise TypeError(f"a kernel's name is text, not {name!r}")
@@ -175,9 +175,9 @@ class Session(SessionBase):
 
         Args:
             source: CUDA C++ or PTX.
-            names: Kernels that will be asked for; templates must be named.
+            names: Kernels that will be used; template instances must be named.
             options: For NVRTC.
-            form: Bring every kernel into this form.
+            form: Force this form for every kernel.
             device: For which device.
         """
         found: Module = self._channel.run(self._compile(source, names, options, form, device))
@@ -202,16 +202,16 @@ class Session(SessionBase):
         Each launch begins when the one before has ended.
 
         Args:
-            calls: What `Kernel.call` gave, one or more. Submitting the same calls again is quicker.
+            calls: One or more results of `Kernel.call`. Submitting the same calls again is quicker.
             reservation: As for `Kernel.submit`, like all that follow.
             quota: At most this share.
             deadline: Seconds from now.
             timeout: Seconds for the whole chain.
             stream: Jobs of one stream run in order.
             after: Jobs that must have ended before.
-            device: Where to run.
-            weight: An offline job's part when capacity is shared.
-            exclusive: Have SMs of its own.
+            device: On which device.
+            weight: An offline job's weight when capacity is shared.
+            exclusive: Reserve whole SMs for this job alone.
 
         Raises:
             GpudError, TypeError, ValueError: As for `Kernel.submit`.
@@ -223,12 +223,12 @@ class Session(SessionBase):
         return job
 
     def query(self, topic: str, limit: int = 0) -> dict[str, Any]:
-        """What the daemon knows, as ``gpuctl --json`` shows it.
+        """Query the daemon's state, as ``gpuctl --json`` shows it.
 
         Args:
             topic: ``status``, ``jobs``, ``kernels``, ``memory``, ``history``, ``events``, ``trace``
                 or ``doctor``.
-            limit: The latest so many rows; 0 for all that are kept.
+            limit: How many rows, the latest ones; 0: all that are kept.
 
         Raises:
             ValueError: There is no such topic.
@@ -244,9 +244,9 @@ def connect(path: str | os.PathLike[str] | None = None, *, name: str | None = No
 
     Args:
         path: Of its socket; None: ``$GPUD_SOCKET``, else ``$XDG_RUNTIME_DIR/gpud/gpud.sock``.
-        name: What ``gpuctl`` calls this client; None: the program's name.
+        name: This client's name in ``gpuctl``; None: the program's name.
 
     Raises:
-        ConnectionLost: There is no daemon there; the message says how to start one.
+        ConnectionLost: No daemon listens there; the message says how to start one.
     """
     return Session(str(socket_path(path)), name)

@@ -1,4 +1,4 @@
-"""What a session can do, as operations that both shells drive."""
+"""The operations of a session, shared by the blocking and the asyncio session."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _array_header = msgpack.Packer(autoreset=True).pack_array_header
 
 
 class _Chain(NamedTuple):
-    """The calls of a job, ready for a device.
+    """The calls of a job, prepared for a device.
 
-    ``need``: slices that its launches in form ``whole`` must have at once; 0 without such launches.
+    ``need``: slices that its launches in form ``whole`` need at once; 0 without such launches.
     """
 
     device: Device
@@ -55,7 +55,7 @@ class _Chain(NamedTuple):
 
 
 class SessionBase:
-    """What both kinds of session know, and the operations on them."""
+    """State and operations common to `Session` and `AsyncSession`."""
 
     _channel: Any
     _array_class: type[Any]
@@ -77,12 +77,12 @@ class SessionBase:
 
     @property
     def number(self) -> int:
-        """The session's number: what its jobs' ids begin with."""
+        """The session's number, with which its jobs' ids begin."""
         return self._core.session
 
     @property
     def device(self) -> Device:
-        """The first device: where things are made if nothing else is said."""
+        """The first device, which is the default."""
         return self._devices[0]
 
     @property
@@ -97,15 +97,15 @@ class SessionBase:
 
     @property
     def closed(self) -> bool:
-        """Whether the session is of no more use: it was closed, or the daemon has gone."""
+        """Whether the session has ended: it was closed, or the connection was lost."""
         return self._core.lost is not None
 
     def stream(self) -> Stream:
-        """A new stream: its jobs run in order, and beside those of other streams."""
+        """A new stream: its jobs run in order, concurrently with those of other streams."""
         return Stream(self._core, self._core.next_stream())
 
     def _at_end(self, end: Callable[[], None]) -> None:
-        """Call ``end`` when the session was closed, or is not there any more."""
+        """Call ``end`` when the session is closed or garbage collected."""
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _both, self._channel.abandon, end)
 
@@ -124,10 +124,10 @@ class SessionBase:
         self._limits, self._daemon = welcome.limits, welcome.daemon
 
     def _on(self, device: Device | int | None, default: Device | None = None) -> Device:
-        """Which device is meant.
+        """The device that ``device`` names, or the default.
 
         Raises:
-            TypeError: it is none.
+            TypeError: it is neither a device nor an index.
             ValueError: the daemon does not have it.
         """
         if device is None:
@@ -193,7 +193,7 @@ class SessionBase:
         found: dict[str, Any] = answer.value
         return found
 
-    # -- submitting: this is the path that has to be quick
+    # -- submitting: the hot path
 
     def _submit(
         self,
@@ -214,7 +214,7 @@ class SessionBase:
         key = (type(reservation), reservation, type(quota), quota, chain.occupancy, on.index)
         try:
             amounts = self._amounts.get(key)
-        except TypeError:  # not hashable, so it is no share: the next line says so
+        except TypeError:  # not hashable, so not a share: `admissible` raises
             amounts = None
         if amounts is None:
             amounts = admissible(reservation, quota, chain.occupancy, on)
@@ -240,7 +240,7 @@ class SessionBase:
         core = self._core
 
         def build(number: int) -> Submit:
-            # Before it is sent: whoever reads an array from now on waits for this job.
+            # Before it is sent: reads of these arrays wait for this job from now on.
             for user in chain.users:
                 user.add(number, core)
             return Submit(
@@ -277,7 +277,7 @@ class SessionBase:
         return (yield from self._long_chain(calls, on, keep=device is None))
 
     def _long_chain(self, calls: Sequence[Call], on: Device, *, keep: bool) -> Operation[_Chain]:
-        """Several calls; kept with the first one, for services submit the same again and again."""
+        """Several calls; cached on the first one, as services submit the same again and again."""
         made: list[PreparedLaunch] = []
         for call in calls:
             made.append((yield from call.kernel._prepare(call, on)))
@@ -295,17 +295,17 @@ class SessionBase:
             f"{len(calls)} kernels from {calls[0].kernel.name} on",
             list(users.values()),
         )
-        # Not where the first call comes again: it would keep itself alive.
+        # Not if the first call is repeated: it would keep itself alive.
         if keep and not any(call is calls[0] for call in calls[1:]):
             calls[0]._chained = chain
         return chain
 
     def _device_of(self, calls: Sequence[Call], device: Device | int | None) -> Device:
-        """Where a job with these calls runs.
+        """The device on which a job with these calls runs.
 
         Raises:
-            TypeError: one of them is no call.
-            ValueError: one is of another session, or its arrays are elsewhere.
+            TypeError: one of them is not a `Call`.
+            ValueError: one is of another session, or its arrays are on another device.
         """
         on = None if device is None else self._on(device)
         for index, call in enumerate(calls):
@@ -346,7 +346,7 @@ class SessionBase:
 
 
 def _listed(what: str, given: Iterable[_T]) -> Sequence[_T]:
-    """What a caller listed, in whatever holds several things: a generator is read once, here."""
+    """An iterable argument as a sequence; iterators are consumed once, here."""
     if isinstance(given, tuple | list):
         return given
     if isinstance(given, str) or not isinstance(given, Iterable):
@@ -362,7 +362,7 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
 
 
 def _whole_need(calls: Sequence[Call], made: Sequence[PreparedLaunch], device: Device) -> int:
-    """Slices of 1/M, M the job's least, that its launches in form ``whole`` must have at once."""
+    """Slices of 1/M that launches in form ``whole`` need at once, M being the job's least."""
     least = min(one.occupancy for one in made)
     return max(
         [
@@ -375,7 +375,7 @@ def _whole_need(calls: Sequence[Call], made: Sequence[PreparedLaunch], device: D
 
 
 def _program() -> str:
-    """What this process is, for people."""
+    """A name for this process, to be shown to people."""
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else ""
     return name if name not in ("", "-c", "-m") else Path(sys.executable or "python").name
 

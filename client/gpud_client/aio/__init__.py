@@ -1,1 +1,1 @@
-"""The client library for asyncio: its session, its jobs and its channel."""
+"""The asyncio client: session, jobs and channel."""

@@ -1,8 +1,8 @@
-"""The shell for asyncio: one socket on one event loop, no threads.
+"""The asyncio channel: sends, receives and runs operations on one event loop, without threads.
 
-Reads whatever comes in as soon as the loop says so, settles it, and lets futures of the loop tell
-whoever awaits. Sends at once; what the daemon does not take yet is kept, and submitting awaits
-until it has shrunk.
+Received messages are handled when the socket is readable; coroutines that wait are woken through
+futures of the loop. Messages are sent at once; what the socket does not accept is buffered, and
+while the buffer is large, submitting waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _WaitWritable:
-    """A step: wait until there is room for more to send."""
+    """A step: wait until the send buffer has shrunk."""
 
 
 class AsyncChannel:
@@ -43,7 +43,7 @@ class AsyncChannel:
 
     Args:
         sock: connected and non-blocking; owned from now on.
-        core: what comes in goes there.
+        core: the protocol's state.
         where: the socket's path, for messages.
     """
 
@@ -60,10 +60,10 @@ class AsyncChannel:
         self._loop.add_reader(sock, self._on_readable)
 
     async def run(self, operation: Operation[T]) -> T:
-        """Does an operation.
+        """Run an operation.
 
         Raises:
-            GpudError: what the daemon answered with; `ConnectionLost` if it went away.
+            GpudError: the daemon's error, or `ConnectionLost`.
         """
         try:
             step: Any = next(operation)
@@ -77,11 +77,11 @@ class AsyncChannel:
         except StopIteration as stop:
             result: T = stop.value
             return result
-        except GpudError as error:  # without the steps in between, as in `Channel.run`
+        except GpudError as error:  # without the operation's frames, as in `Channel.run`
             raise error.with_traceback(None) from error.__cause__
 
     def submitting(self, job: Any, build: Callable[[int], Any]) -> Generator[Any, Any, None]:
-        """Number a job and send it; a step follows if the daemon does not read."""
+        """Number and send a job; yields a step while the daemon does not read."""
         self.check()
         self._send(self.core.open_job(job, build))
         while len(self._unsent) > _HIGH_BYTES:
@@ -100,7 +100,7 @@ class AsyncChannel:
             del target._waiting[future]
 
     def check(self) -> None:
-        """Raises what the connection was lost with, if it is lost."""
+        """Raise the error that the connection was lost with, if it is lost."""
         if self._process != os.getpid():
             raise ConnectionLost(
                 f"this connection to {self.where} belongs to process {self._process}, which was "
@@ -111,13 +111,13 @@ class AsyncChannel:
             raise type(lost)(str(lost)) from lost.__cause__
 
     def kick(self) -> None:
-        """Have finalizers' messages sent; safe in any thread."""
+        """Have the messages of finalizers sent; safe in any thread."""
         if not self._closed:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._send_garbage)
 
     def call_soon(self, fn: Callable[[Any], object], job: Any) -> None:
-        """Have the event loop call ``fn(job)``; what it raises goes to the loop's handler."""
+        """Have the event loop call ``fn(job)``; exceptions go to the loop's handler."""
         self._loop.call_soon(fn, job)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class AsyncChannel:
         self._release()
 
     def abandon(self) -> None:
-        """End the session in a finalizer, of whichever thread."""
+        """End the session in a finalizer, in any thread."""
         if not self._closed and self._process == os.getpid():
             if self._loop.is_closed():
                 self.close()
@@ -183,7 +183,7 @@ class AsyncChannel:
             self._lose(error)
 
     def _send(self, frame: bytes) -> None:
-        waiting = bool(self._unsent)  # the loop writes it when the daemon has read
+        waiting = bool(self._unsent)  # the loop sends these when the socket is writable
         if self.core.garbage:
             self._unsent += self.core.collect_garbage()
         self._unsent += frame
@@ -202,7 +202,7 @@ class AsyncChannel:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            self._unsent.clear()  # what the daemon said last, and its end, are still to be read
+            self._unsent.clear()  # the daemon's last messages can still be read
         if self._unsent:
             self._loop.add_writer(self._sock, self._write)
         else:

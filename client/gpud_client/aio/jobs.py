@@ -1,4 +1,4 @@
-"""Jobs to be awaited."""
+"""Jobs of the asyncio client."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AsyncJob(JobBase):
         return await self._channel.run(self._cancel())
 
     async def running(self) -> bool:
-        """Whether the job is on the device now; asks the daemon."""
+        """Whether the job is running; queries the daemon."""
         return await self.state in ("running", "paused", "ending")
 
     def add_done_callback(self, fn: Callable[[AsyncJob], object]) -> None:
@@ -76,12 +76,12 @@ class AsyncJob(JobBase):
 
     @property
     def progress(self) -> Coroutine[Any, Any, tuple[int, int]]:
-        """Task blocks done, and in all; to be awaited."""
+        """Task blocks done, and their total; to be awaited."""
         return self._channel.run(self._get_progress())
 
     @property
     def allocation(self) -> Coroutine[Any, Any, Fraction]:
-        """The CapSM that the job has now; to be awaited."""
+        """The job's current allocation in CapSM; to be awaited."""
         return self._channel.run(self._get_allocation())
 
     @property

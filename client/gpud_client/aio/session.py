@@ -1,7 +1,7 @@
-"""The same library with ``await``: `aconnect` and what it gives.
+"""The asyncio client: `aconnect`, and sessions, arrays, modules and kernels with ``await``.
 
-Every method that may wait is a coroutine here, and properties that ask the daemon are awaited too:
-``await job.progress``. A session belongs to the event loop it was made in.
+Every method that may wait is a coroutine here, and properties that query the daemon are awaited
+too: ``await job.progress``. A session belongs to the event loop in which it was made.
 
     async with gc.aconnect() as gpu:
         kernel = await gpu.kernel(SOURCE, "saxpy")
@@ -64,7 +64,7 @@ class AsyncArray(ArrayBase):
         await self._session._channel.run(self._set(values, stream))
 
     async def numpy(self) -> Values:
-        """The array's memory itself as a NumPy array; see `Array.numpy`."""
+        """A NumPy view of the array's memory; see `Array.numpy`."""
         return await self._session._channel.run(self._numpy())
 
 
@@ -110,7 +110,7 @@ class AsyncKernel(KernelBase):
 
     @property
     def module(self) -> AsyncModule:
-        """The module that holds it."""
+        """The module of the kernel."""
         found: AsyncModule = self._module
         return found
 
@@ -177,7 +177,7 @@ class AsyncSession(SessionBase):
         """End the session; see `Session.close`."""
         self._channel.close()
         if self._finalizer.alive:
-            await asyncio.to_thread(self._finalizer)  # it may wait for a private daemon's end
+            await asyncio.to_thread(self._finalizer)  # may wait for a private daemon to end
 
     async def array(
         self,
@@ -208,7 +208,7 @@ class AsyncSession(SessionBase):
         *,
         device: Device | int | None = None,
     ) -> AsyncArray:
-        """A new array whose values do not matter; see `Session.empty`."""
+        """A new array with unspecified values; see `Session.empty`."""
         return await self.zeros(shape, dtype, device=device)
 
     async def kernel(
@@ -262,7 +262,7 @@ class AsyncSession(SessionBase):
         return found
 
     async def query(self, topic: str, limit: int = 0) -> dict[str, Any]:
-        """What the daemon knows; see `Session.query`."""
+        """Query the daemon's state; see `Session.query`."""
         return await self._channel.run(self._query(topic, limit))
 
     def _new_job(self, what: str, device: Device, stream: int, total: int) -> AsyncJob:
@@ -270,7 +270,7 @@ class AsyncSession(SessionBase):
 
 
 class Connecting:
-    """A session to come: ``await`` it, or enter it with ``async with``."""
+    """A pending connection: ``await`` it, or enter it with ``async with``."""
 
     def __init__(self, make: Callable[[], Awaitable[AsyncSession]]) -> None:
         self._make = make
@@ -294,7 +294,7 @@ class Connecting:
 
 
 async def open_session(path: str, program: str | None) -> AsyncSession:
-    """A session that has said hello."""
+    """Connect and open a session."""
     session = AsyncSession(await asyncio.to_thread(connect_socket, path), path)
     try:
         await session._channel.run(session._open(program))

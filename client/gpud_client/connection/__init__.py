@@ -1,1 +1,1 @@
-"""The connection: the protocol's state without I/O, and what moves its bytes."""
+"""The connection to the daemon: the protocol's state without I/O, and the blocking I/O."""

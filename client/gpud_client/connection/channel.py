@@ -1,13 +1,13 @@
-"""The blocking shell: one socket, any number of threads.
+"""The blocking channel: sends messages and runs operations for any number of threads.
 
-Waiting and reading are `gpud_client.connection.socket_reader`'s; this is the rest: numbering and
-sending, which are one step so that jobs go out in the order of their numbers, and driving
-operations.
+`gpud_client.connection.socket_reader` reads and waits. Messages are numbered and sent in one step
+under a lock, so that jobs are sent in the order of their numbers.
 
 Properties:
     in_order: messages are sent in the order in which they were numbered;
-    whole: an interrupt leaves no half of a message in the stream; the rest follows later;
-    no_deadlock: a thread that cannot send, because the daemon waits to be read from, reads.
+    whole: after an interrupt in mid-message, the rest of the message is sent later;
+    no_deadlock: a thread that cannot send, because the daemon waits for its output to be read,
+        reads.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 
 class Channel:
-    """A connection for threads.
+    """A connection that threads share.
 
     Args:
         sock: connected and non-blocking; owned from now on.
-        core: what comes in goes there.
+        core: the protocol's state.
         where: the socket's path, for messages.
     """
 
@@ -55,16 +55,16 @@ class Channel:
         self._reader = SocketReader(sock, core, where, self._send_garbage)
         self._sending = threading.Lock()
         self._unsent = bytearray()
-        # What jobs and finalizers call; no detour, for the first is on the path of every job.
+        # Called by jobs and finalizers; bound directly, as the first is called for every job.
         self.call_later = self._reader.call_later
         self.kick = self._reader.kick
         _channels.add(self)
 
     def run(self, operation: Operation[T]) -> T:
-        """Does an operation; blocks until it is done.
+        """Run an operation; blocks until it is done.
 
         Raises:
-            GpudError: what the daemon answered with; `ConnectionLost` if it went away.
+            GpudError: the daemon's error, or `ConnectionLost`.
         """
         try:
             step = next(operation)
@@ -79,11 +79,11 @@ class Channel:
             result: T = stop.value
             return result
         except GpudError as error:
-            # The steps in between say nothing to whoever called, and hide the line that does.
+            # Drop the operation's frames, which would hide the caller's line in the traceback.
             raise error.with_traceback(None) from error.__cause__
 
     def submitting(self, job: Any, build: Callable[[int], Any]) -> Sequence[Any]:
-        """Number a job and send it; no steps follow. Blocks only while the daemon does not read."""
+        """Number and send a job; returns no steps. Blocks only while the daemon does not read."""
         with self._sending:
             self._begin()
             self._unsent += self.core.open_job(job, build)
@@ -108,10 +108,10 @@ class Channel:
         return False
 
     def check(self) -> None:
-        """Raises what the connection was lost with, if it is lost."""
+        """Raise the error that the connection was lost with, if it is lost."""
         lost = self.core.lost
         if lost is not None:
-            # A new one each time: an error that many threads raise would gather all their frames.
+            # A new one each time: one error raised by many threads would collect all their frames.
             raise type(lost)(str(lost)) from lost.__cause__
 
     def close(self) -> None:
@@ -160,13 +160,13 @@ class Channel:
     # interpreter looks for interrupts: there is none in `self._unsent += self.core.open_...`.
 
     def _begin(self) -> None:
-        """Before a message: what finalizers freed may be what it needs."""
+        """Queue the messages of finalizers first: the next message may need what they free."""
         self.check()
         if self.core.garbage:
             self._unsent += self.core.collect_garbage()
 
     def _push(self) -> None:
-        """Send what is unsent; while that cannot be, read: the daemon may wait for it."""
+        """Send all unsent bytes. While the socket is full, read, as the daemon may wait for it."""
         self._write()
         if not self._unsent:
             return
@@ -181,21 +181,21 @@ class Channel:
     def _write(self) -> None:
         sent: list[int] = []
         try:
-            # An interrupt comes before this line has begun or after it has ended, never between the
-            # system call and its result.
+            # An interrupt is handled before or after this statement, never between the system call
+            # and storing its result.
             sent += map(self._sock.send, (self._unsent,), (_SEND_FLAGS,))
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            self._reader.read_available()  # the daemon may have said why
+            self._reader.read_available()  # the daemon may have sent the reason
             self.check()
             raise connection_lost(self.where, error.strerror or str(error)) from error
         finally:
-            for size in sent:  # a call here would be where the interrupt comes
+            for size in sent:  # no call here: an interrupt could be handled in it
                 del self._unsent[:size]
 
     def _send_garbage(self) -> None:
-        """Send what finalizers want to be sent, if nobody sends just now."""
+        """Send the messages of finalizers, unless another thread is sending."""
         if self.core.garbage and self.core.lost is None and self._sending.acquire(blocking=False):
             try:
                 with suppress(GpudError):
@@ -207,7 +207,7 @@ class Channel:
     # -- after a fork
 
     def forked(self) -> None:
-        """In the child process: the connection is the parent's."""
+        """Invalidate the channel in a forked child process: the connection is the parent's."""
         self.core.lost = ConnectionLost(
             f"this connection to {self.where} belongs to process {os.getppid()}, which was "
             "forked; connect in the child process, or start it with the spawn method"

@@ -1,4 +1,4 @@
-"""How a client reaches the daemon's socket, and what it reads from it at most."""
+"""Connects to the daemon's socket, and explains failures to connect."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpud.wire.socket_path import check_fallback_folder
 __all__ = ["MAX_FRAME_BYTES", "connect_socket"]
 
 MAX_FRAME_BYTES = 1 << 30
-"""Of what the daemon sends: it is trusted, and a long trace is large."""
+"""The limit on frames from the daemon: it is trusted, and a long trace is large."""
 
-_CONNECT_S = 10.0  # a daemon that is too busy to accept for so long is as good as none
+_CONNECT_S = 10.0  # a daemon that does not accept for so long counts as unreachable
 
 
 def connect_socket(path: str | os.PathLike[str]) -> socket.socket:
-    """A non-blocking socket that is connected to the daemon at ``path``. Blocks only briefly.
+    """Connect to the daemon at ``path``; returns a non-blocking socket. Blocks up to `_CONNECT_S`.
 
     Raises:
-        ConnectionLost: there is no daemon, or it may not be reached; says what to do.
+        ConnectionLost: there is no daemon, or access is denied; the message says what to do.
     """
     try:
         check_fallback_folder(path)
@@ -31,7 +31,7 @@ def connect_socket(path: str | os.PathLike[str]) -> socket.socket:
         raise ConnectionLost(str(error)) from error
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # Not settimeout(): a connect that may not block fails at once where many connect together.
+        # Not settimeout(): a non-blocking connect fails at once if the backlog is full.
         _limit_sending(sock, _CONNECT_S)
         sock.connect(os.fspath(path))
         _limit_sending(sock, 0)
@@ -43,7 +43,7 @@ def connect_socket(path: str | os.PathLike[str]) -> socket.socket:
 
 
 def _limit_sending(sock: socket.socket, seconds: float) -> None:
-    """How long connecting and sending may block; 0 for ever."""
+    """Limit how long connecting and sending may block; 0: no limit."""
     whole = int(seconds)
     limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -69,9 +69,9 @@ def _why(path: str, error: OSError) -> str:
 
 
 def _ending(path: str) -> str:
-    """The process that holds the path and does not listen there any more; empty: none does."""
+    """The pid of a daemon that owns the path but does not listen any more; empty: there is none."""
     with suppress(OSError):  # there is none, or it is another user's
-        # Not by trying to lock it: a daemon that starts just then would take us for another.
+        # Not by trying to lock it: a daemon that starts just then would find the path taken.
         pid = Path(path + ".lock").read_text().strip()
         if pid.isdecimal() and b"gpud" in Path("/proc", pid, "cmdline").read_bytes():
             return pid

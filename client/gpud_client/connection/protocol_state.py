@@ -1,23 +1,23 @@
-"""What a session's protocol state is, without any input or output.
+"""The protocol state of a session, without I/O.
 
-Problem: one protocol, two shells: threads that block, and an event loop. What is outstanding, what
-an incoming message means and what a lost connection does must be the same in both.
+Problem: one protocol has two kinds of I/O: threads that block, and an event loop. Pending requests,
+the meaning of messages and the effects of a lost connection must be the same in both.
 
-Approach: the core numbers requests and jobs, holds what is outstanding, and settles it when a
-message comes in. What takes several steps (compile, then measure, then submit) is written once as a
-generator: it yields a `Request`, a `Notification`, or a list of jobs to wait for, and is sent the
-answer. The shells (`gpud_client.connection.channel`, `gpud_client.aio.channel`) move bytes, wait,
-and drive these generators.
+Approach: `ProtocolState` numbers requests and jobs, holds the pending ones, and settles them as
+messages arrive. A procedure of several steps (compile, then measure, then submit) is written once
+as a generator: it yields a `Request`, a `Notification`, or a list of jobs to wait for, and is sent
+the answer. The channels (`gpud_client.connection.channel`, `gpud_client.aio.channel`) do the I/O,
+wait, and run these generators.
 
 Terms:
-    settled: a request that is answered or failed, a job that has ended; it stays so.
-    operation: a generator of steps, its return value the result.
+    settled: a request that is answered or failed, or a job that has ended; the state is final.
+    operation: a generator of steps; its return value is the result.
 
 Properties:
-    settled_once: whatever comes in, and however often, a request or job is settled once;
-    nothing_forgotten: when the connection is lost everything outstanding is settled with the error.
+    settled_once: a request or job is settled once, whatever messages arrive;
+    nothing_forgotten: when the connection is lost, everything pending is settled with the error.
 
-Nothing here calls a user's code or blocks.
+Nothing here calls user code or blocks.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class Request:
 
     Args:
         build: makes the message, given the request's number.
-        undo: called with the answer if nobody waits for it any more.
+        undo: called with the answer if the request was abandoned.
 
     Attributes:
-        abandoned: nobody waits for the answer.
-        _settled: whether `value` or `error` is there; called so in jobs, too.
-        _waiting: futures of an event loop, done when it is settled. Likewise.
+        abandoned: whether the caller has stopped to wait for the answer.
+        _settled: whether `value` or `error` is set; jobs have the same attribute.
+        _waiting: futures of an event loop, done when it is settled; jobs have it, too.
     """
 
     __slots__ = ("_settled", "_waiting", "abandoned", "build", "error", "undo", "value")
@@ -97,7 +97,7 @@ class Request:
         self._waiting: dict[Any, None] = {}
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        """Take the answer, or what it failed with."""
+        """Set the answer or the error, unless it is settled."""
         if self._settled:
             return
         self.value, self.error = value, error
@@ -107,13 +107,13 @@ class Request:
         wake(self._waiting)
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Stop to wait for the answer; it is undone when it arrives, or now if it has."""
         self.abandoned = True
         if self._settled and self.undo is not None and self.error is None:
             self.undo(self.value)
 
     def answer(self) -> Any:
-        """The answer; raises what the request failed with."""
+        """Return the answer, or raise the request's error."""
         if self.error is not None:
             raise self.error
         return self.value
@@ -126,7 +126,7 @@ class Notification(NamedTuple):
 
 
 class PendingJobs:
-    """The jobs that were submitted with something and may not have ended."""
+    """The jobs that use an array or module and may not have ended."""
 
     __slots__ = ("_most", "_numbers")
 
@@ -135,7 +135,7 @@ class PendingJobs:
         self._most = _PRUNE_AT
 
     def add(self, number: int, core: ProtocolState) -> None:
-        """A job is about to be submitted with it, and is not among the session's yet."""
+        """Add a job that is about to be submitted and not in `ProtocolState.jobs` yet."""
         if len(self._numbers) >= self._most:
             jobs = core.jobs
             self._numbers = [one for one in self._numbers if one in jobs]
@@ -143,7 +143,7 @@ class PendingJobs:
         self._numbers.append(number)
 
     def unended(self, core: ProtocolState) -> list[Any]:
-        """Those that have not ended."""
+        """The jobs that have not ended."""
         jobs = core.jobs
         return [job for number in self._numbers if (job := jobs.get(number)) is not None]
 
@@ -153,16 +153,16 @@ Operation = Generator[Step, Any, T]
 
 
 class ProtocolState:
-    """One session.
+    """The protocol state of one session.
 
     Attributes:
         session: Its number; 0 before the daemon has answered.
-        requests: those outstanding, by number.
+        requests: pending ones, by number.
         jobs: those that have not ended, by number.
-        arenas: memory by device index.
+        arenas: by device index.
         garbage: messages to be sent before the next one; finalizers append to it.
-        lost: why the session is of no more use.
-        has_waited: whether somebody was told that memory is waited for.
+        lost: the error with which the session ended; None while it is open.
+        has_waited: whether a wait for memory was logged.
     """
 
     def __init__(self) -> None:
@@ -181,16 +181,16 @@ class ProtocolState:
         self._last_stream = 0
 
     def __reduce__(self) -> NoReturn:
-        """Sessions, arrays, kernels and streams lead here when somebody pickles or copies them."""
+        """Refuse to pickle or copy sessions, arrays, kernels and streams, which all lead here."""
         raise TypeError(
             "a session and what was made with it belong to this process, and cannot be pickled or "
             "copied: connect in the other process, and give it values, as array.get() has them"
         )
 
-    # -- going out
+    # -- outgoing
 
     def hello(self, program: str) -> Operation[Welcome]:
-        """Begins the session."""
+        """Open the session."""
         welcome: Welcome = yield Request(lambda number: Hello(number, VERSION, program[:256]))
         if not isinstance(welcome, Welcome):
             raise ConnectionLost("whoever listens there does not speak gpud's protocol")
@@ -198,7 +198,7 @@ class ProtocolState:
         return welcome
 
     def open_request(self, request: Request) -> bytes:
-        """Numbers a request; returns its frame. Nothing has changed if it raises."""
+        """Number a request; returns its frame. Nothing has changed if it raises."""
         number = self._last_request % (_MOST_REQUESTS - 1) + 1
         frame = CLIENT_PROTOCOL.encode(request.build(number))
         self._last_request = number
@@ -207,11 +207,11 @@ class ProtocolState:
 
     @staticmethod
     def frame(notice: Notification) -> bytes:
-        """The frame of a message without an answer."""
+        """The frame of a message that has no answer."""
         return CLIENT_PROTOCOL.encode(notice.message)
 
     def open_job(self, job: JobBase, build: Callable[[int], Any]) -> bytes:
-        """Numbers a job; returns its frame. Nothing has changed if it raises."""
+        """Number a job; returns its frame. Nothing has changed if it raises."""
         number = self._last_job + 1
         frame = CLIENT_PROTOCOL.encode(build(number))
         self._last_job = number
@@ -220,7 +220,7 @@ class ProtocolState:
         return frame
 
     def collect_garbage(self) -> bytes:
-        """Frames of what finalizers want to be sent."""
+        """The frames of the messages that finalizers have queued."""
         found = b""
         while self.garbage:
             found += CLIENT_PROTOCOL.encode(self.garbage.popleft())
@@ -231,30 +231,30 @@ class ProtocolState:
         self._last_stream += 1
         return self._last_stream
 
-    # -- coming in
+    # -- incoming
 
     def feed(self, data: bytes | memoryview, descriptors: Iterable[int] = ()) -> None:
-        """Take bytes, and the descriptors that came with them; `settle` does the rest.
+        """Buffer received bytes and descriptors; `settle` handles them.
 
         Raises:
-            GpudError: the stream is broken; the connection is of no more use.
+            GpudError: a frame is invalid; the connection cannot be used any more.
         """
         self._decoder.feed(data)
         self._descriptors += descriptors
 
     def settle(self) -> None:
-        """Settle what the messages that have come in settle.
+        """Handle the received messages, settling requests and jobs.
 
-        If an interrupt ends it half-way, call it again: it goes on where it was.
+        After an interrupt, call it again: it resumes where it was.
 
         Raises:
-            GpudError: the daemon says goodbye or does not speak the protocol; the connection is of
-                no more use.
+            GpudError: the daemon has sent `Goodbye` or an invalid message; the connection cannot be
+                used any more.
         """
         frames = self._decoder.frames()
         while True:
-            # The message in hand is let go only when it was handled: settling again is harmless,
-            # losing a message is not.
+            # The current message is kept until it was handled: handling it twice is harmless,
+            # losing it is not.
             body = self._body
             if body is None:
                 body = next(frames, None)
@@ -304,13 +304,13 @@ class ProtocolState:
     # -- the end
 
     def fail_all(self, error: GpudError, job_error: GpudError | None = None) -> None:
-        """Settle everything outstanding with ``error``; the session is over.
+        """End the session: settle everything pending with ``error``.
 
         Args:
-            error: for requests, and for whoever uses the session later.
-            job_error: for jobs, if it is another.
+            error: for requests, and for later uses of the session.
+            job_error: for jobs, if different.
         """
-        # `lost` comes after: whoever sees it may rely on everything that was there being settled.
+        # `lost` is set last: a thread that sees it may rely on everything being settled.
         for request in list(self.requests.values()):
             request.settle(None, error)
         for job in list(self.jobs.values()):
@@ -325,31 +325,31 @@ class ProtocolState:
             arena.close()
 
     def close(self) -> None:
-        """End the session as its user wants it: jobs that have not ended are cancelled."""
+        """End the session at the user's request: jobs that have not ended are cancelled."""
         self.fail_all(
             ConnectionLost("the session is closed; connect again"),
             JobCancelled("the session was closed before the job had ended"),
         )
 
     def free(self, device: int, address: int) -> None:
-        """Have an array freed; safe in a finalizer."""
+        """Queue a message that frees an array; safe in a finalizer."""
         if self.lost is None:
             self.garbage.append(Free(device, address))
 
 
 def wake(waiting: Iterable[Any]) -> None:
-    """Have an event loop go on with whoever awaits one of these futures."""
+    """Set the results of these futures of an event loop, waking the coroutines that await them."""
     for future in waiting:
         if not future.done():
             future.set_result(None)
 
 
 def connection_lost(where: str, why: GpudError | str) -> ConnectionLost:
-    """The error for a connection that is of no more use.
+    """The error for a lost connection.
 
     Args:
         where: the socket's path.
-        why: in words, or the error that was found in what came.
+        why: the reason as text, or the error in what was received.
     """
     if isinstance(why, ConnectionLost):
         return why

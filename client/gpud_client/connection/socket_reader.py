@@ -1,23 +1,23 @@
-"""Leader/followers: who reads the socket when many threads wait.
+"""Reads the socket for all threads that wait (leader/followers pattern).
 
-Problem: a thread that waits for a job should see its end after one wake-up, not after two with a
-hop through another thread; yet callbacks and `concurrent.futures.wait` need somebody who reads
-while nobody of ours waits; and an idle client should not wake at all.
+Problem: a thread that waits for a job should see its end after one wake-up, not after two by way of
+another thread; yet callbacks and `concurrent.futures.wait` need a reader while no thread waits in
+this library; and an idle client should not wake up at all.
 
-Approach: whoever waits reads the socket itself. One thread at a time holds the *baton* and reads;
-it settles what comes in for everybody, wakes the threads that waited for it, and hands the baton
-on when its own answer is there. A background thread takes the baton when jobs are outstanding and
-nobody has read for `_LOOK_S`, keeps it, and gives it back when a thread of the user's begins to
-wait. While nothing is outstanding, or somebody else reads, it sleeps without a time limit.
+Approach: waiting threads read the socket themselves. One thread at a time holds the *baton* and
+reads; it settles requests and jobs for all threads, wakes those that waited for them, and passes
+the baton on when its own target is settled. A background thread takes the baton when jobs are
+pending and no thread has read for `_LOOK_S`, and gives it back when a user's thread begins to wait.
+While nothing is pending, or another thread reads, it sleeps without a time limit.
 
 Terms:
     baton: the right to read the socket, held by one thread at a time.
-    waiter: a thread that waits, and what for.
+    waiter: a waiting thread and its target.
 
 Properties:
-    one_wake_up: if one thread waits, nothing but that thread wakes when its answer comes;
-    no_lost_wake_up: while jobs are outstanding, somebody reads within `_LOOK_S`, twice at most;
-    idle: with nothing outstanding and nothing said, no thread wakes;
+    one_wake_up: if one thread waits, only that thread wakes when its answer arrives;
+    no_lost_wake_up: while jobs are pending, a thread begins to read within twice `_LOOK_S`;
+    idle: with nothing pending and nothing received, no thread wakes;
     no_lock_in_callbacks: a user's callback runs with no lock and no baton held.
 """
 
@@ -40,7 +40,7 @@ from gpud_client.connection.protocol_state import ProtocolState, connection_lost
 __all__ = ["SocketReader"]
 
 _LOOK_S = 0.005
-_LONGEST_S = 1e5  # for one system call; whoever wants to wait longer waits again
+_LONGEST_S = 1e5  # for one system call, which is repeated for longer waits
 _READ_BYTES = 1 << 18
 _DESCRIPTORS = socket.CMSG_SPACE(8 * array("i").itemsize)
 _READ_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -73,12 +73,12 @@ class SocketReader:
 
     Args:
         sock: connected and non-blocking; closed by `release`.
-        core: what comes in goes there.
+        core: the protocol's state.
         where: the socket's path, for messages.
         on_kick: called by the background thread when it was woken; must not block.
 
     Attributes:
-        closing: nobody is to begin to read any more.
+        closing: whether the session is being ended; threads stop reading.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class SocketReader:
         return bool(target._settled)
 
     def wait_until_lost(self) -> None:
-        """Wait until nothing more can come: for the time after `hang_up`."""
+        """Wait until the connection is lost: for use after `hang_up`."""
         self.wait(_Never)
 
     def read_available(self) -> None:
-        """Read what is there, if nobody else reads. Does not wait."""
+        """Read what has arrived, unless another thread reads. Does not wait."""
         waiter = _Waiter(_Never)
         with self._mutex:
             if self._reader is None:
@@ -134,17 +134,17 @@ class SocketReader:
             self._pass_on(waiter)
 
     def call_later(self, callback: Callable[[], None]) -> None:
-        """Run a user's callback as soon as this thread holds nothing."""
+        """Queue a user's callback; it runs once this thread holds no lock and no baton."""
         self._callbacks.append(callback)
 
     def run_callbacks(self) -> None:
-        """Run what `call_later` was given. The caller holds no lock."""
+        """Run the queued callbacks. The caller must hold no lock."""
         while self._callbacks:
             with suppress(IndexError):  # another thread was quicker
                 self._callbacks.popleft()()
 
     def job_sent(self) -> None:
-        """A job is outstanding: have the background thread look whether anybody reads."""
+        """Have the background thread check that a thread reads: a job is pending."""
         if self._asleep:
             self._look_soon()
         if self._callbacks:
@@ -159,9 +159,9 @@ class SocketReader:
     # -- the baton
 
     def _wait_for(self, target: Any, end: float | None) -> None:
-        """Reads, or waits for whoever reads, until ``target`` is settled or it is late.
+        """Read, or wait for the reading thread, until ``target`` is settled or ``end``.
 
-        Comes back early when there are callbacks to run.
+        Returns early when there are callbacks to run.
         """
         waiter = _Waiter(target)
         try:
@@ -195,7 +195,7 @@ class SocketReader:
                 return
 
     def _pass_on(self, waiter: _Waiter) -> None:
-        """Give the baton away, if ``waiter`` has it, and forget the waiter."""
+        """Pass the baton on, if ``waiter`` has it, and drop the waiter."""
         with self._mutex:
             if self._reader is not waiter:
                 with suppress(ValueError):
@@ -214,11 +214,11 @@ class SocketReader:
             self.release()
 
     def _receive(self) -> None:
-        """Take what is there. The caller holds the baton."""
+        """Receive and handle what has arrived. The caller holds the baton."""
         received: list[Any] = []
         try:
-            # An interrupt comes before this line has begun or after it has ended, never between the
-            # system call and its result.
+            # An interrupt is handled before or after this statement, never between the system call
+            # and storing its result.
             received += map(
                 self._sock.recvmsg_into, ([self._buffer],), (_DESCRIPTORS,), (_READ_FLAGS,)
             )
@@ -238,7 +238,7 @@ class SocketReader:
             self._lose("it has ended; its log may say why")
 
     def _feed(self, received: list[Any]) -> None:
-        """Hand on what came with the one system call, and empty the list."""
+        """Pass the result of the system call to the protocol state, and empty the list."""
         size, ancillary, _, _ = received[0]
         found: list[int] = []
         for _, _, data in ancillary:
@@ -265,9 +265,9 @@ class SocketReader:
                         waiter.wake()
 
     def _lose(self, why: str) -> None:
-        """Nothing more will come: for ``why``, or because the session's user has hung up."""
+        """End the session: the connection is lost, or was closed by `hang_up`."""
         if self.closing:
-            self._core.close()  # and if the daemon was quicker to close it than we to read its end
+            self._core.close()  # even if the daemon has closed the connection first
         else:
             self._core.fail_all(connection_lost(self._where, why))
         self._wake_settled()
@@ -275,7 +275,7 @@ class SocketReader:
     # -- the background thread
 
     def _look_soon(self) -> None:
-        """Have the background thread look, after `_LOOK_S`, whether anybody reads."""
+        """Have the background thread check, after `_LOOK_S`, that a thread reads."""
         if self._background is None:
             with self._mutex:
                 if not (self.watched or self.closing):
@@ -308,7 +308,7 @@ class SocketReader:
             if waiter is not None:
                 self._read_for_others(waiter, both)
             elif self._asleep and self._reader is None and self._core.jobs:
-                self._asleep = False  # a job came between the look and the nap
+                self._asleep = False  # a job was submitted between the check and `_asleep = True`
         self.wait_until_lost()
         self.release()
 
@@ -329,7 +329,7 @@ class SocketReader:
         self.run_callbacks()
 
     def _clear_kicks(self) -> None:
-        """A job was submitted, somebody wants to read, or finalizers have something to send."""
+        """Reset the wake-up: a job was sent, a thread waits, or finalizers have queued messages."""
         with suppress(OSError):
             os.eventfd_read(self._kicks)
         self._on_kick()
@@ -337,7 +337,7 @@ class SocketReader:
     # -- the end
 
     def hang_up(self) -> None:
-        """Have everybody leave; safe in a finalizer."""
+        """Shut the socket down, which ends all waits; safe in a finalizer."""
         self.closing = True
         if not self._released:
             with suppress(OSError):
@@ -345,18 +345,18 @@ class SocketReader:
         self.kick()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the background thread has ended, unless this is it."""
+        """Wait until the background thread has ended, unless called from it."""
         background = self._background
         if background is not None and background is not threading.current_thread():
             background.join(timeout_s)
 
     @property
     def watched(self) -> bool:
-        """Whether there is a background thread, which will see to the end."""
+        """Whether there is a background thread, which will then end the session."""
         return self._background is not None
 
     def release(self) -> None:
-        """Close the descriptors, unless a thread is still about to use them."""
+        """Close the descriptors, unless a thread may still use them."""
         background = self._background
         if background is not None and background is not threading.current_thread():
             if background.is_alive():
@@ -369,7 +369,7 @@ class SocketReader:
         os.close(self._kicks)
 
     def forked(self) -> None:
-        """After a fork, in the child: no other thread of the parent's is here."""
+        """Reset in a forked child process, which has none of the parent's other threads."""
         self.closing = True
         self._mutex = threading.Lock()
         self._reader, self._background = None, None

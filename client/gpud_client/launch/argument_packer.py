@@ -1,21 +1,21 @@
-"""Arguments become the kernel's parameter buffer, checked one by one.
+"""Checks arguments and packs them into a kernel's parameter buffer.
 
 Problem: a kernel gets untyped bytes. An argument of the wrong size or kind must be found before
-anything is sent, and packing is on the path of every submission.
+anything is sent, and every submission packs its arguments.
 
-Approach: a kernel's parameters are known when it is compiled. For each one a converter is chosen
-then; it checks a value and gives what one `struct.Struct` for the whole buffer takes.
+Approach: a kernel's parameters are known when it is compiled. A converter is chosen for each one
+then; it checks a value and returns the field of one `struct.Struct` for the whole buffer.
 
 What is accepted:
 
 * a number: Python int, float or bool within the parameter's range; a NumPy scalar of its size.
-  PTX does not say whether an integer has a sign, so the range is that of both. It does tell
+  PTX does not say whether an integer is signed, so both ranges are accepted. It does distinguish
   floats: a float for an integer parameter is refused, and so is a NumPy integer for a float;
 * a pointer: an `Array`, ``None``, or a device address. PTX declares many pointers as 64-bit
   integers, so these are accepted for every 8-byte integer. It does not say what they point to
-  either: an array of another type than the kernel's is not noticed;
-* a struct: bytes, a NumPy scalar (``np.void``, complex), or what else has a buffer, such as a
-  `ctypes.Structure`, of exactly its size.
+  either: an array of another type than the kernel's is not detected;
+* a struct: bytes, a NumPy scalar (``np.void``, complex), or another object with a buffer, such as
+  a `ctypes.Structure`, of exactly its size.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ArgumentPacker:
         """The parameter buffer, and the arrays among the arguments.
 
         Raises:
-            TypeError: too many or too few arguments, or one of a kind that the parameter is not.
-            ValueError: one is out of range, of another size, or an array that was freed.
+            TypeError: too many or too few arguments, or one of the wrong kind.
+            ValueError: one is out of range, of the wrong size, or an array that was freed.
         """
         converters = self._converters
         arrays: list[ArrayBase] = []
@@ -123,7 +123,7 @@ def _float(size: int) -> Convert:
                 raise _array_mistake(value)
             if isinstance(value, np.ndarray):
                 return convert(value[()], arrays)
-            if value.dtype != scalar:  # float64 is a float to Python, too
+            if value.dtype != scalar:  # np.float64 is a subclass of float
                 raise _dtype_mistake(value, f"np.{scalar.__name__}")
             return float(value)
         elif isinstance(value, int | float):
@@ -225,7 +225,7 @@ def _dtype_mistake(value: Any, wanted: str) -> _Mistake:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to write it
+    if isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to print it
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     shown = text if len(text) <= 60 else text[:57] + "..."

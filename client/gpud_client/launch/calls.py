@@ -1,4 +1,4 @@
-"""Launches that are checked and packed, ready to be submitted."""
+"""Launches with checked and packed arguments, and checks of grid and block."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MOST_GRID_YZ = (1 << 16) - 1
 class Call:
     """One launch with its arguments, for `Session.sequence`; made by `Kernel.call`.
 
-    The arguments are taken when it is made. It may be submitted any number of times, and keeps its
+    The arguments are packed when it is made. It may be submitted any number of times, and keeps its
     arrays alive.
 
     Attributes:
-        kernel: What is launched.
+        kernel: The kernel that is launched.
         grid: Task blocks, as (x, y, z).
         block: Threads of a block, likewise.
         shared: Dynamic shared memory of a block, in bytes.
@@ -66,15 +66,15 @@ class Call:
             )
         self._parameters, self._arrays = kernel._packer.pack(args)
         self._device = _device_of(kernel, self._arrays)
-        self._prepared: Any = None  # what `KernelBase._prepare` made of it, for one device
-        self._chained: Any = None  # the sequence that begins with this call, if it was submitted
+        self._prepared: Any = None  # the result of `KernelBase._prepare`, for one device
+        self._chained: Any = None  # the cached chain that begins with this call
 
     def __repr__(self) -> str:
         return f"<Call {self.kernel.name} grid={self.grid} block={self.block}>"
 
 
 def as_dim3(what: str, value: Dim) -> tuple[int, int, int]:
-    """An int or a tuple of up to three as (x, y, z).
+    """Convert an int or a tuple of up to three to (x, y, z).
 
     Raises:
         LaunchConfigError: another length, or an extent below 1 or over CUDA's limit; a ValueError.
@@ -105,8 +105,8 @@ def as_shared(shared: int) -> int:
     """A size of dynamic shared memory, in bytes.
 
     Raises:
-        LaunchConfigError: it is negative or absurd; a ValueError.
-        TypeError: it is no integer.
+        LaunchConfigError: it is negative, or not below 4 GiB; a ValueError.
+        TypeError: it is not an integer.
     """
     if type(shared) is int and 0 <= shared < 1 << 32:
         return shared

@@ -1,4 +1,4 @@
-"""Jobs: what was submitted, how far it is, and how it ended."""
+"""Submitted jobs: waiting for their end, state and statistics, resize and cancel."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ _NO_STATS: dict[str, Any] = {
 
 
 class JobBase:
-    """What both kinds of job know, and the operations on them.
+    """State and operations common to `Job` and `AsyncJob`.
 
     Args:
         what: The kernel's name, or how many kernels, for messages.
-        device: Where it runs.
-        stream: Of which stream it is.
+        device: The device on which it runs.
+        stream: The number of its stream.
         total: Its task blocks.
         path: The daemon's socket.
 
-    Users hold it, so what other modules of the library use is not public either: ``_ref``, its
-    session's number and its own once it is submitted, ``_settled``, ``_settle`` and ``_lose``.
+    Users hold these objects, so the attributes for other modules of the library are private, too:
+    ``_ref`` (the numbers of its session and its own, once submitted), ``_settled``, ``_settle`` and
+    ``_lose``.
     """
 
     def __init__(self, what: str, device: Device, stream: int, total: int, path: str) -> None:
@@ -61,47 +62,47 @@ class JobBase:
 
     @property
     def id(self) -> str:
-        """What people, logs and ``gpuctl`` call the job: ``"3.17"``, job 17 of session 3."""
+        """The job's id in logs and ``gpuctl``: ``"3.17"`` is job 17 of session 3."""
         session, number = self._ref
         return job_name(job_id(SessionId(session), number))
 
     @property
     def output(self) -> str:
-        """What its kernels printed (``printf``); empty until the job has ended."""
+        """The output of its kernels' ``printf``; empty until the job has ended."""
         return "" if self._end is None else self._end.output.decode("utf-8", "replace")
 
     @property
     def device(self) -> Device:
-        """Where it runs."""
+        """The device on which it runs."""
         return self._device
 
     def done(self) -> bool:
-        """Whether the job has ended, in whatever way."""
+        """Whether the job has ended: done, failed or cancelled."""
         return self._settled
 
     def cancelled(self) -> bool:
         """Whether the job has ended because it was cancelled."""
         return self._settled and self._final_state() == "cancelled"
 
-    __reduce__ = ProtocolState.__reduce__  # a future's lock would be met before it, and say less
+    __reduce__ = ProtocolState.__reduce__  # else the future's lock fails first, unexplained
 
     def __repr__(self) -> str:
         state = "not ended" if not self._settled else self._final_state()
         return f"<{type(self).__name__} {self.id} {self._what}: {state}>"
 
     def __del__(self) -> None:
-        # Nobody may ever learn of a failure otherwise: the arrays just hold wrong values.
+        # Else the failure might go unnoticed: the arrays just hold wrong values.
         error = getattr(self, "_error", None)
         if error is None or self._asked:
             return
-        # A lost connection is heard of in other ways, and would be said for every job.
+        # A lost connection is reported elsewhere, and would be logged for every job.
         if not isinstance(error, JobCancelled | ConnectionLost):
             log_failed(self.id, self._what, error)
 
     # -- settling
 
     def _settle(self, message: Finished) -> None:
-        """It has ended. Called once more if that was interrupted."""
+        """Settle it with the daemon's message; called again after an interrupt."""
         if self._settled:
             return
         self._end = message
@@ -114,17 +115,17 @@ class JobBase:
         self._finish()
 
     def _lose(self, error: GpudError) -> None:
-        """The connection is gone before it has ended. Called once more, likewise."""
+        """Settle it after the connection was lost; called again after an interrupt."""
         if not self._settled:
             self._error = error
             self._finish()
 
     def _finish(self) -> None:
-        """Be settled, and tell whoever waits."""
+        """Mark it as settled, and wake everything that waits for it."""
         raise NotImplementedError
 
     def _has_ended(self) -> bool:
-        """`_settled`, read anew: a step of an operation may have changed it."""
+        """`_settled`, which a step of an operation may have changed (hidden from type checkers)."""
         return self._settled
 
     def _final_state(self) -> str:
@@ -184,7 +185,7 @@ class JobBase:
     def _cancel(self) -> Operation[bool]:
         if self._settled:
             return self._final_state() == "cancelled"
-        self._asked = True  # how it ends is known
+        self._asked = True  # its end is expected, so it is not logged
         ref = self._ref
         answer = yield Request(lambda number: Cancel(number, ref))
         return bool(answer.value) or (self._has_ended() and self._final_state() == "cancelled")
@@ -202,13 +203,13 @@ class JobBase:
 
 
 class Job(JobBase, concurrent.futures.Future[None]):
-    """A submitted job: a `concurrent.futures.Future` that is also looked at and managed.
+    """A submitted job: a `concurrent.futures.Future` with state, statistics and resizing.
 
-    Made by `Kernel.submit` and `Session.sequence`. It passes for a future everywhere:
-    `concurrent.futures.wait`, ``as_completed``, `asyncio.wrap_future`. Thread-safe.
+    Made by `Kernel.submit` and `Session.sequence`. It works wherever a future does, as with
+    `concurrent.futures.wait`, ``as_completed`` and `asyncio.wrap_future`. Thread-safe.
 
-    The job goes on, and its arrays live on, if this object is dropped; it is cancelled when its
-    session is closed.
+    If this object is dropped, the job goes on and its arrays stay allocated; closing the session
+    cancels it.
     """
 
     def __init__(
@@ -217,15 +218,15 @@ class Job(JobBase, concurrent.futures.Future[None]):
         concurrent.futures.Future.__init__(self)
         JobBase.__init__(self, what, device, stream, total, channel.where)
         self._channel = channel
-        self._keep = keep  # the session: its connection is closed when nobody holds it
+        self._keep = keep  # the session, whose connection would be closed when it is collected
         self._waiting_calls: list[Callable[[concurrent.futures.Future[None]], object]] = []
 
     # -- as a future
 
-    # The state of the future is there before whoever waits for futures is told.
+    # The future's own state: it is set before waiters of futures are notified.
 
     def done(self) -> bool:
-        """Whether the job has ended, in whatever way."""
+        """Whether the job has ended: done, failed or cancelled."""
         return concurrent.futures.Future.done(self)
 
     def cancelled(self) -> bool:
@@ -236,13 +237,13 @@ class Job(JobBase, concurrent.futures.Future[None]):
         """Wait until the job has ended. Returns nothing: results are in the arrays.
 
         Args:
-            timeout: In seconds; None waits for ever.
+            timeout: In seconds; None: no limit.
 
         Raises:
             JobError: The job failed, or was cancelled (`JobCancelled`). Its output arrays hold
                 unspecified values.
-            TimeoutError: It has not ended in time; the message says how far it is. It goes on.
-            ConnectionLost: The daemon has gone; what became of the job is unknown.
+            TimeoutError: It has not ended in time; the message states its progress. It goes on.
+            ConnectionLost: The connection to the daemon is lost; how the job ends is unknown.
         """
         error = self._wait_for_end(timeout)
         if error is not None:
@@ -252,10 +253,10 @@ class Job(JobBase, concurrent.futures.Future[None]):
                 del error  # its traceback refers to this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the job has ended; returns what it failed with, None if it is done.
+        """Wait until the job has ended; returns its error, None if it is done.
 
         Args:
-            timeout: In seconds; None waits for ever.
+            timeout: In seconds; None: no limit.
 
         Raises:
             JobCancelled: It was cancelled.
@@ -269,20 +270,20 @@ class Job(JobBase, concurrent.futures.Future[None]):
     def cancel(self) -> bool:
         """Ask the daemon to end the job; returns whether it will end cancelled.
 
-        Blocks for the daemon's answer only. Task blocks that run are finished or ended; `result`
+        Blocks for the daemon's answer only. Running task blocks are finished or ended; `result`
         raises `JobCancelled` once nothing of the job runs any more.
         """
         return self._channel.run(self._cancel())
 
     def running(self) -> bool:
-        """Whether the job is on the device now; asks the daemon."""
+        """Whether the job is running; queries the daemon."""
         return self.state in ("running", "paused", "ending")
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[None]], object]) -> None:
         """Call ``fn(job)`` when the job has ended; at once if it has.
 
-        It is called by whichever thread reads the connection then, with no lock held. What it
-        raises is logged.
+        It is called in the thread that reads the connection then, with no lock held. Its exceptions
+        are logged.
         """
         with self._condition:
             if not self._settled:
@@ -290,53 +291,54 @@ class Job(JobBase, concurrent.futures.Future[None]):
                 return
         _call(fn, self)
 
-    # -- about the job
+    # -- state and statistics
 
     @property
     def state(self) -> str:
-        """How it stands; asks the daemon until the job has ended.
+        """The job's state; queries the daemon until the job has ended.
 
-        ``blocked`` (by its stream or ``after``), ``preparing`` (its device is being given what it
-        needs, such as the values of arrays), ``waiting`` (for room), ``running``, ``paused``
-        (without room for now, keeping its progress) or ``ending`` (its blocks are leaving); then
+        ``blocked`` (by its stream or ``after``), ``preparing`` (its modules are loaded and its
+        arrays copied to the device), ``waiting`` (for capacity), ``running``, ``paused`` (without
+        an allocation for now, keeping its progress) or ``ending`` (its blocks are leaving); then
         ``done``, ``failed`` or ``cancelled``.
         """
         return self._channel.run(self._get_state())
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Task blocks done, and in all. Asks the daemon."""
+        """Task blocks done, and their total. Queries the daemon."""
         return self._channel.run(self._get_progress())
 
     @property
     def allocation(self) -> Fraction:
-        """The CapSM that the job has now; 0 when it has ended. Asks the daemon."""
+        """The job's current allocation in CapSM; 0 when it has ended. Queries the daemon."""
         return self._channel.run(self._get_allocation())
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Figures of the job; asks the daemon until the job has ended.
+        """Statistics of the job; queries the daemon until the job has ended.
 
-        Seconds: ``queued_s`` from submission to start, ``first_block_s`` from start to the first
+        In seconds: ``queued_s`` from submission to start, ``first_block_s`` from start to the first
         task block, ``run_s`` from start to end or until now, and ``release_s``, the longest time
-        that told blocks took to leave. Then ``resizes``, how often its allocation has changed, and
-        ``capsm_seconds``. None where unknown.
+        that blocks took to leave after they were told to release. Then ``resizes``, how often its
+        allocation has changed, and ``capsm_seconds``. None where unknown.
         """
         return self._channel.run(self._get_stats())
 
     def resize(self, *, reservation: Share | None = None, quota: Share | None = None) -> None:
         """Change the job's reservation or quota while it waits or runs.
 
-        Returns when the daemon has agreed; blocks follow within about a task block's time.
+        Returns when the daemon has confirmed it; the allocation follows within about a task block's
+        time.
 
         Raises:
-            AdmissionError: The device can never grant that. Nothing has changed.
-            ValueError: Both or none are given, or it is no share.
-            GpudError: The job has ended, or is of the other kind.
+            AdmissionError: The device can never grant that share. Nothing has changed.
+            ValueError: Both or neither are given, or it is not a share.
+            GpudError: The job has ended, or is of the other kind (online, offline).
         """
         self._channel.run(self._resize(reservation, quota))
 
-    # -- settling: called by whoever reads the connection
+    # -- settling: called in the thread that reads the connection
 
     def _finish(self) -> None:
         error = self._error
@@ -350,7 +352,7 @@ class Job(JobBase, concurrent.futures.Future[None]):
             else:
                 self.set_exception(error)
         except InvalidStateError:
-            pass  # it was settled, and the thread interrupted before it could note that
+            pass  # the future was settled, and an interrupt came before `_settled` was set
         with self._condition:
             self._settled = True
         if self._waiting_calls:

@@ -1,4 +1,4 @@
-"""Kernels: what can be launched, how often it fits on an SM, and submitting it."""
+"""Kernels: their parameters, form and occupancy, and submitting launches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Kernel", "KernelBase", "Parameter", "PreparedLaunch"]
 
 
 class Parameter(NamedTuple):
-    """One parameter of a kernel.
+    """A parameter of a kernel.
 
     Attributes:
         name: Its name in the PTX.
@@ -44,7 +44,7 @@ class Parameter(NamedTuple):
 
 
 class PreparedLaunch(NamedTuple):
-    """A call, ready for a device: its `gpud.wire.messages.Launch` as msgpack, M and its form."""
+    """A call prepared for a device: its packed `gpud.wire.messages.Launch`, M and its form."""
 
     device: Device
     loaded: LoadedModule
@@ -54,10 +54,10 @@ class PreparedLaunch(NamedTuple):
 
 
 class KernelBase:
-    """What both kinds of kernel know, and the operations on them.
+    """State and operations common to `Kernel` and `AsyncKernel`.
 
     Raises:
-        KernelNotFound: the module has none of that name.
+        KernelNotFound: the module has no kernel of that name.
         KernelRejected: gpud cannot run it.
     """
 
@@ -75,12 +75,12 @@ class KernelBase:
 
     @property
     def name(self) -> str:
-        """As it was asked for."""
+        """The name with which it was requested."""
         return self._name
 
     @property
     def form(self) -> str:
-        """How it can be resized: ``"persistent"``, ``"sliced"`` or ``"whole"``."""
+        """Its form, ``"persistent"``, ``"sliced"`` or ``"whole"``, which says how it is resized."""
         return str(self._what["form"])
 
     @property
@@ -97,14 +97,14 @@ class KernelBase:
         return f"<{type(self).__name__} {self._name} ({self.form})>"
 
     def call(self, grid: Dim, block: Dim, args: Sequence[Any] = (), *, shared: int = 0) -> Call:
-        """One launch of this kernel, to be submitted with others by ``sequence``.
+        """A launch of this kernel, to be submitted with others by ``sequence``.
 
-        The arguments are checked and taken now, as in ``submit``. Nothing is sent.
+        The arguments are checked and packed now, as in ``submit``. Nothing is sent.
         """
         return Call(self, grid, block, args, shared)
 
     def _prepare(self, call: Call, device: Device) -> Operation[PreparedLaunch]:
-        """A call for a device: compiled there and measured."""
+        """Prepare a call for a device: load and measure its kernel there if needed."""
         made: PreparedLaunch | None = call._prepared
         if made is not None and made.device is device:
             return made
@@ -132,7 +132,7 @@ class KernelBase:
         return found
 
     def _make_killable(self, call: Call, device: Device) -> Operation[None]:
-        """Have what offline jobs with a timeout run made ready, before their time begins."""
+        """Compile the variant with kill polls that offline jobs with a timeout run, in advance."""
         if not self._what.get("killable"):
             return
         loaded = (yield from self._prepare(call, device)).loaded
@@ -162,12 +162,12 @@ class Kernel(KernelBase):
 
     @property
     def module(self) -> Module:
-        """The module that holds it, and its ``__constant__`` and ``__device__`` variables."""
+        """The module of the kernel, with its ``__constant__`` and ``__device__`` variables."""
         found: Module = self._module
         return found
 
     def occupancy(self, block: Dim, shared: int = 0, *, device: Device | int | None = None) -> int:
-        """M: how many blocks of this shape fit on one SM. Asks the daemon once for each shape.
+        """M: how many blocks of this shape fit on one SM. Queries the daemon once for each shape.
 
         Args:
             block: Threads of a block, an int or up to three.
@@ -175,7 +175,7 @@ class Kernel(KernelBase):
             device: On which device; None: where it was compiled first.
 
         Raises:
-            LaunchConfigError: No block of that shape fits; names the limit.
+            LaunchConfigError: No block of that shape fits; the message names the limit.
         """
         on = self._session._on(device, self._module._device)
         return self._session._channel.run(self._occupancy(block, shared, on))
@@ -199,25 +199,25 @@ class Kernel(KernelBase):
     ) -> Job:
         """Submit a launch as a job; returns at once.
 
-        The first submission with a new block shape asks the daemon for the kernel's occupancy and
-        blocks for the answer, the first offline one with a timeout as well; later ones only send.
+        The first submission with a new block shape queries the kernel's occupancy and blocks for
+        the answer, as does the first offline one with a timeout; later ones only send.
 
         Args:
             grid: Task blocks, an int or up to three.
             block: Threads of a block, an int or up to three.
-            args: One for each parameter: numbers, arrays, structs; see the reference page.
+            args: One for each parameter: numbers, arrays, structs; see the reference.
             shared: Dynamic shared memory of a block, in bytes.
             reservation: Run online, with at least this share: CapSM, or ``"25%"``.
             quota: Run offline, with at most this share. Neither: offline, the whole device.
-            deadline: Seconds from now; orders online jobs that wait.
+            deadline: Seconds from now; orders waiting online jobs.
             timeout: Seconds that the job may run; then it is ended with `JobTimeout`.
-            stream: Jobs of one stream run in order; None is the session's default one.
+            stream: Jobs of one stream run in order; None: the session's default stream.
             after: Jobs that must have ended before, however they ended.
-            device: Where to run; None: where the arrays are, else where it was compiled first.
-            weight: 1 to 1000: an offline job's part when capacity is shared.
-            exclusive: Have the reservation in whole SMs that are the job's own: nobody else's
-                blocks are there until it has ended. Rounded up to what the device can set apart,
-                see `Device.exclusive_step`; such a job cannot be resized.
+            device: On which device; None: where the arrays are, else where it was compiled first.
+            weight: 1 to 1000: an offline job's weight when capacity is shared.
+            exclusive: Reserve whole SMs on which no other job's blocks run until this job has
+                ended. Rounded up to a multiple of `Device.exclusive_step`; such a job cannot be
+                resized.
 
         Raises:
             TypeError: An argument is of the wrong kind, or there are too many or too few.
@@ -225,7 +225,7 @@ class Kernel(KernelBase):
                 session; or both shares are given.
             LaunchConfigError: The grid, block or shared memory is not possible; a ValueError.
             AdmissionError: The device can never grant the share.
-            ConnectionLost: The daemon has gone.
+            ConnectionLost: The connection to the daemon is lost.
         """
         session = self._session
         call = Call(self, grid, block, args, shared)

@@ -1,4 +1,4 @@
-"""Modules: compiled sources, and the variables in them."""
+"""Modules: compiled sources with their kernels and variables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedModule", "Module", "ModuleBase", "Symbol", "SymbolBase"]
 
-_PIECE_BYTES = 8 << 20  # of a variable, in one message
+_PIECE_BYTES = 8 << 20  # the most bytes of a variable in one message
 
 
 class LoadedModule:
-    """A module as the daemon has it on one device; unloaded when nobody holds this."""
+    """The daemon's module on one device; unloaded when this object is garbage collected."""
 
     def __init__(self, core: ProtocolState, kick: Any, answer: Any) -> None:
         self._core = core
@@ -36,14 +36,15 @@ class LoadedModule:
         self.log: str = answer.log
         # (M, form) by (kernel, block, dynamic shared memory)
         self.measured: dict[tuple[int, tuple[int, int, int], int], tuple[int, str]] = {}
-        self.killable: set[tuple[int, tuple[int, int, int], int]] = set()  # made ready so
+        # The same keys, of which the variant with kill polls was measured.
+        self.killable: set[tuple[int, tuple[int, int, int], int]] = set()
         self.users = PendingJobs()
 
     def index(self, name: str) -> int:
-        """The kernel of that name, as it was asked for, written or compiled.
+        """The index of a kernel, by its requested name, its name in the source or its PTX entry.
 
         Raises:
-            KernelNotFound: there is none.
+            KernelNotFound: there is none of that name.
         """
         found = self.names.get(name)
         if found is not None:
@@ -60,7 +61,7 @@ class LoadedModule:
 
 
 class ModuleBase:
-    """What both kinds of module know, and the operations on them."""
+    """State and operations common to `Module` and `AsyncModule`."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class ModuleBase:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its kernels, as the source calls them."""
+        """The names of its kernels in the source."""
         return tuple(str(kernel["name"]) for kernel in self._home.kernels)
 
     @property
@@ -91,7 +92,7 @@ class ModuleBase:
 
     @property
     def log(self) -> str:
-        """What the compiler said, warnings for example."""
+        """The compiler's output, such as warnings."""
         return self._home.log
 
     def __repr__(self) -> str:
@@ -102,7 +103,7 @@ class ModuleBase:
         return self._loaded[self._device.index]
 
     def _load(self, device: Device) -> Operation[LoadedModule]:
-        """The module on a device; compiled there if it was not yet."""
+        """The module on a device, compiled for it at the first call."""
         found = self._loaded.get(device.index)
         if found is None:
             core: ProtocolState = self._session._core
@@ -150,9 +151,9 @@ class Module(ModuleBase):
         """A ``__constant__`` or ``__device__`` variable.
 
         Args:
-            name: As the PTX calls it; what is not in a namespace is called as in the source.
+            name: Its name in the PTX; outside of namespaces that is the name in the source.
             dtype: Of an element; None: the variable is read and written as bytes.
-            shape: Of the variable; None: one extent that fills it.
+            shape: Of the variable; None: one dimension that fills it.
             device: On which device; None: where the module was compiled first.
 
         Raises:
@@ -163,7 +164,7 @@ class Module(ModuleBase):
 
 
 class SymbolBase:
-    """What both kinds of variable know, and the operations on them."""
+    """State and operations common to `Symbol` and `AsyncSymbol`."""
 
     def __init__(
         self,
@@ -241,16 +242,16 @@ class Symbol(SymbolBase):
     """A variable of a module; made by `Module.symbol`.
 
     Attributes:
-        name: As the PTX calls it.
+        name: Its name in the PTX.
         nbytes: Its size.
-        dtype: Of an element, None if it is bytes.
-        shape: None if it is bytes.
+        dtype: Of an element; None: it is read and written as bytes.
+        shape: Its shape; None: it is read and written as bytes.
     """
 
     _module: Module
 
     def get(self) -> Any:
-        """The variable's value: bytes, or a NumPy array where a dtype was given.
+        """The variable's value: bytes, or a NumPy array if a dtype was given.
 
         Waits for the jobs that were submitted with the module and have not ended.
         """

@@ -1,6 +1,6 @@
-"""Shares as a user writes them, made exact, and refused here if no device can grant them.
+"""Parses shares, makes them exact, and refuses those that the device can never grant.
 
-The daemon checks again; but a mistake that can be seen here is raised where it was made.
+The daemon checks them again; checking here raises a mistake where it was made.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Pair = tuple[int, int]
 
 
 class Amounts(NamedTuple):
-    """What a submission asks for, as the wire has it."""
+    """The reservation and quota of a submission, as on the wire."""
 
     reservation: Pair | None
     quota: Pair | None
 
 
 def resolve(what: str, value: Share | None, device: Device) -> Pair | None:
-    """A share of a device as the pair that travels; a quota over the device is the whole device.
+    """A share of a device as a fraction for the wire; a quota is capped at the whole device.
 
     Raises:
         AdmissionError: a reservation that online jobs can never have there.
-        TypeError: it is no share.
-        ValueError: it is no share that can be written exactly.
+        TypeError: it is not a share.
+        ValueError: it is not a valid share, or its fraction has too large numbers.
     """
     if value is None:
         return None
@@ -43,7 +43,7 @@ def resolve(what: str, value: Share | None, device: Device) -> Pair | None:
     elif exact > device.online_sms:
         kept = "" if device.online_sms == device.sms else " that online jobs may have"
         meant = str(value)
-        percent = meant.isdecimal() and int(meant) <= 100  # a bare number is one of SMs
+        percent = meant.isdecimal() and int(meant) <= 100  # a number without % means SMs
         raise AdmissionError(
             f"a reservation of {value} is more than the {device.online_sms} SMs of "
             f"{device.name}{kept}; ask for less"
@@ -59,12 +59,12 @@ def resolve(what: str, value: Share | None, device: Device) -> Pair | None:
 def admissible(
     reservation: Share | None, quota: Share | None, occupancy: int, device: Device
 ) -> Amounts:
-    """What a job with kernels of least occupancy M asks for.
+    """The amounts of a job, ``occupancy`` being the least M of its kernels.
 
     Raises:
         AdmissionError: the device can never grant it.
-        TypeError: one of them is no share.
-        ValueError: both are given, or one is no share.
+        TypeError: one of them is not a share.
+        ValueError: both are given, or one is not a valid share.
     """
     if reservation is None and quota is None:
         return _WHOLE
@@ -98,13 +98,13 @@ def admissible(
 
 
 def check_whole(amounts: Amounts, need: int, occupancy: int, device: Device) -> None:
-    """Refuses a job whose kernels cannot be resized and need more than its share.
+    """Refuse a job whose kernels cannot be resized and need more than its share.
 
     Args:
-        amounts: what the job asks for.
-        need: slices that a launch in form ``whole`` must have at once.
-        occupancy: M of the job, its least.
-        device: where it is to run.
+        amounts: the job's reservation or quota.
+        need: slices that a launch in form ``whole`` needs at once.
+        occupancy: M of the job, the least of its kernels.
+        device: the device on which it is to run.
 
     Raises:
         AdmissionError: the share is too small, or the device is.

@@ -6,10 +6,10 @@ __all__ = ["Stream"]
 
 
 class Stream:
-    """A line of jobs that run one after the other; made by `Session.stream`.
+    """A queue of jobs that run one after the other; made by `Session.stream`.
 
-    Jobs of different streams may run at the same time. A stream costs nothing while no job of it
-    is waiting, and needs not be closed.
+    Jobs of different streams may run at the same time. A stream without waiting jobs costs nothing,
+    and need not be closed.
     """
 
     __slots__ = ("_core", "_number")

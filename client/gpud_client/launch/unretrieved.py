@@ -1,6 +1,6 @@
-"""What becomes of jobs that nobody asks for, in the log.
+"""Logs jobs whose result was not retrieved: failed ones, and those that a session cancels.
 
-A script in a hurry forgets one job; a loop that is wrong forgets 20,000 with the same mistake.
+Failures are rate-limited: a faulty loop may drop 20,000 jobs with the same error.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _WHILE_S = 60.0
 
 
 class _Failures:
-    """Those since ``began_s``. Without a lock: a finalizer may come between any two lines."""
+    """The count since ``began_s``. Without a lock, as finalizers may run between any two lines."""
 
     began_s = 0.0
     numbers = itertools.count(1)
 
 
 def log_failed(name: str, what: str, error: Exception) -> None:
-    """Log that a job failed.
+    """Log that a job failed, unless too many have.
 
-    Of those within a minute the first ten are logged, then the 100th, the 1,000th and so on.
+    Within a minute the first ten are logged, then the 100th, the 1,000th and so on.
     """
     now_s = time.monotonic()
     if now_s - _Failures.began_s > _WHILE_S:
@@ -47,7 +47,7 @@ def log_failed(name: str, what: str, error: Exception) -> None:
 
 
 def log_cancelled(jobs: Mapping[int, JobBase]) -> None:
-    """Log which jobs a session is left with that nobody has waited for: they end cancelled."""
+    """Log the unfinished jobs that were not waited for when their session is closed."""
     left = [job for job in list(jobs.values()) if not job._asked]
     if left:
         few = ", ".join(f"{job.id} ({job._what})" for job in left[:3])
