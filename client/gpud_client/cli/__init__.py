@@ -1,7 +1,7 @@
 """``gpuctl``: look at a daemon and manage its jobs, from a shell or a script.
 
-Only what a command needs is loaded: help and status want neither NumPy nor the client library's
-arrays.
+Each command imports only what it needs: help and status load neither NumPy nor the client
+library's arrays.
 """
 
 from __future__ import annotations

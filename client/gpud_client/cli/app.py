@@ -38,7 +38,7 @@ def _gpuctl(
     ] = False,
 ) -> None:
     """Looks at the GPU daemon of this machine, runs kernels on it and manages its jobs."""
-    if socket is not None:  # what a command takes if it is not given one itself
+    if socket is not None:  # the default of the commands' own --socket
         ctx.default_map = {name: {"socket": socket} for name in COMMANDS}
 
 

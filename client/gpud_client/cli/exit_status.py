@@ -1,8 +1,8 @@
-"""How a command of gpud or gpuctl ends: its exit status, and a line on standard error.
+"""Exit statuses and error messages of the commands of gpud and gpuctl.
 
 Exit statuses: 0 done, 1 the job or the request failed, 2 wrong usage, 3 there is no daemon (gpuctl
-only), 130 ended by Ctrl-C, 141 whoever read the output has gone (as for a program that a signal
-ends). A traceback is shown only if ``GPUD_DEBUG`` is set to something.
+only), 130 interrupted by Ctrl-C, 141 the reader of the output has closed it (as for a program
+killed by SIGPIPE). A traceback is shown only if ``GPUD_DEBUG`` is set.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ DONE, FAILED, USAGE, NO_DAEMON = 0, 1, 2, 3
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
 # Typer's own base classes: BadParameter is a UsageError is a ClickException, whichever parser
-# library this release of Typer stands on.
+# library this release of Typer uses.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 _ParserError: Any = typer.BadParameter.__mro__[2]
 
 
 def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: int = FAILED) -> int:
-    """Runs a command of ``app`` and returns its exit status; raises only SystemExit.
+    """Run a command of ``app`` and return its exit status; raises only SystemExit.
 
     Args:
         app: The commands.
-        arguments: Of the command line, without the program's name; those of this process if None.
-        name: The program's.
-        lost: The exit status where there is no daemon.
+        arguments: The command line without the program's name; None: that of this process.
+        name: The program's name.
+        lost: The exit status if there is no daemon.
     """
     try:
         line = list(sys.argv[1:] if arguments is None else arguments)
         status = app(line, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else DONE
-    except SystemExit as error:  # how Typer ends when nobody reads any more
+    except SystemExit as error:  # raised by Typer when the output is closed
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         return _unread()
@@ -57,7 +57,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
     except GpudError as error:
         said = str(error)
         log = error.log.strip() if type(error) is CompileError else ""
-        if log:  # it may begin with what the error says
+        if log:  # it may begin with the error's message
             said = log if log.startswith(said) else f"{said}\n{log}"
         return _failed(f"{name}: {said}", FAILED)
     except BrokenPipeError:
@@ -65,9 +65,9 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _failed(f"{name}: {place}{error.strerror or error}", FAILED)
-    except MemoryError as error:  # of values that are made here, before they are uploaded
+    except MemoryError as error:  # for array values made in this process
         return _failed(f"{name}: not enough memory: {error}", FAILED)
-    except Exception as error:  # noqa: BLE001  (a bug of ours: one line, and how to see more)
+    except Exception as error:  # noqa: BLE001  (a bug of gpud: one line, and how to see more)
         what = f"{type(error).__name__}: {error}"
         return _failed(f"{name}: {what} (this is a bug; GPUD_DEBUG=1 shows where)", FAILED)
 
@@ -75,14 +75,14 @@ def run(app: typer.Typer, arguments: Sequence[str] | None, name: str, *, lost: i
 def _usage(error: Any, name: str) -> int:
     where = name if error.ctx is None else error.ctx.command_path
     message = error.format_message()
-    if not message:  # a command that wants to be told which: help has been shown
+    if not message:  # a subcommand is missing: help has been shown
         return USAGE
     message = " ".join(message.split()).rstrip(".")
     return _failed(f"{where}: {message}; see {where} --help", USAGE)
 
 
 def _unread() -> int:
-    """Nothing can be said any more, and the interpreter must not try when it ends."""
+    """The output is closed: keep the interpreter from flushing it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return BROKEN_PIPE
 

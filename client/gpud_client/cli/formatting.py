@@ -1,4 +1,4 @@
-"""How values are written for people: seconds, bytes, shares, bars."""
+"""Formats values for people: seconds, bytes, shares, bars."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def text(value: Any) -> str:
-    """Any value on one line; what is unknown is a dash, what a terminal would act on a "?"."""
+    """Any value on one line; unknown values become a dash, control characters a "?"."""
     if value is None or value == "":
         return "-"
     if isinstance(value, list | tuple):
@@ -39,12 +39,12 @@ def text(value: Any) -> str:
 
 
 def first(value: Any) -> str:
-    """The first of a list; the rest is in the JSON."""
+    """The first items of a list; the JSON has the rest."""
     return text(value[0] if isinstance(value, list | tuple) and value else value)
 
 
 def error(value: Any) -> str:
-    """An error as it travels: its message."""
+    """The message of an error in wire form."""
     return text(value.get("message") if isinstance(value, Mapping) else value)
 
 
@@ -89,17 +89,17 @@ def share(value: Any) -> str:
 
 
 def count(value: Any) -> str:
-    """A whole number with its thousands apart."""
+    """A whole number with thousands separators."""
     return f"{value:,}" if isinstance(value, int) else "-"
 
 
 def rounded(value: Any) -> str:
-    """A figure without its fraction."""
+    """A number rounded to a whole one."""
     return f"{value:,.0f}" if isinstance(value, int | float) else "-"
 
 
 def gauges(device: Mapping[str, Any]) -> str:
-    """What a GPU says of itself, to follow other words; nothing for what is none."""
+    """A GPU's metrics, to be appended to a line; empty for other devices."""
     if "gpu_utilisation_percent" not in device:
         return ""
     shown = (
@@ -114,12 +114,12 @@ def gauges(device: Mapping[str, Any]) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """``part`` of ``whole``; a dash if there is no whole."""
+    """``part`` of ``whole``; a dash if ``whole`` is 0."""
     return f"{100 * part / whole:.0f}%" if whole else "-"
 
 
 def progress(value: Any) -> str:
-    """Task blocks done of all, given as the pair."""
+    """A pair of task blocks done and total, as text."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return "-"
     done, total = value
@@ -127,14 +127,14 @@ def progress(value: Any) -> str:
 
 
 def part(value: Any) -> str:
-    """Task blocks done of all, given as the pair, as a percentage."""
+    """A pair of task blocks done and total, as a percentage."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return "-"
     return percent(*value)
 
 
 def meter(value: Any) -> str:
-    """Task blocks done of all, given as the pair, as a bar of 16 characters and a percentage."""
+    """A pair of task blocks done and total, as a bar of 16 characters and a percentage."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return "-"
     done, total = value
@@ -150,7 +150,7 @@ def clock(value: Any) -> str:
 
 
 def bar(part: float, whole: float, width: int) -> str:
-    """A bar of ``width`` characters, filled for ``part`` of ``whole`` to an eighth of one."""
+    """A bar of ``width`` characters for ``part`` of ``whole``, to an eighth of a character."""
     if whole <= 0 or width < 1:
         return " " * max(width, 0)
     eighths = round(8 * width * min(max(part / whole, 0.0), 1.0))

@@ -33,7 +33,7 @@ def parse_job(text: str) -> tuple[int, int]:
 
 
 def _present_jobs(incomplete: str) -> list[tuple[str, str]]:
-    """Jobs whose id begins so, with what runs, for the shell's completion."""
+    """Ids of jobs with the prefix that was typed, and their kernels, for shell completion."""
     with suppress(GpudError), MinimalClient() as client:
         return [
             (
@@ -68,7 +68,7 @@ def resize(
     if (quota is None) == (reservation is None):
         raise typer.BadParameter("give --quota or --reservation, one of them")
     for written in (quota, reservation):
-        share_of(written, 1)  # a typing mistake is found without a daemon
+        share_of(written, 1)  # finds a syntax error without a daemon
     with MinimalClient(socket) as client:
         row = client.describe(which)
         if row is None:
@@ -103,7 +103,7 @@ def cancel(
                 ended = client.cancel(which)
                 rows.append({"id": job, "cancelled": ended, "error": None})
             except GpudError as error:
-                if isinstance(error, OSError):  # the daemon has gone
+                if isinstance(error, OSError):  # the connection is lost
                     raise
                 rows.append({"id": job, "cancelled": False, "error": error.to_wire()})
     if as_json:
@@ -125,7 +125,7 @@ def cancel(
 
 
 def share_of(written: str | None, sms: int) -> Fraction | None:
-    """The exact amount that a person wrote for a share of a device.
+    """The exact amount of a share as written on the command line.
 
     Raises:
         typer.BadParameter: it is no share.

@@ -1,4 +1,4 @@
-"""Kernel arguments as they are written on a command line.
+"""Parses kernel arguments, grids and blocks on the command line.
 
 * scalars: ``7``, ``-2.5``, ``0x10``, ``true`` are checked against the kernel's parameter;
   ``f32:2.0``, ``i32:7``, ``u64:1`` must match it; ``null`` is the null pointer;
@@ -27,7 +27,7 @@ TYPES = {
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
     "f16": "float16", "f32": "float32", "f64": "float64", "bool": "bool",
 }  # fmt: skip
-"""Types of scalars and arrays and NumPy's name for each."""
+"""NumPy's name for each type of scalars and arrays."""
 
 _MOST_DIGITS = 20
 _FILLS = ("zeros", "ones", "arange", "random")
@@ -35,14 +35,14 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
 
 
 class ArraySpec(NamedTuple):
-    """An array that is yet to be made.
+    """The specification of an array argument.
 
     Attributes:
-        written: As it stood on the command line.
+        written: Its text on the command line.
         fill: One of ``zeros``, ``ones``, ``arange``, ``random``, ``file``.
-        dtype: NumPy's name, None for a file.
-        shape: Of the array, empty for a file.
-        path: Of the file, else None.
+        dtype: NumPy's name of the type; None for a file.
+        shape: Of the array; empty for a file.
+        path: Of the file; else None.
     """
 
     written: str
@@ -52,7 +52,7 @@ class ArraySpec(NamedTuple):
     path: Path | None
 
     def make(self, rng: np.random.Generator) -> npt.NDArray[Any]:
-        """The array's values.
+        """Make the array's values.
 
         Raises:
             typer.BadParameter: the file cannot be read as an array.
@@ -137,7 +137,7 @@ def parse_output(written: str, count: int) -> tuple[int, Path]:
 
 
 def _is_count(text: str) -> bool:
-    """Whether it is a whole number, and none of more digits than any that could be meant."""
+    """Whether the text is a whole number with a plausible number of digits."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 

@@ -1,10 +1,10 @@
-"""A connection for one command: ask, wait for the answer, ask again.
+"""A minimal blocking client for gpuctl: one request at a time, without NumPy or threads.
 
-Problem: most commands of gpuctl ask one question. The client library brings arrays, threads and
-futures for that, and NumPy with them: a tenth of a second before the first byte is sent.
+Problem: most commands of gpuctl send one query. The client library loads arrays, threads and
+futures, and NumPy with them, which takes a tenth of a second before the first byte is sent.
 
-Approach: the same messages and the same codec, on a blocking socket with a time limit; one request
-at a time. Only `gpuctl run` needs more than this, and uses the library.
+Approach: the same messages and codec, on a blocking socket with a timeout; one request at a time.
+Only `gpuctl run` needs more, and uses the library.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ _READ_BYTES = 1 << 18
 
 
 class MinimalClient:
-    """A session with the daemon whose socket is at ``path``; closed with its ``with`` block.
+    """A session with the daemon whose socket is at ``path``; closed at the end of a ``with`` block.
 
-    Every method blocks until the answer is there, 20 seconds at most, and raises what the daemon
-    answered with.
+    Every method blocks until the answer arrives, 20 seconds at most, and raises the daemon's error.
 
     Args:
-        path: Of the socket; what `gpud_client.connect` takes by default if None.
+        path: Of the socket; None: the default of `gpud_client.connect`.
 
     Raises:
-        ConnectionLost: nobody listens there, or whoever does is no gpud.
+        ConnectionLost: no daemon listens there, or another program does.
     """
 
     welcome: Welcome
@@ -78,26 +77,26 @@ class MinimalClient:
         self._socket.close()
 
     def query(self, topic: str, limit: int = 0) -> dict[str, Any]:
-        """What the daemon knows about ``topic``, one of `gpud.wire.messages.TOPICS`."""
+        """Query a topic, one of `gpud.wire.messages.TOPICS`."""
         return self._map(Query(self._number(), topic, limit))
 
     def describe(self, job: tuple[int, int]) -> dict[str, Any] | None:
-        """How a job stands, as a row of topic "jobs"; None if there is no such job."""
+        """A job as a row of topic "jobs"; None if there is no such job."""
         rows: list[dict[str, Any] | None] = self._value(Describe(self._number(), (job,)))
         return rows[0]
 
     def resize(
         self, job: tuple[int, int], *, reservation: Fraction | None, quota: Fraction | None
     ) -> Any:
-        """Changes the reservation or the quota of a job, in CapSM."""
+        """Change the reservation or the quota of a job, in CapSM."""
         return self._value(Resize(self._number(), job, _pair(reservation), _pair(quota)))
 
     def cancel(self, job: tuple[int, int]) -> bool:
-        """Ends a job; whether it had not ended yet."""
+        """Cancel a job; returns whether it had not ended yet."""
         return bool(self._value(Cancel(self._number(), job)))
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Every event from now on, for as long as the daemon is there."""
+        """Yield every event from now on, until the connection is lost."""
         self._value(Follow(self._number(), True))
         self._socket.settimeout(None)
         while True:
@@ -122,11 +121,11 @@ class MinimalClient:
         return found.value if isinstance(found, Answer) else None
 
     def _ask(self, request: Any) -> Any:
-        """Sends a request and returns the message that answers it."""
+        """Send a request and return the message that answers it."""
         try:
             self._socket.sendall(CLIENT_PROTOCOL.encode(request))
         except OSError as error:
-            # A daemon that refuses a connection has said why before it closed it.
+            # A daemon that refuses a connection sends the reason before it closes it.
             self._drain()
             raise self._lost(error) from error
         while True:
@@ -158,7 +157,7 @@ class MinimalClient:
             self._bodies = iter(self._decoder.frames())
 
     def _drain(self) -> None:
-        """Raises what the daemon said last, if it said goodbye."""
+        """Raise the error of the daemon's `Goodbye`, if it has sent one."""
         try:
             while True:
                 self._receive()

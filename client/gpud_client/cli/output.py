@@ -1,11 +1,11 @@
-"""What commands print: a table for people, or one JSON document for programs.
+"""Prints the output of commands: a table for people, or one JSON document for programs.
 
-A table is declared as columns: the key of a row's map, the heading, and how the value is written.
-JSON has the rows as the daemon sent them, so a script sees more than the table shows.
+A table is declared as columns: the key in a row's map, the heading, and the formatter. JSON has the
+rows as the daemon sent them, so a script sees more than the table shows.
 
-A terminal has 80 columns or so, and a table of jobs wants twice that. So a column says how it gives
-way: written in brief, cut to a least width, or left out, those with the highest ``spare`` first. A
-pipe gets everything.
+A terminal has 80 columns or so, and a table of jobs needs twice that. So a column declares how it
+may shrink: formatted in brief, cut to a least width, or omitted, those with the highest ``spare``
+first. A pipe gets everything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "table",
 ]
 
-_PIPE_COLUMNS = 10_000  # more than a row ever has: one line each, for whatever reads it
+_PIPE_COLUMNS = 10_000  # more than a row ever has, so that each row is one line
 
 SocketOption = Annotated[
     str | None,
@@ -58,14 +58,14 @@ class Column(NamedTuple):
     """One column of a table.
 
     Attributes:
-        key: Of the row's map.
-        heading: Over the column.
-        write: Makes the cell's text of the value.
-        right: Whether cells stand at the right edge, as numbers do.
-        spare: Left out where there is no room: the highest first, 0 never.
-        least: Characters to which cells may be cut, None: they may not.
-        wraps: Cut cells go on in the next line: they are sentences.
-        brief: Makes a shorter text where there is no room; None: there is none.
+        key: The key in the row's map.
+        heading: The column's heading.
+        write: Formats the value.
+        right: Whether cells are right-aligned, as numbers are.
+        spare: Columns are omitted for lack of room in descending order; 0: never.
+        least: The width in characters to which cells may be cut; None: they may not.
+        wraps: Whether cut cells continue on the next line, as sentences do.
+        brief: Formats the value shorter, for lack of room; None: there is no shorter form.
     """
 
     key: str
@@ -79,19 +79,19 @@ class Column(NamedTuple):
 
 
 def emit(document: Any) -> None:
-    """Prints one JSON document, on one line."""
+    """Print one JSON document, on one line."""
     json.dump(document, sys.stdout, default=_plain, ensure_ascii=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
 def say(line: str) -> None:
-    """Prints a line."""
+    """Print a line."""
     sys.stdout.write(line + "\n")
 
 
 def console() -> Console:
-    """Where tables go; a pipe gets them without colours and as wide as they need to be."""
+    """The console for tables; into a pipe they go without colours and at full width."""
     from rich.console import Console
 
     found = Console(highlight=False, soft_wrap=False)
@@ -101,12 +101,12 @@ def console() -> Console:
 def table(
     columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], width: int | None = None
 ) -> Table:
-    """A table of the rows; columns for which no row has anything are left out.
+    """A table of the rows; columns without any values are omitted.
 
     Args:
         columns: In their order.
-        rows: What the daemon sent.
-        width: Characters that there are; None: as many as are needed.
+        rows: As the daemon sent them.
+        width: The width available in characters; None: unlimited.
     """
     from rich import box
     from rich.table import Table
@@ -132,7 +132,7 @@ def table(
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
-    """Prints a table of the rows, or the line ``nothing`` if there are none."""
+    """Print a table of the rows, or the line ``nothing`` if there are none."""
     if rows:
         target = console()
         target.print(table(columns, rows, target.width if target.is_terminal else None))
@@ -146,7 +146,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], no
 def _fitted(
     columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int | None
 ) -> list[tuple[Column, list[str], int]]:
-    """The columns that there is room for, with their cells and widths."""
+    """The columns that fit, with their cells and widths."""
     texts = {column: [column.write(row.get(column.key)) for row in rows] for column in columns}
     full = {column: _widest(column, texts[column]) for column in columns}
     left = list(columns)
@@ -178,10 +178,10 @@ def _widest(column: Column, cells: Sequence[str]) -> int:
 
 
 def _sum(widths: Iterable[int]) -> int:
-    """Characters of a line: two between columns, and one at each end."""
+    """The width of a line in characters: two between columns, and one at each end."""
     return sum(wide + 2 for wide in widths)
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no type for: bytes become text, anything else its name for people."""
+    """Convert values that JSON has no type for: bytes to text, anything else with `str`."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""Commands that ask the daemon one question and print the answer."""
+"""Commands that query the daemon once and print the answer."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def doctor(socket: SocketOption = None, as_json: JsonOption = False) -> None:
 
 
 def _connect_within(socket: str | None, wait_s: float) -> MinimalClient:
-    """A client to a daemon that may take ``wait_s`` until it listens."""
+    """Connect, waiting up to ``wait_s`` for the daemon to listen."""
     end = time.monotonic() + wait_s
     while True:
         try:
@@ -211,7 +211,7 @@ def _connect_within(socket: str | None, wait_s: float) -> MinimalClient:
 
 
 def headline(found: Mapping[str, Any]) -> str:
-    """One line about the daemon, what matters most first."""
+    """One line about the daemon, the most important facts first."""
     parts = [f"gpud {found.get('version', '?')}"]
     if not found.get("fences", True):
         parts.append("FENCES OFF")

@@ -31,7 +31,7 @@ _END_S = 10.0
 
 
 class _Held(NamedTuple):
-    """An argument that is an array: its number, what was written, and the array itself."""
+    """An array argument: its number, its text on the command line, and the array."""
 
     number: int
     written: str
@@ -108,7 +108,7 @@ def run(
     if exclusive and reservation is None:
         raise typer.BadParameter("--exclusive goes with --reservation")
     for share in (reservation, quota):
-        share_of(share, 1)  # a typing mistake is found before anything is compiled
+        share_of(share, 1)  # finds a syntax error before anything is compiled
     if timeout is not None and timeout <= 0:
         raise typer.BadParameter("--timeout must be more than 0 seconds")
     if form not in (None, "persistent", "sliced", "whole"):
@@ -120,7 +120,7 @@ def run(
     import gpud_client as gc
 
     rng = np.random.default_rng(seed)
-    # A file that cannot be read is found before a daemon is asked for anything.
+    # Before the daemon is contacted, so that an unreadable file fails first.
     made = [value.make(rng) if isinstance(value, ArraySpec) else value for value in values]
     with gc.connect(socket, name=f"gpuctl run {file.name}") as gpu:
         on = _device(gpu, device)
@@ -149,11 +149,11 @@ def run(
         report = _report(job, function, held, show if problem is None else 0, problem)
         if problem is None:
             for number, path in files.items():
-                with path.open("wb") as target:  # np.save given a name would change its ending
+                with path.open("wb") as target:  # np.save would append .npy to a name
                     np.save(target, given[number].get())
     if as_json:
         emit(report)
-    elif not isinstance(problem, ConnectionLost):  # then nothing is known of it
+    elif not isinstance(problem, ConnectionLost):  # after which nothing is known of the job
         _print(report, files)
     if problem is not None:
         typer.echo(f"gpuctl: job {report['job']} {report['state']}: {problem}", err=True)
@@ -182,7 +182,7 @@ def _device(gpu: Session, index: int) -> Device:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Arguments that do not fit the kernel are wrong usage; what the daemon refuses is not."""
+    """Report arguments that do not fit the kernel as wrong usage, unlike the daemon's errors."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -192,7 +192,7 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _watch(job: Job, name: str, *, quiet: bool) -> BaseException | None:
-    """Waits for a job, with a progress bar if somebody looks; returns its error.
+    """Wait for a job, with a progress bar on a terminal; returns its error.
 
     Ctrl-C cancels the job, waits until it has ended, and ends the command.
     """
@@ -239,7 +239,7 @@ def _step(shown: Progress, task: TaskID, job: Job) -> None:
 def _report(
     job: Job, function: Kernel, held: list[_Held], show: int, error: BaseException | None
 ) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """The document that ``--json`` prints."""
     arrays = []
     for number, written, array in held:
         values = array.get().ravel()[:show].tolist() if show else []

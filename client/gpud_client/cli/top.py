@@ -1,4 +1,4 @@
-"""``gpuctl top``: devices and jobs, drawn again twice a second."""
+"""``gpuctl top``: devices and jobs, refreshed twice a second."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def top(
 
 
 def picture(look: Mapping[str, Any], width: int, height: int | None = None) -> Group:
-    """One look as something that Rich prints, in ``width`` columns and at most ``height`` lines."""
+    """One refresh as a Rich renderable of ``width`` columns and at most ``height`` lines."""
     from rich.console import Group
     from rich.text import Text
 
@@ -87,7 +87,7 @@ def picture(look: Mapping[str, Any], width: int, height: int | None = None) -> G
 
 
 def _snapshots(client: MinimalClient, interval: float, count: int) -> Iterator[dict[str, Any]]:
-    """Asks again and again at a steady beat; a slow answer delays and does not pile up."""
+    """Query at a fixed interval; a slow answer delays the next query."""
     number = 0
     due = time.monotonic()
     while True:
@@ -103,7 +103,7 @@ def _snapshots(client: MinimalClient, interval: float, count: int) -> Iterator[d
 def _device(
     number: int, device: Mapping[str, Any], jobs: list[Mapping[str, Any]], width: int
 ) -> list[Text]:
-    """What a device is, and how much of it online and offline jobs have: a line, or two."""
+    """A device and its allocation to online and offline jobs, in one or two lines."""
     from rich.text import Text
 
     sms = int(device.get("sms") or 0)
