@@ -30,6 +30,7 @@ from gpud.server.hosts.quarantine import Case, Quarantine
 from gpud.server.hosts.resources import Request
 from gpud.server.hosts.variable_writes import VariableWrites
 from gpud.server.ipc.child_process import ChildProcess, OnReply
+from gpud.server.ipc.reply_group import ReplyGroup
 from gpud.server.scheduling.jobs import Chain
 
 __all__ = ["Loader", "write_message"]
@@ -164,19 +165,13 @@ class Loader:
         written = self._written[module][1]
 
         def loaded(value: Any, error: GpudError | None) -> None:
-            left = 1
-
-            def replied(_: Any, problem: GpudError | None) -> None:
-                nonlocal left, error
-                left -= 1
-                error = error or problem
-                if not left:
-                    on_reply(value, error)
-
-            for name, offset, data in list(written.pieces()) if error is None else ():
-                left += 1
-                self._ask(partial(write_message, module, name, offset, data), replied)
-            replied(None, None)
+            if error is not None:
+                on_reply(value, error)
+                return
+            group = ReplyGroup(lambda problem: on_reply(value, problem))
+            for name, offset, data in list(written.pieces()):
+                self._ask(partial(write_message, module, name, offset, data), group.add())
+            group.seal()
 
         return loaded
 

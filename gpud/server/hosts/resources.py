@@ -21,6 +21,7 @@ from gpud.device.host import messages as hm
 from gpud.errors import GpudError, UnknownName
 from gpud.server.compilation.modules import Module, Shape
 from gpud.server.ipc.child_process import OnReply
+from gpud.server.ipc.reply_group import ReplyGroup
 from gpud.server.scheduling.jobs import Chain
 
 __all__ = ["ArenaOf", "ArraysOf", "Request", "ResourceRegistry"]
@@ -85,23 +86,11 @@ class ResourceRegistry:
         self, chain: Chain, session: int, on_ready: Callable[[GpudError | None], None]
     ) -> None:
         """Map, load and measure what a job needs; ``on_ready`` gets the first error, or None."""
-        left = len(chain.needs) + 1
-        failed = False
-
-        def on_reply(_: Any, error: GpudError | None) -> None:
-            nonlocal left, failed
-            left -= 1
-            if failed:
-                return
-            if error is not None:
-                failed = True
-                on_ready(error)
-            elif not left:
-                on_ready(None)
-
-        self.open_arena(session, on_reply)
+        group = ReplyGroup(on_ready, fail_fast=True)
+        self.open_arena(session, group.add())
         for module, shape in chain.needs:
-            self.measure(module, shape, on_reply)
+            self.measure(module, shape, group.add())
+        group.seal()
 
     # -- arenas
 
@@ -137,22 +126,16 @@ class ResourceRegistry:
 
     def _commit_all(self, session: int, on_reply: OnReply) -> None:
         """Commit memory for a session's arrays on a new host; an error closes the arena again."""
-        left = 1
-        problem: GpudError | None = None
 
-        def committed(_: Any, error: GpudError | None) -> None:
-            nonlocal left, problem
-            left -= 1
-            problem = problem or error
-            if not left:
-                if problem is not None and self._arrays.pop(session, None) is not None:
-                    self._send(hm.CloseArena(session))
-                on_reply(None, problem)
+        def committed(error: GpudError | None) -> None:
+            if error is not None and self._arrays.pop(session, None) is not None:
+                self._send(hm.CloseArena(session))
+            on_reply(None, error)
 
+        group = ReplyGroup(committed)
         for held in self._arrays_of(session):
-            left += 1
-            self._commit(session, held, committed)
-        committed(None, None)
+            self._commit(session, held, group.add())
+        group.seal()
 
     def _commit(self, session: int, held: ArrayExtent, on_reply: OnReply) -> None:
         address, size, from_file = held
