@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
@@ -16,6 +16,7 @@ __all__ = [
     "error_classes",
     "from_wire",
     "shorten",
+    "shorten_error",
 ]
 
 Plain = str | int | float | bool | None | tuple[Any, ...]
@@ -132,3 +133,30 @@ def shorten(text: str, length: int = 120) -> str:
     """Returns ``text`` as one line of at most ``length`` characters, for a message."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def shorten_error(error: GpudError, length: int, most: int) -> GpudError:
+    """Returns the error for keeping: itself, unless one of its texts is longer than ``length``.
+
+    Then each text is shortened to that, and each tuple to its first ``most`` items.
+    """
+
+    def short(value: Any) -> Any:
+        if isinstance(value, str):
+            return shorten(value, length)
+        return tuple(map(short, value[:most])) if isinstance(value, tuple) else value
+
+    wire = error.to_wire()
+    fields = wire["fields"]
+    if all(len(text) <= length for text in _texts([error.message, *fields.values()])):
+        return error
+    cut = {name: short(value) for name, value in fields.items()}
+    return from_wire({**wire, "message": short(error.message), "fields": cut})
+
+
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _texts(value)

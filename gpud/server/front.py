@@ -18,6 +18,7 @@ from gpud.config import Config
 from gpud.core import events as ev
 from gpud.core.wait_reasons import waiting_reason
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, UnknownName
+from gpud.errors.base import shorten_error
 from gpud.server.arrays.arenas import Arenas
 from gpud.server.clients.access import Peer, may_manage, user_name
 from gpud.server.clients.answers import Answers
@@ -31,7 +32,7 @@ from gpud.server.gpu_monitor import GpuMonitor
 from gpud.server.hosts.device import Device
 from gpud.server.ipc import file_descriptors
 from gpud.server.ipc.stream import Outbox, Stream
-from gpud.server.scheduling.jobs import Job, shortened
+from gpud.server.scheduling.jobs import NAMES_KEPT, Job
 from gpud.server.scheduling.runner import Runner
 from gpud.telemetry.records import EventRecord, Records
 from gpud.units import JobId, SessionId
@@ -41,6 +42,7 @@ __all__ = ["Front"]
 
 _LOG = logging.getLogger(__name__)
 _JOBS_PER_TURN = 48  # jobs of an ended session that are cancelled in one turn; some 4 ms
+_TEXT_LENGTH = 2048  # of each text of an error in the history
 _LAST_NUMBER = (1 << 32) - 1  # of sessions and modules, on the wire
 
 
@@ -340,7 +342,9 @@ class Front:
 
     def job_ended(self, job: Job, state: str, error: GpudError | None, now_ns: int) -> None:
         """Record the end of a job; its owner was notified."""
-        error = None if error is None else shortened(error)
+        if error is not None:
+            # A kernel's name may have a MiB, and is in the error of each of its jobs that fails.
+            error = shorten_error(error, _TEXT_LENGTH, NAMES_KEPT)
         self.counts[state] += 1
         job.end(state, error, now_ns)
         ended = self.records.ended

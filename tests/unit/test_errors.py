@@ -13,6 +13,7 @@ import pytest
 
 from gpud import errors
 from gpud.errors import Blame, GpudError, error_classes, from_wire
+from gpud.errors.base import shorten_error
 
 ABSTRACT = {errors.GpudError, errors.CallerError, errors.DaemonError, errors.DeviceError}
 
@@ -337,3 +338,20 @@ def test_every_reason_code_is_in_the_table() -> None:
     used = set().union(*(rejection_codes(path.read_text()) for path in package.rglob("*.py")))
     assert used - set(errors.REJECTIONS) == set()
     assert rejection_codes("raise KernelRejected('oops', message)") == {"oops"}
+
+
+def test_a_shortened_error_keeps_its_type_and_fields() -> None:
+    trap = errors.KernelTrap("it failed", kernel="k" * 1_000_000, launch=3)
+    short = shorten_error(trap, 2048, 16)
+    assert isinstance(short, errors.KernelTrap)
+    assert short.launch == 3
+    assert short.cause == "it failed"
+    assert "it failed" in short.message
+    assert len(str(short.to_wire())) < 8192
+    names = shorten_error(errors.KernelNotFound("k", ["n" * 100_000] * 1000), 2048, 16)
+    assert len(str(names.to_wire())) < 100_000
+
+
+def test_an_error_of_the_usual_length_is_not_shortened() -> None:
+    error = errors.JobCancelled("job 1/1 was cancelled")
+    assert shorten_error(error, 2048, 16) is error

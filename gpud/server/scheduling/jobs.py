@@ -5,7 +5,7 @@ The scheduler keeps a job's shape and shares (`gpud.core.job`); this is the rest
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpud.core.capacity import SCALE
 from gpud.core.events import LaunchShape
 from gpud.core.job import JobRecord
-from gpud.errors import GpudError, from_wire
+from gpud.errors import GpudError
 from gpud.errors.base import shorten
 from gpud.server.compilation.modules import Module, Shape
 from gpud.units import JobId, job_name
@@ -21,13 +21,12 @@ from gpud.units import JobId, job_name
 if TYPE_CHECKING:
     from gpud.server.clients.session import Session
 
-__all__ = ["NAMES_KEPT", "Chain", "Job", "exact", "shortened"]
+__all__ = ["NAMES_KEPT", "Chain", "Job", "exact"]
 
 NAMES_KEPT = 16
 """Kernels of a job that are named in tables and errors."""
 
 _NAME_LENGTH = 256
-_TEXT_LENGTH = 2048  # of each text of an error that is kept
 
 
 class Chain:
@@ -260,30 +259,3 @@ class Job:
 def exact(amount: Fraction | None) -> str | None:
     """An amount of CapSM as exact text, such as "7/2"; None for None."""
     return None if amount is None else str(amount)
-
-
-def shortened(error: GpudError) -> GpudError:
-    """The error as kept in the history, with each text shortened to `_TEXT_LENGTH`.
-
-    A kernel's name may have a MiB, and is in the message of each of its jobs that fails.
-    """
-    told = error.to_wire()
-    fields = told["fields"]
-    if all(len(text) <= _TEXT_LENGTH for text in _texts([error.message, *fields.values()])):
-        return error
-    short = {name: _short(value) for name, value in fields.items()}
-    return from_wire({**told, "message": _short(error.message), "fields": short})
-
-
-def _texts(values: Iterable[Any]) -> Iterator[str]:
-    for value in values:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, tuple):
-            yield from _texts(value)
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, str):
-        return shorten(value, _TEXT_LENGTH)
-    return tuple(map(_short, value[:NAMES_KEPT])) if isinstance(value, tuple) else value
