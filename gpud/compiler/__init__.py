@@ -1,1 +1,1 @@
-"""From CUDA C++ to a kernel that can be resized: NVRTC, the PTX tree, analyses and rewrites."""
+"""Compiles CUDA C++ or PTX into kernels that can be resized: NVRTC, parser, analyses, passes."""

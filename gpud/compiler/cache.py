@@ -1,24 +1,25 @@
 """A disk cache of compiled programs, by content hash, shared by several processes.
 
-Problem: compiling takes 10 to 100 ms and gives the same result every time; a daemon starts often
-and several may run at once. A wrong answer from a cache is worse than none.
+Problem: compiling takes 10 to 100 ms and gives the same result every time; daemons are restarted
+often, and several may run at once. A wrong cache entry is worse than none.
 
-Approach: one file an entry, named by its key, holding the key, a checksum and the payload. Writers
-write a temporary file beside it and rename it over: readers see the old entry, the new one or
-none. Nothing is locked.
+Approach: one file per entry, named by its key, that holds the key, a checksum and the payload.
+Writers write a temporary file in the same folder and rename it to the entry's name: readers see
+the old entry, the new one or none. There are no locks.
 
 Terms: *key*: 32 bytes, a hash of everything the result depends on (`cache_key`); *payload*: the
 result as bytes.
 
 Properties:
-    atomic: a reader never sees half an entry, whoever writes at the same time;
+    atomic: a reader never sees half an entry, whatever is written at the same time;
     fails_closed: an entry that is truncated, damaged, renamed or written by another version is a
         miss, and is removed;
-    bounded: after a write the entries take at most ``limit_bytes``; the least recently used go;
-    own: an entry that is a link, another user's or writable by others is a miss, and is removed;
-        the folder is opened once, so that nobody can put another in its place;
-    optional: where the folder cannot be used (read-only, not ours, writable by others, full) every
-        look-up is a miss, and one line in the log says why.
+    bounded: after a write the entries take at most ``limit_bytes``; the least recently used are
+        removed;
+    own: an entry that is a link, belongs to another user or is writable by others is a miss, and is
+        removed; the folder is opened once, so that it cannot be replaced by another;
+    optional: if the folder cannot be used (read-only, another user's, writable by others, full),
+        every look-up is a miss, and one line in the log says why.
 
 The folder is ``$XDG_CACHE_HOME/gpud``, mode 0700.
 """
@@ -43,12 +44,12 @@ _DIGEST_BYTES = 32
 _HEAD_BYTES = len(_MAGIC) + _KEY_BYTES + _DIGEST_BYTES
 _DEFAULT_LIMIT_BYTES = 256 << 20
 _SUFFIX = ".entry"
-_STALE_S = 3600  # a temporary file this much older than the newest entry has lost its writer
+_STALE_S = 3600  # the writer of a temporary file this much older than the newest entry is dead
 _ROOM = 0.9  # an eviction goes down to this share of the limit, so that not every write evicts
 
 
 def cache_key(parts: Iterable[str | bytes | int | None]) -> bytes:
-    """A key for ``parts``: different sequences give different keys."""
+    """Returns the key for ``parts``; different sequences give different keys."""
     state = hashlib.blake2b(digest_size=_KEY_BYTES)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
@@ -58,29 +59,29 @@ def cache_key(parts: Iterable[str | bytes | int | None]) -> bytes:
 
 
 def default_folder() -> Path:
-    """``$XDG_CACHE_HOME/gpud``, by default ``~/.cache/gpud``."""
+    """Returns ``$XDG_CACHE_HOME/gpud``, by default ``~/.cache/gpud``."""
     home = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     base = Path(home) if home.startswith("/") else Path.home() / ".cache"
     return base / "gpud"
 
 
 class Cache:
-    """A cache in ``folder``; made on first use. Safe to share between threads and processes.
+    """A cache in ``folder``, created on first use. Threads and processes may share it.
 
     Args:
-        folder: Where the entries lie; `default_folder` if None.
-        limit_bytes: How much they may take together.
+        folder: The folder of the entries; `default_folder` if None.
+        limit_bytes: The most bytes that all entries together may take.
     """
 
     def __init__(self, folder: Path | None = None, *, limit_bytes: int = _DEFAULT_LIMIT_BYTES):
         self.folder = default_folder() if folder is None else folder
         self.limit_bytes = limit_bytes
         self._usable: bool | None = None
-        self._at: int | None = None  # the folder, open
+        self._at: int | None = None  # descriptor of the open folder
 
     def get(self, key: bytes) -> bytes | memoryview | None:
-        """The payload stored under ``key``, None if there is none that can be trusted."""
+        """Returns the payload stored under ``key``, None if there is no valid entry."""
         if not self._is_usable():
             return None
         name = _name(key)
@@ -101,7 +102,7 @@ class Cache:
         return payload
 
     def _read(self, name: str) -> bytes:
-        """What an entry holds; nothing if it is not our own."""
+        """The bytes of an entry; empty if the file is not our own."""
         try:
             descriptor = os.open(
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._at
@@ -114,7 +115,7 @@ class Cache:
             return file.read() if _is_own_file(os.fstat(descriptor)) else b""
 
     def put(self, key: bytes, payload: bytes) -> None:
-        """Stores ``payload`` under ``key``. Never raises for what the folder is like."""
+        """Stores ``payload`` under ``key``. Raises nothing if the folder cannot be used."""
         if not self._is_usable():
             return
         entry = _MAGIC + key + _digest(key, payload) + payload
@@ -139,7 +140,7 @@ class Cache:
             self._disable(f"cannot write to {self.folder}: {error}")
 
     def remove(self, key: bytes) -> None:
-        """Drops the entry of ``key``, if there is one."""
+        """Removes the entry of ``key``, if there is one."""
         if self._is_usable():
             with suppress(OSError):
                 os.unlink(_name(key), dir_fd=self._at)
@@ -158,7 +159,7 @@ class Cache:
                 os.close(self._at)
 
     def _is_usable(self) -> bool:
-        """Makes and checks the folder, once."""
+        """Creates and checks the folder, once."""
         if self._usable is None:
             self._usable = True
             try:
@@ -180,7 +181,7 @@ class Cache:
         self._usable = False
 
     def _evict(self) -> None:
-        """Removes the least recently used entries above the limit, and what dead writers left."""
+        """Removes the least recently used entries above the limit, and files of dead writers."""
         assert self._at is not None
         entries: list[tuple[int, int, str]] = []
         temporary: list[tuple[int, str]] = []
@@ -212,7 +213,7 @@ def _name(key: bytes) -> str:
 
 
 def _is_own_file(about: os.stat_result) -> bool:
-    """Whether nobody else can have written a file, or can write it."""
+    """Whether no other user can have written the file, or can write it."""
     return (
         stat.S_ISREG(about.st_mode)
         and about.st_uid == os.geteuid()
@@ -228,7 +229,7 @@ def _digest(key: bytes, payload: bytes | memoryview) -> bytes:
 
 
 def _checked(data: bytes, key: bytes) -> memoryview | None:
-    """The payload of a whole and undamaged entry of ``key``, else None."""
+    """The payload if ``data`` is a complete and undamaged entry of ``key``, else None."""
     head = data[:_HEAD_BYTES]
     payload = memoryview(data)[_HEAD_BYTES:]
     return payload if head == _MAGIC + key + _digest(key, payload) else None

@@ -1,24 +1,24 @@
-"""From source to rewritten program: the named stages, in order.
+"""Runs the stages of a compilation, from source to rewritten program.
 
 ``source -> nvrtc -> parse -> flatten -> analyse -> (one stage a pass) -> print``
 
-Problem: CUDA C++ and PTX must become programs whose kernels can be resized, quickly, with every
-step open to inspection and every failure reproducible.
+Problem: CUDA C++ and PTX must be compiled quickly into programs whose kernels can be resized; every
+step must be open to inspection and every failure reproducible.
 
-Approach: one function a stage, run in a row by `Compilation`, which knows where it is. The passes
-come from `gpud.compiler.passes.pass_manager.PASSES`; adding one touches neither this file nor
-another pass.
+Approach: `Compilation` runs one function per stage, in order, and records the current stage. The
+passes are listed in `gpud.compiler.passes.pass_manager.PASSES`; adding one changes neither this
+file nor another pass.
 
-Terms: a *stage* is a step with a name; a *dump* is a folder with the result of each stage, in
-files that sort in the order of the stages; a *reproducer* is described in
+Terms: a *stage* is a named step; a *dump* is a folder with the result of each stage, in files
+whose names sort in the order of the stages; a *reproducer* is described in
 `gpud.compiler.reproducer`.
 
 Properties:
     deterministic: equal requests, versions and headers give equal programs, so results are cached
         by content hash (`gpud.compiler.cache`);
     partial: a kernel that gpud cannot run does not keep the others of its module from running; it
-        is described with its reason and left out of the rewritten program;
-    honest: what was forced and is not legal is refused, never replaced;
+        is reported with the reason and left out of the rewritten program;
+    honest: a forced form that is not legal is refused, never replaced by another;
     reproducible: with a dump folder every failure leaves a reproducer there; an internal error
         leaves one beside the cache if there is no dump folder.
 """
@@ -91,20 +91,20 @@ def compile_program(
         options: Further NVRTC options, see `gpud.compiler.toolchain.nvrtc.compile_cuda`.
         arch: The virtual architecture to compile CUDA C++ for.
         name_expressions: Kernels to instantiate and to look up, ``"axpy<float>"``.
-        form: Bring every kernel into this form: ``"persistent"``, ``"sliced"``, ``"whole"``. A
-            kernel for which it is not legal counts as rejected.
-        sm: The device's compute capability, 75 for 7.5: refuse PTX for a newer one.
-        fence: Check every access to memory, so that none leaves the session's arena.
-        kill: Give kernels with loops variants that can be ended while they run.
-        cache: Where results are kept; None compiles anew.
-        dump: A folder for the result of each stage; the cache is then not asked.
+        form: The form for every kernel: ``"persistent"``, ``"sliced"`` or ``"whole"``; None lets
+            gpud choose. A kernel for which it is not legal counts as rejected.
+        sm: The device's compute capability, 75 for 7.5: PTX for a newer one is refused.
+        fence: Check every memory access, so that none leaves the session's arena.
+        kill: Add variants with kill polls of kernels with loops, which can be ended while running.
+        cache: Where results are kept; None: results are not cached.
+        dump: A folder for the result of each stage; the cache is then not read.
 
     Raises:
-        EmptySource, CompileError: NVRTC or the PTX parser refused the source.
-        KernelNotFound: a name expression names nothing.
+        EmptySource, CompileError: The source is blank; NVRTC or the PTX parser refused it.
+        KernelNotFound: A name expression names no kernel.
         KernelRejected: gpud can run none of the program's kernels, or ``sm`` is too old for it.
-        ValueError: ``form`` is none, or ``options`` hold a NUL character.
-        InternalError: a bug of gpud's; with a reproducer if there is a place for one.
+        ValueError: ``form`` is not one of the three, or ``options`` hold a NUL character.
+        InternalError: A bug in gpud; with a reproducer if there is a folder for it.
     """
     request = Request(
         source,
@@ -122,7 +122,7 @@ def compile_program(
 def compile_request(
     request: Request, *, cache: Cache | None = None, dump: Path | None = None
 ) -> Program:
-    """`compile_program` for a request in one piece."""
+    """`compile_program` for a `Request`."""
     if not request.source or request.source.isspace():
         raise EmptySource
     if request.form is not None and request.form not in _FORCIBLE:
@@ -133,7 +133,7 @@ def compile_request(
         if payload is not None:
             try:
                 return Program.decode(payload)
-            except ValueError:  # whole, but not what this version writes
+            except ValueError:  # intact, but not in the format that this version writes
                 cache.remove(key)
     failures = None if cache is None or key is None else cache.folder / "failures" / key.hex()[:16]
     with gc_paused():
@@ -145,7 +145,7 @@ def compile_request(
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Without looks for cycles: trees have none, and in large ones it is a third of the work."""
+    """Pauses garbage collection: trees have no cycles, and on large ones it is 1/3 of the work."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -159,10 +159,10 @@ _FORCIBLE = (Form.PERSISTENT.value, Form.SLICED.value, Form.WHOLE.value)
 
 
 class Compilation:
-    """One compilation: where it is, and what it has written down.
+    """One compilation.
 
     Attributes:
-        stage: the name of the stage that it is in.
+        stage: The name of the current stage.
     """
 
     def __init__(self, request: Request, dump: Path | None, failures: Path | None) -> None:
@@ -175,7 +175,7 @@ class Compilation:
         self.lowered_names: dict[str, str] = {}
 
     def program(self) -> Program:
-        """Runs all stages."""
+        """Runs all stages; raises as `compile_program` does."""
         with self._reproducible():
             request = self.request
             self._write("source", "ptx" if request.is_ptx else "cu", request.source)
@@ -221,10 +221,10 @@ class Compilation:
     def _parse(self, text: str) -> Module:
         self.stage = "parse"
         module = parse(text)
-        verify(module)  # NVRTC's, too: inline assembly is the caller's
+        verify(module)  # NVRTC's output, too: it may hold the caller's inline assembly
         if module.version > NEWEST_VERSION:
-            # What it says in the words of the older ISA means the same there. With that version on
-            # it, the driver refuses what is newer, and gpud need not know which words those are.
+            # Instructions of the older ISA mean the same in the newer one. Under the older version
+            # number the driver refuses newer instructions, so gpud need not know them.
             written, read = (".".join(map(str, v)) for v in (module.version, NEWEST_VERSION))
             self.log += f"the PTX is of ISA version {written}; it is compiled as {read}\n"
             module = replace(module, version=NEWEST_VERSION)
@@ -264,7 +264,7 @@ class Compilation:
             return replace(natural, form=Form.REJECTED, why=(why, *natural.why), legal=())
 
     def _killable(self, flat: Module, decisions: dict[str, Decision]) -> frozenset[str]:
-        """The kernels that get variants with kill polls."""
+        """The names of the kernels that get variants with kill polls."""
         if not self.request.kill:
             return frozenset()
         accepted = [name for name, one in decisions.items() if one.form is not Form.REJECTED]
@@ -296,7 +296,7 @@ class Compilation:
             self._write(stage, "ptx", print_module(module))
 
     def _write(self, stage: str, ending: str, text: str) -> None:
-        """Writes a stage's result; files sort in the order of the stages."""
+        """Writes a stage's result to the dump; file names sort in the order of the stages."""
         if self.dump is None:
             return
         self.dump.mkdir(parents=True, exist_ok=True)
@@ -307,7 +307,7 @@ class Compilation:
 
     @contextmanager
     def _reproducible(self) -> Iterator[None]:
-        """Turns what is no error of gpud's tree into one, and leaves a reproducer."""
+        """Turns unexpected exceptions into `InternalError`, and writes a reproducer."""
         try:
             yield
         except GpudError as error:
@@ -316,7 +316,7 @@ class Compilation:
                 error.message += f" (reproducer: {path})"
             raise
         except (OSError, ValueError) as error:
-            # A folder that cannot be written, a NUL in the source: the caller's affair.
+            # A folder that cannot be written, a NUL in the source: the caller's mistake.
             if self.stage in ("source", "nvrtc"):
                 raise
             raise self._internal(error) from error
@@ -342,7 +342,7 @@ class Compilation:
 
 
 def _without_rejected(flat: Module, accepted: list[str]) -> Module:
-    """Leaves out the kernels that cannot be run, and functions that only they could reach."""
+    """``flat`` without rejected kernels, and without functions that only they could reach."""
     found = call_graph(flat)
     kept = {uses.function.name for uses in found.closure(*accepted, *found.addressed)}
     items = [
@@ -354,11 +354,11 @@ def _without_rejected(flat: Module, accepted: list[str]) -> Module:
 
 
 def _with_variants(decisions: dict[str, Decision], killable: frozenset[str]) -> dict[str, Decision]:
-    """``decisions`` and those of the variants that kernels need.
+    """``decisions``, and a decision for each variant.
 
-    Kernels whose persistent form some block shapes rule out get one in sliced form, and kernels
-    that are ``killable`` get one for kill polls of each of both. All are entries of one module, so
-    that they share its variables.
+    A kernel whose persistent form is not legal for some block shapes gets a variant in sliced form;
+    a ``killable`` kernel and its sliced variant each get a variant with kill polls. All are entries
+    of one module, so that they share its variables.
     """
     plan: dict[str, Decision] = {}
     for name, decision in decisions.items():

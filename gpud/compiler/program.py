@@ -1,6 +1,6 @@
-"""What compiling gives: the rewritten PTX and everything a launch has to know about its kernels.
+"""The result of a compilation: rewritten PTX, and everything that launches need of its kernels.
 
-A `Program` is plain data. `Program.encode` and `Program.decode` write and read it without running
+A `Program` is plain data. `Program.encode` and `Program.decode` write and read it without executing
 anything from the bytes, so a cached program is as safe as its checksum.
 """
 
@@ -27,7 +27,7 @@ from gpud.compiler.forms.form import Form, Reason
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
 from gpud.errors import KernelNotFound, KernelRejected, LaunchConfigError
 
-if TYPE_CHECKING:  # whoever reads a program loads no analysis
+if TYPE_CHECKING:  # processes that only read programs do not load the analyses
     from gpud.compiler.forms.classifier import Decision
 
 __all__ = [
@@ -54,7 +54,7 @@ class ParameterInfo:
 
     Attributes:
         name: Its name in the PTX.
-        kind: ``"int"``, ``"uint"``, ``"float"``, ``"bits"`` (the PTX does not say: b8 to b128),
+        kind: ``"int"``, ``"uint"``, ``"float"``, ``"bits"`` (untyped in the PTX: b8 to b128),
             ``"pointer"`` (declared as one), or ``"struct"`` (bytes of exactly ``size``).
         size: In bytes.
         align: In bytes.
@@ -83,25 +83,25 @@ class KernelInfo:
     """One kernel of a program.
 
     Attributes:
-        name: As the source calls it: the name expression it was asked for with, else `entry`.
+        name: The name expression that it was requested by, else `entry`.
         entry: Its name in the PTX.
         sliced_entry: The name of its variant in sliced form, for the block shapes for which the
             persistent form is not legal; None if it is legal for all, or the form is another.
         killable: Whether `entry` and `sliced_entry` have variants with kill polls
             (`gpud.compiler.passes.safety.kill`): they have if there is a loop to poll in.
-        form: Its form, for blocks of the right shape (`form_for`).
-        exit_aware: Persistent form with exit-aware barriers.
+        form: Its form, for blocks of the shape that the form needs (`form_for`).
+        exit_aware: Whether the persistent form has exit-aware barriers.
         why: The reasons for the form, the decisive ones first.
-        capabilities: What a device must have beyond the ordinary.
-        waits_on_blocks: Blocks wait for others: they claim one task block at a time, none in
-            advance.
+        capabilities: Device features beyond the usual that it needs.
+        waits_on_blocks: Whether its blocks wait for others: they claim one task block at a time,
+            none in advance.
         shape: Block shapes for which the persistent form is legal.
         legal: Forms that may be forced, least restricted first.
-        parameters: As the caller passes them; the hidden control word is not among them.
+        parameters: As the caller passes them, without the hidden control parameter.
         max_block: ``.maxntid``, None if it is not given.
         required_block: ``.reqntid``, None if it is not given.
-        shared_bytes: Static shared memory of the kernel as written, in bytes.
-        line: Its line in the PTX as it was before rewriting.
+        shared_bytes: Static shared memory of the kernel before rewriting, in bytes.
+        line: Its line in the PTX before rewriting.
     """
 
     name: str
@@ -128,15 +128,15 @@ class KernelInfo:
 
     @property
     def max_threads(self) -> int | None:
-        """The most threads a block may have by the kernel's own word, None if it says nothing."""
+        """The most threads per block that the kernel declares, None if it declares no limit."""
         block = self.required_block or self.max_block
         return None if block is None else prod(block)
 
     def check_block(self, block: tuple[int, int, int]) -> None:
-        """Returns if the kernel's own word allows blocks of x, y, z threads.
+        """Checks that the kernel's declared limits allow blocks of x, y, z threads.
 
         Raises:
-            LaunchConfigError: it does not; a GPU would refuse the launch.
+            LaunchConfigError: They do not; a GPU would refuse the launch.
         """
         if self.required_block not in (None, block):
             problem = f"the kernel is compiled for blocks of {self.required_block} only"
@@ -158,8 +158,8 @@ class KernelInfo:
 
         Args:
             block: Threads of a block in x, y, z.
-            killable: The variant with kill polls, for launches that may have to be ended. A kernel
-                without loops has none: then it is the entry without.
+            killable: Prefer the variant with kill polls, for launches that may have to be ended. A
+                kernel without loops has no such variant.
         """
         entry = self.entry
         if self.sliced_entry is not None and not holds(self.shape, block):
@@ -169,11 +169,11 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled source.
+    """A compiled and rewritten program.
 
     Attributes:
-        ptx: The rewritten program; rejected kernels are not in it.
-        original_ptx: The program as NVRTC or the caller gave it.
+        ptx: The rewritten program, without rejected kernels.
+        original_ptx: The PTX before rewriting, from NVRTC or from the caller.
         kernels: Every kernel by its name in the PTX, rejected ones included.
         lowered_names: PTX name by name expression.
         symbols: Module variables in ``.global`` and ``.const`` by name.
@@ -190,10 +190,10 @@ class Program:
     sites: tuple[Site, ...] = ()
 
     def kernel(self, name: str) -> KernelInfo:
-        """The kernel that ``name`` names: a name expression, or a name in the PTX.
+        """Returns the kernel with a name expression or PTX name.
 
         Raises:
-            KernelNotFound: there is none.
+            KernelNotFound: There is none.
             KernelRejected: gpud cannot run it; with the reason, the instruction and its line.
         """
         found = self.kernels.get(self.lowered_names.get(name, name))
@@ -204,7 +204,7 @@ class Program:
         return found
 
     def encode(self) -> bytes:
-        """The program as bytes, for `decode`."""
+        """Returns the program as bytes, for `decode`."""
         meta = {
             "kernels": [asdict(kernel) for kernel in self.kernels.values()],
             "lowered_names": self.lowered_names,
@@ -220,10 +220,10 @@ class Program:
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Program:
-        """The program that `encode` wrote.
+        """Returns the program that `encode` wrote.
 
         Raises:
-            ValueError: ``data`` is something else.
+            ValueError: ``data`` is not an encoded program.
         """
         try:
             lengths = _LENGTHS.unpack_from(data)
@@ -251,7 +251,7 @@ class Program:
 
 
 def rejection(kernel: KernelInfo) -> KernelRejected:
-    """The error for a rejected kernel."""
+    """Returns the error to raise for a rejected kernel."""
     first = kernel.why[0]
     message = f"kernel {kernel.name!r} {first.text}"
     return KernelRejected(first.code, message, first.instruction, first.line)
@@ -265,9 +265,14 @@ def kernel_info(
     *,
     killable: bool = False,
 ) -> KernelInfo:
-    """Describes a kernel of a flat module that is not rewritten yet.
+    """Describes a kernel of a flat module, before rewriting.
 
-    ``names`` gives the name expression by PTX name; ``killable``: it gets variants with kill polls.
+    Args:
+        module: The flat module.
+        entry: The kernel, a function of ``module``.
+        decision: The decision on its form.
+        names: Name expressions by PTX name.
+        killable: Whether it gets variants with kill polls.
     """
     return KernelInfo(
         name=names.get(entry.name, entry.name),
@@ -290,12 +295,12 @@ def kernel_info(
 
 
 def has_sliced_variant(decision: Decision) -> bool:
-    """Whether the kernel is there in sliced form too, for some block shapes."""
+    """Whether the kernel also gets a variant in sliced form, for some block shapes."""
     return decision.form is Form.PERSISTENT and decision.shape is not Shape.ANY
 
 
 def symbols_of(module: Module) -> dict[str, SymbolInfo]:
-    """The variables of ``module`` that the host can reach, by name; gpud's own are left out."""
+    """The variables of ``module`` that the host can access, by name, without gpud's own."""
     found: dict[str, SymbolInfo] = {}
     for item in module.items:
         if type(item) is Variable and item.space in ("global", "const"):
@@ -345,7 +350,7 @@ def _extents(entry: Function, directive: str) -> tuple[int, int, int] | None:
 
 
 def _kernel(plain: dict[str, Any]) -> KernelInfo:
-    """A kernel from its plain form; anything amiss raises a `ValueError` or `TypeError`."""
+    """A kernel from decoded JSON; malformed data raises `ValueError`, `KeyError` or `TypeError`."""
     extents = {
         key: None if plain[key] is None else tuple(plain[key])
         for key in ("max_block", "required_block")

@@ -1,8 +1,9 @@
-"""What a failed compilation leaves behind, so that somebody else can see it fail.
+"""Reproducers: folders from which a failed compilation can be repeated elsewhere.
 
-A reproducer is a folder with the source (``source.cu`` or ``source.ptx``), the stages reached so
-far, and ``reproducer.json``: the request, the stage that failed, the error and the versions of
-everything involved. ``python -m gpud.compiler.reproducer FOLDER`` compiles it again.
+A reproducer holds the source (``source.cu`` or ``source.ptx``), the results of the stages before
+the failure if it is a dump folder, and ``reproducer.json``: the request, the stage that failed, the
+error and the versions of everything involved. ``python -m gpud.compiler.reproducer FOLDER``
+compiles it again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def write_reproducer(
     """Writes ``source.*`` and ``reproducer.json`` to ``folder``; returns the latter's path.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: The folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / ("source.ptx" if request.is_ptx else "source.cu")
@@ -72,10 +73,10 @@ def write_reproducer(
 
 
 def load_request(folder: Path) -> Request:
-    """The request of a reproducer.
+    """Reads the request of a reproducer.
 
     Raises:
-        OSError, ValueError, KeyError: the folder holds none.
+        OSError, ValueError, KeyError: The folder holds none.
     """
     found: dict[str, Any] = json.loads((folder / _FILE).read_text("utf-8"))
     plain = found["request"]
@@ -86,7 +87,7 @@ def load_request(folder: Path) -> Request:
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles the reproducer in the folder ``arguments[0]`` again; 1 if it fails again."""
+    """Compiles the reproducer in the folder ``arguments[0]`` again; returns 1 if it fails."""
     from gpud.compiler.pipeline import compile_request
     from gpud.errors import GpudError
 

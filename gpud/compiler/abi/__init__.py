@@ -1,1 +1,1 @@
-"""What rewritten kernels and their host agree on: records in memory, names, numbers of sites."""
+"""The interface between rewritten kernels and the host: records in memory, names, fault sites."""

@@ -1,7 +1,7 @@
-"""Division by a number that the host knows, without dividing: a multiplication and a shift.
+"""Division by constants that the host knows in advance, as a multiplication and a shift.
 
 Problem: the coordinates of a task block are its number divided by the grid's extents, and GPUs have
-no instruction that divides.
+no instruction for integer division.
 
 Approach: the host computes a *divider* for each extent, a (multiplier, shift) pair, which is in the
 job record (`gpud.compiler.abi.control_words`); kernels multiply.
@@ -26,11 +26,11 @@ from typing import Final
 __all__ = ["LARGEST", "coordinates", "divide", "divider"]
 
 LARGEST: Final = 2**31 - 1
-"""Numerators and divisors are at most this."""
+"""The largest numerator and divisor."""
 
 
 def divider(divisor: int) -> tuple[int, int]:
-    """(multiplier, shift) for `divide`; both fit 32 bits.
+    """Computes (multiplier, shift) for `divide`; both fit 32 bits.
 
     Raises:
         ValueError: ``divisor`` is not in 1..2**31 - 1.
@@ -42,13 +42,13 @@ def divider(divisor: int) -> tuple[int, int]:
 
 
 def divide(numerator: int, by: tuple[int, int]) -> int:
-    """What the kernels compute: the quotient of a numerator below 2**31."""
+    """The quotient of a numerator below 2**31 by a divider, as kernels compute it."""
     multiplier, shift = by
     return ((numerator + numerator) * multiplier >> 32) >> shift
 
 
 def coordinates(task_block: int, grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The x, y, z of a task block, as the kernels compute them."""
+    """The x, y, z of a task block, as kernels compute them."""
     rows = divide(task_block, divider(grid[0]))
     z = divide(rows, divider(grid[1]))
     return task_block - rows * grid[0], rows - z * grid[1], z

@@ -1,7 +1,7 @@
-"""The fault record: the first thing that went wrong in a job, as its kernels write it.
+"""The fault record: a description of the first fault in a job, written by its kernels.
 
-It lies in the job record (`gpud.compiler.abi.control_words`), 56 bytes from offset 64 on. Whoever
-changes ``state`` from 0 to 1 writes it, and nobody else does:
+It is part of the job record (`gpud.compiler.abi.control_words`), 56 bytes from offset 64 on. Only
+the thread that changes ``state`` from 0 to 1 writes it:
 
 ====== ===== ============ =======================================================================
 offset type  name         meaning
@@ -9,8 +9,8 @@ offset type  name         meaning
 64     u32   state        0 none (`NO_FAULT`), 1 being written, 2 complete (`COMPLETE`)
 68     u32   kind         a `FaultKind`
 72     u32   site         number of the instruction in `gpud.compiler.program.Program.sites`
-76     u32   claim        the task block, `NOTHING` if it is not known
-80     u32   thread_x     the thread in its block
+76     u32   claim        number of the task block, `NOTHING` if it is not known
+80     u32   thread_x     coordinates of the thread in its block
 84     u32   thread_y
 88     u32   thread_z
 92     u32   line         assertions: line in the source
@@ -19,7 +19,7 @@ offset type  name         meaning
 112    u64   function     assertions: address of the function's name
 ====== ===== ============ =======================================================================
 
-Property ``first_wins``: of all faults of a job one is recorded, whole or not at all.
+Property ``first_wins``: of all faults of a job at most one is recorded, completely or not at all.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ _RECORD = struct.Struct("<8I3Q")
 SIZE_BYTES: Final = _RECORD.size
 
 NO_FAULT: Final = 0
-"""The state of a fault record that nobody has written."""
+"""The state of a fault record that has not been written."""
 
 COMPLETE: Final = 2
 """The state of a fault record that can be read."""
 
 
 class FaultKind(IntEnum):
-    """What went wrong."""
+    """The kind of a fault."""
 
     ADDRESS = 1
-    """An access outside the session's memory, or to an address that means nothing."""
+    """An access outside the session's memory, or to an invalid address."""
     TRAP = 2
     BREAKPOINT = 3
     ASSERT = 4
     MISALIGNED = 5
-    """The address is in the session's memory but no multiple of what the access demands."""
+    """The address is in the session's memory, but not aligned as the access demands."""
     TARGET = 6
-    """A jump or call that goes to none of its targets; ``address`` is its index or pointer."""
+    """A jump or call to none of its legal targets; ``address`` is its index or pointer."""
 
 
 class FaultRecord(NamedTuple):
@@ -100,13 +100,13 @@ class FaultRecord(NamedTuple):
 
 
 def fault_of(job: bytes | bytearray | memoryview) -> FaultRecord | None:
-    """The fault in a job record; None if there is none, or none that is complete yet.
+    """Decodes the fault in a job record; None if there is none, or it is not complete yet.
 
     Args:
-        job: `JOB_BYTES` bytes or more, the job record at their beginning.
+        job: `JOB_BYTES` bytes or more that begin with the job record.
 
     Raises:
-        ValueError: what is written there is no fault record: the kernel has overwritten it.
+        ValueError: the fault record is not valid: the kernel has overwritten it.
     """
     state, kind, site, claim, x, y, z, line, *rest = _RECORD.unpack_from(job, FAULT)
     if state != COMPLETE:

@@ -1,19 +1,19 @@
-"""Which instruction of the caller's program a number in a fault record means.
+"""Fault sites: maps the site numbers in fault records to instructions of the caller's program.
 
-Problem: a rewritten kernel that notices its own mistake can only write down numbers; people want
-the instruction, its line in the PTX they gave (not in what gpud made of it), and the line of the
-source that it was compiled from.
+Problem: a kernel that detects a fault can only record numbers; users need the instruction, its line
+in the PTX that they submitted (not in the rewritten PTX), and the line of the source that it was
+compiled from.
 
-Approach: passes that plant a check give the instruction to the module's `SiteTable` and plant the
-number that they get. The table goes along with the program (`Program.sites`). Lines of the source
-come from ``.loc`` and ``.file`` where the compiler wrote them (``-lineinfo``).
+Approach: passes that insert a check add the instruction to the module's `SiteTable`, and insert the
+number that they get. The table is stored with the program (`Program.sites`). Source lines come from
+``.loc`` and ``.file``, where the compiler wrote them (``-lineinfo``).
 
-Terms: a *site* is one instruction of the program as it was given; copies of a function or kernel
+Terms: a *site* is one instruction of the program before rewriting; copies of a function or kernel
 (variants, exit-aware copies) share the sites of the original.
 
 Properties:
-    same_site: the same instruction of the same function gets the same number, however often;
-    original: ``line`` counts lines of the program as it was given, whatever the passes added;
+    same_site: adding the same instruction of the same function again gives the same number;
+    original: ``line`` is the line in the program before rewriting;
     source: ``file_line`` is that of the last ``.loc`` before the instruction in its function,
         None if there is none.
 """
@@ -32,7 +32,7 @@ from gpud.compiler.ptx.printer import print_instruction
 __all__ = ["SOURCE_NAME", "Site", "SiteTable"]
 
 SOURCE_NAME = "kernel.cu"
-"""What a source is called in messages and line information."""
+"""The file name of CUDA C++ sources in messages and line information."""
 
 _FILE = re.compile(r'\.file\s+(\d+)\s*"((?:[^"\\]|\\.)*)"')
 
@@ -42,11 +42,11 @@ class Site:
     """One instruction of a program.
 
     Attributes:
-        function: Its function's name in the PTX.
+        function: The PTX name of the function that contains it.
         instruction: Its text.
-        line: Its line in the PTX as it was given, 0 for an instruction that gpud made.
-        file: The source file it was compiled from, None if the PTX does not say.
-        file_line: Its line there, None likewise.
+        line: Its line in the PTX before rewriting, 0 for an instruction that gpud added.
+        file: The source file that it was compiled from, None if the PTX does not say.
+        file_line: Its line in that file, None if the PTX does not say.
     """
 
     function: str
@@ -63,10 +63,10 @@ class Site:
 
 
 class SiteTable:
-    """The sites of a module, numbered as they are added.
+    """The sites of a module, numbered in the order in which they are added.
 
     Args:
-        module: As it was parsed, for ``.loc`` and ``.file``; None: no source lines.
+        module: The module before rewriting, for ``.loc`` and ``.file``; None: no source lines.
     """
 
     def __init__(self, module: Module | None = None) -> None:
@@ -80,7 +80,7 @@ class SiteTable:
         return tuple(self._sites)
 
     def add(self, function: str, instruction: Instruction) -> int:
-        """The number of ``instruction`` of the function ``function``, a variant's name included."""
+        """Returns the number of an instruction; ``function`` may be the name of a variant."""
         name = kernel_of(function)
         text = print_instruction(instruction)
         key = (name, instruction.line, text)
@@ -94,7 +94,7 @@ class SiteTable:
     # -- helpers -------------------------------------------------------------------------------
 
     def _source(self, line: int) -> tuple[str | None, int | None]:
-        """(file, line) of what the program's line ``line`` was compiled from."""
+        """The source file and line from which line ``line`` of the PTX was compiled."""
         lines, places = self._locations
         at = bisect_right(lines, line) - 1
         if not line or at < 0:
@@ -104,7 +104,10 @@ class SiteTable:
 
     @cached_property
     def _locations(self) -> tuple[list[int], list[tuple[int | None, int | None]]]:
-        """Where each ``.loc`` stands, and what it says; each function begins with nothing."""
+        """PTX lines of ``.loc`` directives, and their (file number, line), in equal order.
+
+        The first line of each function has (None, None).
+        """
         found: list[tuple[int, tuple[int | None, int | None]]] = []
         for item in () if self._module is None else self._module.items:
             if isinstance(item, Function) and item.body is not None:
@@ -121,7 +124,7 @@ class SiteTable:
         files: dict[int, str] = {}
         for item in () if self._module is None else self._module.items:
             if isinstance(item, Directive) and (match := _FILE.match(item.text)):
-                # NVRTC puts its working folder, the daemon's, in front of the name it was given.
+                # NVRTC prefixes the name with its working folder, the daemon's.
                 name = match[2]
                 files[int(match[1])] = SOURCE_NAME if name.endswith(f"/{SOURCE_NAME}") else name
         return files

@@ -1,41 +1,42 @@
-"""What ``printf`` of kernels leaves in memory for the host: layouts, and reading them back.
+"""The buffer for kernels' ``printf`` output: its layout in device memory, and a decoder.
 
-Problem: a thread that prints cannot wait for the host, and what its pointers mean may be gone or
-changed when the host looks. Approach: `gpud_print`
-(`gpud.compiler.passes.runtime.printf_functions`) copies everything that the text needs into the
-buffer of its run, and the host makes the text when it has time.
+Problem: a thread that prints cannot wait for the host, and the strings that its arguments point to
+may have changed when the host reads them.
+
+Approach: `gpud_print` (`gpud.compiler.passes.runtime.printf_functions`) copies format, arguments
+and strings into the buffer of its run, and the host formats them later.
 
 Output record, 32 bytes of device memory. The field ``output`` of a job record
-(`gpud.compiler.abi.control_words`) is its distance from that record; 0: nobody listens.
+(`gpud.compiler.abi.control_words`) is its distance from that record; 0: output is not collected.
 
 ====== ===== ======== =========================================================================
 offset type  name     meaning
 ====== ===== ======== =========================================================================
-0      u64   buffer   address of the buffer, multiple of 8, which reads as zero at first
+0      u64   buffer   address of the buffer, a multiple of 8; the buffer is all zero at first
 8      u64   size     of the buffer in bytes
-16     u64   used     bytes that threads have asked for; more than ``size`` if some got none
+16     u64   used     bytes that threads have requested; more than ``size`` if calls did not fit
 24     8 B            reserved, 0
 ====== ===== ======== =========================================================================
 
-The buffer begins with 16 bytes, of which the first word is not 0 if a call did not fit; ``used``
-counts them, too. Then one *entry* a call, each a multiple of 8 bytes long:
+The buffer begins with a head of 16 bytes, counted in ``used``, whose first word is not 0 if a call
+did not fit. Then comes one *entry* per call, each a multiple of 8 bytes long:
 
 ====== ===== ========= ========================================================================
 offset type  name      meaning
 ====== ===== ========= ========================================================================
-0      u32   bytes     of the whole entry; 0: there is none yet
+0      u32   bytes     size of the whole entry; 0: there is none yet
 4      u32   complete  1: all of it is written
 8      u32   format    bytes of the format
 12     u32   values    bytes of the packed arguments
-16     ...             the format and the arguments, each filled up to a multiple of 8, and then
-                       for each ``%s``: u32 offset of its pointer in the arguments, u32 bytes of
-                       the text (`UNREADABLE`: it cannot be read), the text, filled up
+16     ...             the format and the arguments, each padded to a multiple of 8, and then for
+                       each ``%s``: u32 offset of its pointer in the arguments, u32 length of the
+                       text in bytes (`UNREADABLE`: it cannot be read), the text, padded
 ====== ===== ========= ========================================================================
 
 Properties:
-* ``order``: what one thread prints stands in the order of its calls;
-* ``whole``: a call that is told is told as it was made, while others are being written;
-* ``any bytes``: whatever lies in a buffer, `calls` ends, and reads nothing outside of it.
+* ``order``: the output of one thread is in the order of its calls;
+* ``whole``: a call that is decoded is complete, even while others are being written;
+* ``any bytes``: whatever bytes a buffer holds, `calls` ends, and reads nothing outside of it.
 """
 
 from __future__ import annotations
@@ -78,13 +79,13 @@ VALUES: Final = 12
 ENTRY_BYTES: Final = 16
 
 UNREADABLE: Final = 0xFFFFFFFF
-"""The length of a text that cannot be read."""
+"""Stands for the length of a text that cannot be read."""
 
 TEXT_LIMIT_BYTES: Final = 1 << 16
-"""The longest format or string, without its NUL, that is read for a kernel."""
+"""The longest format or string, without its NUL, that is copied."""
 
 MOST_VALUES_BYTES: Final = 256
-"""What the arguments of a call have at most: CUDA's ``printf`` takes 32."""
+"""The most bytes of packed arguments of a call: CUDA's ``printf`` takes at most 32 arguments."""
 
 _RECORD = struct.Struct("<3Q8x")
 _ENTRY = struct.Struct("<4I")
@@ -95,9 +96,9 @@ class PrintCall(NamedTuple):
     """One call of ``printf``.
 
     Attributes:
-        format: without its NUL.
+        format: the format, without its NUL.
         values: the packed arguments, as many bytes as could be read.
-        texts: of each ``%s`` by the offset of its pointer in ``values``; None: unreadable.
+        texts: the text of each ``%s`` by the offset of its pointer in ``values``; None: unreadable.
     """
 
     format: bytes
@@ -106,23 +107,23 @@ class PrintCall(NamedTuple):
 
 
 def output_record(buffer: int, size: int) -> bytes:
-    """The output record of a fresh run, for a buffer that reads as zero."""
+    """Encodes the output record of a new run, for a buffer that is all zero."""
     return _RECORD.pack(buffer, size, BUFFER_HEAD_BYTES)
 
 
 def has_dropped(buffer: bytes) -> bool:
-    """Whether a call did not fit."""
+    """Whether a call did not fit into the buffer."""
     return any(buffer[:4])
 
 
 def calls(buffer: bytes, before: bytes) -> Iterator[PrintCall]:
-    """The calls in a buffer up to the first that is not complete.
+    """Decodes the calls in a buffer, up to the first that is not complete.
 
     Args:
-        buffer: as it is read.
-        before: the same buffer, read earlier: what is complete there is believed. A copy of
-            memory that a device writes to reads in no certain order, so an entry's end may be
-            read before it is written, and the mark that it is complete afterwards.
+        buffer: the bytes of the buffer.
+        before: the same buffer, read earlier: entries that are complete there are decoded. A copy
+            of memory that a device writes to is read in no defined order, so the end of an entry
+            may be read before it is written, and its ``complete`` afterwards.
     """
     at = BUFFER_HEAD_BYTES
     while at + ENTRY_BYTES <= len(buffer):

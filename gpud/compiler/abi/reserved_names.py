@@ -1,11 +1,11 @@
-"""Names that gpud puts into programs: variants of kernels, and what the passes define.
+"""Names that gpud adds to programs: variants of kernels, and functions and variables of passes.
 
-Problem: one kernel may be in a rewritten program several times, in another form or with kill polls,
-and gpud's own functions and variables stand beside the user's. Both must be told apart.
+Problem: a rewritten program may contain a kernel several times, in other forms or with kill polls,
+and gpud's own functions and variables next to the user's. They must not be confused.
 
-Approach: a variant's name is the kernel's with a suffix; everything that has a meaning to a device
-(functions that it treats as intrinsics, the arena's variable, the registers and labels of checks)
-has one fixed name, and programs that define such a name themselves are refused.
+Approach: a variant's name is the kernel's with a suffix; everything that a device recognises by
+name (functions that it treats as intrinsics, the arena's variable, the registers and labels of
+checks) has one fixed name, and programs that define such a name themselves are refused.
 
 Properties:
     inverse: ``kernel_of`` of any variant of a kernel, or variant of a variant, is the kernel.
@@ -60,24 +60,24 @@ ASSERT: Final = "gpud_assert"
 """``(site, message, file, line, function)``: records a failed assertion and ends the thread."""
 
 LEAVE: Final = "gpud_leave"
-"""``()``: ends the thread, and keeps its block from claiming anything more."""
+"""``()``: ends the thread, and prevents its block from claiming any more task blocks."""
 
 ARENA: Final = "gpud_arena"
-"""The variable with the base and size of the session's memory.
+"""The variable with the base and size of the session's arena.
 
 See `gpud.compiler.instrumentation.fences`."""
 
 HEAP: Final = "gpud_heap"
-"""The variable with the base and size of what device code's ``malloc`` hands out."""
+"""The variable with the base and size of the heap from which device code's ``malloc`` allocates."""
 
 GRID_SYNC: Final = "gpud_grid"
-"""What fences call the words of the job record where the blocks of a grid meet; no variable."""
+"""Stands in fences for the job record's ``grid_sync`` words; there is no such variable."""
 
 CONTROL: Final = "_control"
-"""What the name of a rewritten kernel's hidden parameter ends with."""
+"""Suffix of the name of a rewritten kernel's hidden parameter."""
 
 PRINT: Final = "gpud_print"
-"""``(format, values, most)``: what stands for ``vprintf``; begins the names of what it calls."""
+"""``(format, values, most)``: replaces ``vprintf``. Also the prefix of the functions it calls."""
 
 NORETURN: Final = frozenset((FAULT, ASSERT, LEAVE))
 """The functions that never return."""
@@ -86,7 +86,7 @@ RESERVED: Final = NORETURN | {ARENA, HEAP}
 """Names that a program may not define."""
 
 LOOP: Final = "gpud_loop"
-"""What all names of a persistent loop begin with, without their first character."""
+"""Prefix of all names of a persistent loop, after ``%`` or ``$``."""
 
 _RESERVED_BEGINNINGS = (
     "gpud_fence_",
@@ -97,12 +97,12 @@ _RESERVED_BEGINNINGS = (
     LOOP,
     PRINT,
 )
-"""Of registers, labels and functions that devices recognise, without their first character."""
+"""Prefixes of registers, labels and functions that devices recognise, after ``%`` or ``$``."""
 
 _DECLARING = (RegisterDeclaration, Label, Variable, BranchTargets, CallTargets, CallPrototype)
 
 _PSEUDO = "gpud"
-"""What devices' own instructions begin with, such as a fence in one piece."""
+"""First word of the devices' pseudo-instructions, such as a fence as one instruction."""
 
 _SLOTS = "_slots"
 _SLICED = "__gpud_sliced"
@@ -130,20 +130,20 @@ def kernel_of(entry: str) -> str:
 
 
 def slots_of(control: str) -> str:
-    """The name of the claim slots of a persistent loop, from that of its hidden parameter."""
+    """The name of a persistent loop's claim slots, from the name of its hidden parameter."""
     return control.removesuffix(CONTROL) + _SLOTS
 
 
 def is_slots(variable: str) -> bool:
-    """Whether a variable has the name of a persistent loop's claim slots: no user's has."""
+    """Whether a variable is a persistent loop's claim slots; no user variable has such a name."""
     return variable.startswith(LOOP) and variable.endswith(_SLOTS)
 
 
 def check_variant_names(module: Module) -> None:
-    """Returns if no function of a program is called like a variant that gpud may add.
+    """Checks that no function of a program has the name of a variant that gpud may add.
 
     Raises:
-        KernelRejected: one is; reason code ``reserved-name``.
+        KernelRejected: one has; reason code ``reserved-name``.
     """
     for function in module.functions():
         if kernel_of(function.name) != function.name:
@@ -154,11 +154,11 @@ def check_variant_names(module: Module) -> None:
 
 
 def check_names(module: Module) -> None:
-    """Returns if a program leaves gpud's names alone; variants may be there.
+    """Checks that a program defines none of gpud's names; names of variants are allowed.
 
     Raises:
-        KernelRejected: it defines one, or has an instruction of the CPU device's own; reason code
-            ``reserved-name``.
+        KernelRejected: it defines one, or has one of the CPU device's pseudo-instructions; reason
+            code ``reserved-name``.
     """
     for name, line in _declared(module):
         if name in RESERVED or name.lstrip("%$").startswith(_RESERVED_BEGINNINGS):

@@ -1,1 +1,1 @@
-"""How a kernel can be resized: its form, the rules against each form, and the classifier."""
+"""Chooses the form of a kernel: the rules against each form, and the classifier."""

@@ -1,11 +1,10 @@
-"""Chooses how a kernel can be resized while it runs, and says why.
+"""Classifies kernels by form, that is by how they can be resized while they run, with reasons.
 
-Problem: most kernels can loop over task blocks; some cannot, for reasons that lie in single
-instructions. Choosing wrongly means a hang or wrong results, so whatever is not shown to be safe
-gets a form that is.
+Problem: most kernels can loop over task blocks; some cannot, because of single instructions. A
+wrong choice means a hang or wrong results, so a form is used only where it is shown to be safe.
 
-Approach: a table of rules (`gpud.compiler.forms.rules`). Each looks for one reason against a form;
-the kernel gets the least restricted form that no rule speaks against.
+Approach: a table of rules (`gpud.compiler.forms.rules`). Each rule looks for one reason against a
+form; the kernel gets the least restricted form that no rule excludes.
 
 Terms (design, section 4.2), from least to most restricted:
 
@@ -15,14 +14,14 @@ Terms (design, section 4.2), from least to most restricted:
 * *whole*: launched unchanged; not resizable;
 * *rejected*: gpud cannot run it.
 
-A persistent kernel may be legal only for some shapes of block (`Decision.shape`): rows of whole
-warps, say, if ``threadIdx.x < 32`` decides who takes part in a shuffle. The launch asks
-`Decision.form_for` and uses the sliced form for other blocks.
+The persistent form may be legal for some block shapes only (`Decision.shape`): rows of whole warps,
+for instance, if ``threadIdx.x < 32`` decides which threads take part in a shuffle. Other blocks are
+launched in sliced form (`gpud.compiler.program.KernelInfo.form_for`).
 
 Properties:
 * every decision has a reason; a reason that lies in one instruction names it and its line;
 * sliced is legal wherever persistent is, whole wherever either is;
-* a form that is forced and not legal is refused, never silently replaced;
+* a forced form that is not legal is refused, never silently replaced;
 * equal modules give equal decisions.
 
 Source: design, sections 4.1 and 4.2; PTX ISA 9.0, section 9.7.13.
@@ -48,16 +47,16 @@ _ORDER = (Form.PERSISTENT, Form.SLICED, Form.WHOLE, Form.REJECTED)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The form of one kernel and what its passes and launches need to know.
+    """The form of one kernel, and what passes and launches need to know about it.
 
     Attributes:
         entry: the kernel's name in the PTX.
-        form: the form to use; sliced where persistent is not legal for a block's shape.
-        exit_aware: persistent form with exit-aware barriers.
+        form: its form; if persistent, launches of block shapes outside ``shape`` are sliced.
+        exit_aware: whether the persistent form has exit-aware barriers.
         why: the reasons, the decisive ones first.
-        capabilities: what a device must have beyond the ordinary: code ``tensor-core``.
-        waits_on_blocks: blocks wait for others, so they claim one task block at a time, none in
-            advance.
+        capabilities: device features beyond the usual that it needs: code ``tensor-core``.
+        waits_on_blocks: whether its blocks wait for others, so that they claim one task block at a
+            time, none in advance.
         shape: block shapes for which the persistent form is legal.
         barrier: the barrier number of the persistent loop, else ``None``.
         legal: the forms that may be forced, least restricted first.
@@ -74,7 +73,7 @@ class Decision:
     legal: tuple[Form, ...]
 
     def require(self) -> None:
-        """Returns if the kernel can run.
+        """Checks that the kernel can run.
 
         Raises:
             KernelRejected: it cannot; with the reason, the instruction and its line.
@@ -89,7 +88,7 @@ def classify(module: Module, entry: str, *, force: Form | None = None) -> Decisi
     """Decide the form of a kernel.
 
     Args:
-        module: a module whose functions are flat.
+        module: a flat module.
         entry: the kernel's name.
         force: use this form if it is legal.
 
@@ -131,7 +130,7 @@ def _decide(case: Case) -> Decision:
     form = Form.PERSISTENT
     reasons: list[tuple[Form, Reason]] = []
     for restricted, rule in RULES:
-        # What is rejected or whole already needs no look at its barriers.
+        # The barriers of kernels that are rejected or whole already need no analysis.
         if form in (Form.REJECTED, Form.WHOLE) and restricted is not form:
             break
         found = rule(case)

@@ -1,4 +1,4 @@
-"""A kernel's form and the reasons for it: all that a process needs which decides nothing."""
+"""A kernel's form and the reasons for it, for processes that do not classify kernels."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Form(StrEnum):
 class Reason:
     """One reason for a decision.
 
-    ``code`` is stable; ``text`` is a sentence part for people; ``instruction`` is PTX text and
-    ``line`` its line in the program as it was given, where one instruction decides.
+    ``code`` is stable; ``text`` is part of a sentence for users; ``instruction`` is the PTX text of
+    the decisive instruction, and ``line`` its line before rewriting, if there is one.
     """
 
     code: str

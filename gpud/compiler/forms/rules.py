@@ -1,12 +1,12 @@
-"""The reasons for which a kernel is not persistent: one rule each, in one table.
+"""The rules that exclude forms of a kernel: one function each, in one table.
 
-Problem and terms: `gpud.compiler.forms.classifier`. A rule looks at a `Case` and returns the
-`Reason` that it found, or ``None``; the table says to which form a reason restricts the kernel.
-Adding a rule is one function and one row.
+Problem and terms: `gpud.compiler.forms.classifier`. A rule examines a `Case` and returns the
+`Reason` that it found, or ``None``; the table says to which form the reason restricts the kernel.
+A new rule is one function and one row.
 
 Properties:
-* a rule looks only at the entry and what it can reach;
-* the reason of a rule names the first instruction, in call order, that meets it.
+* a rule examines only the entry and what it can reach;
+* the reason of a rule names the first instruction, in call order, to which it applies.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ __all__ = [
 ]
 
 GRID_REGISTERS = ("%envreg1", "%envreg2")
-"""Where cooperative groups find the workspace of ``grid.sync()``: the high and the low half of its
-address. ``cooperative_groups/details/driver_abi.h``, CUDA 11.1 to 13.0."""
+"""The registers in which cooperative groups find the address of the workspace of ``grid.sync()``,
+its high and its low half. ``cooperative_groups/details/driver_abi.h``, CUDA 11.1 to 13.0."""
 
 KNOWN_EXTERNALS = frozenset(("vprintf", "__assertfail", "malloc", "free"))
 """Functions without a body that every device provides."""
 
 SLOT_BYTES = 16
-"""Shared memory that the persistent form adds, padded to dynamic memory's alignment: two claims,
-and the last task block that the block holds."""
+"""Shared memory that the persistent form adds, padded to dynamic memory's alignment: two claim
+slots, and the last task block that the block holds."""
 
 _STATIC_SHARED_BYTES = 48 * 1024  # CUDA C++ Programming Guide, table of compute capabilities
 PARAMETER_BYTES = 4352
-"""The most bytes of parameters below PTX 8.1."""
+"""The most bytes of parameters of a kernel before PTX 8.1."""
 
 _LARGE_PARAMETER_BYTES = 32764  # from PTX 8.1 and sm_70 on
 _CONTROL_BYTES = 8
 
 
 class Case:
-    """One entry of a module, and what rules share about it."""
+    """One entry of a module, with the results of analyses that several rules use."""
 
     def __init__(self, call_graph: CallGraph, entry: str) -> None:
         self.call_graph = call_graph
@@ -79,7 +79,7 @@ class Case:
 
     @cached_property
     def hazards(self) -> DivergenceHazards:
-        """Meetings that threads may have left behind."""
+        """Barriers and collectives before which threads may have exited."""
         return find_divergence_hazards(self.call_graph, self.entry)
 
     @cached_property
@@ -98,7 +98,7 @@ class Case:
         return loop_barrier_id(self.call_graph, self.entry, share_full=self.needs_exit_aware)
 
     def first(self, bits: int) -> Instruction | None:
-        """The first reachable instruction that has one of ``bits``."""
+        """The first reachable instruction with one of the effects ``bits``."""
         for uses in self.closure:
             if uses.bits & bits:
                 for ins in uses.noted:
@@ -124,7 +124,7 @@ class Case:
 
 
 def reason(code: str, text: str, ins: Instruction | None = None) -> Reason:
-    """A reason, with the text and line of ``ins`` if one instruction decides."""
+    """A reason, with the text and line of ``ins`` if one instruction is decisive."""
     if ins is None:
         return Reason(code, text)
     return Reason(code, text, print_instruction(ins).strip(), ins.line or None)
@@ -183,7 +183,7 @@ def _environment(case: Case) -> Reason | None:
     return None
 
 
-def _parameters_overfull(case: Case) -> Reason | None:
+def _parameters_too_large(case: Case) -> Reason | None:
     used = layout_bytes(case.function.parameters)
     if _fits_with_control(used, _LARGE_PARAMETER_BYTES):
         return None
@@ -259,8 +259,8 @@ def _barrier_after_exit(case: Case) -> Reason | None:
     )
 
 
-def _because(branch: Instruction, meeting: Instruction) -> str:
-    if branch is meeting or not branch.line:
+def _because(branch: Instruction, instruction: Instruction) -> str:
+    if branch is instruction or not branch.line:
         return ""
     return f", by the branch in line {branch.line}"
 
@@ -334,7 +334,7 @@ RULES: tuple[tuple[Form, Rule], ...] = (
     (Form.REJECTED, _unresolved_variable),
     (Form.REJECTED, _texture),
     (Form.REJECTED, _environment),
-    (Form.REJECTED, _parameters_overfull),
+    (Form.REJECTED, _parameters_too_large),
     (Form.WHOLE, _cluster),
     (Form.WHOLE, _grid_sync),
     (Form.WHOLE, _grid_barrier),
@@ -349,10 +349,10 @@ RULES: tuple[tuple[Form, Rule], ...] = (
     (Form.SLICED, _register_reallocation),
     (Form.SLICED, _stack_allocation),
 )
-"""Rules by the form to which they restrict, most restricted first."""
+"""The rules, with the form to which each restricts a kernel, most restricted first."""
 
 
 def tensor_core_uses(case: Case) -> Reason | None:
-    """The first tensor-core instruction: not every device runs them."""
+    """The first tensor-core instruction that ``case`` reaches: not every device has them."""
     ins = case.first(TENSOR)
     return None if ins is None else reason("tensor-core", "uses tensor cores", ins)

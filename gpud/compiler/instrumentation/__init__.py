@@ -1,1 +1,1 @@
-"""Checks that passes plant in PTX: one canonical sequence each, with an emitter and a matcher."""
+"""Checks that passes insert into PTX: one canonical sequence each, with emitter and matcher."""

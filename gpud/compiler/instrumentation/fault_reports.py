@@ -1,12 +1,12 @@
-"""Reports of faults joined at the end of their function, and taken apart again.
+"""Fault reports: merges their calls at the end of a function, and splits them again.
 
-Problem: a call demands its arguments in certain registers. With one call of `FAULT` behind every
-access, an assembler shuffles the registers of the code that runs all the time to suit calls that
-never happen: 5 to 30 registers more a thread, as measured with ptxas.
+Problem: a call needs its arguments in certain registers. With one call of `FAULT` for every access,
+an assembler allocates registers in the hot code to suit calls that almost never happen: 5 to 30
+registers more per thread, as measured with ptxas.
 
-Approach: a function has one call of each reporting function, its *tail*; a report puts what is its
-own into registers and jumps there. A device that treats a report as one instruction takes it apart
-again first.
+Approach: a function has one call of each reporting function, its *tail*; a report moves its own
+arguments to registers and jumps to the tail. Devices that treat a report as one instruction split
+the tails again first.
 
 Algorithm. ``call gpud_fault, (ctl, claim, slots, kind, site, address); trap;`` becomes::
 
@@ -20,13 +20,12 @@ Algorithm. ``call gpud_fault, (ctl, claim, slots, kind, site, address); trap;`` 
                           %gpud_report_address);
         trap;
 
-In persistent form the tail reads the claim from the slot that the loop does not use until the task
-block is over, so that its register need not live until then.
+In persistent form the tail reads the claim from the slot that still holds it until the task block
+is over, so that the claim's register need not be live until then.
 
 Properties:
-    inverse: `split_tails` of what `merge_tails` made is what `merge_tails` was given, but for what
-        follows the calls;
-    cheap: no register lives longer for a report but those of its own arguments.
+    inverse: `split_tails` undoes `merge_tails`, except for what follows the calls;
+    cheap: a report extends the live range of no register but those of its own arguments.
 """
 
 from __future__ import annotations
@@ -80,17 +79,17 @@ _BRA = opcode("bra")
 
 
 def claim_beside(slot: Register) -> Register:
-    """The register with the claim, beside that with a slot's address, of a persistent loop."""
+    """The register with a persistent loop's claim, from the register with its slot's address."""
     return Register(slot.name.removesuffix("_slot") + "_claim")
 
 
 def slot_of(control: str) -> Register:
-    """The register with a slot's address, from the name of a persistent loop's hidden parameter."""
+    """The register with a persistent loop's slot address, from the name of its hidden parameter."""
     return Register(f"%{control.removesuffix(CONTROL)}_slot")
 
 
 def ends_in_terminator(body: Sequence[Statement]) -> bool:
-    """Whether control never goes beyond the last instruction of ``body``."""
+    """Whether control never falls off the end of ``body``."""
     last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
     if not isinstance(last, Instruction) or last.guard is not None:
         return False
@@ -98,7 +97,7 @@ def ends_in_terminator(body: Sequence[Statement]) -> bool:
 
 
 def merge_tails(body: list[Statement]) -> list[Statement]:
-    """``body`` with its complete reports joined; the same object if there are none."""
+    """``body`` with jumps to tails in place of complete reports; the same object if none."""
     made: list[Statement] = []
     tails: dict[str, tuple[Operand, ...]] = {}
     registers: dict[str, str] = {}
@@ -129,7 +128,8 @@ def merge_tails(body: list[Statement]) -> list[Statement]:
 def split_tails(function: Function) -> Function:
     """``function`` with a call in place of every jump to a tail, without the tails.
 
-    The same object if there are no tails. The claim of persistent form is the loop's register.
+    The same object if there are no tails. In persistent form the calls get the loop's claim
+    register.
     """
     body = function.body or []
     tails: dict[str, tuple[Operand, ...]] = {}
@@ -159,7 +159,7 @@ def _register(key: str) -> Register:
 
 
 def _reported(statement: Statement) -> str | None:
-    """The function of `_OWN` that ``statement`` calls with everything."""
+    """The reporting function that ``statement`` calls with all arguments, else None."""
     if type(statement) is not Instruction or not is_call(statement) or statement.guard is not None:
         return None
     target = callee(statement)
@@ -217,7 +217,7 @@ def _apart(body: list[Statement], tails: dict[str, tuple[Operand, ...]]) -> list
 
 
 def _jump(statement: Statement) -> str | None:
-    """The function whose tail ``statement`` jumps to."""
+    """The reporting function to whose tail ``statement`` jumps, else None."""
     if type(statement) is not Instruction or statement.opcode.text != "bra":
         return None
     target = statement.operands[0]

@@ -1,8 +1,8 @@
-"""Kill polls: where a running block notices that its job is to end, as PTX and as one statement.
+"""Kill polls: checks whether a running block is to end, as PTX and as one pseudo-instruction.
 
-Problem: a kernel that loops for ever can only be ended with its whole context, unless it looks now
-and then whether somebody wants it to end. The look is PTX, so that every device can run it as it
-stands; a device that knows a cheaper one must be able to find every look.
+Problem: a kernel in an endless loop can only be ended with its whole context, unless it polls a
+flag. The poll is PTX, so that every device can run it unchanged; a device with a cheaper way must
+be able to find every poll.
 
 Approach: one canonical sequence, written by `emit` and `leave`, found by `fold`::
 
@@ -14,8 +14,8 @@ Approach: one canonical sequence, written by `emit` and `leave`, found by `fold`
         call gpud_leave, ();
         trap;
 
-N is unique in the function. `gpud.compiler.passes.runtime.fault_lowering` gives ``%gpud_kill_job``
-its value, the address of the job record.
+N is unique in the function. `gpud.compiler.passes.runtime.fault_lowering` sets ``%gpud_kill_job``
+to the address of the job record.
 
 Properties:
     inverse: `fold` finds every poll that `emit` made, after printing and parsing, and nothing else.
@@ -46,7 +46,7 @@ from gpud.compiler.ptx.model import (
 __all__ = ["JOB_REGISTER", "declarations", "emit", "fold", "has_job", "leave", "with_job"]
 
 JOB_REGISTER = Register("%gpud_kill_job")
-"""Holds the job record's address in a body that declares it, see `with_job`."""
+"""The register with the job record's address, in bodies that declare it (`with_job`)."""
 
 _FLAG, _ON, _LABEL = "%gpud_kill_", "%gpud_kill_on_", "$gpud_kill_leave"
 _LENGTH = 3
@@ -64,19 +64,19 @@ def has_job(body: Iterable[Statement]) -> bool:
     """Whether ``body`` declares `JOB_REGISTER`."""
     for statement in body:
         if isinstance(statement, Instruction):
-            break  # declarations stand first
+            break  # declarations come first
         if isinstance(statement, RegisterDeclaration) and statement.name == JOB_REGISTER.name:
             return True
     return False
 
 
 def with_job(body: list[Statement]) -> list[Statement]:
-    """``body``, which declares `JOB_REGISTER`."""
+    """``body`` with a declaration of `JOB_REGISTER`, unless it has one."""
     return body if has_job(body) else [RegisterDeclaration("b64", JOB_REGISTER.name), *body]
 
 
 def emit(number: int) -> list[Statement]:
-    """Poll ``number`` of a function."""
+    """The statements of poll ``number`` of a function."""
     flag, on = Register(f"{_FLAG}{number}"), Register(f"{_ON}{number}")
     zero = Immediate("0", 0)
     return [
@@ -87,7 +87,7 @@ def emit(number: int) -> list[Statement]:
 
 
 def leave() -> list[Statement]:
-    """Where a function's polls go, for its end."""
+    """The statements, for the end of a function, to which its polls branch."""
     return [
         Label(_LABEL),
         Instruction(opcode("call"), (Symbol(LEAVE), Tuple(()))),
@@ -96,9 +96,9 @@ def leave() -> list[Statement]:
 
 
 def fold(function: Function, instead: Callable[[int], Statement]) -> Function:
-    """``function`` with ``instead(number)`` in place of every poll; the same object if none has.
+    """``function`` with ``instead(number)`` in place of every poll; the same object if none.
 
-    What the polls go to, and their registers' declarations, stay.
+    The statements of `leave` and the declarations of the polls' registers stay.
     """
     made: list[Statement] = []
     body = function.body or []
@@ -116,7 +116,7 @@ def fold(function: Function, instead: Callable[[int], Statement]) -> Function:
 
 
 def _number(statement: Statement) -> int | None:
-    """The number of the poll that may start with ``statement``."""
+    """The number of the poll whose first statement may be ``statement``, else None."""
     if type(statement) is not Instruction or statement.opcode.text != "ld.volatile.global.u32":
         return None
     target = statement.operands[0]

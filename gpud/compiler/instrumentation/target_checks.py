@@ -1,11 +1,11 @@
-"""Target checks: what stands before indirect jumps and calls, as PTX and as one record.
+"""Target checks: the checks before indirect jumps and calls, as PTX and as records.
 
-Problem: a jump through a table or a call through a pointer must not go where the program names no
-target. The check is PTX, so that every device can run it as it stands; but a device that compares
-the pointer anyway (the CPU device does) must be able to find every check.
+Problem: a jump through a table or a call through a pointer must only go to targets that the program
+names. The check is PTX, so that every device can run it unchanged; a device that compares the
+pointer anyway (the CPU device does) must be able to find every check.
 
-Approach: one canonical sequence for a `Check`, written by `emit`. `fold` reads it back: it guesses
-the record from a few operands, emits that, and compares statement by statement.
+Approach: one canonical sequence for a `Check`, written by `emit`. `fold` reads it back: it
+reconstructs the record from a few operands, emits that again, and compares statement by statement.
 
 Algorithm::
 
@@ -16,7 +16,8 @@ Algorithm::
                                 @bad bra miss;                   call (r), p, (a), proto
     miss, at the end:           call gpud_fault, (TARGET, site, value or p); trap
 
-A guard of the jump or call takes part in the first comparison.
+The guard of the jump or call is part of the first comparison. Terms: the *hot* part stands before
+the jump or call, the *cold* part at the end of the function.
 
 Properties:
 * ``inverse``: `fold` finds every check that `emit` made, after printing and parsing, nothing else;
@@ -55,16 +56,16 @@ _KINDS = {_BAD: "pred", _FUNCTION: "b64", _VALUE: "b64"}
 _MISS = f"${_STEM}miss_"
 _COLD_LENGTH = 3
 _SITE = 1
-"""Its place among the arguments of a report."""
+"""Index of the site among the arguments of a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What is checked before one jump or call.
+    """The check before one indirect jump or call.
 
     ``value`` is the pointer of a call, which must be one of ``functions``, or the index of a jump,
-    which must be less than ``length``. ``guard`` is the jump's or call's; ``site`` its number in
-    the program's table of sites.
+    which must be less than ``length``. ``guard`` is that of the jump or call; ``site`` its number
+    in the program's site table.
     """
 
     number: int
@@ -81,7 +82,7 @@ def declarations() -> list[Statement]:
 
 
 def emit(check: Check, line: int = 0) -> tuple[list[Statement], list[Statement]]:
-    """What stands before the jump or call, and what stands at the end of the function."""
+    """The hot and the cold part of ``check``; ``line`` is that of the jump or call."""
     hot: list[Statement] = []
     value = reported = check.value
     relation, kind, others = "ne", "u64", list[Operand](map(Symbol, check.functions))
@@ -118,10 +119,10 @@ def emit(check: Check, line: int = 0) -> tuple[list[Statement], list[Statement]]
 
 
 def fold(function: Function, instead: Callable[[Check, int], Statement]) -> Function:
-    """``function`` with ``instead(check, line)`` for every check, without their cold parts.
+    """``function`` with ``instead(check, line)`` for every hot part, without the cold parts.
 
-    The line is that of the report. The declarations of their registers stay. The same object if
-    there are no checks.
+    The line is that of the report. The declarations of the checks' registers stay. The same object
+    if there are no checks.
     """
     body = function.body or []
     labels = {
@@ -157,7 +158,7 @@ def fold(function: Function, instead: Callable[[Check, int], Statement]) -> Func
 
 
 def _is_own(statement: Statement) -> bool:
-    """Whether this can stand in a hot part before its end."""
+    """Whether ``statement`` can be part of a hot part, except its last instruction."""
     if type(statement) is not Instruction or not statement.operands:
         return False
     target = statement.operands[0]
@@ -165,7 +166,7 @@ def _is_own(statement: Statement) -> bool:
 
 
 def _miss(statement: Statement) -> str | None:
-    """The label of the cold part to which ``statement`` goes."""
+    """The label of the cold part to which ``statement`` branches, else None."""
     if type(statement) is not Instruction or statement.guard != Guard(_BAD):
         return None
     target = statement.operands[0]
@@ -173,7 +174,7 @@ def _miss(statement: Statement) -> str | None:
 
 
 def _guess(hot: Sequence[Statement], cold: Sequence[Statement]) -> Check | None:
-    """The check with these two parts."""
+    """The check with these two parts, None if they are not exactly those of a check."""
     if len(cold) < _COLD_LENGTH or not isinstance(cold[1], Instruction):
         return None
     last = cold[1].operands[-1] if cold[1].operands else None

@@ -1,1 +1,1 @@
-"""Rewrites of PTX programs, one file a pass; `gpud.compiler.passes.pass_manager` has them all."""
+"""Passes that rewrite PTX programs, one per file; `gpud.compiler.passes.pass_manager` runs them."""

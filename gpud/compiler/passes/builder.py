@@ -1,4 +1,4 @@
-"""Short ways to write and change instructions and to find names that nothing uses yet."""
+"""Helpers of the passes: building statements, finding unused names, mapping functions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def immediate(value: int) -> Immediate:
 
 
 class CodeBuilder:
-    """A list of statements that grows by calls: ``code("add.u32", a, b, 1, when=p)``.
+    """Builds a list of statements: ``code("add.u32", a, b, 1, when=p)`` appends one.
 
-    ``stem`` starts the names of all registers and labels that are made here.
+    ``stem`` is the prefix of the names of all its registers and labels.
     """
 
     def __init__(self, stem: str) -> None:
@@ -52,11 +52,11 @@ class CodeBuilder:
         return found
 
     def label(self, name: str) -> Symbol:
-        """The label ``$<stem>_<name>`` as an operand; `place` puts it somewhere."""
+        """The label ``$<stem>_<name>`` as an operand; `place` defines it."""
         return Symbol(f"${self.stem}_{name}")
 
     def place(self, label: Symbol) -> None:
-        """Put ``label`` here."""
+        """Append the definition of ``label``."""
         self.body.append(Label(label.name))
 
     def __call__(
@@ -77,9 +77,9 @@ class CodeBuilder:
 
 
 def fresh_stem(module: Module, wanted: str) -> str:
-    """``wanted``, or ``wanted`` and a number, such that no declared name begins with it.
+    """A prefix of new names: ``wanted``, with a number if a declared name begins with it.
 
-    A leading ``%`` or ``$`` does not count; so all names made from the stem are new.
+    Leading ``%``, ``$`` and ``_`` are ignored, so that all names made from the prefix are new.
     """
     names = {name.lstrip("%$_") for name in _declared(module) if wanted in name}
     stem, number = wanted, 1
@@ -104,7 +104,7 @@ def _declared(module: Module) -> Iterable[str]:
 
 
 def call_of_copy(call: Instruction, copies: Mapping[str, str]) -> Instruction:
-    """``call``, or one of the copy that its function has, by the function's name."""
+    """``call``, redirected to the copy of its callee if ``copies`` has one, by callee name."""
     target = callee(call)
     copy = copies.get(target.name) if isinstance(target, Symbol) else None
     if copy is None:

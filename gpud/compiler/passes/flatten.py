@@ -1,28 +1,28 @@
-"""Removes scopes: after this pass every name means one thing in its function.
+"""Removes scopes, so that every name has one meaning in its function.
 
-Problem. ``{ }`` scopes repeat names (each call sequence declares ``param0``, inlined assembly
-declares ``p`` and ``L``), registers may lack their ``%``, and declarations stand anywhere. Every
-later pass would have to know.
+Problem. ``{ }`` scopes repeat names (each call sequence declares ``param0``, inline assembly
+declares ``p`` and ``L``), register names may lack the ``%``, and declarations are scattered. Every
+later pass would have to deal with that.
 
-Approach. One walk over each body with an environment per scope. Scopes that declare nothing that
-clashes lose only their braces; what clashes is renamed. A function without scopes and odd names,
-the common case, costs one look at each statement's type.
+Approach. One walk over each body with an environment per scope. Scopes without clashing names only
+lose their braces; clashing names are renamed. For a function without scopes and unusual names, the
+common case, only the type of each statement is tested.
 
-Terms. *Environment*: name to its new operand, chained outwards. *Taken*: names that a new one
-must avoid, ``prefix<n>`` ranges included.
+Terms. *Environment*: maps a name to its new operand, chained to that of the enclosing scope.
+*Taken*: names that a new one must avoid, ``prefix<n>`` ranges included.
 
-Algorithm. Labels and target lists of a scope are entered before its statements, since jumps may
-go forward; registers and variables when their declaration is met, as PTX says. A clashing name
+Algorithm. Labels and target lists of a scope are declared before its statements are walked, since
+jumps may go forward; registers and variables at their declaration, as PTX requires. A clashing name
 gets the first free suffix ``_1``, ``_2``, ...; a vector register ``%v`` becomes scalar registers
-``%v_x``, ``%v_y``, ...; a nested register that nothing uses is dropped.
+``%v_x``, ``%v_y``, ...; unused registers of inner scopes are dropped.
 
 Properties.
     no_scopes: no body holds a `Scope`;
-    unique: registers, variables, parameters and labels of a function differ by name, and a
-        variable of a body hides no module-level name unless it did so in the whole body before;
+    unique: registers, variables, parameters and labels of a function have different names, and a
+        variable of a body hides no module-level name unless it was in the outermost scope;
     percent: every register starts with ``%``;
     hoisted: register declarations come first, variables next, both in source order, then code;
-    same_code: instructions keep their order, opcodes, guards' sense and immediate operands.
+    same_code: instructions keep their order, opcodes, negation of guards and immediate operands.
 
 Source: PTX ISA 9.0, sections 4.4, 5.2 and 7.1; scoping of labels in inline assembly.
 """
@@ -63,7 +63,7 @@ _SAME_ELEMENT = {"r": "x", "g": "y", "b": "z", "a": "w"}
 
 
 def flatten_module(module: Module) -> Module:
-    """A module with the same meaning whose functions are all flat; ``module`` is not changed."""
+    """``module`` with all functions flat; ``module`` itself is not changed."""
     names = frozenset(item.name for item in module.items if isinstance(item, (Function, Variable)))
     items = [
         flatten(item, names) if isinstance(item, Function) and item.body is not None else item
@@ -73,7 +73,7 @@ def flatten_module(module: Module) -> Module:
 
 
 def flatten(function: Function, module_names: Collection[str] = frozenset()) -> Function:
-    """A flat function with the same meaning; ``function`` is not changed, statements are shared.
+    """``function`` without scopes; ``function`` itself is not changed, statements are shared.
 
     ``module_names`` are the module-level names: a nested variable that hides one is renamed.
     A declaration (no body) is returned as it is.
@@ -95,7 +95,7 @@ def flatten(function: Function, module_names: Collection[str] = frozenset()) -> 
 
 
 def _is_plain(function: Function) -> bool:
-    """Whether nothing has to be renamed: only declarations have to move."""
+    """Whether nothing has to be renamed, so that only declarations are moved."""
     if any(p.space == "reg" for p in (*function.parameters, *function.returns)):
         return False
     for statement in function.body or ():
@@ -163,7 +163,7 @@ class _Flattener:
     # -- names -------------------------------------------------------------------------------
 
     def reserve(self, body: list[Statement]) -> None:
-        """Takes the names that the outermost scope declares: they stay as they are."""
+        """Marks the names that the outermost scope declares as taken: they are not renamed."""
         for statement in body:
             if isinstance(statement, RegisterDeclaration):
                 if not _is_ordinary(statement):
@@ -240,7 +240,7 @@ class _Flattener:
         self, declared: RegisterDeclaration, environment: _Environment, *, nested: bool
     ) -> None:
         name = _percent(declared.name)
-        own = not nested and _is_ordinary(declared)  # it was reserved for itself
+        own = not nested and _is_ordinary(declared)  # `reserve` has marked it as taken
         if declared.vector is not None:
             self.vector(declared, environment, nested=nested)
         elif declared.count is None:

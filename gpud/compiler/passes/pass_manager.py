@@ -1,12 +1,12 @@
-"""All rewrites of PTX programs, one file a pass, in the order of `PASSES`.
+"""The pass manager: the table of all passes, and `rewrite`, which runs them in order.
 
 A pass is a pure function from a module and a plan (the `Decision` of each entry) to a new module;
-its input is not changed. It is given the part of the plan whose forms it applies to, and the table
-of sites if it plants reports of faults. A new pass is one file and one row of the table.
+its input is not changed. It gets the entries of the plan that have one of its forms, and the site
+table if it inserts fault reports. A new pass is one file and one row of the table.
 
-The first passes plant what watches over a kernel (traps that tell, fences, kill polls) and what
-writes down its output, those in the middle bring it into its form, and the last gives what was
-planted what the form knows.
+The first passes insert safety checks (traps that report, fences, kill polls) and calls for
+``printf``, those in the middle bring each kernel into its form, and the last passes to the fault
+reports what only the form knows: the control record and the claim.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class Pass:
     """One rewrite.
 
     Attributes:
-        name: its name.
-        forms: the forms whose entries it is given.
-        run: what it does; with the sites as third argument if it ``reports``.
-        reports: it plants reports of faults.
-        only: the option without which it does not run: ``"fence"``, ``"kill"`` or none.
+        name: its name, as dumps show it.
+        forms: the forms of the entries that it gets.
+        run: the function that rewrites a module; its third argument is the site table if it
+            ``reports``.
+        reports: whether it inserts fault reports.
+        only: the option that enables it: ``"fence"``, ``"kill"``; None: it always runs.
     """
 
     name: str
@@ -89,14 +90,14 @@ def rewrite(
     Args:
         module: a flat module; not changed.
         plan: the decision for each entry.
-        sites: gets the sites of all reports of faults that the passes plant.
-        fence: plant a check in front of every access to memory.
-        kill: plant kill polls in killable variants
+        sites: the table to which the sites of all inserted fault reports are added.
+        fence: insert a check before every memory access.
+        kill: insert kill polls into killable variants
             (`gpud.compiler.abi.reserved_names.killable_variant`).
         after: called with each pass's name and result, to dump stages.
 
     Raises:
-        KernelRejected: the plan holds a rejected entry, or the module defines a name of gpud's.
+        KernelRejected: the plan holds a rejected entry, or the module defines one of gpud's names.
     """
     for decision in plan.values():
         decision.require()

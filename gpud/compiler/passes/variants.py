@@ -1,15 +1,15 @@
-"""Variants of kernels: the same code under further names, for later passes to tell apart.
+"""Adds the variants of kernels: copies under other names, which later passes treat differently.
 
-Problem: one launch needs a kernel in another form than the next
-(`gpud.compiler.abi.reserved_names.sliced_variant`), or with kill polls (`killable_variant`). What
-comes before the forms is the same for all of them.
+Problem: some launches need a kernel in another form
+(`gpud.compiler.abi.reserved_names.sliced_variant`), or with kill polls (`killable_variant`). All
+safety checks but these polls are the same in every variant.
 
-Approach: the passes that watch over a kernel have run when its variants are made, so they see its
-code once. A variant shares the statements with its kernel until a later pass changes one of both.
+Approach: variants are added after the passes for safety checks, so that these process each kernel
+once. A variant shares its statements with the kernel until a later pass changes either.
 
 Properties:
-* a variant follows its kernel, in the order of the plan;
-* a module for which the plan names no variant comes out as the same object.
+* variants follow their kernel, in the order of the plan;
+* a module for which the plan names no variant is returned as the same object.
 """
 
 from __future__ import annotations

@@ -1,35 +1,35 @@
-"""Fences: the check that stands before an access to memory, as PTX and as one record.
+"""Fences: the bounds checks before memory accesses, as PTX and as records.
 
-Problem: an access that misses its session's arena must not happen. The check is PTX, so that every
-device can run it as it stands; but a device that knows a faster way (the CPU device does) must be
-able to find every check, know exactly what it means, and put its own in its place.
+Problem: an access outside its session's arena must not happen. The check is PTX, so that every
+device can run it unchanged; a device with a faster way (the CPU device has one) must be able to
+find every check, know its exact meaning, and replace it by its own.
 
 Approach: one canonical sequence of instructions for a `Fence`
 (`gpud.compiler.instrumentation.fences.record`), written by `emit`
 (`gpud.compiler.instrumentation.fences.emitter`). `recognise`
-(`gpud.compiler.instrumentation.fences.matcher`)
-reads it back: it guesses the record from a few operands, emits that, and compares statement by
-statement, so what it returns is what stands there and nothing else. `fold` replaces it.
+(`gpud.compiler.instrumentation.fences.matcher`) reads it back: it reconstructs the record from a
+few operands, emits that again, and compares statement by statement, so that the record is exact.
+`fold` replaces each sequence by one statement.
 
-Terms: a *member* is one access that the fence stands for: bytes ``[register + low, register + low
-+ span)``, whose first must be a multiple of ``align``. The *hull* of a fence is the range from its
-first member's byte to its last. A *window* is a range of generic addresses that means other
-memory: ``shared``, ``local``, ``param``. The *hot* part stands before the first of the accesses;
-the *cold* part at the end of the function, and is only reached if the hot one finds something.
+Terms: a *member* is one access that the fence checks: bytes ``[register + low, register + low +
+span)``, whose first address must be a multiple of ``align``. The *hull* of a fence is the smallest
+range with all its members. A *window* is a range of generic addresses that maps another space:
+``shared``, ``local``, ``param``. The *hot* part stands before the first of the accesses; the *cold*
+part stands at the end of the function, and is only reached if the hot part's check fails.
 
-Algorithm. Hot: one unsigned comparison tells whether the hull lies in the arena (offset from the
-base > size - span: out), one more whether its first byte is aligned; a guard of the accesses takes
-part in the predicate, so nothing is found for threads that make no access. Cold: each member for
-itself, in order: in the arena, in one of the windows (first and last byte), in one of the module's
-variables? If not, or if it is not aligned, ``call gpud_fault`` with the member's site and address.
-If all members are legal, back to the hot part's end. Where the arena alone is legal for the one
-member, there is nothing more to find out than which fault it is, and no way back.
+Algorithm. Hot: one unsigned comparison tests whether the hull lies in the arena (offset from the
+base > size - span: outside), a second whether its first byte is aligned; the guard of the accesses
+is part of the predicate, so the check cannot fail for threads without an access. Cold: tests each
+member, in order: does it lie in the arena, in one of the windows (first and last byte), or in one
+of the module's variables? If not, or if it is not aligned, ``call gpud_fault`` with the member's
+site and address. If all members are legal, branch back to the end of the hot part. A fence with one
+member for which only the arena is legal just determines the kind of fault, and never branches back.
 
 Properties:
 * ``inverse``: `recognise` of what `emit` made gives the same record, after printing and parsing;
-* ``exact``: the fault is reported if and only if some member is illegal, and names the first;
-* the hot part has no branch but the one to the cold part; the cold part writes no register of the
-  program's;
+* ``exact``: a fault is reported if and only if some member is illegal, and names the first;
+* the hot part has no branch but the one to the cold part; the cold part writes none of the
+  program's registers;
 * all registers begin with ``%gpud_fence_``, all labels with ``$gpud_fence_``, and end with the
   fence's number, unique in its function.
 

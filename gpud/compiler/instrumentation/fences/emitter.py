@@ -1,4 +1,4 @@
-"""A fence as PTX: the hot part before its accesses, the cold one at the end of the function."""
+"""Emits a fence as PTX: the hot part before its accesses, the cold part for the function's end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpud.compiler.ptx.model import (
 __all__ = ["STEM", "declarations", "emit", "fence_register"]
 
 STEM = "gpud_fence_"
-"""What the names of all registers and labels of fences begin with, behind ``%`` or ``$``."""
+"""Prefix of the names of all registers and labels of fences, after ``%`` or ``$``."""
 
 _REGISTERS = {
     "b64": ("base", "size", "off", "last", "low", "where", "at"),
@@ -45,7 +45,7 @@ def declarations(count: int) -> list[Statement]:
 
 
 def emit(fence: Fence, line: int = 0) -> tuple[list[Statement], list[Statement]]:
-    """The hot and the cold part of ``fence``; ``line`` is the access's, for messages."""
+    """The hot and the cold part of ``fence``; ``line`` is that of the access, for messages."""
     return _Writer(fence, line).hot(), _Writer(fence, line).cold()
 
 
@@ -69,7 +69,7 @@ class _Writer:
         self.body.append(Instruction(opcode(text), operands, guard, self._line))
 
     def hot(self) -> list[Statement]:
-        """What stands before the first access."""
+        """The statements before the first access."""
         fence, do = self._fence, self._do
         first, align = fence.low, fence.align
         base, size, off, last, low = map(self._register, ("base", "size", "off", "last", "low"))
@@ -95,7 +95,7 @@ class _Writer:
         return self.body
 
     def cold(self) -> list[Statement]:
-        """What stands at the end of the function."""
+        """The statements for the end of the function."""
         self.body.append(Label(self._label("cold").name, self._line))
         fence = self._fence
         if len(fence.members) == 1 and not fence.windows and not fence.variables:
@@ -107,7 +107,7 @@ class _Writer:
         return self.body
 
     def _only_report(self) -> None:
-        """One member that may mean the arena alone: whoever comes here has found a fault."""
+        """One member for which only the arena is legal: threads that come here have a fault."""
         do, member = self._do, self._fence.members[0]
         where, out, found = self._register("where"), self._register("out"), self._label("found", 0)
         do("add.s64", where, self._fence.register, _integer(member.low))
@@ -180,7 +180,7 @@ class _Writer:
 
 @lru_cache(maxsize=8192)
 def fence_register(name: str, number: int) -> Register:
-    """A register of the fence of that number; names are those of ``_REGISTERS``."""
+    """The register ``name``, one of ``_REGISTERS``, of fence ``number``."""
     return Register(f"%{STEM}{name}_{number}")
 
 

@@ -1,4 +1,4 @@
-"""Fences found in PTX: a record is guessed from a few operands, written, and compared."""
+"""Finds fences in PTX: reconstructs a record from a few operands, emits it, and compares."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from gpud.compiler.ptx.model import (
 
 __all__ = ["FenceMatch", "fold", "recognise"]
 
-_HOT_LEAST, _HOT_MOST = 6, 12  # statements of a hot part, with room to spare
+_HOT_LEAST, _HOT_MOST = 6, 12  # statements of a hot part; the bounds are not tight
 _START = re.compile(rf"%{STEM}base_(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class FenceMatch:
-    """A fence in a body: its record, and where its two parts start and stop."""
+    """A fence in a body: its record, and the (start, stop) positions of its two parts."""
 
     fence: Fence
     hot: tuple[int, int]
@@ -41,7 +41,7 @@ class FenceMatch:
 
 
 def recognise(function: Function) -> list[FenceMatch]:
-    """The fences of a flat function, in body order of their hot parts."""
+    """The fences of a flat function, in the order of their hot parts."""
     body = function.body or []
     starts = [index for index, statement in enumerate(body) if _number(statement) is not None]
     if not starts:
@@ -52,7 +52,7 @@ def recognise(function: Function) -> list[FenceMatch]:
 
 
 def fold(function: Function, instead: Callable[[Fence], Statement]) -> Function:
-    """``function`` with every hot part replaced by one statement, without cold parts.
+    """``function`` with ``instead(fence)`` for every hot part, without the cold parts.
 
     The declarations of the fences' registers stay. The same object if there are no fences.
     """
@@ -73,7 +73,7 @@ def fold(function: Function, instead: Callable[[Fence], Statement]) -> Function:
 
 
 def _number(statement: Statement) -> int | None:
-    """The number of the fence that may start with ``statement``."""
+    """The number of the fence whose first statement may be ``statement``, else None."""
     if type(statement) is not Instruction or statement.opcode.text != "ld.const.u64":
         return None
     target = statement.operands[0]
@@ -82,7 +82,7 @@ def _number(statement: Statement) -> int | None:
 
 
 def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> FenceMatch | None:
-    """The fence whose hot part starts at ``start``, if what stands there is one."""
+    """The fence whose hot part starts at ``start``, None if the code there is not exactly one."""
     number = _number(body[start])
     assert number is not None
     cold = labels.get(f"${STEM}cold_{number}")
@@ -132,7 +132,7 @@ def _guard_of(hot: Sequence[Instruction]) -> Guard | None:
 
 
 class _Guess:
-    """The members of a cold part, as far as a few operands tell: `_read` compares the rest."""
+    """The members of a cold part, reconstructed from a few operands; `_read` compares the rest."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
@@ -142,7 +142,7 @@ class _Guess:
         self._sited = False
 
     def read(self, ins: Instruction) -> bool:
-        """Whether ``ins`` can belong to the cold part, and more can follow."""
+        """Read an instruction of a cold part; False if the cold part ends with it."""
         text, operands = ins.opcode.text, ins.operands
         last = operands[-1] if operands else None
         value = last.value if isinstance(last, Immediate) else None
@@ -175,7 +175,7 @@ class _Guess:
         return True
 
     def read_hot(self, hot: Sequence[Instruction]) -> None:
-        """Length and alignment of the only member, which its hot part states too."""
+        """Read length and alignment of the only member from the hot part."""
         for ins in hot:
             if ins.opcode.base == "bra" or not ins.operands:
                 return

@@ -1,4 +1,4 @@
-"""A fence as a record: what is checked, and what is legal."""
+"""Fences as records: the checked accesses, and the memory that is legal for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Fence", "Member", "Range"]
 class Member:
     """One access: ``span`` bytes from ``register + low`` on, aligned to ``align``.
 
-    ``site`` is its number in the program's table of sites.
+    ``site`` is its number in the program's site table.
     """
 
     low: int
@@ -23,13 +23,13 @@ class Member:
 
     @property
     def end(self) -> int:
-        """The offset of the first byte behind it."""
+        """The offset of the first byte after it."""
         return self.low + self.span
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A module variable that an access may mean: ``space`` is ``global`` or ``const``.
+    """A module variable that is legal for an access: ``space`` is ``global`` or ``const``.
 
     `HEAP` with size 0 stands for the range that the variable of that name describes, `GRID_SYNC`
     for the words of that name in the job record, whose address is in `JOB_REGISTER`.
@@ -44,9 +44,9 @@ class Range:
 class Fence:
     """The check before one access, or before several through the same register.
 
-    ``members`` are in the order of the accesses. ``guard`` is the guard of all of them. A window
-    or variable that is not listed is not legal, and one that is smaller than every member is not
-    listed. With several members, the hull's alignment is the greatest of theirs, and implies each.
+    ``members`` are in the order of the accesses. ``guard`` is the guard of all of them. Only the
+    arena and the listed windows and variables are legal; variables smaller than every member are
+    not listed. With several members, the hull's alignment is their greatest, and implies each.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Fence:
 
     @property
     def low(self) -> int:
-        """The hull's first byte, from ``register``."""
+        """The offset of the hull's first byte from ``register``."""
         return min(member.low for member in self.members)
 
     @property
@@ -68,17 +68,17 @@ class Fence:
 
     @property
     def align(self) -> int:
-        """What ``register + low`` must be a multiple of."""
+        """The alignment of ``register + low``, in bytes."""
         return max(member.align for member in self.members)
 
     @property
     def site(self) -> int:
-        """The first member's site."""
+        """The site of the first member."""
         return self.members[0].site
 
     @property
     def generic(self) -> bool:
-        """Whether the accesses are generic: they may mean other memory than global."""
+        """Whether the accesses are generic, so that addresses in windows are legal."""
         return bool(self.windows)
 
     @property

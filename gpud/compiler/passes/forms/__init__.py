@@ -1,1 +1,1 @@
-"""Passes that bring a kernel into its form: persistent, exit-aware or sliced."""
+"""Passes that bring a kernel into its form: persistent, exit-aware, sliced or whole."""

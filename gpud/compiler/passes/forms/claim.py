@@ -1,14 +1,14 @@
-"""How a persistent block claims: from the job's counter, in chunks, and some in advance.
+"""The claim code of the persistent loop: claims task blocks in chunks, and some in advance.
 
-Problem: a short task block would wait for its claim, an atomic on the counter that all blocks
-share, for longer than it runs; and a block has to leave soon when it is told to.
+Problem: waiting for a claim, an atomic on a counter that all blocks share, can take longer than a
+short task block runs; and a block has to leave soon after it is told to release.
 
-Approach: the leader claims a chunk with one atomic, and the block runs it task block by task block;
-while the last of it runs, the atomic of a claim in advance is on its way. Whether the block is told
-to release the leader looks before each claim, and only when the block holds nothing.
+Approach: the leader claims a chunk of task blocks with one atomic, and the block runs them one by
+one; while the last one runs, the atomic of a claim in advance is in flight. The leader checks
+whether the block is released before each atomic, and only when the block holds nothing more.
 
-Terms: beside those of `gpud.compiler.passes.forms.persistent`: a block *holds* the task blocks that
-it has claimed and not begun; the host says in the job record how many it claims at once
+Terms: those of `gpud.compiler.passes.forms.persistent`, and: a block *holds* the task blocks that
+it has claimed and not begun; the host sets in the job record how many it claims at once
 (``chunk``), and how many *in advance* (``ahead``, 0: none).
 
 Algorithm, for the leader, in front of the loop's barrier::
@@ -30,34 +30,34 @@ Algorithm, for the leader, in front of the loop's barrier::
 
     released: the bit of the block's index in launch.stays is 0, or %smid is named
 
-``last`` is a word in shared memory behind the slots, ``ahead`` a register. The atomic of a claim in
-advance is issued and not waited for: its way to memory and back hides behind the task block.
+``last`` is a word in shared memory after the slots, ``ahead`` a register. The atomic of a claim in
+advance is issued and not waited for: its latency is hidden behind the task block.
 
-Why one barrier stays enough with chunks and claims in advance: what they add, ``last`` and
-``ahead``, is read and written by the leader alone, and between two barriers it still writes one
-slot, once. The others cannot tell from where the claim came. What ``last`` is at first does not
-matter: ``previous`` is `NOTHING` then, the largest word that there is.
+Why one barrier is still enough with chunks and claims in advance: only the leader reads and writes
+``last`` and ``ahead``, and between two barriers it still writes one slot, once. The other threads
+cannot tell how the claim was made. The initial value of ``last`` does not matter: ``previous`` is
+`NOTHING` then, the largest word.
 
-Why nothing is lost or repeated: atomics on ``next`` hand out ranges that do not overlap. A block
-runs its range in order, up to ``last``, and looks whether it is to release only when it holds
-nothing: so a claim in advance, too, is run before the block leaves. How many it took is kept in
-``last`` with the mark, not read again: nothing depends on ``chunk`` and ``ahead`` staying what they
-are.
+Why no task block is lost or repeated: atomics on ``next`` hand out disjoint ranges. A block runs
+its range in order, up to ``last``, and checks whether it is released only when it holds nothing:
+so task blocks claimed in advance, too, are run before the block leaves. The size of a claim in
+advance is kept in ``last``, with the mark `PENDING`, not read again, so ``chunk`` and ``ahead`` may
+change at any time.
 
-Blocks that wait for others claim one task block when they can run it, whatever the record says:
-a task block that somebody holds and has not begun would be waited for by those who run.
+In kernels whose blocks wait for others, a block claims one task block when it can run it, whatever
+the record says: running blocks could wait for a task block that is held and not begun.
 
-A block is told to release by its index, so that the host can choose which do, or by the SM that it
-is on, so that none begins there; it does the same in both cases. The bit for its index and the
-place of the bitmap that names SMs come with one load, and a launch of which no SM is named, as most
-are, reads no bitmap.
+A block is told to release by its index, so that the host can choose blocks, or by its SM, so that
+no block begins there; it does the same in both cases. One load reads the bit for its index and the
+offset of the bitmap that names SMs; in a launch without named SMs, the usual case, no bitmap is
+read.
 
 Properties:
 * ``at most``: a block claims at most ``chunk + ahead`` task blocks after it was told to release;
 * ``one at a time``: in kernels whose blocks wait for others none is claimed in advance.
 
-Source: tests/unit/test_claim_protocol.py, the loop with chunks and claims in advance through every
-interleaving.
+Source: tests/unit/test_claim_protocol.py, which runs the loop with chunks and claims in advance
+through every interleaving.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ from gpud.compiler.ptx.model import Address, Operand, Register, SpecialRegister,
 
 __all__ = ["add_claim"]
 
-_LAST = 8  # from the slots on: the last task block that the block holds
+_LAST = 8  # offset from the slots of ``last``, the last task block that the block holds
 _PAIR_SHIFT = words.BLOCKS_A_PAIR.bit_length() - 1
-_PENDING = 1 << 31  # in its place, with a chunk's size: a chunk that was claimed in advance
+_PENDING = 1 << 31  # mark in ``last``, beside a size: a chunk has been claimed in advance
 
 
 def add_claim(
@@ -82,16 +82,15 @@ def add_claim(
     *,
     several: bool,
 ) -> None:
-    """The leader publishes the next task block that it holds, or claims some.
+    """Append the code by which the leader publishes the block's next task block.
 
     Args:
-        code: where the instructions are put. Its registers ``control`` and ``job`` then hold the
-            addresses of the launch record and of the job record, and so does ``own``, of the job
-            record, in the leader.
+        code: where to append. Its registers ``control`` and ``job`` then hold the addresses of the
+            launch record and of the job record; in the leader, ``own`` holds the latter, too.
         control: the kernel's hidden parameter.
-        leader: the leader's predicate, and a register that is 0 in the leader and in nobody else.
-        slot: address of the slot in which the claim is published.
-        claim: for the leader's claim.
+        leader: the leader's predicate, and a register that is 0 in the leader only.
+        slot: register with the address of the slot in which the claim is published.
+        claim: register for the leader's claim.
         several: whether blocks may hold task blocks that they have not begun.
     """
     is_leader, thread = leader
@@ -100,8 +99,8 @@ def add_claim(
     total, valid = code.register("total"), code.register("valid", "pred")
     code("ld.param.u64", ctl, Address(control))
     code("ld.global.nc.u64", job, Address(ctl, words.JOB))
-    # The leader's counters by an address that ptxas does not know to be the same in all lanes:
-    # it would have lanes elect one of them, and wait for the result of the atomic at once.
+    # An address that ptxas cannot prove to be uniform: for a uniform one it aggregates the atomic
+    # over the lanes of the warp, and waits for its result at once.
     code("mad.wide.u32", own, thread, 4, job)
     code("bra", met, unless=is_leader)
     chunk: Operand = immediate(1)
@@ -125,8 +124,8 @@ def add_claim(
     code.place(met)
 
 
-def _branch_if_released(code: CodeBuilder, told: Symbol, stays: Symbol) -> None:
-    """Go to ``told`` if the block has been told to release, else go on at ``stays``, here."""
+def _branch_if_released(code: CodeBuilder, released: Symbol, stays: Symbol) -> None:
+    """Branch to ``released`` if the block was told to release, else fall through to ``stays``."""
     ctl, job, word = (code.register(name, "b64") for name in ("control", "job", "word"))
     orders = code.register("orders", "b64")
     index, bits, named = (code.register(name) for name in ("index", "bits", "named"))
@@ -134,16 +133,16 @@ def _branch_if_released(code: CodeBuilder, told: Symbol, stays: Symbol) -> None:
     code("mov.u32", index, SpecialRegister("%ctaid.x"))
     code("shr.u32", bits, index, _PAIR_SHIFT)
     code("mad.wide.u32", orders, bits, words.ORDER_BYTES, ctl)
-    # A vector is so many accesses of one word each: the words that the host writes.
+    # A vector load is one access per word, as the memory model sees it: words the host writes.
     code("ld.volatile.global.v2.u32", Vector((bits, named)), Address(orders, words.ORDERS))
     code("and.b32", index, index, words.BLOCKS_A_PAIR - 1)
     code("shr.u32", bits, bits, index)
     code("and.b32", bits, bits, 1)
     code("setp.eq.u32", stop, bits, 0)
-    code("bra", told, when=stop)
+    code("bra", released, when=stop)
     code("setp.eq.u32", stop, named, 0)
     code("bra", stays, when=stop)
-    # Only the last bits of the SM's number count, so that no other word is ever read.
+    # The SM's number modulo `MOST_SMS`, so that nothing outside the bitmap is read.
     code("mov.u32", index, SpecialRegister("%smid"))
     code("shr.u32", bits, index, 3)
     code("and.b32", bits, bits, words.NAMED_BYTES - 4)
@@ -155,14 +154,15 @@ def _branch_if_released(code: CodeBuilder, told: Symbol, stays: Symbol) -> None:
     code("shr.u32", bits, bits, index)
     code("and.b32", bits, bits, 1)
     code("setp.ne.u32", stop, bits, 0)
-    code("bra", told, when=stop)
+    code("bra", released, when=stop)
     code.place(stays)
 
 
 def _take_held(code: CodeBuilder, slot: Register, claim: Register) -> None:
-    """The leader: go to ``publish`` with the next task block of the chunk that the block holds.
+    """In the leader: branch to ``publish`` with the next task block that the block holds.
 
-    If it has claimed a chunk in advance, go to ``check`` with that; go on if it holds nothing.
+    With the first task block of a chunk claimed in advance, branch to ``check``; fall through if
+    the block holds nothing.
     """
     none, empty = code.label("none"), code.register("empty", "pred")
     rest, previous, last = (code.register(name) for name in ("rest", "previous", "last"))
@@ -187,7 +187,7 @@ def _take_held(code: CodeBuilder, slot: Register, claim: Register) -> None:
 
 
 def _hold(code: CodeBuilder, claim: Register, total: Register) -> None:
-    """The leader: the block holds ``chunk`` task blocks from ``claim`` on, up to ``total``."""
+    """In the leader: store as ``last`` the end of a chunk that begins at ``claim``."""
     last = code.register("last")
     code("add.u32", last, claim, code.register("chunk"))
     code("min.u32", last, last, total)
@@ -196,9 +196,9 @@ def _hold(code: CodeBuilder, claim: Register, total: Register) -> None:
 
 
 def _claim_in_advance(code: CodeBuilder, claim: Register, met: Symbol) -> None:
-    """The leader: begin to claim what follows the last task block that the block holds.
+    """In the leader: issue the atomic of a claim in advance, at the last task block held.
 
-    Nothing waits for the atomic until the next round.
+    Its result is not needed before the next iteration.
     """
     wants = code.register("wants", "pred")
     last, advance = code.register("last"), code.register("advance")

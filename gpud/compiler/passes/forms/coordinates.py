@@ -1,10 +1,10 @@
-"""Block coordinates: found in code, computed from a task block's number, put in place.
+"""Block coordinates: computes them from a task block's number, and replaces special registers.
 
-Problem: in a looping or sliced kernel ``%ctaid`` and ``%nctaid`` must mean the task block and the
-user's grid. Finding x, y, z from a number takes divisions, which GPUs do not have.
+Problem: in a persistent or sliced kernel ``%ctaid`` and ``%nctaid`` must mean the task block and
+the user's grid. Computing x, y, z from a number takes integer divisions, which GPUs lack.
 
 Approach: only the coordinates that the code reads are computed, by multiplication and shift with
-constants from the job record, and not at all for grids of one dimension.
+constants from the job record, and without either for one-dimensional grids.
 
 Terms: the six *coordinates* are ``%ctaid.x`` to ``%nctaid.z``; a *row* is a line of task blocks
 along x: with n the number of a task block, row = n // grid_x, x = n - row * grid_x,
@@ -87,7 +87,7 @@ def _operand(operand: Operand, instead: Mapping[str, Operand]) -> Operand:
 def compute(
     code: CodeBuilder, number: Register, job: Register, needed: Collection[str]
 ) -> dict[str, Operand]:
-    """Append what computes coordinates from the number of a task block.
+    """Append the computation of coordinates from the number of a task block.
 
     Args:
         code: where to append.
@@ -120,7 +120,7 @@ def _split(
     place: Mapping[str, Register],
     wanted: list[str],
 ) -> None:
-    """Split ``number`` into x, y, z; ``place`` has what is wanted, and z if y is."""
+    """Split ``number`` into x, y, z; ``place`` has registers for those wanted, and z if y is."""
     flat = code.register("flat", "pred")
     flags, multiplier, shift = (code.register(n) for n in ("flags", "multiplier", "shift"))
     row, size = code.register("row"), code.register("size")

@@ -1,27 +1,28 @@
-"""Exit-aware barriers: a looping kernel whose threads may leave before others reach a barrier.
+"""Exit-aware barriers, for persistent kernels whose threads may exit before others' barriers.
 
-Problem: hardware stops counting a thread at barriers once it has exited. In persistent form a
-thread that has finished its task block waits at the loop's head instead, so the others would wait
-for it at their barrier for ever.
+Problem: on hardware, barriers do not wait for threads that have exited. In persistent form a thread
+that has finished its task block waits at the loop's head instead of exiting, so the other threads
+would wait for it at their barrier forever.
 
-Approach: every full-block barrier becomes a reducing barrier that also asks whether anyone is
-still in the body. A thread in the body answers yes. A thread that has left answers "not I" to
-every barrier that the others reach, until nobody says yes: then all have left, and the answer
-itself has served as the barrier at the loop's head.
+Approach: every full-block barrier becomes a reducing barrier that also computes whether any thread
+is still in the body. A thread in the body contributes true. A thread that has left it contributes
+false to every barrier that the others reach, until the result is false: then all threads have left,
+and that last reduction has served as the barrier at the loop's head.
 
-Terms: *in the body*: between the loop's head and the next exit of the task block.
+Terms: a thread is *in the body* from the loop's head to its next exit from the task block.
 
 Algorithm: ``bar.sync n`` becomes ``barrier.red.or.pred any, B, true`` and the head's barrier
 ``again: barrier.red.or.pred any, B, false; if any goto again``, with one number B for all of them.
 All threads of a block run the same sequence of full-block barriers while they are in the body
-(else the kernel would hang unchanged), so barriers of different numbers never wait at the same
-time and one number does for all. Functions that contain such barriers are copied, so that kernels
-of other forms keep the functions as they are.
+(otherwise the original kernel would hang), so threads never wait at two barrier numbers at the same
+time, and one number is enough. Functions that contain such barriers are copied, so that kernels in
+other forms keep the original functions.
 
 Properties:
 * ``numbers``: afterwards all full-block barriers that the entry reaches have the loop's number;
-* ``others stay``: counted and reducing barriers, and functions that other entries call, stay;
-* every thread of the block arrives at every round, in the body or not.
+* ``others stay``: counted and reducing barriers, and functions as other entries call them, are not
+  changed;
+* every thread of the block, in the body or not, arrives at every full-block barrier.
 
 Source: design, section 4.2; PTX ISA 9.0, section 9.7.13.1 (``barrier.red``; reductions and plain
 barriers must not be mixed on one number).
@@ -52,7 +53,7 @@ __all__ = ["loop_head_barrier", "pass_exit_aware"]
 
 
 def loop_head_barrier(code: CodeBuilder, number: int) -> None:
-    """Append the barrier at the loop's head: it is passed when all threads have left the body."""
+    """Append the barrier at the loop's head, which threads pass when all have left the body."""
     again = code.label("drain")
     anyone, left = code.register("anyone", "pred"), code.register("left", "pred")
     code("mov.pred", left, 0)
@@ -66,7 +67,7 @@ def pass_exit_aware(module: Module, plan: Mapping[str, Decision]) -> Module:
 
     Args:
         module: flat; not changed.
-        plan: the decision for each entry; those without ``exit_aware`` are left as they are.
+        plan: the decision for each entry; entries without ``exit_aware`` are not changed.
     """
     chosen = {name: decision for name, decision in plan.items() if decision.exit_aware}
     if not chosen:
@@ -122,7 +123,7 @@ class _Rewriter:
         return full_barrier_id(self._call_graph.barrier(ins, uses)) is not None
 
     def rewrite(self, function: Function) -> Function:
-        """``function`` with exit-aware barriers, calling copies."""
+        """``function`` with exit-aware barriers; its calls go to the copies."""
         uses = self._call_graph.uses[function.name]
         code = CodeBuilder(self._stem)
         still, anyone = code.register("still", "pred"), code.register("anyone", "pred")

@@ -1,22 +1,22 @@
-"""Gives kernels that synchronise their whole grid a place to meet: a workspace in the job record.
+"""Gives kernels that synchronise their whole grid a workspace in the job record.
 
 Problem: cooperative groups' ``grid.sync()`` counts arrivals in a workspace whose address the driver
-puts into two special registers at a cooperative launch. That memory is no session's: no fence lets
-a kernel reach it. And a device without a driver has none.
+puts into two special registers at a cooperative launch. That memory is in no session's arena, so
+fences keep kernels from accessing it. A device without a driver has no such workspace.
 
 Approach: two words of the job record (`gpud.compiler.abi.control_words`) are the workspace. They
-are 0 when a launch begins, as a driver's are, and fences admit them
-(`gpud.compiler.passes.safety.fence`). Reading one of the registers becomes reading half of their
-address. That all blocks run at the same time is the launch's affair: such kernels have form whole.
+are 0 when a launch begins, as the driver's are, and fences allow access to them
+(`gpud.compiler.passes.safety.fence`). A read of one of the registers becomes a read of one half of
+their address. The launch must ensure that all blocks are resident: such kernels have form whole.
 
 Properties:
-* in every function that reads one of the registers, both read as one address, the same in all
-  blocks of a launch and another in each other launch that runs;
-* a module without such functions comes out as the same object.
+* in every function that reads one of the registers, the two read as the halves of one address,
+  equal in all blocks of a launch, and different in launches that run at the same time;
+* a module without such functions is returned as the same object.
 
 Source: CUDA 13.0, ``cooperative_groups/details/driver_abi.h`` and ``sync.h``: the high half is in
-``%envreg1``, the low one in ``%envreg2``; at 4 stands the word in which arrivals are counted, whose
-highest bit changes when all have come, so that it serves again.
+``%envreg1``, the low one in ``%envreg2``; the word at offset 4 counts arrivals, and its highest bit
+flips when all blocks have arrived, so that it can be used again.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ __all__ = ["pass_grid_sync"]
 
 
 def pass_grid_sync(module: Module, plan: Mapping[str, Decision]) -> Module:
-    """A module whose kernels find the workspace of their grid in the job record.
+    """Let the entries of ``plan`` use the workspace in the job record for ``grid.sync()``.
 
     Args:
         module: flat; not changed.
-        plan: the entries that will run; functions that none of them can reach stay as they are.
+        plan: the entries that will run; functions that none of them can reach are not changed.
     """
-    asking = {
+    concerned = {
         uses.function.name
         for uses in call_graph(module).closure(*plan)
         if any(name in uses.specials for name in GRID_REGISTERS)
     }
-    return map_functions(module, lambda one: _given(one) if one.name in asking else one)
+    return map_functions(module, lambda one: _rewrite(one) if one.name in concerned else one)
 
 
-def _given(function: Function) -> Function:
+def _rewrite(function: Function) -> Function:
     if function.body is None:  # declared ahead
         return function
     code = CodeBuilder(GRID_SYNC)

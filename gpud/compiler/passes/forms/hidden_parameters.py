@@ -1,25 +1,25 @@
-"""Gives functions what only their entry knows as hidden parameters: block coordinates first of all.
+"""Passes values that only the entry knows, such as block coordinates, as hidden parameters.
 
-Problem: ``%ctaid`` and ``%nctaid`` of the user's grid are no special registers once a kernel loops
-over task blocks or runs in slices. Entries can keep them in registers; functions (``.func``)
-cannot see those. The same holds for the control words' address.
+Problem: in a persistent or sliced kernel the special registers no longer hold ``%ctaid`` and
+``%nctaid`` of the user's grid. Entries keep them in registers, which functions (``.func``) cannot
+access. The same holds for the address of the control words.
 
-Approach: every function that needs a value, itself or through what it calls, gets one parameter
-for each, after its own. Calls pass them on; entries pass what they have: for coordinates the
-special registers, which the passes that come later replace by what they stand for in the entry's
-form. So one version of a function serves entries of every form.
+Approach: every function that needs a value, itself or for a function that it calls, gets one
+parameter for each value, after its own. Calls pass them on; entries pass what they have: for
+coordinates the special registers, which later passes replace according to the entry's form. So one
+version of a function serves entries of every form.
 
 Terms: a *key* names a value, such as the coordinates of `gpud.compiler.passes.forms.coordinates`;
 an *addressed* function may be called through a pointer, so all addressed functions, all prototypes
 and all indirect calls of a module get the same parameters: what any addressed function needs.
 
-Algorithm: needs are passed from callees to callers until nothing changes.
+Algorithm: needs are propagated from callees to callers until nothing changes.
 
 Properties:
 * afterwards no function but entries reads a coordinate's special register;
-* a module whose functions need none comes out as the same object;
-* an entry that is not rewritten any further works as before;
-* arguments are stored right before their call, without control flow between, as the ISA demands.
+* a module whose functions need no coordinates is returned as the same object;
+* an entry that no later pass rewrites works as before;
+* arguments are stored immediately before their call, in one basic block, as the ISA requires.
 
 Source: design, section 4.1; PTX ISA 9.0, sections 7.1 and 9.7.13 (``call``).
 """
@@ -58,7 +58,7 @@ _PARAMETER_SPACE = "param"
 
 
 def pass_coordinates(module: Module, plan: Mapping[str, Decision]) -> Module:
-    """A module whose functions get their block coordinates as parameters.
+    """Pass block coordinates to functions as parameters.
 
     Args:
         module: flat; not changed.
@@ -75,7 +75,7 @@ def pass_coordinates(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 def needs_of(call_graph: CallGraph) -> dict[str, tuple[str, ...]]:
-    """The coordinates that each ``.func`` needs from its caller, by name."""
+    """The coordinates that each ``.func`` needs from its caller, by function name."""
     own = {name: used_coordinates(uses.specials) for name, uses in call_graph.uses.items()}
     return propagate_needs(call_graph, own, COORDINATES)
 
@@ -83,9 +83,12 @@ def needs_of(call_graph: CallGraph) -> dict[str, tuple[str, ...]]:
 def propagate_needs(
     call_graph: CallGraph, own: Mapping[str, Iterable[str]], order: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The keys that each ``.func`` with a body needs from its caller, by name, in ``order``.
+    """The keys that each ``.func`` with a body needs from its caller, by function name.
 
-    ``own`` has what functions need for themselves; what is absent needs nothing.
+    Args:
+        call_graph: the call graph of the module.
+        own: the keys that functions need themselves, by function name.
+        order: all keys, in the order of the hidden parameters.
     """
     functions = [uses for uses in call_graph.uses.values() if uses.function.kind == "func"]
     needs = {uses.function.name: set(own.get(uses.function.name, ())) for uses in functions}
@@ -106,14 +109,14 @@ def propagate_needs(
 
 
 class HiddenParameters:
-    """Rewrites one function after the other with the same names.
+    """Adds hidden parameters to the functions of a module, one function at a time.
 
-    Subclasses say what entries pass (`offered`) and what becomes of a body (`changed`).
+    Subclasses define what entries pass (`offered`) and how bodies are rewritten (`changed`).
 
     Args:
-        stem: begins all new names.
-        call_graph: of the module.
-        needs: the keys that each ``.func`` gets from its caller, as `propagate_needs` finds them.
+        stem: prefix of all new names.
+        call_graph: the call graph of the module.
+        needs: the keys that each ``.func`` gets from its caller, from `propagate_needs`.
         wide: keys whose values have 64 bits; all others have 32.
     """
 
@@ -132,19 +135,19 @@ class HiddenParameters:
         self._calls = 0
 
     def offered(self, function: Function, code: CodeBuilder) -> dict[str, Operand]:
-        """What ``function`` can pass on without being given it; may append to ``code``."""
+        """The values that ``function`` has without parameters, by key; may append to ``code``."""
         raise NotImplementedError
 
     def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
-        """The body of ``function``, in which ``here`` has the value of each key."""
+        """The rewritten body of ``function``, in which keys have the values in ``here``."""
         raise NotImplementedError
 
     def is_concerned(self, function: Function) -> bool:
-        """Whether ``function`` has to be changed even if it is given and passes on nothing."""
+        """Whether to rewrite ``function`` even if it neither gets nor passes hidden parameters."""
         return False
 
     def rewrite(self, function: Function) -> Function:
-        """``function`` with its hidden parameters, passing on what its callees need."""
+        """``function`` with its hidden parameters, which passes on what its callees need."""
         own = self._needs.get(function.name, ()) if function.kind == "func" else ()
         uses = self._call_graph.uses.get(function.name)
         passes_on = uses is not None and (

@@ -1,13 +1,13 @@
-"""The persistent form: a kernel's body becomes the body of a loop over task blocks.
+"""The persistent form: turns a kernel's body into the body of a loop over task blocks.
 
 Problem: a running kernel's share of the device must change without losing or repeating work. A
 launch of one block per task block cannot shrink.
 
 Approach: ``k(params)`` becomes ``k(params, u64 ctl)``. It is launched with as many persistent
-blocks as there is room for. Each claims the next task block from a counter in device memory, runs
-the old body as that block, and claims again, until there is none left or the host has told it to
-release. Claims are handed out in order, and a claimed block always runs: nothing is lost, repeated
-or restarted, and kernels whose blocks wait for lower-numbered ones keep working.
+blocks as its allocation has room for. Each claims the next task block from a counter in device
+memory, runs the original body as that block, and claims again, until none is left or the host has
+told it to release. Claims are handed out in order, and a claimed task block always runs: nothing is
+lost, repeated or restarted, and kernels whose blocks wait for lower-numbered ones keep working.
 
 Terms: the *leader* is thread (0, 0, 0); a *claim* is a task block's number, or `NOTHING`: leave;
 the two *slots* are words in shared memory through which the leader publishes claims.
@@ -16,32 +16,32 @@ Algorithm, for every thread; ``slot`` toggles between the two slots::
 
     slots[1] = NOTHING                        # no previous task block
     head: if leader: slots[slot] = next claim # see `gpud.compiler.passes.forms.claim`
-          block-wide barrier                  # everybody has finished the previous task block
+          block-wide barrier                  # all threads have finished the previous task block
           claim = slots[slot]; slot = 1 - slot
           if leader and slots[slot] != NOTHING: job.done += 1   # the previous one
           if claim == NOTHING: leave
           %ctaid = coordinates(claim); old body; ret and exit go to head
     leave: if leader: status.live -= 1
 
-Why one barrier is enough with two slots: the leader can run ahead of a slow thread by one barrier
-only, so it writes the other slot while the slow one still reads this one. With one slot it would
-overwrite a claim that somebody has not read. The barrier also keeps a fast warp from touching
-shared memory that a slow one still uses for the previous task block.
+Why one barrier is enough with two slots: the leader can be at most one barrier ahead of a slow
+thread, so it writes the other slot while the slow thread still reads this one. With one slot it
+would overwrite a claim that the slow thread has not read. The barrier also keeps a fast warp from
+writing shared memory that a slow one still uses for the previous task block.
 
 Properties:
-* ``only entries``: nothing but entries of the plan changes, and the input stays as it was;
+* ``only entries``: nothing but entries of the plan changes, and the input is not changed;
 * ``exits``: afterwards the only exit of the entry is the leave block;
 * ``barrier``: there is one more barrier, not ``.aligned``, of a number that nothing else uses;
-* ``coordinates``: the body reads ``%ctaid`` and ``%nctaid`` from registers that mean the user's;
+* ``coordinates``: the body reads ``%ctaid`` and ``%nctaid`` from registers with the user's values;
 * ``launch bounds``, parameters, shared and local variables stay; the slots follow in 16 aligned
   bytes, so that dynamic shared memory stays as aligned as before;
-* ``loop state``: one register lives through the body, the slot's address; where blocks may claim
-  in advance one more, ``ahead``.
+* ``loop state``: one register is live through the body, the slot's address, and where blocks may
+  claim in advance a second one, ``ahead``.
 
-The barrier is ``barrier.sync``, because lanes that left the body early arrive one by one. A
-``bar.warp.sync`` after it brings lanes together again for kernels that need whole warps
-(``.aligned`` barriers, shuffles). Asynchronous copies into shared memory are waited for first, as
-the end of a block would.
+The barrier is ``barrier.sync``, because lanes that leave the body early arrive separately. A
+``bar.warp.sync`` after it reconverges warps in kernels that need whole warps (``.aligned``
+barriers, shuffles). Before it, asynchronous copies into shared memory are waited for, as they are
+at the end of a block.
 
 Source: design, section 4.1; claim.pml, the loop as a Spin model (right with two slots, wrong with
 one), and tests/unit/test_claim_protocol.py, the same with chunks and claims in advance; PTX ISA
@@ -112,26 +112,26 @@ def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 def claim_and_slot(entry: Function) -> tuple[Register, Register]:
-    """The registers of an entry in persistent form with its claim, and an address in its slots.
+    """The registers that hold the claim, and the address of a slot, in a persistent entry.
 
-    Both hold their values throughout the old body; `SLOT_BYTES` aligned down, the address is that
-    of both slots.
+    Both keep their values throughout the original body. The address, aligned down to `SLOT_BYTES`,
+    is that of the slots' variable.
     """
     slot = slot_of(entry.parameters[-1].name)
     return claim_beside(slot), slot
 
 
 class _Needs(NamedTuple):
-    """What the loop of one entry depends on, besides its body.
+    """The properties of an entry on which the code of its loop depends.
 
     Attributes:
-        barrier: the number of its barrier.
-        exit_aware: threads may leave the body while others wait at barriers in it.
-        several: blocks may hold task blocks that they have not begun.
-        one_row: blocks have one row of threads.
-        copies: the body may leave asynchronous copies in flight.
-        lanes: the body needs whole warps.
-        coordinates: those that it reads.
+        barrier: the number of the loop's barrier.
+        exit_aware: whether threads may leave the body while others wait at barriers in it.
+        several: whether blocks may hold task blocks that they have not begun.
+        one_row: whether blocks have one row of threads.
+        copies: whether the body may leave asynchronous copies in flight.
+        lanes: whether the body needs whole warps.
+        coordinates: the coordinates that the body reads.
     """
 
     barrier: int
@@ -149,7 +149,7 @@ def _needs(entry: Function, decision: Decision, call_graph: CallGraph) -> _Needs
     return _Needs(
         decision.barrier,
         decision.exit_aware,
-        # Somebody would wait for a task block that is held and not begun.
+        # A running block could wait for a task block that is held and not begun.
         not decision.waits_on_blocks,
         _is_one_row(entry),
         any(_copies_asynchronously(uses) for uses in closure),
@@ -173,7 +173,7 @@ def _around(entry: Function, loop: _Loop) -> Function:
 
 @lru_cache(maxsize=64)
 def _loop(needs: _Needs) -> _Loop:
-    """Kernels of equal needs share the loop's statements: nearly all are alike."""
+    """The loop for ``needs``; kernels with equal needs, as most have, share its statements."""
     return _Loop(needs)
 
 
@@ -184,10 +184,10 @@ class _Loop:
         control: the hidden parameter.
         slots: the variable with the slots.
         start: the label at which the next task block is claimed.
-        declarations: of its registers.
-        head: what stands before the body.
-        instead: what the body's coordinates are.
-        leave: what stands behind it.
+        declarations: the declarations of the loop's registers.
+        head: the statements before the body.
+        instead: the registers that replace coordinates in the body.
+        leave: the statements after the body.
     """
 
     def __init__(self, needs: _Needs) -> None:
@@ -206,7 +206,7 @@ class _Loop:
         self.declarations = code.declarations
 
     def _claim(self) -> Register:
-        """Claim the next task block, or leave; the leader's predicate."""
+        """Append the code that claims a task block or leaves; returns the leader's predicate."""
         code, needs = self._code, self._needs
         slot, claim = code.register("slot"), code.register("claim")
         code("mov.u32", slot, self.slots)
@@ -214,7 +214,7 @@ class _Loop:
         code("st.shared.u32", Address(slot, 4), words.NOTHING)
         code.place(self.start)
         leader = self._find_leader()
-        if needs.copies:  # that the task block has left in flight
+        if needs.copies:  # the previous task block may have left copies in flight
             code("cp.async.wait_all")
         add_claim(code, self.control, leader, slot, claim, several=needs.several)
         self._meet(slot, claim)
@@ -227,9 +227,9 @@ class _Loop:
     # -- parts of the loop, in order -----------------------------------------------------------
 
     def _find_leader(self) -> tuple[Register, Register]:
-        """The leader's predicate, and a register that is 0 in the leader and in nobody else.
+        """The leader's predicate, and a register that is 0 in the leader only.
 
-        Computed anew in every round: cheaper than a predicate that lives through the body.
+        Computed again in every iteration: cheaper than a predicate that is live through the body.
         """
         code = self._code
         leader, thread, other = (
@@ -256,7 +256,7 @@ class _Loop:
         code("xor.b32", slot, slot, 4)
 
     def _count(self, leader: Register, slot: Register) -> None:
-        """Without a branch: the leader's warp stays together."""
+        """Append the code that counts the previous task block, without a branch in the warp."""
         code = self._code
         previous, counted = code.register("previous"), code.register("counted", "pred")
         code("mov.u32", previous, immediate(words.NOTHING))
@@ -273,7 +273,7 @@ class _Loop:
         code("bra", gone, unless=leader)
         code("ld.param.u64", ctl, Address(self.control))
         code("ld.global.nc.u64", status, Address(ctl, words.STATUS))
-        # Not after a fence: that the launch is over, not this, says that its writes can be seen.
+        # Without a memory fence: the block's writes are visible when the launch is over, not now.
         code("red.global.add.u32", Address(status, words.LIVE), immediate(-1))
         code.place(gone)
         code("ret")
@@ -283,7 +283,7 @@ class _Loop:
 
 
 def _without_exits(body: list[Statement], start: Symbol) -> list[Statement]:
-    """``body`` that goes to ``start`` where it would leave."""
+    """``body`` with branches to ``start`` in place of ``ret`` and ``exit``, and at its end."""
     made: list[Statement] = []
     again = opcode("bra")
     for statement in body:
@@ -298,7 +298,7 @@ def _without_exits(body: list[Statement], start: Symbol) -> list[Statement]:
 
 
 def _is_one_row(entry: Function) -> bool:
-    """Whether the kernel demands blocks whose y and z are 1."""
+    """Whether the kernel requires blocks whose y and z are 1."""
     required = next((text for text in entry.attributes if text.startswith(".reqntid")), None)
     if required is None:
         return False

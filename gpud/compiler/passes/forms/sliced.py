@@ -1,20 +1,20 @@
-"""The sliced form: a grid is launched as sub-grids, one after the other.
+"""The sliced form: lets a grid be launched as sub-grids, one after the other.
 
-Problem: some kernels cannot loop over task blocks (lanes exit before a shuffle, say), but their
-share of the device must still change while they run.
+Problem: some kernels cannot loop over task blocks (lanes exit before a shuffle, for instance), but
+their share of the device must still change while they run.
 
-Approach: ``k(params)`` becomes ``k(params, u64 ctl)`` and is launched with as many blocks as there
-is room for; block i of a sub-grid is task block ``launch.base + i``. Between sub-grids the host
-chooses anew how many. Inside, the kernel is unchanged: threads exit as they always did.
+Approach: ``k(params)`` becomes ``k(params, u64 ctl)`` and is launched with as many blocks as its
+allocation has room for; block i of a sub-grid is task block ``launch.base + i``. The host chooses
+the size of each sub-grid. The rest of the kernel is unchanged: threads exit as before.
 
 Terms: *base*: number of a sub-grid's first task block.
 
 Properties:
 * ``%ctaid`` and ``%nctaid`` mean the user's grid, everywhere;
-* ``exits``, barriers and everything else stay as they were;
+* ``exits``, barriers and everything else are not changed;
 * sub-grids with bases and sizes that tile 0..total-1 run every task block exactly once.
 
-The launch may not have more blocks than are left: there is no check in the kernel.
+The kernel does not check that a sub-grid has no more blocks than are left; the launch must.
 
 Source: design, section 4.2.
 """

@@ -1,1 +1,1 @@
-"""Passes for isolation: traps, fences, control-flow integrity, and kill polls."""
+"""Passes that isolate jobs: traps, fences, control-flow integrity, and kill polls."""

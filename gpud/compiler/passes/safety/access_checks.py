@@ -1,17 +1,17 @@
-"""What must be checked in a function: its accesses as `Check`s, in order, none left out.
+"""Lists the checks that a function's memory accesses need, in order and without omissions.
 
 Problem: instructions name addresses in many ways (a register and an offset, a variable, a number,
-a matrix with a stride in a register), and what is legal depends on the module. Merging and moving
-checks should see none of that.
+a matrix with a stride in a register), and what is legal depends on the module. The code that merges
+and moves checks should not have to deal with that.
 
 Approach: every access becomes one or more `Check`s: bytes at a constant distance from a 64-bit
-register. Where there is no such register, one is made in front of the check, and the access then
-goes through it. Accesses that lie in a variable of the module whatever happens need none.
+register. If the address is in no such register, it is computed into one before the check, and the
+access then uses that register. Accesses that always lie in one variable of the module need none.
 
 Properties:
 * ``complete``: an access has no check only if `gpud.compiler.analysis.memory_accesses` says that it
-  touches nothing that is fenced, or if it provably lies in one of the module's variables;
-* a check asks for exactly the bytes of its access, and only where the access's guard holds.
+  touches no fenced memory, or if it provably lies in one of the module's variables;
+* a check covers exactly the bytes of its access, and only if the access's guard holds.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from gpud.errors import KernelRejected
 __all__ = ["AllowedMemory", "Check", "Materializer", "RegisterWidths", "find_checks", "signed"]
 
 Materializer = Callable[[Register], list[Statement]]
-"""Statements that give a register its value."""
+"""Makes the statements that compute a value into a given register."""
 
 _WORD = 1 << 64
 
 
 def signed(value: int) -> int:
-    """``value`` modulo 2**64 as a signed number: how distances between addresses are written."""
+    """``value`` modulo 2**64 as a signed number, the notation for distances between addresses."""
     return (value + _WORD // 2) % _WORD - _WORD // 2
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedMemory:
-    """What addresses of a module may mean besides the arena.
+    """The memory besides the arena that is legal for the accesses of a module.
 
-    ``windows`` are those of generic addresses that the module makes, ``parameters`` is the window
+    ``windows`` are those to which the module makes generic addresses; ``parameters`` is the window
     of kernel parameters, for reads, if it makes such addresses. ``variables`` and ``constants``
-    are its addressed variables; ``known`` all of its variables, each with its alignment.
+    are its addressed variables; ``known`` are all of its variables, each with its alignment.
     """
 
     windows: tuple[str, ...] = ()
@@ -74,9 +74,9 @@ class AllowedMemory:
 class Check:
     """One range to check before the instruction at ``position`` of the body.
 
-    ``register`` is ``None`` if it must first be made: ``making`` does that for a given register.
-    ``through``: the operand that must then use it. ``condition``, likewise, makes the predicate
-    under which there is an access at all, where that is more than the instruction's guard.
+    ``register`` is ``None`` if the address must first be computed into a register by ``making``;
+    ``through`` is the index of the operand that must then use that register. ``condition`` computes
+    the predicate under which there is an access, if that is more than the instruction's guard.
     """
 
     position: int
@@ -92,17 +92,19 @@ class Check:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the check is of a register of the program's, so that others may replace it."""
+        """Whether the check needs no code of its own, so that it may be merged or dropped."""
         return self.register is not None and self.condition is None
 
 
 def find_checks(
     function: Function, allowed: AllowedMemory, site: Callable[[Instruction], int]
 ) -> list[Check]:
-    """The checks that the flat ``function`` needs, in body order; ``site`` numbers an instruction.
+    """The checks that the flat ``function`` needs, in body order.
+
+    ``site`` returns the site number of an instruction.
 
     Raises:
-        KernelRejected: nothing can check where some instruction goes.
+        KernelRejected: an access cannot be checked; reason code ``unsupported-instruction``.
     """
     finder = _Finder(function, allowed, site)
     for position, statement in enumerate(function.body or ()):
@@ -129,7 +131,7 @@ class _Finder:
         self._constants = tuple(r for r in allowed.constants if r.name not in self._hidden)
 
     def add(self, position: int, ins: Instruction, access: Access) -> None:
-        """Note one access of ``ins``."""
+        """Add the checks for one access of ``ins``."""
         if access.size is not None:
             self._sized(position, ins, access, access.size)
             return
@@ -174,9 +176,10 @@ class _Finder:
         )
 
     def _sized(self, position: int, ins: Instruction, access: Access, size: Operand) -> None:
-        """A copy whose length is in a register: both its ends lie in the arena, so all of it does.
+        """Add checks of both ends of a copy whose length is in a register.
 
-        Not if it may also mean a variable: from one legal range to another is no legal copy.
+        If both lie in the arena, all of it does. That does not hold where variables are legal, too:
+        a copy that begins in one legal range and ends in another is not legal.
         """
         address = ins.operands[access.operand]
         elsewhere = any(r.name != GRID_SYNC for r in self._visible)
@@ -220,7 +223,7 @@ class _Finder:
         return found
 
     def _is_inside(self, ins: Instruction, access: Access) -> bool:
-        """Whether the access lies in the variable that its address names, aligned."""
+        """Whether the access always lies in the variable that its address names, and is aligned."""
         address = ins.operands[access.operand]
         if not isinstance(address, Address) or not isinstance(address.base, Symbol):
             return False
@@ -302,7 +305,7 @@ def _made_end(base: Register, size: Register, widths: RegisterWidths) -> Materia
 
 
 def _asked(operand: Operand, guard: Guard | None, widths: RegisterWidths) -> Materializer:
-    """Whether a copy reads at all: its size is not 0, or its source is not to be ignored."""
+    """The predicate that a copy reads: its size is not 0, or its source is not ignored."""
 
     def make(target: Register) -> list[Statement]:
         assert isinstance(operand, Register)
@@ -319,7 +322,7 @@ def _asked(operand: Operand, guard: Guard | None, widths: RegisterWidths) -> Mat
 
 
 class RegisterWidths:
-    """The bits of a flat function's registers, by their declarations; predicates have one."""
+    """The widths in bits of a flat function's registers, by declaration; predicates have 1."""
 
     def __init__(self, function: Function) -> None:
         self._single: dict[str, int] = {}
@@ -333,10 +336,10 @@ class RegisterWidths:
                 into[statement.name] = _bits(statement.type)
 
     def of(self, register: Register) -> int:
-        """The bits of ``register``.
+        """The width of ``register`` in bits.
 
         Raises:
-            KeyError: nothing declares it.
+            KeyError: the function does not declare it.
         """
         name = register.name
         found = self._single.get(name)

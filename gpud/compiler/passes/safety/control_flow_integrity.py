@@ -1,23 +1,23 @@
-"""Fences for control flow: no jump or call goes where the program does not name a target.
+"""Control-flow integrity: indirect jumps and calls only reach targets that the program names.
 
-Problem: ``brx.idx`` with an index outside its table, and a call through a pointer that is no
-function's, go anywhere at all: behind every check, with other users' memory in reach.
+Problem: ``brx.idx`` with an index outside its table, and a call through a pointer that is not a
+function's, can jump anywhere: past every check, with other users' memory in reach.
 
-Approach: in front of every ``brx.idx`` its index is compared with the length of its table, in front
-of every indirect call its pointer with the functions that it may mean; what fits none is recorded,
-and ends the block. Both are plain PTX, the same on every device: see
+Approach: before every ``brx.idx`` its index is compared with the length of its table, before every
+indirect call its pointer with the functions that it may call; a mismatch is recorded as a fault,
+and ends the block. Both checks are plain PTX, the same on every device: see
 `gpud.compiler.instrumentation.target_checks`.
 
-Terms: an indirect call *may mean* the functions of its ``.calltargets``, or else those whose
-address the program takes, as far as they have as many parameters and results as the call.
+Terms: an indirect call *may call* the functions of its ``.calltargets``, or else those whose
+address the program takes, if they have as many parameters and results as the call.
 
-Functions that follow code that compares with them are declared before it.
+Functions with which a check compares are declared before all functions.
 
 Properties:
-* ``guards``: a thread that does not jump or call is not checked;
-* ``exact``: with a legal index or pointer nothing changes, with any other the instruction is not
+* ``guards``: a thread that does not execute the jump or call is not checked;
+* ``exact``: with a legal index or pointer nothing changes; with any other the instruction is not
   reached, and the fault names it;
-* a module without either comes out as the same object.
+* a module without indirect jumps and calls is returned as the same object.
 
 Source: design, section 4.3; PTX ISA 9.0, section 9.7.13 (``brx.idx``, ``call``).
 """
@@ -55,12 +55,12 @@ __all__ = ["pass_control_flow_integrity"]
 def pass_control_flow_integrity(
     module: Module, plan: Mapping[str, Decision], sites: SiteTable
 ) -> Module:
-    """Check the indirect jumps and calls of all that the entries of ``plan`` can reach.
+    """Insert checks of the indirect jumps and calls that the entries of ``plan`` can reach.
 
     Args:
         module: flat, calls without hidden parameters; not changed.
         plan: the entries that will run.
-        sites: gets a site for each.
+        sites: the table to which the site of each check is added.
     """
     call_graph = call_graph_of(module)
     concerned = {
@@ -75,13 +75,13 @@ def pass_control_flow_integrity(
     def change(function: Function) -> Function:
         if function.name not in concerned or function.body is None:
             return function
-        return _Checked(function, call_graph, sites, named).rewritten()
+        return _Rewriter(function, call_graph, sites, named).rewritten()
 
     return _declared(map_functions(module, change), call_graph, named)
 
 
-class _Checked:
-    """Rewrites one function; ``named`` gets the functions that it compares with."""
+class _Rewriter:
+    """Rewrites one function; adds to ``named`` the functions with which its checks compare."""
 
     def __init__(
         self, function: Function, call_graph: CallGraph, sites: SiteTable, named: dict[str, None]
@@ -122,7 +122,7 @@ class _Checked:
         functions: tuple[str, ...] = (),
         length: int | None = None,
     ) -> None:
-        """Leave for the cold part where ``ins`` would go to none of its targets."""
+        """Append the check that branches to the cold part if ``ins`` has no legal target."""
         self._named.update(dict.fromkeys(functions))
         self._count += 1
         site = self._sites.add(self._function.name, ins)

@@ -1,26 +1,25 @@
-"""Fences: no access through a global or generic address leaves its session's arena.
+"""The fence pass: keeps accesses through global and generic addresses in their session's arena.
 
-Problem: kernels of different users run in one address space. A wrong index must cost its own job
-and nothing else, and the user wants to hear which instruction it was.
+Problem: kernels of different users run in one address space. A wrong index must fail only its own
+job, and the user needs to know which instruction it was.
 
-Approach: before every access that could miss stands a check,
-`gpud.compiler.instrumentation.fences`; the plan of which checks are needed, and where, is
-`gpud.compiler.passes.safety.fence_placement`'s. This pass finds out what an address of this module
-may mean besides the arena, collects the sites, and writes it down.
+Approach: a check (`gpud.compiler.instrumentation.fences`) stands before every access that may be
+out of bounds; `gpud.compiler.passes.safety.fence_placement` decides which checks are needed, and
+where. This pass determines the memory that is legal in the module besides the arena, collects the
+sites, and inserts the checks.
 
 Terms: those of `gpud.compiler.instrumentation.fences` and `gpud.compiler.analysis.memory_accesses`;
-a variable is *addressed* if code or an initialiser takes its address: no pointer can legally mean
-another one.
+a variable is *addressed* if code or an initialiser takes its address: pointers can legally point to
+addressed variables only.
 
 Properties:
 * every access of every function that an entry of the plan can reach is checked before it happens,
   or proven to lie in one of the module's variables;
-* what is legal stays legal: the module's variables, generic addresses of shared, local and
-  parameter space, where the module makes such addresses, and where the blocks of a grid meet, in a
-  module that asks for that;
-* an access whose address is not in a 64-bit register goes through the very register that was
-  checked;
-* the code of gpud's own that later passes add is not fenced.
+* what is legal stays legal: the module's variables; generic addresses of shared, local and
+  parameter space, where the module makes such addresses; the ``grid.sync()`` workspace, in a
+  module that uses it;
+* an access whose address is not in a 64-bit register uses the very register that was checked;
+* code that later passes add is not fenced.
 
 Source: design, section 4.3.
 """
@@ -75,15 +74,15 @@ _GRID_RANGE = Range(GRID_SYNC, "global", words.GRID_SYNC_BYTES)
 
 
 def pass_fence(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -> Module:
-    """A module in which every access that the entries of ``plan`` can make is checked.
+    """Insert fences before the accesses that the entries of ``plan`` can make.
 
     Args:
         module: flat; not changed.
-        plan: the entries that will run; functions that none of them can reach stay as they are.
-        sites: gets the instructions that a fence can report.
+        plan: the entries that will run; functions that none of them can reach are not changed.
+        sites: the table to which the instructions that a fence can report are added.
 
     Raises:
-        KernelRejected: nothing can check an access, or the program defines a name of gpud's.
+        KernelRejected: an access cannot be checked; reason code ``unsupported-instruction``.
     """
     call_graph = call_graph_of(module)
     reached = {uses.function.name for uses in call_graph.closure(*plan)}
@@ -103,9 +102,9 @@ def pass_fence(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -
 
 
 def unfenceable(module: Module, entry: str) -> Reason | None:
-    """Why ``entry`` of a flat module cannot be fenced, if it cannot.
+    """The reason why ``entry`` of a flat module cannot be fenced, None if it can.
 
-    Only kernels with unusual instructions are looked at: for others `pass_fence` tells.
+    Only functions with unusual instructions are examined; all others can be fenced.
     """
     call_graph = call_graph_of(module)
     allowed: AllowedMemory | None = None
@@ -161,7 +160,7 @@ def _fenced(
 
 
 def _fence_of(number: int, one: PlacedFence) -> tuple[Fence, list[Statement]]:
-    """The fence, and what must stand in front of it."""
+    """The fence, and the statements that must precede it."""
     first = one.first
     register, guard = first.register, first.guard
     before: list[Statement] = []
@@ -179,7 +178,7 @@ def _fence_of(number: int, one: PlacedFence) -> tuple[Fence, list[Statement]]:
 
 
 def _through(ins: Instruction, operand: int, register: Register) -> Instruction:
-    """``ins`` with the address in ``register`` in place of a number, variable or other register."""
+    """``ins`` with ``register`` as the address of ``operand``."""
     old = ins.operands[operand]
     assert isinstance(old, Address)
     new = Address(register, 0 if old.base is None else old.offset)
@@ -190,12 +189,12 @@ def _through(ins: Instruction, operand: int, register: Register) -> Instruction:
 
 
 def _allowed_memory(call_graph: CallGraph) -> AllowedMemory:
-    """What addresses of the module may mean besides the arena."""
+    """The memory besides the arena that is legal for the accesses of the module."""
     known: dict[str, tuple[Range, int]] = {}
     for item in call_graph.module.items:
         if isinstance(item, Variable) and item.space in ("global", "const"):
             size, align = size_and_align(item)
-            if item.name in known:  # declared again: what both promise
+            if item.name in known:  # declared again: what both declarations guarantee
                 size = min(size, known[item.name][0].size)
                 align = min(align, known[item.name][1])
             known[item.name] = (Range(item.name, item.space, size), align)
@@ -207,11 +206,11 @@ def _allowed_memory(call_graph: CallGraph) -> AllowedMemory:
                 addressed.setdefault(leaf.name)
                 if leaf.generic and leaf.name in known:
                     spaces.setdefault(known[leaf.name][0].space)
-    cluster = allocates = meets = False
+    cluster = allocates = syncs_grid = False
     for uses in call_graph.uses.values():
         allocates = allocates or "malloc" in uses.calls or "free" in uses.calls
         cluster = cluster or bool(uses.bits & CLUSTER)
-        meets = meets or any(name in uses.specials for name in GRID_REGISTERS)
+        syncs_grid = syncs_grid or any(name in uses.specials for name in GRID_REGISTERS)
         if not known and "cvta" not in uses.bases:
             continue
         for statement in uses.function.body or ():
@@ -235,7 +234,7 @@ def _allowed_memory(call_graph: CallGraph) -> AllowedMemory:
         (
             *(r for r in ranges if r.space == "global" and r.size),
             *([_HEAP_RANGE] if allocates else []),
-            *([_GRID_RANGE] if meets else []),
+            *([_GRID_RANGE] if syncs_grid else []),
         ),
         tuple(constants) if "const" in spaces else (),
         known,
@@ -251,7 +250,7 @@ def _leaves(value: InitialValue | None) -> Iterator[Initializer]:
 
 
 def _note_named(operands: Iterable[Operand], found: dict[str, None]) -> None:
-    """Add the names whose addresses ``operands`` take: all that do not stand in brackets."""
+    """Add to ``found`` the names whose addresses ``operands`` take: all outside brackets."""
     for operand in operands:
         kind = type(operand)
         if kind is Register or kind is Address or kind is Immediate:
@@ -267,7 +266,7 @@ def _note_named(operands: Iterable[Operand], found: dict[str, None]) -> None:
 def _variables_first(
     items: list[Function | Variable | Directive],
 ) -> list[Function | Variable | Directive]:
-    """``items`` with variables that only follow functions moved up: fences name them."""
+    """``items`` with variables declared after functions moved before them: fences name them."""
     first = next((n for n, item in enumerate(items) if isinstance(item, Function)), len(items))
     late = [
         item

@@ -1,36 +1,37 @@
-"""Which fences a function needs, and where: one for many accesses where that is the same.
+"""Places the fences of a function: drops, merges and hoists checks.
 
-Problem: a check in front of every access costs a few instructions each. Neighbouring fields of a
-structure, unrolled loops, a load and a store of one element repeat the same check.
+Problem: a check costs a few instructions before each access. Neighbouring fields of a structure,
+unrolled loops, a load and a store of one element repeat the same check.
 
-Approach: three steps, each of which leaves out or moves a check only if the program then does the
-same for every input.
+Approach: three steps, each of which omits or moves a check only if the behaviour of the program
+stays the same for every input.
 
-*Drop.* A check is not needed where every path has already made an access that includes it: same
-value, same bytes, at least the same alignment, nothing legal for it that is not legal here.
-*Merge.* Checks of one value in one basic block become one fence with several members, in front of
-the first access.
-*Move.* A check at the start of a loop, of a register that the loop does not write, stands in front
-of the loop instead.
+*Drop.* A check is redundant if every path has already made an access that includes it: same value,
+same bytes, at least the same alignment, and nothing legal for that access that is not legal here.
+*Merge.* Checks of one value in one basic block become one fence with several members, before the
+first access.
+*Hoist.* A check at the start of a loop, of a register that the loop does not write, moves to before
+the loop.
 
-Terms: a *value* is what a register holds at some point; `r + 8` and, after ``add r, r, 8``, ``r``
-itself are the same value at other distances. A *fact* says that a range of bytes from a value has
-been accessed, so it was legal. An *entry value* is what a register holds when its block begins.
+Terms: a *value* is the content of a register at some point; ``r + 8`` and, after ``add r, r, 8``,
+``r`` itself are the same value at other distances. A *fact* states that a range of bytes from a
+value has been accessed, so it was legal. An *entry value* is the content of a register at the start
+of a block.
 
-Algorithm. Values: numbered in each basic block; additions of constants, moves and conversions
-between global and generic addresses only change the distance. Facts: available expressions, the
-forward dataflow with intersection (Aho, Lam, Sethi and Ullman, "Compilers", section 9.2.6), over
-the registers whose entry values some block has accesses through; any write of a register ends the
-facts about it but for those that its new value inherits.
+Algorithm. Values are numbered in each basic block; additions of constants, moves and conversions
+between global and generic addresses only change the distance. Facts are available expressions, a
+forward dataflow problem with intersection (Aho, Lam, Sethi and Ullman, "Compilers", section 9.2.6),
+over the registers through whose entry values some block makes accesses; a write of a register kills
+the facts about it, except those that its new value inherits.
 
 Properties:
 * ``sound``: on every path, before every access, a check that includes it has run since its register
   got its value (or the value that it was computed from);
-* ``no_invention``: a fence stands only where the accesses of all its members follow for certain:
+* ``no_invention``: a fence stands only where the accesses of all its members certainly follow:
   no branch, call, barrier or warp collective lies between;
 * a merged fence is no longer than `HULL_BYTES`, and its members' alignments agree;
-* what is made for a check alone (addresses that are no 64-bit registers, copies under a condition)
-  is never merged, hoisted or dropped.
+* checks that need code of their own (addresses that are not in 64-bit registers, conditional
+  copies) are never merged, hoisted or dropped.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ from gpud.compiler.ptx.model import Instruction, Register, Symbol
 __all__ = ["HULL_BYTES", "PlacedFence", "place_fences"]
 
 HULL_BYTES = 4096
-"""The longest range that one fence checks: arenas are larger."""
+"""The longest range that one merged fence checks; arenas are larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedFence:
-    """A fence to place where ``first`` says, for ``members`` from its register on."""
+    """A fence at the position of ``first``; ``members`` are offsets from its register."""
 
     first: Check
     members: list[Member]
 
 
 def place_fences(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedFence]:
-    """The fences for ``checks``, which are those of the function of ``flow`` in body order."""
+    """The fences for ``checks``, the checks of the function of ``flow`` in body order."""
     placer = _Placer(flow, checks)
     entering = placer.solve()
     if flow.back_edges and placer.hoist(entering):
@@ -105,7 +106,7 @@ def _merged(seen: Iterable[NumberedCheck]) -> list[PlacedFence]:
 
 
 def _fits(group: list[NumberedCheck], one: NumberedCheck) -> bool:
-    """Whether one comparison and one alignment can stand for all."""
+    """Whether one fence can check ``group`` and ``one``: its length and alignments fit."""
     members = [(each.low, each.check.member) for each in (*group, one)]
     low = min(at for at, _ in members)
     if max(at + member.span for at, member in members) - low > HULL_BYTES:
@@ -128,11 +129,11 @@ def _placed(group: list[NumberedCheck]) -> PlacedFence:
 
 @dataclass(slots=True)
 class _Transfer:
-    """What a block does to facts.
+    """The transfer function of a block for facts.
 
-    ``made`` are facts that it leaves whatever came in; ``heirs``: the registers that end up with
-    an entry value, and their distance from it, by that value's register, where that is not the
-    register alone; ``written`` are the registers that it writes.
+    ``made`` are the facts that it generates. ``heirs`` has, by the register of an entry value, the
+    registers that hold that value at the block's end, with their distances from it; registers that
+    are only their own heir are left out. ``written`` are the registers that it writes.
     """
 
     made: Facts
@@ -158,7 +159,7 @@ class _Transfer:
 
 
 class _Placer:
-    """The facts of one function, and what stands in front of its loops."""
+    """The facts of one function, and the checks hoisted out of its loops."""
 
     def __init__(self, flow: ControlFlow, checks: Sequence[Check]) -> None:
         self._flow = flow
@@ -171,7 +172,7 @@ class _Placer:
             if any(place.position in self._at for place in block.places)
         ]
         self.hoisted: dict[tuple[int, int], list[Check]] = {}
-        """Checks in front of loops, through entry values, by (block before, header)."""
+        """Hoisted checks, of entry values, by (block before the loop, loop header)."""
         self._events = events(flow, self._at)
         self._alone = {block: BlockValues(self._events[block], NO_FACTS) for block in self.blocks}
         self._exposed = sorted(
@@ -190,13 +191,13 @@ class _Placer:
             ]
 
     def walk(self, block: int, facts: Facts) -> BlockValues:
-        """The walk of a block at whose start ``facts`` hold."""
+        """The values of a block at whose start ``facts`` hold."""
         if not facts and block in self._alone:
             return self._alone[block]
         return BlockValues(self._events[block], facts)
 
     def _effect(self, walk: BlockValues) -> _Transfer:
-        """What a block does, from a walk without facts."""
+        """The transfer function of a block, from a walk without facts."""
         heirs: dict[str | int, list[Value]] = {}
         for name in self._exposed:
             origin, distance = walk.value(Register(name))
@@ -221,7 +222,7 @@ class _Placer:
         return _Transfer(frozenset(made), changed, frozenset(walk.writes))
 
     def solve(self) -> dict[int, Facts]:
-        """The facts that hold when a block begins, by block."""
+        """The facts that hold at the start of each block."""
         entering: dict[int, Facts] = {}
         leaving: dict[int, Facts] = {}
         changed = bool(self._effects)
@@ -243,14 +244,14 @@ class _Placer:
         for before in self._flow.blocks[block].predecessors:
             facts = leaving.get(before)
             if facts is None:
-                continue  # not seen yet, or never reached: anything may hold there
+                continue  # not visited yet, or unreachable: the set of all facts
             hoisted = self.hoisted.get((before, block), ())
             facts |= {_seen_alone(check).fact for check in hoisted}
             met = facts if met is None else met & facts
         return met or NO_FACTS
 
     def hoist(self, entering: Mapping[int, Facts]) -> bool:
-        """Put in front of each loop what can stand there; whether anything can."""
+        """Hoist checks out of each loop where possible; returns whether any was hoisted."""
         flow = self._flow
         for loop in flow.loops if self._effects else ():
             way = _preheader(flow, loop)
@@ -276,7 +277,7 @@ class _Placer:
 
 
 def _seen_alone(check: Check) -> NumberedCheck:
-    """A check of an entry value that stands in front of a loop."""
+    """A hoisted check, which is of an entry value."""
     assert check.register is not None
     return NumberedCheck(check, check.register.name, check.member.low, None, 0, covered=False)
 
@@ -284,7 +285,8 @@ def _seen_alone(check: Check) -> NumberedCheck:
 def _preheader(flow: ControlFlow, loop: Loop) -> tuple[int, int] | None:
     """(the block before ``loop``, a position that control passes only when it enters the loop).
 
-    ``None`` if there is no such place: several ways in, or one by a branch that may also go on.
+    ``None`` if there is no such position: the loop has several entering edges, or one by a
+    conditional branch.
     """
     header = flow.blocks[loop.header]
     inside = frozenset(loop.blocks)
@@ -303,7 +305,7 @@ def _preheader(flow: ControlFlow, loop: Loop) -> tuple[int, int] | None:
 
 
 def _names_label(ins: Instruction | None, block: Block) -> bool:
-    """Whether ``ins`` is a branch that goes to ``block`` by a label."""
+    """Whether ``ins`` is a branch to a label of ``block``."""
     if ins is None or not FLAGS[ins.opcode.text] & BRANCH:
         return False
     if ins.opcode.base != "bra":

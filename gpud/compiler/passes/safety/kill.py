@@ -1,25 +1,24 @@
-"""Kill polls in the variants of kernels that may run for long.
+"""The kill pass: inserts kill polls into the killable variants of kernels.
 
-Problem: an endless kernel is to end when its job is cancelled or its time is over, without ending
-the context in which other clients' kernels run. Kernels that need not be ended that way should not
-pay for it.
+Problem: an endless kernel must end when its job is cancelled or times out, without ending the
+context in which other clients' kernels run. Kernels that need not be ended that way should not pay
+for it.
 
-Approach: kernels with loops are in the module twice
-(`gpud.compiler.abi.reserved_names.killable_variant`); in the variant every cycle looks at the job's
-kill flag (`gpud.compiler.instrumentation.kill_polls`) and leaves if it is set. Functions that the
+Approach: kernels with loops have a killable variant
+(`gpud.compiler.abi.reserved_names.killable_variant`), in which every cycle polls the job's kill
+flag (`gpud.compiler.instrumentation.kill_polls`) and leaves if it is set. Functions that the
 variant calls and that contain cycles, or call some that do, are copied for it.
 
-Algorithm: polls stand at the end of every basic block from which an edge retreats
-(`gpud.compiler.analysis.cycles`), and at the beginning of functions that call themselves. A loop
-that counts a few rounds from one constant to another (`gpud.compiler.analysis.trip_count`) counts
-as straight code.
+Algorithm: polls stand at the end of every basic block with a retreating edge
+(`gpud.compiler.analysis.cycles`), and at the start of recursive functions. A loop with a small
+constant trip count (`gpud.compiler.analysis.trip_count`) counts as straight-line code.
 
 Properties:
-* ``every_cycle``: a thread of a killable entry passes a poll in every turn of every cycle of its
-  control flow, natural loop or not, in the entry and in everything that it calls directly, but
-  for loops that certainly end soon;
+* ``every_cycle``: a thread of a killable entry passes a poll in every iteration of every cycle of
+  its control flow, natural loop or not, in the entry and in all functions that it reaches by direct
+  calls, except loops with a small constant trip count;
 * ``others stay``: other entries, and functions as other entries call them, are not changed;
-* functions that are called through pointers have no polls: their callers have.
+* functions called through pointers have no polls; their callers do, if they call them in a cycle.
 
 Source: design, section 6.
 """
@@ -54,17 +53,17 @@ __all__ = ["may_run_long", "pass_kill"]
 
 
 def may_run_long(call_graph: CallGraph, entries: Iterable[str]) -> frozenset[str]:
-    """Those of ``entries`` that have something to poll in, or call something directly that has."""
+    """Those of ``entries`` that need polls, or reach by direct calls a function that does."""
     cycles = _Cycles(call_graph)
     return frozenset(entry for entry in entries if cycles.within(entry))
 
 
 def pass_kill(module: Module, plan: Mapping[str, Decision]) -> Module:
-    """Plant polls in the killable variants among the entries of ``plan``.
+    """Insert polls into the killable variants among the entries of ``plan``.
 
     Args:
         module: flat; not changed.
-        plan: the decision for each entry; those whose names are no killable variant's stay.
+        plan: the decision for each entry; other entries than killable variants are not changed.
     """
     chosen = [name for name in plan if is_killable(name)]
     if not chosen:
@@ -96,7 +95,7 @@ def pass_kill(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 class _Cycles:
-    """Which functions of a module have cycles, worked out when first asked."""
+    """Which functions of a module have cycles, computed on demand."""
 
     def __init__(self, call_graph: CallGraph) -> None:
         self._call_graph = call_graph
@@ -104,7 +103,7 @@ class _Cycles:
         self.recursive = recursive(call_graph)
 
     def has(self, name: str) -> bool:
-        """Whether the function itself is to have polls."""
+        """Whether the function itself needs polls."""
         found = self._known.get(name)
         if found is None:
             found = name in self.recursive or (
@@ -121,10 +120,10 @@ class _Cycles:
         return list(dict.fromkeys(edge[0] for edge in edges if edge not in soon))
 
     def within(self, entry: str) -> list[str]:
-        """The functions that ``entry`` reaches by direct calls and that have or reach cycles."""
+        """The functions that ``entry`` reaches by direct calls and that need or reach polls."""
         order = [entry]
         reached = {entry}
-        for name in order:  # grows while it is walked
+        for name in order:  # grows during the iteration
             for target in self._call_graph.uses[name].calls:
                 if target in self._call_graph.uses and target not in reached:
                     reached.add(target)
@@ -141,7 +140,7 @@ class _Cycles:
 
 
 class _Writer:
-    """Rewrites entries and functions that have polls, or call functions that do."""
+    """Rewrites entries and functions that need polls, or call functions that do."""
 
     def __init__(self, call_graph: CallGraph, cycles: _Cycles, copies: Mapping[str, str]) -> None:
         self._call_graph = call_graph
@@ -149,7 +148,7 @@ class _Writer:
         self._copies = copies
 
     def rewrite(self, function: Function) -> Function:
-        """``function`` with polls, calling copies."""
+        """``function`` with polls; its calls go to the copies."""
         places = self._places(function)
         head: list[Statement] = []
         body: list[Statement] = []
@@ -175,7 +174,7 @@ class _Writer:
         return replace(function, body=with_job([*declarations(polls), *head, *body, *leave()]))
 
     def _places(self, function: Function) -> frozenset[int]:
-        """Positions in the body in front of which there is to be a poll."""
+        """The positions in the body before which polls stand."""
         if not self._cycles.has(function.name):
             return frozenset()
         found: dict[int, None] = {}

@@ -1,11 +1,11 @@
-"""Traps, breakpoints and failed assertions that say where they are, and end their job only.
+"""The trap pass: traps, breakpoints and failed assertions record a fault and end only their job.
 
-Problem: ``trap`` ends the whole context on a GPU, with every client's work, and says neither which
-instruction it was nor which thread. So do ``brkpt`` without a debugger and ``__assertfail``.
+Problem: ``trap`` ends the whole context on a GPU, with every client's work, and reports neither the
+instruction nor the thread. So do ``brkpt`` without a debugger and ``__assertfail``.
 
-Approach: each becomes a call of gpud's function that records what happened in the job's record and
-ends the thread (`gpud.compiler.passes.runtime.fault_lowering`), with the number of its site. The
-``trap`` that stands behind the call is never reached; it tells every analysis that nothing returns.
+Approach: each becomes a call, with its site number, of a function of gpud's that writes the fault
+to the job record and ends the thread (`gpud.compiler.passes.runtime.fault_lowering`). The ``trap``
+after the call is never reached; it tells analyses that the call does not return.
 
 Algorithm::
 
@@ -14,13 +14,14 @@ Algorithm::
     call __assertfail, (message, file, line, function, size)
                           ->  call gpud_assert, (site, message, file, line, function); trap
 
-A guard becomes a branch around. What was stored to the ``.param`` variables of an ``__assertfail``
-is passed on in registers; where the stores do not stand in front of the call, it becomes a trap.
+A guard becomes a branch around the call. The values stored to the ``.param`` variables of an
+``__assertfail`` are passed in registers; if the stores are not found before the call in its basic
+block, the assertion becomes a trap.
 
 Properties:
-* ``guards``: a thread that did not trap before does not now;
-* ``all``: no ``trap`` of the program's, no ``brkpt`` and no call of ``__assertfail`` is left;
-* a module without any comes out as the same object.
+* ``guards``: a thread that did not trap before does not trap now;
+* ``all``: none of the program's ``trap``, ``brkpt`` and calls of ``__assertfail`` is left;
+* a module without any is returned as the same object.
 
 Source: PTX ISA 9.0, sections 9.7.19 (``trap``, ``brkpt``) and 7.1; CUDA C++ Programming Guide,
 section on assertions.
@@ -63,12 +64,12 @@ _ARGUMENTS = 5
 
 
 def pass_traps(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -> Module:
-    """Make the traps of the entries of ``plan``, and of all functions, record themselves.
+    """Replace the traps of the entries of ``plan``, and of all functions, by fault reports.
 
     Args:
         module: flat; not changed.
         plan: the entries to rewrite.
-        sites: gets a site for each.
+        sites: the table to which the site of each is added.
     """
     concerned = {
         name
@@ -100,7 +101,7 @@ class _Traps:
         self._count = 0
 
     def rewritten(self) -> Function:
-        """The function with calls instead of traps."""
+        """The function with fault reports in place of traps."""
         for statement in self._function.body or ():
             if isinstance(statement, Instruction):
                 base = statement.opcode.base
@@ -122,7 +123,7 @@ class _Traps:
         return Instruction(opcode("call"), (Symbol(FAULT), Tuple(arguments)), None, ins.line)
 
     def _report(self, ins: Instruction, call: Instruction) -> None:
-        """``call`` and a trap, under the guard of ``ins``."""
+        """Append ``call`` and a trap, under the guard of ``ins``."""
         made: list[Statement] = [call, Instruction(opcode("trap"), (), None, ins.line)]
         if ins.guard is not None:
             self._count += 1
@@ -147,7 +148,7 @@ class _Traps:
         self._report(ins, Instruction(opcode("call"), (Symbol(ASSERT), arguments), None, ins.line))
 
     def _value(self, argument: Operand) -> Operand | None:
-        """What ``argument`` of the call that comes next holds; its store goes."""
+        """The value of an argument of the next call, whose store is removed; None if not found."""
         if isinstance(argument, Register | Immediate):
             return argument
         if not isinstance(argument, Symbol):
@@ -167,7 +168,7 @@ class _Traps:
         return None
 
     def _captured(self, at: int, store: Instruction, overwritten: set[str]) -> Operand | None:
-        """The value that the store at ``at`` stores, which is taken out."""
+        """The value of the store at ``at``, which is removed; None if it cannot be passed on."""
         value = store.operands[1]
         if not isinstance(value, Register | Immediate) or store.guard is not None:
             return None
@@ -183,7 +184,7 @@ class _Traps:
         return value
 
     def _without_unused(self) -> list[Statement]:
-        """The body without the ``.param`` variables that nothing uses any more."""
+        """The body without ``.param`` variables that have become unused."""
         used: set[str] = set()
         for statement in self._made:
             if isinstance(statement, Instruction):

@@ -1,16 +1,16 @@
-"""What is known of the addresses in a basic block: values, and facts about them.
+"""Value numbering of the addresses in a basic block, and facts about them.
 
-Problem and terms: `gpud.compiler.passes.safety.fence_placement`. Whether one check stands for
-another depends on what their registers hold, and that on every instruction that writes one of them.
+Problem and terms: `gpud.compiler.passes.safety.fence_placement`. Whether one check implies another
+depends on the contents of their registers, and so on every instruction that writes one of them.
 
-Approach: one walk over the instructions of a block that matter: those with checks, those that write
-a register that addresses or guards are made of, those that a thread may not come back from.
+Approach: one walk over the relevant instructions of a block: those with checks, those that write a
+register from which addresses or guards derive, and those from which a thread may not return.
 
 Properties:
-* two checks have the same origin only if the difference of their addresses is that of their
-  distances, whatever the program computes;
-* a check is covered only if a fact of the same origin includes its range, asks for at least its
-  alignment, holds where it is made, and allows nothing that the check does not.
+* two checks have the same origin only if the difference of their addresses always equals that of
+  their distances;
+* a check is covered only if a fact of the same origin includes its range, implies its alignment,
+  holds under its condition, and allows nothing that the check does not.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from gpud.compiler.ptx.model import Guard, Immediate, Instruction, Operand, Regi
 __all__ = ["NO_FACTS", "BlockValues", "Event", "Fact", "Facts", "NumberedCheck", "Value", "events"]
 
 Value = tuple[str | int, int]
-"""Where a register's value comes from (an entry value's register, or a number) and its distance."""
+"""A register's value: its origin (an entry value's register, or a number) and its distance."""
 
 Legal = tuple[tuple[str, ...], tuple[Range, ...]]
-"""Windows and variables that an access may mean."""
+"""The windows and variables that are legal for an access."""
 
 Condition = tuple[str, int, bool] | None
-"""A guard: its register, how often that has been written in the block, negated."""
+"""A guard: its register, how often the block has written that register so far, and negation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """``span`` bytes, ``low`` from ``origin`` on, are legal for ``legal``, and aligned.
+    """``span`` bytes at ``origin + low`` lie in the arena or in ``legal``, and are aligned.
 
     It holds for threads for which ``condition`` holds. Between blocks, origins are registers.
     """
@@ -62,10 +62,10 @@ class Fact:
 
 @dataclass(slots=True)
 class NumberedCheck:
-    """A check in its block: its range lies ``low`` from ``origin``.
+    """A check in its block: its range begins at ``origin + low``.
 
-    ``stretch`` counts the instructions before it in the block that a thread may not come back
-    from. ``covered``: a fact includes it.
+    ``stretch`` counts the instructions before it in the block from which a thread may not return.
+    ``covered`` says whether a fact includes it.
     """
 
     check: Check
@@ -77,7 +77,7 @@ class NumberedCheck:
 
     @property
     def fact(self) -> Fact:
-        """What holds after the access."""
+        """The fact that holds after the access."""
         member = self.check.member
         legal = (self.check.windows, self.check.variables)
         return Fact(self.origin, self.low, member.span, member.align, self.condition, legal)
@@ -89,7 +89,7 @@ NO_FACTS: Facts = frozenset()
 
 
 class BlockValues:
-    """One basic block from its first instruction to its last, given the facts at its start."""
+    """The values and checks of one basic block, given the facts at its start."""
 
     def __init__(self, events_: Iterable[Event], facts: Facts) -> None:
         self.values: dict[str, Value] = {}
@@ -108,11 +108,11 @@ class BlockValues:
                 self._write(targets, step)
 
     def value(self, register: Register) -> Value:
-        """What ``register`` holds now."""
+        """The current value of ``register``."""
         return self.values.get(register.name) or (register.name, 0)
 
     def condition(self, guard: Guard | None) -> Condition:
-        """What ``guard`` means now."""
+        """``guard`` as a condition, with the current contents of its register."""
         if guard is None:
             return None
         name = guard.register.name
@@ -148,16 +148,16 @@ class BlockValues:
 
 
 Step = tuple[Register, int]
-"""The register whose value an instruction copies, and what it adds."""
+"""The register whose value an instruction copies, and the constant that it adds."""
 
 
 def _step(ins: Instruction, widths: RegisterWidths) -> Step | None:
-    """What ``ins`` copies; ``None`` if it does anything else, or not for every thread."""
+    """The copy that ``ins`` makes; ``None`` if it does anything else, or has a guard."""
     text, operands = ins.opcode.text, ins.operands
     step = _source(text, operands)
     if step is None or ins.guard is not None:
         return None
-    # Not every device refuses registers of other widths, and those lose bits.
+    # Not every device refuses registers of other widths, which would lose bits.
     return step if all(_is_wide(one, widths) for one in (operands[0], step[0])) else None
 
 
@@ -190,17 +190,17 @@ _SIMPLE = frozenset((
     "mov", "add", "sub", "mul", "mad", "fma", "div", "and", "or", "xor", "shl", "shr", "cvt",
     "selp", "cvta", "min", "max", "neg", "bfe", "not",
 ))  # fmt: skip
-"""First words of opcodes that write their first operand and do nothing else: a quick way."""
+"""First words of opcodes that only write their first operand: a fast path."""
 _MAY_STOP = CALL | BARRIER | COLLECTIVE | CLUSTER
 _MAY_STOP_BASES = frozenset(("griddepcontrol", "brkpt", "trap"))
 
 Event = tuple[Sequence[Check], bool, tuple[Register, ...], Step | None]
-"""An instruction that matters: its checks, whether a thread may not come back from it, which
-registers it writes that addresses or guards are made of, and what it copies to them."""
+"""A relevant instruction: its checks, whether a thread may not return from it, the registers it
+writes from which addresses or guards derive, and the copy that it makes."""
 
 
 def events(flow: ControlFlow, at: Mapping[int, Sequence[Check]]) -> list[list[Event]]:
-    """The instructions that matter, by block."""
+    """The relevant instructions of each block."""
     widths = RegisterWidths(flow.function)
     steps: dict[int, Step] = {}
     sources: dict[str, list[str]] = {}
@@ -234,14 +234,14 @@ def events(flow: ControlFlow, at: Mapping[int, Sequence[Check]]) -> list[list[Ev
 
 
 def _results(ins: Instruction) -> tuple[Register, ...]:
-    """The registers that ``ins`` may write: of an opcode that is not known, all that it names."""
+    """The registers that ``ins`` may write: if its opcode is not known, all that it names."""
     if is_familiar(ins.opcode.base):
         return written(ins)
     return (*written(ins), *read(ins))
 
 
 def _wanted(at: Mapping[int, Sequence[Check]], sources: Mapping[str, Sequence[str]]) -> set[str]:
-    """The registers that checks are made of: bases, what those are copied from, and guards."""
+    """The registers of checks, bases and guards, and the registers they are copied from."""
     wanted: set[str] = set()
     for checks in at.values():
         for check in checks:
