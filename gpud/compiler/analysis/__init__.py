@@ -1,1 +1,1 @@
-"""What a PTX function does, found without changing it. Pure: no I/O, clock or device."""
+"""Analyses of PTX functions, which change nothing. Pure: no I/O, clock or device."""

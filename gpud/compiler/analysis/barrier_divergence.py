@@ -1,28 +1,28 @@
-"""Barriers and warp collectives that some threads may have left behind when others reach them.
+"""Finds barriers and warp collectives that some threads may reach after others have exited.
 
 Problem: in persistent form a thread that has finished its task block waits at the loop's head
-instead of exiting. Hardware no longer counts exited threads at barriers and in lane masks, but it
-does count waiting ones: a kernel whose threads may leave before a barrier that others still reach
-would hang.
+instead of exiting. On hardware, barriers and lane masks do not count exited threads, but they do
+count waiting ones: a kernel whose threads may exit before a barrier that others still reach would
+hang.
 
-Approach: a thread can be gone, or on its way out, when others meet at instruction X only if a
-branch that they do not take together decides whether X runs, or how often. So X is at risk from
-branch B if B is not uniform and X is in B's region of influence; a predicated X is at risk from
-its own guard.
+Approach: some threads can have exited, or be on the way to their exit, when others are at
+instruction X only if a divergent branch decides whether X runs, or how often. So X is at risk from
+branch B if B is not uniform and X is in B's region of influence; a predicated X is at risk from its
+own guard.
 
-Terms: *hazard* is such a pair, with what X is: a full-block barrier, another barrier (counted,
-named by a register, or reducing), or a warp collective. For barriers a branch must be taken
-together by the whole block to be harmless; for collectives, by each warp.
+Terms: a *hazard* is such a pair, with the kind of X: a full-block barrier, another barrier
+(counted, named by a register, or reducing), or a warp collective. For barriers a branch is harmless
+if it is uniform in the block; for collectives, if it is uniform in each warp.
 
 Properties:
 * if no barrier is at risk, all threads of a block run the same sequence of full-block barriers;
-* a barrier in a uniform loop, or after threads of different ways have met again, is not at risk;
-* the hazard of a call is that of everything its callees do;
-* a collective whose mask is the ballot of the very condition that leads to it is not at risk: it
-  names exactly the lanes that come.
+* a barrier in a uniform loop, or after divergent paths have joined again, is not at risk;
+* a call has the hazards of everything that its callees do;
+* a collective whose mask is the ballot of the very condition that leads to it is not at risk: the
+  mask names exactly the lanes that reach it.
 
-It is not enough to look at branches one of whose sides leads straight to the exit: compilers give
-functions one ``ret``, so threads that leave a loop early meet the others again only there.
+It is not enough to examine branches of which one side leads straight to the exit: compilers give
+functions one ``ret``, so threads that leave a loop early join the others only there.
 
 Source: PTX ISA 9.0, sections 9.7.13 (barriers; "exited" threads) and 9.7.9 (``shfl.sync`` masks).
 """
@@ -58,7 +58,7 @@ _BARRIER_IDS = 16
 
 
 class SyncKind(Enum):
-    """Where threads meet."""
+    """The kind of an instruction at which threads synchronise."""
 
     FULL_BARRIER = "full-block barrier"
     OTHER_BARRIER = "counted, named or reducing barrier"
@@ -67,7 +67,7 @@ class SyncKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DivergenceHazard:
-    """``instruction`` may be reached after some threads have left, because of ``branch``."""
+    """``instruction`` may be reached after some threads have exited, because of ``branch``."""
 
     kind: SyncKind
     instruction: Instruction
@@ -79,7 +79,7 @@ class DivergenceHazard:
 class DivergenceHazards:
     """All hazards of a kernel, at most one for each kind and function.
 
-    ``shape``: the block shapes for which no further collective is at risk.
+    ``shape`` is that of the blocks for which no other collective is at risk.
     """
 
     found: list[DivergenceHazard]
@@ -108,7 +108,7 @@ def find_divergence_hazards(call_graph: CallGraph, entry: str) -> DivergenceHaza
 def _sync_kinds(
     ins: Instruction, uses: FunctionSummary, call_graph: CallGraph
 ) -> tuple[SyncKind, ...]:
-    """The ways in which threads meet at ``ins``."""
+    """The kinds of synchronisation that ``ins`` performs, itself or in its callees."""
     bits = flags(ins.opcode)
     if bits & BARRIER:
         full = full_barrier_id(call_graph.barrier(ins, uses)) is not None
@@ -128,7 +128,7 @@ def _sync_kinds(
 def _add_hazards_of(
     flow: ControlFlow, sync_points: dict[int, tuple[SyncKind, ...]], hazards: DivergenceHazards
 ) -> None:
-    """Add the hazards of one function, whose sync_points are given by instruction identity."""
+    """Add the hazards of one function; ``sync_points`` are by the identity of the instruction."""
     at: dict[int, list[Instruction]] = {}
     for block in flow.order:
         here = [
@@ -172,10 +172,10 @@ def _add_hazards_of(
 
 
 def _mask_is_branch_ballot(ins: Instruction, branch: Instruction, uniformity: Uniformity) -> bool:
-    """Whether the mask of ``ins`` is the ballot of the condition by which ``branch`` leads to it.
+    """Whether the mask of ``ins`` is the ballot of the condition of ``branch``.
 
-    ``mask = __ballot_sync(~0, c); if (c) { ... __shfl_sync(mask, ...) }``. Which way the branch
-    goes need not be checked: a lane may not run a collective whose mask does not name it.
+    ``mask = __ballot_sync(~0, c); if (c) { ... __shfl_sync(mask, ...) }``. The direction of the
+    branch need not be checked: a lane may not run a collective whose mask does not name it.
     """
     if ins.opcode.base not in ("shfl", "vote", "match", "redux", "bar") or branch.guard is None:
         return False
@@ -195,20 +195,20 @@ def _mask_is_branch_ballot(ins: Instruction, branch: Instruction, uniformity: Un
 
 
 def full_barrier_id(parts: Barrier) -> int | None:
-    """The number of a full-block ``sync`` barrier that states it; ``None`` for any other."""
+    """The number of a full-block ``sync`` barrier if it is a constant; ``None`` for any other."""
     if parts.action == "sync" and parts.count is None:
         return parts.constant_id
     return None
 
 
 def loop_barrier_id(call_graph: CallGraph, entry: str, *, share_full: bool = False) -> int | None:
-    """The lowest barrier number that ``entry`` and its callees surely leave free.
+    """The lowest barrier number that ``entry`` and its callees certainly do not use.
 
     With ``share_full`` the numbers of full-block barriers count as free: exit-aware barriers all
     use the loop's number.
 
     Returns:
-        ``None`` if all are used, or if one is named by a register that is not a constant.
+        ``None`` if all are used, or if one is in a register that is not constant.
     """
     used: set[int] = set()
     for uses in call_graph.closure(entry):

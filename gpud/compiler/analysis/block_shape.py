@@ -1,7 +1,7 @@
-"""What the analyses may have to assume about the shape of a thread block.
+"""Block shapes for which the result of an analysis holds.
 
-A kernel does not say how large its blocks will be; the launch does. An answer that holds only for
-some shapes carries them as a `Shape`, and the launch checks it with `holds`.
+The size of a kernel's blocks is known only at launch. A result that holds for some shapes only
+carries a `Shape`, which the launch checks with `holds`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WARP_SIZE = 32
 
 
 class Shape(IntFlag):
-    """Block shapes for which an answer holds; combined, both must hold."""
+    """Conditions on the shape of a block; combined with ``|``, all must hold."""
 
     ANY = 0
     ROWS = 1

@@ -1,11 +1,11 @@
-"""What the functions of a module use, and who calls whom: one look at every instruction.
+"""The call graph of a module, with a summary of what each function uses.
 
 Problem: whether a kernel can be resized depends on all the code that it can reach, function
-pointers included, and most kernels are settled by what they do *not* use.
+pointers included, and for most kernels it is decided by what they do *not* use.
 
 Approach: one pass over each function collects the union of its instructions' properties, its
-special registers and its calls; questions about a kernel are answered over the closure of its
-call graph. Control-flow graphs are made only for kernels that need them.
+special registers and its calls; queries about a kernel use the closure of its call graph.
+Control-flow graphs are built only for functions that need them.
 
 Terms: an *addressed* function is one whose address is taken, in code or in an initialiser; an
 indirect call may reach every addressed function of the module (or, with ``.calltargets``, those
@@ -13,8 +13,8 @@ listed, which are addressed too); an *external* is called but has no body in the
 
 Properties:
 * a function is in the closure of an entry if some sequence of calls can reach it;
-* each function is looked at once, however many entries reach it;
-* equal modules give equal answers in equal order.
+* each function is summarised once, however many entries reach it;
+* equal modules give equal results in equal order.
 
 Source: PTX ISA 9.0, sections 7.1 (functions) and 9.7.13 (``call``).
 """
@@ -64,12 +64,13 @@ _NOTED = BARRIER | COLLECTIVE | EXIT | CALL | TENSOR | TEXTURE | SURFACE | CLUST
 
 @dataclass(slots=True)
 class FunctionSummary:
-    """What one function's body uses.
+    """A summary of one function's body.
 
     ``bits`` is the union of `gpud.compiler.analysis.effects.flags` over its instructions; ``noted``
     are the barriers, collectives, ``exit``s, calls, and tensor, texture, surface and cluster
-    instructions in body order; ``specials`` are special registers in order of first use, each with
-    the first instruction that reads it; ``bases`` are the opcodes' first words.
+    instructions in body order; ``specials`` are the special registers in order of first use, each
+    with the first instruction that reads it; ``bases`` are the first words of opcodes, each with
+    the first such instruction.
     """
 
     function: Function
@@ -82,25 +83,25 @@ class FunctionSummary:
     indirect: Instruction | None = None
     """The first call through a register."""
     named: dict[str, None] = field(default_factory=dict)
-    """What symbols stand for but in calls' place of the callee: functions' addresses among them."""
+    """The symbols among operands and call arguments, except callees: addressed functions, too."""
     definitions: Definitions | None = None
-    """Made when first needed."""
+    """The definitions of its registers, computed on demand."""
 
 
 class CallGraph:
-    """The uses of every function of ``module``, whose bodies are flat, and its call graph.
+    """The call graph of ``module``, whose bodies are flat, with a summary of each function.
 
     Args:
         module: Not changed, and must not change while the graph is in use.
-        before: The call graph of a module of which this one was made: bodies that are the same
-            object are not looked at again.
+        before: The call graph of the module from which this one was made: the summaries of bodies
+            that are the same object are reused.
     """
 
     def __init__(self, module: Module, before: CallGraph | None = None) -> None:
         self.module = module
         self.functions: dict[str, Function] = {}
         for function in module.functions():
-            # A declaration may come before and after the definition: the body counts.
+            # There may be declarations before and after the definition, which has the body.
             if function.body is not None or function.name not in self.functions:
                 self.functions[function.name] = function
         looked_at = {} if before is None else {id(u.function.body): u for u in before.uses.values()}
@@ -123,7 +124,7 @@ class CallGraph:
         self._flows: dict[str, ControlFlow] = {}
 
     def flow(self, name: str) -> ControlFlow:
-        """The control flow of a function with a body; made once."""
+        """The control-flow graph of a function with a body, computed once."""
         found = self._flows.get(name)
         if found is None:
             found = ControlFlow(self.functions[name], self._noreturn)
@@ -161,7 +162,7 @@ class CallGraph:
         return self.closure(*self._addressed)
 
     def barrier(self, ins: Instruction, uses: FunctionSummary) -> Barrier:
-        """The parts of a barrier of ``uses``, its number stated where it is a constant."""
+        """The parts of a barrier of ``uses``; a number in a constant register is resolved."""
         parts = barrier(ins)
         if isinstance(parts.id, Register):
             if uses.definitions is None:
@@ -191,10 +192,9 @@ _last: list[CallGraph] = []
 
 
 def call_graph(module: Module) -> CallGraph:
-    """The call graph of ``module``, whose functions are flat; that of the last module is kept.
+    """The call graph of ``module``, whose functions are flat; that of the last module is cached.
 
-    Passes that follow one another look at the same module, or at one that is the same for the most
-    part.
+    Consecutive passes use the same module, or one of which most functions are the same.
     """
     found = _last[0] if _last else None
     if found is None or found.module is not module:

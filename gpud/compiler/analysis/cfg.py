@@ -1,10 +1,10 @@
 """The control-flow graph of one function.
 
-Problem: forms, uniformity, liveness and code generation ask which way control can go: what can
-run after what, what every path must pass, where the loops are.
+Problem: forms, uniformity, liveness and code generation need the possible paths of control, the
+blocks that every path must pass, and the loops.
 
-Approach: cut the flat body into basic blocks, add one virtual exit, and work out dominators,
-post-dominators and natural loops when they are first asked for.
+Approach: the flat body is split into basic blocks, with one virtual exit; dominators,
+post-dominators and natural loops are computed on demand.
 
 Terms: a *basic block* is entered at its first instruction and left after its last; the *virtual
 exit* (`ControlFlow.exit`) follows every instruction at which a thread leaves the function; block
@@ -15,8 +15,8 @@ its *natural loop* is what can reach the source without passing the target.
 Algorithm: immediate dominators by iteration in reverse post-order (Cooper, Harvey and Kennedy,
 "A Simple, Fast Dominance Algorithm", 2001), on the reversed graph for post-dominators. Blocks from
 which no path leaves (endless loops) get an artificial edge to the virtual exit, so that every
-reachable block has a post-dominator. A trap ends the whole launch, so paths into one are left out
-of post-dominance: a failed ``assert`` is no way for one thread to leave before the others.
+reachable block has a post-dominator. A trap ends the whole launch, so paths to a trap are left out
+of post-dominance: by a failed ``assert``, no thread exits before the others.
 
 Properties:
 * every instruction is in exactly one block, in body order;
@@ -24,8 +24,8 @@ Properties:
 * ``trap`` and calls that never return have the virtual exit as only successor, and so does
   falling off the end;
 * dominators agree with a brute-force definition on random graphs;
-* irreducible graphs are tolerated: their retreating edges that are no back edges form no loop in
-  `loops`, but `components` (strongly connected components) finds them.
+* irreducible graphs are allowed: retreating edges that are not back edges form no loop in `loops`,
+  but their cycles are in `components` (strongly connected components).
 
 Source: PTX ISA 9.0, sections 9.7.12 (control flow) and 11.5 (``.branchtargets``); Aho, Lam, Sethi
 and Ullman, "Compilers", section 9.6.
@@ -51,7 +51,7 @@ from gpud.compiler.ptx.model import (
 __all__ = ["Block", "ControlFlow", "Loop", "Place"]
 
 NEVER_RETURN = frozenset(("__assertfail", "__cxa_pure_virtual"))
-"""Externals that end the thread, declared ``.noreturn`` or not."""
+"""External functions that end the thread, declared ``.noreturn`` or not."""
 
 
 @dataclass(slots=True)
@@ -271,10 +271,10 @@ class ControlFlow:
         return _above(self.dominators, first, second)
 
     def influence(self, block: int) -> set[int]:
-        """The blocks whose running can depend on which way ``block``'s branch goes.
+        """The blocks whose execution can depend on the direction of ``block``'s branch.
 
-        They are what its successors reach without passing its immediate post-dominator; ``block``
-        itself is among them if it is in a loop there. The virtual exit is never included.
+        These are the blocks that its successors reach without passing its immediate post-dominator;
+        ``block`` itself is among them if it is in a loop there. The virtual exit is not included.
         """
         join = self.post_dominators[block]
         region = self.reachable_from(self.successors[block], without=join)
@@ -286,7 +286,7 @@ class ControlFlow:
     @cached_property
     def back_edges(self) -> list[tuple[int, int]]:
         """Edges (source, target) whose target dominates their source, in block order."""
-        # What dominates a block comes before it in the order: only few edges need be asked about.
+        # A dominator comes first in the order, so that dominance is tested for few edges only.
         place = {block: number for number, block in enumerate(self.order)}
         return [
             (block, successor)
@@ -317,7 +317,7 @@ class ControlFlow:
 
     @cached_property
     def components(self) -> list[tuple[int, ...]]:
-        """The cycles: strongly connected sets of reachable blocks that contain an edge."""
+        """The strongly connected components of reachable blocks that contain a cycle."""
         return sorted(
             tuple(sorted(component))
             for component in strong_components(self.successors, 0)

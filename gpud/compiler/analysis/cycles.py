@@ -1,10 +1,10 @@
-"""Where a function's control flow, and a module's call graph, can go in circles.
+"""Finds the cycles of a function's control flow and of a module's call graph.
 
-Problem: code that runs for ever must be found before it runs, every piece of it: natural loops,
-cycles that are entered in several places, recursion.
+Problem: all code that may run forever must be found before it runs: natural loops, cycles with
+several entries (irreducible ones), and recursion.
 
-Approach: of every cycle of a directed graph at least one edge *retreats* in any reverse post-order,
-that is, goes to a node that comes no later than its source.
+Approach: every cycle of a directed graph has at least one edge that *retreats* in any reverse
+post-order, that is, whose target comes no later than its source.
 
 Properties:
     every_cycle: without its retreating edges a graph has no cycle;
@@ -25,7 +25,7 @@ __all__ = ["has_cycle", "recursive", "retreating_edges"]
 
 
 def retreating_edges(flow: ControlFlow) -> list[tuple[int, int]]:
-    """The edges (source, target) that close cycles, by source block."""
+    """The retreating edges (source, target), by source block."""
     number = {block: place for place, block in enumerate(flow.order)}
     return [
         (block, successor)
@@ -36,12 +36,12 @@ def retreating_edges(flow: ControlFlow) -> list[tuple[int, int]]:
 
 
 def has_cycle(call_graph: CallGraph, name: str) -> bool:
-    """Whether control can go in circles within the function ``name``."""
+    """Whether the control flow of the function ``name`` has a cycle."""
     return _may_have_cycle(call_graph.functions[name]) and bool(call_graph.flow(name).components)
 
 
 def _may_have_cycle(function: Function) -> bool:
-    """Quickly: in a flat body every cycle goes back to a label above."""
+    """A quick test: in a flat body every cycle has a branch to a preceding label."""
     above: set[str] = set()
     for statement in function.body or ():
         kind = type(statement)
@@ -55,7 +55,7 @@ def _may_have_cycle(function: Function) -> bool:
 
 
 def recursive(call_graph: CallGraph) -> frozenset[str]:
-    """The functions that can call themselves by direct calls, through others too."""
+    """The functions that can call themselves by direct calls, also through others."""
     names = list(call_graph.uses)
     place = {name: number for number, name in enumerate(names)}
     calls = [

@@ -1,12 +1,12 @@
-"""The one instruction that gives a register its value, where there is only one.
+"""Single definitions: the only instruction that writes a register.
 
 Compilers write nearly every register once, so most questions about a value ("is this barrier
-number a constant?") are answered by following such registers back, without data flow.
+number a constant?") are answered by following definitions back, without data-flow analysis.
 
 Properties:
 * a register has a definition only if exactly one instruction of the function writes it, and that
   instruction has no guard;
-* `Definitions.constant` gives an integer only if the operand has it wherever it is defined.
+* `Definitions.constant` returns an integer only if the operand has it wherever it is defined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpud.compiler.ptx.model import Immediate, Instruction, Operand, Register, S
 
 __all__ = ["Definitions"]
 
-_DEPTH = 12  # longer chains of moves do not occur; it bounds the work for one question
+_DEPTH = 12  # longer chains of moves do not occur; it bounds the work of one query
 
 _OPPOSITE = {"eq": "ne", "lt": "ge", "le": "gt", "lo": "hs", "ls": "hi"}
 _OPPOSITE |= {second: first for first, second in _OPPOSITE.items()}
@@ -45,7 +45,7 @@ class Definitions:
         return self._found.get(operand.name) if isinstance(operand, Register) else None
 
     def constant(self, operand: Operand) -> int | None:
-        """The integer that ``operand`` always is, through single moves."""
+        """The value of ``operand`` if it is a constant, followed through single moves."""
         for _ in range(_DEPTH):
             if isinstance(operand, Immediate):
                 return operand.value if operand.kind == "int" else None
@@ -56,11 +56,11 @@ class Definitions:
         return None
 
     def same_condition(self, first: Register, second: Register) -> bool:
-        """Whether two predicates are the same comparison, or one the opposite of the other.
+        """Whether two predicates are the same comparison, or one the negation of the other.
 
-        ``False`` says nothing. Floating-point relations have no opposites here (NaN).
+        ``False`` means unknown. Floating-point relations have no negation here (NaN).
         """
-        one, other = self._unturned(first), self._unturned(second)
+        one, other = self._without_not(first), self._without_not(second)
         if one == other:
             return True
         left, right = self.of(one), self.of(other)
@@ -73,8 +73,8 @@ class Definitions:
             return False
         return right.opcode.modifiers[0] in (relation, _OPPOSITE.get(relation))
 
-    def _unturned(self, register: Register) -> Register:
-        """The register that ``register`` is ``not.pred`` of, any number of times."""
+    def _without_not(self, register: Register) -> Register:
+        """The register from which ``register`` derives by any number of ``not.pred``."""
         for _ in range(_DEPTH):
             definition = self.of(register)
             if definition is None or definition.opcode.text != "not.pred":

@@ -1,21 +1,20 @@
-"""What one PTX instruction reads, writes and does, without looking at its neighbours.
+"""The effects of single PTX instructions: what they read, write and do.
 
-Problem: analyses and rewrites ask the same few questions of every instruction, tens of thousands
+Problem: analyses and passes need the same few properties of every instruction, tens of thousands
 of times: which registers it reads and writes, whether it is a barrier, a warp collective, the end
 of a basic block, a memory access.
 
-Approach: everything that depends only on the spelling of the opcode is worked out once per
-spelling and kept as a set of bits (`flags`); operands are walked by type.
+Approach: everything that depends only on the text of the opcode is computed once per text and
+cached as a set of bits (`flags`); operands are walked by type.
 
 Terms: the *destination* is the first operand, unless the opcode is in `_NO_DESTINATION`; a
 *full-block barrier* waits for all threads of the block, a *counted* one for a stated number; a
 *warp collective* exchanges values between lanes, or waits for the lanes named in its mask.
 
 Properties:
-* an unknown opcode writes its first operand and reads the others, so nothing that it might read
-  is ever missed;
-* a predicated instruction is reported to write its destination; only its caller knows whether
-  the old value survives (see `gpud.compiler.analysis.liveness`);
+* an unknown opcode is taken to write its first operand and to read the others;
+* a predicated instruction counts as writing its destination, though the old value may survive (see
+  `gpud.compiler.analysis.liveness`);
 * operands that the parser kept as text are searched for register names; as a first operand such
   text counts as both read and written.
 
@@ -147,12 +146,12 @@ _REGISTER_IN_TEXT = re.compile(r"%[A-Za-z0-9_$]+(?![A-Za-z0-9_$.])")
 
 class _Flags(dict[str, int]):
     def __missing__(self, text: str) -> int:
-        found = self[text] = _work_out(opcode(text))
+        found = self[text] = _compute(opcode(text))
         return found
 
 
 FLAGS = _Flags()
-"""The bits above by the opcode's text, worked out once per spelling: `flags` for inner loops."""
+"""The bits above by the text of the opcode, computed on demand: `flags` for inner loops."""
 
 
 def flags(op: Opcode) -> int:
@@ -160,7 +159,7 @@ def flags(op: Opcode) -> int:
     return FLAGS[op.text]
 
 
-def _work_out(op: Opcode) -> int:
+def _compute(op: Opcode) -> int:
     base, modifiers = op.base, op.modifiers
     first = modifiers[0] if modifiers else ""
     result = 0
@@ -236,7 +235,7 @@ def is_warp_collective(ins: Instruction) -> bool:
 
 
 def is_volatile_or_atomic_read(ins: Instruction) -> bool:
-    """Whether ``ins`` reads memory that others may be changing, and returns what it read."""
+    """Whether ``ins`` is a volatile, ordered or atomic read, as of memory that others change."""
     need = MEMORY_READ | VOLATILE
     return flags(ins.opcode) & need == need
 
@@ -254,7 +253,7 @@ def state_space(op: Opcode) -> str:
 
 
 def written(ins: Instruction) -> tuple[Register, ...]:
-    """The registers that ``ins`` writes where its guard holds, in operand order."""
+    """The registers that ``ins`` writes if its guard holds, in operand order."""
     operands = ins.operands
     if not operands:
         return ()
@@ -356,7 +355,7 @@ class Barrier:
 
     @property
     def constant_id(self) -> int | None:
-        """The barrier's number where the instruction states it."""
+        """The barrier's number if it is an immediate operand, else ``None``."""
         return self.id.value if isinstance(self.id, Immediate) else None
 
 
@@ -379,7 +378,7 @@ def barrier(ins: Instruction) -> Barrier:
 
 
 def calls(body: Iterable[Statement]) -> list[tuple[int, Instruction]]:
-    """The calls of a flat body, each with its position: of thousands of statements a few."""
+    """The calls of a flat body, each with its position."""
     return [
         (at, statement)
         for at, statement in enumerate(body)
@@ -388,7 +387,7 @@ def calls(body: Iterable[Statement]) -> list[tuple[int, Instruction]]:
 
 
 def callee(ins: Instruction) -> Operand:
-    """What a ``call`` calls: a `Symbol`, or the `Register` of an indirect call.
+    """The callee of a ``call``: a `Symbol`, or the `Register` of an indirect call.
 
     Raises:
         ValueError: ``ins`` is not a call.

@@ -1,7 +1,7 @@
-"""Orders and dominators of a directed graph whose nodes are small integers.
+"""Graph algorithms: orders, dominators and components of graphs of small integers.
 
-Problem: control flow needs reverse post-order, immediate dominators (forward and backward) and
-strongly connected components; nothing here knows what a node stands for.
+Problem: control-flow analyses need reverse post-order, immediate dominators (forward and backward)
+and strongly connected components. The algorithms do not depend on the meaning of nodes.
 
 Approach: iterative depth-first search (no recursion: real kernels have thousands of blocks).
 
@@ -9,8 +9,8 @@ Algorithm: dominators by Cooper, Harvey and Kennedy, "A Simple, Fast Dominance A
 components by Tarjan, "Depth-First Search and Linear Graph Algorithms", 1972.
 
 Properties:
-* every function looks only at what is reachable from ``root``;
-* equal graphs give equal answers: nothing iterates a set.
+* every function visits only nodes reachable from ``root``;
+* equal graphs give equal results: nothing iterates a set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["immediate_dominators", "reverse_post_order", "strong_components"]
 
 
 def reverse_post_order(successors: Sequence[Sequence[int]], root: int) -> list[int]:
-    """The nodes reachable from ``root``, each before its successors but for retreating edges."""
+    """The nodes reachable from ``root``, each before its successors except by retreating edges."""
     seen = bytearray(len(successors))
     seen[root] = 1
     order = []
@@ -41,7 +41,7 @@ def reverse_post_order(successors: Sequence[Sequence[int]], root: int) -> list[i
 
 
 def immediate_dominators(successors: Sequence[Sequence[int]], root: int) -> list[int | None]:
-    """The immediate dominator of every node, ``None`` for ``root`` and what it cannot reach."""
+    """The immediate dominator of every node, ``None`` for ``root`` and unreachable nodes."""
     order = reverse_post_order(successors, root)
     number = {node: place for place, node in enumerate(order)}
     predecessors: list[list[int]] = [[] for _ in order]

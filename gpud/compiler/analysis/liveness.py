@@ -1,16 +1,16 @@
-"""Which registers hold a value that some later instruction may still read.
+"""Liveness: the registers whose values later instructions may still read.
 
-Problem: code generation must know what to keep across a suspend point, and a rewrite must know
-which registers it may reuse.
+Problem: code generation must know which registers to keep across a suspend point, and a pass which
+registers it may reuse.
 
-Approach: registers are numbered and sets of them are Python integers, one bit each, so a block's
-transfer is three machine-word-parallel operations.
+Approach: registers are numbered, and sets of them are Python integers, one bit each, so that a
+block's transfer function is three bitwise operations.
 
 Algorithm: the backward data-flow equations ``in = use | (out & ~def)``, visited in post-order
 until nothing changes (Aho, Lam, Sethi and Ullman, "Compilers", section 9.2.5).
 
 Properties:
-* a predicated write leaves its destination live before it: where the guard fails, the old value
+* a predicated write leaves its destination live before it: if the guard fails, the old value
   survives;
 * a register that no path reads before writing it is not live into the entry.
 """
@@ -29,8 +29,8 @@ __all__ = ["Liveness"]
 class Liveness:
     """Live registers of a function, from its `ControlFlow`.
 
-    ``live_in[b]`` is a bit set over ``names``, of block b; `registers` makes it readable.
-    Unreachable blocks are included: they may be printed and assembled all the same.
+    ``live_in[b]`` is the bit set of the registers live at the start of block b; `registers` decodes
+    it. Unreachable blocks are included, since they are printed and assembled, too.
     """
 
     def __init__(self, flow: ControlFlow) -> None:
@@ -62,7 +62,7 @@ class Liveness:
         return result
 
     def _effect_of(self, ins: Instruction) -> tuple[int, int]:
-        """(registers surely overwritten, registers read) of an instruction."""
+        """(registers certainly overwritten, registers read) by an instruction."""
         kills = self._bits(written(ins))
         uses = self._bits(read(ins))
         if ins.guard is not None:

@@ -1,21 +1,21 @@
-"""Which memory an instruction touches through global or generic addresses.
+"""The memory that an instruction accesses through global or generic addresses.
 
-Problem: a fence must know, of every instruction, each range of bytes that it reads or writes: the
-operand that holds the address, the length, the alignment that the hardware demands. One that is
-forgotten is a hole.
+Problem: a fence must know each range of bytes that an instruction reads or writes: the operand that
+holds the address, the length, and the alignment that the hardware requires. An omission is a hole
+in the isolation.
 
-Approach: one function for each family of instructions, in a table by the opcode's first word. What
-is not in the table and has an address among its operands is refused: better a kernel that does
-not run than an access that nobody checks.
+Approach: one function for each family of instructions, in a table by the opcode's first word. An
+instruction that is not in the table and has an address operand is refused: a kernel that does not
+run is better than an unchecked access.
 
 Terms: the *span* of an access is its length in bytes, for vectors that of all elements; a *strided*
-access is a matrix: ``rows`` times ``span`` bytes, each row ``stride`` elements of ``unit`` bytes
-after the one before; a *sized* one has its length in an operand.
+access is a matrix: ``rows`` times ``span`` bytes, each row ``stride`` elements of ``unit`` bits
+after the one before; a *sized* access has its length in an operand.
 
 Properties:
 * accesses that name another space (``shared``, ``local``, ``param``, ``const``) are not included;
-* hints (``prefetch``, ``applypriority``, ``createpolicy``) touch nothing;
-* what can reach memory by other means than an address operand (tensor maps, textures) is refused.
+* hints (``prefetch``, ``applypriority``, ``createpolicy``) access nothing;
+* instructions that access memory without an address operand (tensor maps, textures) are refused.
 
 Source: PTX ISA 9.0, sections 9.7.9 (data movement), 9.7.13 (atomics, mbarrier), 9.7.14 to 9.7.16
 (matrices), 6.4.5 (alignment).
@@ -51,17 +51,18 @@ ARITHMETIC = _words(
     "lg2 sin cos tanh slct cnot copysign testp shfl vote match redux activemask bar barrier ret "
     "exit trap cvta bra isspacep call"
 )
-"""First words of opcodes that touch no memory, whatever stands behind them: a quick way out."""
+"""First words of opcodes that access no memory, whatever their modifiers: a fast path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One range that an instruction touches.
+    """One range that an instruction accesses.
 
-    ``operand`` is the place of the address among the operands. ``align`` divides the address of
-    every legal access. ``size``: the operand that holds the number of bytes, if it is no constant
-    (``span`` is then 0); ``only_if``: the operand (a size or a predicate that asks to ignore the
-    source) without which nothing is read. ``rows`` and ``stride`` are those of a matrix.
+    ``operand`` is the index of the address among the operands. ``align`` is the alignment that the
+    hardware requires. ``size`` is the operand with the number of bytes, if that is not a constant
+    (``span`` is then 0). ``only_if`` is the operand that decides whether anything is read: a size,
+    which may be 0, or a predicate, which if true ignores the source. ``rows``, ``stride`` and
+    ``unit`` are those of a matrix; ``unit`` is in bits.
     """
 
     operand: int
@@ -85,10 +86,10 @@ _NONE: tuple[Access, ...] = ()
 
 
 def accesses(ins: Instruction) -> tuple[Access, ...]:
-    """What ``ins`` touches in global memory or through generic addresses.
+    """The accesses of ``ins`` to global memory or through generic addresses.
 
     Raises:
-        KernelRejected: nothing can check where it goes.
+        KernelRejected: they cannot be checked; reason code ``unsupported-instruction``.
     """
     op = ins.opcode
     family = _FAMILIES.get(op.base)
@@ -97,7 +98,7 @@ def accesses(ins: Instruction) -> tuple[Access, ...]:
     if op.base in ARITHMETIC or op.base in _HARMLESS:
         return _NONE
     if flags(op) & (TEXTURE | SURFACE) or op.base == "gpud":
-        raise _refusal(ins)  # a device's pseudo-instructions are nothing that programs may have
+        raise _refusal(ins)  # programs may not contain the devices' pseudo-instructions
     for operand in ins.operands:
         if isinstance(operand, Address) or (
             isinstance(operand, RawOperand) and "[" in operand.text
@@ -107,7 +108,7 @@ def accesses(ins: Instruction) -> tuple[Access, ...]:
 
 
 def is_familiar(base: str) -> bool:
-    """Whether the operands of such opcodes are known; of others any may be a result."""
+    """Whether the roles of the operands of such opcodes are known; else any may be a result."""
     return base in ARITHMETIC or base in _FAMILIES or base in _HARMLESS
 
 
@@ -129,7 +130,7 @@ def _is_elsewhere(ins: Instruction) -> bool:
 
 
 def _bytes(ins: Instruction) -> int:
-    """The length of the access that a type and a vector modifier describe."""
+    """The length of the access, from the opcode's type and vector modifier."""
     modifiers = ins.opcode.modifiers
     types = [m for m in map(_TYPE.fullmatch, modifiers) if m is not None]
     vectors = [m for m in modifiers if m[0] == "v" and m[1:].isdecimal()]
@@ -145,7 +146,7 @@ def _bytes(ins: Instruction) -> int:
 
 
 def _one(ins: Instruction, operand: int, span: int, *, writes: bool) -> tuple[Access, ...]:
-    """The one access of an instruction whose space its opcode names."""
+    """The single access of an instruction, with the state space of its opcode."""
     if operand >= len(ins.operands) or not isinstance(ins.operands[operand], Address):
         raise _refusal(ins)
     generic = state_space(ins.opcode) == "generic"
@@ -256,7 +257,7 @@ def _multimem(ins: Instruction) -> tuple[Access, ...]:
 
 
 def _tensormap(ins: Instruction) -> tuple[Access, ...]:
-    """Changing a tensor map is writing 128 bytes; what would use it is refused."""
+    """Changing a tensor map writes 128 bytes; instructions that use the map are refused."""
     if ins.opcode.has("replace"):
         if _is_elsewhere(ins):
             return _NONE
@@ -275,7 +276,7 @@ def _shared_only(ins: Instruction) -> tuple[Access, ...]:
 
 
 def _tcgen05(ins: Instruction) -> tuple[Access, ...]:
-    """Most brackets hold addresses of tensor memory; allocation and commits name shared memory."""
+    """Most address operands are of tensor memory; those of allocations and commits are shared."""
     op = ins.opcode
     return _shared_only(ins) if op.has("alloc") or op.has("commit") else _NONE
 

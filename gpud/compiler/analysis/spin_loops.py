@@ -1,16 +1,16 @@
-"""Loops that wait until another thread block has written global memory.
+"""Finds spin loops: loops that wait until another thread block has written global memory.
 
-Problem: a block that holds claims it has not started must not wait for one of them, so kernels
-whose blocks wait for other blocks claim one task block at a time; and a kernel whose blocks wait
-for *all* blocks can only run with all of them resident.
+Problem: a block must not wait for a task block that it has claimed and not begun, so kernels whose
+blocks wait for other blocks claim one task block at a time; and a kernel whose blocks wait for
+*all* blocks can only run with all of them resident.
 
-Approach: look at loops that read global memory which others may be changing, and ask whether what
-was read decides when the loop ends.
+Approach: find the loops that read global memory which other blocks may change, and whose exit
+conditions depend on the value read.
 
 Terms: a *polling read* is a volatile, relaxed, acquire or atomic read of global or generic memory;
-a loop *waits* if a polling read inside it, or a call, feeds a condition on which it is left. It is
-a *grid barrier* if the condition also depends on the size of the grid and the read changes nothing
-(a load, a compare-and-swap, an exchange, or an atomic that adds 0).
+a loop *waits* if one of its exit conditions depends on a polling read inside it, or on a call that
+makes one. It is a *grid barrier* if the condition also depends on the size of the grid and the read
+makes no progress of its own (a load, a compare-and-swap, an exchange, or an atomic that adds 0).
 
 Algorithm: backward slice from the conditions of the loop's exits, register by register,
 flow-insensitively: for waiting over the instructions of the loop; for the grid's size over the
@@ -54,7 +54,7 @@ _READ_ONLY_IF_ZERO = ("add", "or", "xor", "max")
 
 @dataclass(frozen=True, slots=True)
 class SpinLoop:
-    """A loop waits on ``read``; ``for_grid``: for all blocks of the grid, as far as can be seen."""
+    """A loop that waits on ``read``; ``for_grid``: apparently for all blocks of the grid."""
 
     read: Instruction
     function: str
@@ -62,7 +62,7 @@ class SpinLoop:
 
 
 def find_spin_loops(call_graph: CallGraph, entry: str) -> list[SpinLoop]:
-    """The waiting loops of ``entry`` and of all functions that it can reach."""
+    """The loops that wait in ``entry`` and in all functions that it can reach."""
     closure = call_graph.closure(entry)
     polls = any(uses.bits & VOLATILE for uses in closure)
     if not polls:
@@ -115,7 +115,7 @@ def _may_poll(ins: Instruction) -> bool:
 
 
 def _polls(ins: Instruction, call_graph: CallGraph) -> bool:
-    """Whether ``ins`` reads global memory that another block may be changing."""
+    """Whether ``ins`` is a polling read of global memory, or a call that makes one."""
     if is_call(ins):
         return any(
             is_volatile_or_atomic_read(inner) and state_space(inner.opcode) in ("global", "generic")
@@ -129,7 +129,7 @@ def _polls(ins: Instruction, call_graph: CallGraph) -> bool:
 
 
 def _changes_memory(ins: Instruction) -> bool:
-    """Whether a polling read also makes progress of its own."""
+    """Whether a polling read also makes progress of its own, as an atomic addition does."""
     if ins.opcode.base != "atom":
         return False
     if ins.opcode.has("cas") or ins.opcode.has("exch"):
@@ -157,7 +157,7 @@ def _slice(
     queue = list(dict.fromkeys(names))
     seen = set(queue)
     found: dict[int, Instruction] = {}
-    for name in queue:  # grows while it is walked
+    for name in queue:  # grows during the iteration
         for ins in writes.get(name, ()):
             if id(ins) in found:
                 continue

@@ -1,11 +1,11 @@
-"""Thread indices of the form 32 w + lane, and what is computed from them per warp.
+"""Finds thread indices of the form 32 w + lane, and warp-uniform values computed from them.
 
 Problem: ``threadIdx.x / 32`` and ``threadIdx.x < 32`` differ between threads of a block but not
-between lanes of a warp. Without knowing that, every kernel whose first warp finishes a reduction
-would look as if lanes could leave before a warp collective.
+between lanes of a warp. Without this knowledge, every kernel whose first warp finishes a reduction
+would seem to let lanes exit before a warp collective.
 
-Approach: follow registers that are written once back to their definitions and recognise the few
-ways in which compilers and programmers spell a thread's index.
+Approach: follow registers that are written once back to their definitions, and recognise the few
+ways in which compilers and programmers compute a thread's index.
 
 Terms: an *index* is a value 32 w + lane with w the same for all lanes of a warp; a *multiple* is a
 uniform value that is a multiple of 32. Each holds for a `Shape` of block.
@@ -17,7 +17,7 @@ Properties:
 * an index shifted right by 5 or more, divided by or masked to a multiple of 32, or compared with
   a multiple, is warp-uniform.
 
-A thread index is taken to be less than 2**31, as it is in every launch that CUDA allows with an
+A thread index is assumed to be less than 2**31, as it is in every launch that CUDA allows with an
 ``int`` index: the rounding that compilers add for negative dividends is then 0.
 
 Source: CUDA C++ Programming Guide, section 4.1 (linear thread ID and warps).
@@ -32,15 +32,15 @@ from gpud.compiler.ptx.model import Instruction, Operand, Register, SpecialRegis
 __all__ = ["REFINED", "ThreadIndices"]
 
 REFINED = frozenset(("setp", "shr", "and", "div", "bfe"))
-"""First words of the opcodes that can make a warp-uniform value from an index."""
+"""First words of the opcodes that can compute a warp-uniform value from an index."""
 
 _BELOW = ("lt", "ge", "lo", "hs")
 _UP_TO = ("le", "gt", "ls", "hi")
-_DEPTH = 12  # longer chains than this do not occur; it bounds the work for one question
+_DEPTH = 12  # longer chains do not occur; it bounds the work of one query
 
 
 class ThreadIndices:
-    """Questions about the thread indices of one function."""
+    """The thread indices of one function."""
 
     def __init__(self, definitions: Definitions) -> None:
         self.definition = definitions.of
@@ -48,7 +48,7 @@ class ThreadIndices:
         self._index: dict[str, Shape | None] = {}
 
     def warp_uniform(self, ins: Instruction) -> Shape | None:
-        """For which blocks ``ins`` makes a warp-uniform value from an index, or ``None``."""
+        """For which blocks ``ins`` computes a warp-uniform value from an index; ``None``: none."""
         base, operands = ins.opcode.base, ins.operands
         if len(operands) < 3:
             return None
@@ -70,13 +70,13 @@ class ThreadIndices:
         return self.index(operands[1]) if fits else None
 
     def index(self, operand: Operand, depth: int = _DEPTH) -> Shape | None:
-        """For which blocks ``operand`` is an index 32 w + lane; ``None`` if for none."""
+        """For which blocks ``operand`` is an index 32 w + lane; ``None``: none."""
         if isinstance(operand, SpecialRegister):
             return Shape.ROWS if operand.name == "%tid.x" else None
         if not isinstance(operand, Register) or depth == 0:
             return None
         if operand.name not in self._index:
-            self._index[operand.name] = None  # a register defined through itself is no index
+            self._index[operand.name] = None  # a register defined by itself is no index
             definition = self.definition(operand)
             if definition is not None:
                 self._index[operand.name] = self._defines_index(definition, depth - 1)
@@ -169,7 +169,7 @@ class ThreadIndices:
         return None
 
     def _multiple(self, operand: Operand, depth: int = _DEPTH) -> Shape | None:
-        """For which blocks ``operand`` is a uniform multiple of 32."""
+        """For which blocks ``operand`` is a uniform multiple of 32; ``None``: none."""
         number = self.constant(operand)
         if number is not None:
             return Shape.ANY if number % WARP_SIZE == 0 else None

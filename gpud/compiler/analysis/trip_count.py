@@ -1,14 +1,14 @@
-"""Loops that certainly end soon: those that count from one constant to another.
+"""Finds loops with a small constant trip count.
 
-Problem: what is done in loops because they may go on for ever is wasted in one that a compiler left
-as a loop of three rounds.
+Problem: kill polls, which loops get because they may run forever, are a waste in a loop of, say,
+three iterations that the compiler did not unroll.
 
-Approach: a register that is set to a constant right before the loop, and in each round is changed
-by a constant and then compared with one: the rounds are counted here, one by one.
+Approach: find a counter that is set to a constant directly before the loop, and that each iteration
+changes by a constant and then compares with one; its iterations are simulated here one by one.
 
 Property:
-    ends_soon: a loop that is found runs no more than `MOST_INSTRUCTIONS` each time control enters
-    it, in all its rounds together, calls nothing, and does not sleep.
+    ends_soon: a loop that is found executes at most `MOST_INSTRUCTIONS` each time control enters
+    it, in all iterations together, has no calls, and does not sleep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from gpud.compiler.ptx.model import Immediate, Instruction, Register
 __all__ = ["MOST_INSTRUCTIONS", "bounded_loops"]
 
 MOST_INSTRUCTIONS: Final = 4096
-"""A GPU runs so many in microseconds, and the CPU device a whole block's in about a millisecond."""
+"""The most instructions of a bounded loop. A GPU executes them in microseconds, and the CPU device
+for all threads of a block in about a millisecond."""
 
 _COMPARE: Final[dict[str, Callable[[int, int], bool]]] = {
     "eq": operator.eq,
@@ -38,7 +39,7 @@ _TYPES: Final = {"s32": 32, "u32": 32, "b32": 32, "s64": 64, "u64": 64, "b64": 6
 
 
 def bounded_loops(flow: ControlFlow) -> frozenset[tuple[int, int]]:
-    """The edges (source, target) by which control goes back in loops that certainly end soon."""
+    """The back edges (source, target) of the loops with a small constant trip count."""
     headers = {loop.header for loop in flow.loops}
     return frozenset(
         (loop.latches[0], loop.header)
@@ -54,7 +55,7 @@ def _ends_soon(flow: ControlFlow, loop: Loop) -> bool:
     inside = [(b, place.instruction) for b in loop.blocks for place in flow.blocks[b].places]
     if any(is_call(ins) or ins.opcode.base == "nanosleep" for _, ins in inside):
         return False
-    stays = _stays(flow.blocks[latch], loop.header)
+    stays = _continue_condition(flow.blocks[latch], loop.header)
     tests = [(b, ins) for b, ins in inside if stays is not None and stays[0] in written(ins)]
     if stays is None or len(tests) != 1 or not _is_test(tests[0][1]):
         return False
@@ -65,7 +66,7 @@ def _ends_soon(flow: ControlFlow, loop: Loop) -> bool:
     if len(steps) != 1 or not isinstance(counter, Register) or not isinstance(limit, Immediate):
         return False
     stepped, step = steps[0]
-    # Each round steps once, then tests, and what it found is still so where control goes back.
+    # Each iteration steps once, then tests, and the predicate is unchanged at the back edge.
     if not (flow.dominates(stepped, tested) and flow.dominates(tested, latch)):
         return False
     if stepped == tested and inside.index(steps[0]) > inside.index(tests[0]):
@@ -79,14 +80,14 @@ def _ends_soon(flow: ControlFlow, loop: Loop) -> bool:
         and bool(starts)
         and all(
             start is not None
-            and _rounds(start, advance, compare, limit.value, type_, stays[1], most) <= most
+            and _trip_count(start, advance, compare, limit.value, type_, stays[1], most) <= most
             for start in starts
         )
     )
 
 
-def _stays(latch: Block, header: int) -> tuple[Register, bool] | None:
-    """The predicate that decides whether control goes back, and what it is then."""
+def _continue_condition(latch: Block, header: int) -> tuple[Register, bool] | None:
+    """The predicate that decides whether the loop continues, and its value if it does."""
     last = latch.last
     if last is None or last.opcode.base != "bra" or last.guard is None:
         return None
@@ -96,7 +97,7 @@ def _stays(latch: Block, header: int) -> tuple[Register, bool] | None:
 
 
 def _is_test(ins: Instruction) -> bool:
-    """Whether ``ins`` compares integers, one of them a constant, and always does."""
+    """Whether ``ins`` compares an integer with a constant, without a guard."""
     if ins.opcode.base != "setp" or ins.guard is not None or len(ins.operands) != 3:
         return False
     names, limit = ins.opcode.modifiers, ins.operands[2]
@@ -106,7 +107,7 @@ def _is_test(ins: Instruction) -> bool:
 
 
 def _step(ins: Instruction, counter: Register, bits: int) -> int | None:
-    """What ``ins`` adds to the counter."""
+    """The constant that ``ins`` adds to the counter, ``None`` if it does anything else."""
     if ins.opcode.base != "add" or ins.guard is not None or len(ins.operands) != 3:
         return None
     target, first, second = ins.operands
@@ -123,7 +124,7 @@ def _step(ins: Instruction, counter: Register, bits: int) -> int | None:
 
 
 def _start(block: Block, counter: Register) -> int | None:
-    """What the counter holds at the end of ``block``, which sets it."""
+    """The constant to which ``block`` sets the counter, ``None`` if it does not."""
     made = [p.instruction for p in block.places if counter in written(p.instruction)]
     if not made or made[-1].opcode.base != "mov" or made[-1].guard is not None:
         return None
@@ -133,17 +134,17 @@ def _start(block: Block, counter: Register) -> int | None:
     return source.value if isinstance(source, Immediate) and source.kind == "int" else None
 
 
-def _rounds(
+def _trip_count(
     start: int, step: int, compare: str, limit: int, type_: str, stays: bool, most: int
 ) -> int:
-    """How often control goes round, or more than ``most``."""
+    """The number of iterations, or a number above ``most`` if there are more."""
     bits, holds = _TYPES[type_], _COMPARE[compare]
-    value, rounds = start, 0
-    while rounds <= most:
-        value, rounds = value + step, rounds + 1
+    value, count = start, 0
+    while count <= most:
+        value, count = value + step, count + 1
         if holds(_wrapped(value, bits, type_), _wrapped(limit, bits, type_)) is not stays:
             break
-    return rounds
+    return count
 
 
 def _wrapped(value: int, bits: int, type_: str) -> int:

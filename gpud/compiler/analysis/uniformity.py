@@ -1,11 +1,12 @@
-"""Which registers hold one value for a whole thread block, or for a whole warp.
+"""Uniformity: the registers with one value for a whole thread block, or for a whole warp.
 
-Problem: whether some threads can leave, or pass by a barrier, while others reach it depends on
-which branches all threads of a block, or of a warp, take together.
+Problem: whether some threads can exit, or skip a barrier, while others reach it depends on which
+branches all threads of a block, or of a warp, take together.
 
-Approach: every register gets the highest `Level` that any of its writes can give it, whatever the
-place (flow-insensitive: compilers write nearly every register once). A rise is passed on to what
-reads the register, and, through branches, to what is written where the branch decides.
+Approach: every register gets the highest `Level` that any of its writes can give it, wherever it is
+(flow-insensitive: compilers write nearly every register once). A rise is propagated to the results
+of instructions that read the register, and, through branches, to registers written in the region
+that the branch controls.
 
 Terms: a value is *uniform* if all threads of a block that compute it get the same, *warp-uniform*
 if all lanes of each warp do, *divergent* otherwise; a branch has the level of its condition. Some
@@ -58,7 +59,7 @@ __all__ = ["Level", "Shape", "Uniformity"]
 
 
 class Level(IntEnum):
-    """How alike the threads' copies of a value are; larger is less alike."""
+    """How uniform a value is among threads; larger is less uniform."""
 
     UNIFORM = 0
     WARP = 1
@@ -68,7 +69,7 @@ class Level(IntEnum):
 Known = tuple[Level, Shape]
 """A level and the block shapes for which it holds; ``DIVERGENT`` holds for any."""
 
-# Inside, a level and its shapes are one integer, so that joining two of them is a bitwise or:
+# Internally, a level and its shapes are one integer, so that the join of two is a bitwise or:
 # bit 0 warp-uniform, the shapes from bit 1 on, and all bits for divergent.
 _UNIFORM = 0
 _WARP = 1
@@ -106,7 +107,7 @@ class Uniformity:
         self._guards: dict[str, list[int]] = {}
         self._written_in: dict[int, list[str]] = {}
         self._count: dict[str, int] = {}
-        # Instructions to look at again, in order; and which are divergent as soon as a source is.
+        # The worklist, in order; and which instructions are divergent as soon as a source is.
         self._queue: OrderedDict[int, None] = OrderedDict()
         self._follows: list[bool] = []
         self._marks: dict[tuple[int, int], int] = {}
@@ -115,7 +116,7 @@ class Uniformity:
         self._thread_indices = ThreadIndices(self.definitions)
         self._run()
 
-    # -- answers -------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------
 
     def of(self, name: str) -> Known:
         """The level of the register called ``name`` and the shapes for which it holds."""
@@ -126,11 +127,11 @@ class Uniformity:
         return self._known.get(name, _UNIFORM) == _UNIFORM
 
     def guard(self, ins: Instruction) -> Known:
-        """The level of ``ins``'s guard; an instruction without one runs for all alike."""
+        """The level of the guard of ``ins``; without a guard it is uniform."""
         return _decode(self._guard(ins))
 
     def branch(self, block: int) -> Known:
-        """The level of the branch that ends ``block``; uniform where there is no choice."""
+        """The level of the branch that ends ``block``; uniform if it has one successor."""
         return _decode(self._branch(block))
 
     def _guard(self, ins: Instruction) -> int:
@@ -152,7 +153,7 @@ class Uniformity:
     # -- data flow -----------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Note who writes and reads what; queue the instructions that can be sources."""
+        """Collect writers and readers of registers; queue the possible sources of divergence."""
         users, count, writes = self._users, self._count, self._writes
         for block in self.flow.order:
             names: list[str] = []
@@ -229,9 +230,9 @@ class Uniformity:
                     )
 
     def _control_dependents(self, branch: int, level: int) -> list[str]:
-        """The registers whose value depends on which way ``branch``, of ``level``, goes.
+        """The registers whose values depend on the direction of ``branch``, which has ``level``.
 
-        Blocks that a branch of that level has been found to decide before are left out.
+        Blocks that a branch of that level was found to control before are left out.
         """
         region = self.flow.influence(branch)
         loop: tuple[int, ...] = ()
@@ -294,7 +295,10 @@ class Uniformity:
         return space != "generic" or not self._has_local
 
     def _collective(self, ins: Instruction, known: int) -> int:
-        """Exchanging a uniform value keeps it; a full warp's votes and sums are warp-uniform."""
+        """The level of a collective's result, from that of its operands.
+
+        Exchanging a uniform value keeps it; votes and sums of a full warp are warp-uniform.
+        """
         base, operands, constant = ins.opcode.base, ins.operands, self.definitions.constant
         if base not in ("shfl", "vote", "redux"):
             return _DIVERGENT

@@ -1,1 +1,1 @@
-"""PTX: text to tree, tree to text, and structural checks."""
+"""PTX: the syntax tree, its parser and printer, and structural checks."""

@@ -1,11 +1,11 @@
-"""Integer literals and constant expressions: ``0x1F``, ``(4<<3)|1``, ``a ? b : c``.
+"""Evaluates integer literals and constant expressions: ``0x1F``, ``(4<<3)|1``, ``a ? b : c``.
 
-Problem. Hand-written assembly writes ``[%rd1+4*2]`` where compilers write ``[%rd1+8]``; every
-later stage should see numbers only.
+Problem. Hand-written assembly contains ``[%rd1+4*2]`` where compilers write ``[%rd1+8]``; later
+stages should see numbers only.
 
 Approach. Precedence climbing over a token list; values are Python integers, wrapped to signed 64
-bits after each operator as PTX computes them (unsigned operands are not told apart: results that
-differ, divisions and shifts of values of 2^63 and more, are beyond what an operand can hold).
+bits after each operator as PTX computes them (unsigned operands are treated as signed: the results
+that differ, divisions and shifts of values of 2^63 and more, do not fit into operands).
 
 Source: PTX ISA 9.0, sections 4.5.1 (integer constants), 4.5.4 and 4.5.5 (expressions).
 """
@@ -28,7 +28,7 @@ _DEPTH: Final = 64
 
 
 class OperandError(ValueError):
-    """A text that is no operand: what was ``expected`` at index ``offset`` of it."""
+    """A text that is not an operand; ``expected`` says what belongs at index ``offset`` of it."""
 
     def __init__(self, expected: str, offset: int = 0) -> None:
         super().__init__(expected)
@@ -37,7 +37,7 @@ class OperandError(ValueError):
 
 
 def integer(text: str, *, negative: bool = False) -> int:
-    """The value of an unsigned integer literal such as ``0x1FU``, negated on request.
+    """The value of an unsigned integer literal such as ``0x1FU``, negated if ``negative``.
 
     Raises:
         OperandError: it needs more than 64 bits, or an octal one has a digit 8 or 9.
@@ -58,7 +58,7 @@ def integer(text: str, *, negative: bool = False) -> int:
 
 
 def evaluate(text: str) -> int | None:
-    """The value of a constant expression of integers, None if ``text`` is none.
+    """The value of a constant integer expression, None if ``text`` is not one.
 
     The result is a signed 64-bit integer, or for a single literal its value. ``WARP_SZ`` is 32.
 
@@ -85,7 +85,7 @@ def evaluate(text: str) -> int | None:
 
 
 class _Expression:
-    """Precedence climbing; None stands for a text that is no expression."""
+    """A precedence-climbing parser; its methods return None if there is no expression."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
@@ -137,7 +137,7 @@ class _Expression:
 
 
 def _wrap(value: int) -> int:
-    """Signed 64 bits; what one literal may be, up to 2^64 - 1, is left alone."""
+    """``value`` wrapped to signed 64 bits; values that a literal may have, below 2^64, are kept."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63) if not 0 <= value < 1 << 64 else value
 
 

@@ -1,4 +1,4 @@
-"""A place in a PTX text: what the parser reads from, and where its errors point."""
+"""The parser's position in a PTX text: token matching, line counting and syntax errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FOUND = re.compile(r"[\w$%.]++|\S", re.ASCII)
 
 
 class Cursor:
-    """A position in ``text``. Between calls it stands on a token, never on white space.
+    """A position in ``text``. Between calls it is at a token, never at white space.
 
     ``pos`` is an index into ``text``, ``line`` the 1-based line of that index.
     """
@@ -26,7 +26,7 @@ class Cursor:
         self.line = 1
 
     def skip(self) -> None:
-        """Moves over white space and comments."""
+        """Skips white space and comments."""
         pos = self.pos
         first = self.text[pos : pos + 1]
         if first > " " and first != "/":
@@ -37,16 +37,16 @@ class Cursor:
             self.pos = end
 
     def move(self, end: int) -> None:
-        """Moves to ``end``, counting the lines on the way."""
+        """Moves to ``end``, and counts the lines in between."""
         self.line += self.text.count("\n", self.pos, end)
         self.pos = end
 
     def at(self, token: str) -> bool:
-        """Whether ``token`` stands here."""
+        """Whether the text continues with ``token``."""
         return self.text.startswith(token, self.pos)
 
     def accept(self, token: str) -> bool:
-        """Takes a punctuation mark if it stands here."""
+        """Consumes a punctuation mark if the text continues with it."""
         if not self.text.startswith(token, self.pos):
             return False
         self.pos += len(token)
@@ -54,12 +54,12 @@ class Cursor:
         return True
 
     def expect(self, token: str) -> None:
-        """Takes a punctuation mark or fails."""
+        """Consumes a punctuation mark, or raises."""
         if not self.accept(token):
             raise self.error(f"'{token}'")
 
     def maybe(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Takes what ``pattern`` matches here, if it does."""
+        """Consumes what ``pattern`` matches at this position, if it matches."""
         pos = self.pos
         match = pattern.match(self.text, pos)
         if match is not None:
@@ -69,14 +69,14 @@ class Cursor:
         return match
 
     def take(self, pattern: re.Pattern[str], expected: str) -> str:
-        """Takes what ``pattern`` matches here, or fails saying what was ``expected``."""
+        """Consumes and returns what ``pattern`` matches, or raises an error with ``expected``."""
         match = self.maybe(pattern)
         if match is None:
             raise self.error(expected)
         return match.group()
 
     def error(self, expected: str, pos: int | None = None) -> PTXSyntaxError:
-        """The error for this place, or for ``pos``; does not move."""
+        """The syntax error for this position, or for ``pos``; does not move."""
         at = self.pos if pos is None else pos
         start = self.text.rfind("\n", 0, at) + 1
         line = self.text.count("\n", 0, at) + 1

@@ -1,4 +1,4 @@
-"""Declarations: variables with initialisers, registers, and the parameters of functions.
+"""Parses declarations: variables with initialisers, registers, and function parameters.
 
 Source: PTX ISA 9.0, sections 5.1 to 5.4 (state spaces, types, variables) and 7.1 (parameters).
 """
@@ -57,10 +57,10 @@ _FAST_PARAMETER = re.compile(
 
 
 def fast_variable(cursor: Cursor) -> Variable | None:
-    """The variable on this line when it has the shape that compilers emit, else None.
+    """Parses a variable on one line, in the layout of compilers; None for any other layout.
 
-    The same node as `variables` would give; for the hundreds of constants that headers bring.
-    The cursor may stand anywhere on or before the declaration's first word.
+    A fast path for the hundreds of constants in headers, with the same result as `variables`. The
+    cursor may be anywhere on or before the declaration's first word.
     """
     match = _FAST.match(cursor.text, cursor.pos)
     if match is None:
@@ -84,7 +84,7 @@ def fast_variable(cursor: Cursor) -> Variable | None:
 
 
 def variables(cursor: Cursor, space: str, linkage: str | None, line: int) -> list[Variable]:
-    """The rest of a variable declaration, after its state space, with the ``;``."""
+    """Parses the rest of a variable declaration, after its state space, with the ``;``."""
     align: int | None = None
     vector: str | None = None
     kind: str | None = None
@@ -133,7 +133,7 @@ def variables(cursor: Cursor, space: str, linkage: str | None, line: int) -> lis
 
 
 def registers(cursor: Cursor, line: int) -> list[RegisterDeclaration]:
-    """The rest of a ``.reg`` declaration with the ``;``."""
+    """Parses the rest of a ``.reg`` declaration, with the ``;``."""
     vector: str | None = None
     kind: str | None = None
     while True:
@@ -143,7 +143,7 @@ def registers(cursor: Cursor, line: int) -> list[RegisterDeclaration]:
         if match[1] in _VECTORS:
             vector = match[1]
         elif match[1] == "align":
-            _integer(cursor, "an alignment in bytes")  # without meaning for registers
+            _integer(cursor, "an alignment in bytes")  # it means nothing for registers
         elif kind is None:
             kind = match[1]
         else:
@@ -165,7 +165,7 @@ def registers(cursor: Cursor, line: int) -> list[RegisterDeclaration]:
 
 
 def parameters(cursor: Cursor) -> tuple[Parameter, ...]:
-    """A parameter list after its ``(``, with the ``)``."""
+    """Parses a parameter list after its ``(``, with the ``)``."""
     found: list[Parameter] = []
     if cursor.accept(")"):
         return ()
@@ -231,7 +231,7 @@ def _count(cursor: Cursor) -> int:
 def _plain_parameter(
     space: str, align: str | None, kind: str, name: str, length: str | None
 ) -> Parameter:
-    """The node for what `_FAST_PARAMETER` found."""
+    """The node for the groups of a `_FAST_PARAMETER` match."""
     dims = (int(length),) if length else ()
     return Parameter(kind, name, dims, int(align) if align else None, space)
 
@@ -248,7 +248,7 @@ def _dims(cursor: Cursor) -> tuple[int | None, ...]:
 
 
 def _initial(cursor: Cursor, *, opaque: bool = False, depth: int = 0) -> InitialValue:
-    """An initialiser: a leaf, ``{ ... }`` of initialisers, or the text of an opaque type's."""
+    """Parses an initialiser: a leaf, ``{ ... }`` of initialisers, or text for opaque types."""
     if opaque:
         text = cursor.take(_BRACES, "'{' and the fields")
         return RawOperand(" ".join(text.split()))
@@ -259,7 +259,7 @@ def _initial(cursor: Cursor, *, opaque: bool = False, depth: int = 0) -> Initial
         try:
             values = _integers(flat[1])
         except (OperandError, ValueError):
-            pass  # the slow way below finds the place of the error
+            pass  # the slow path below finds the position of the error
         else:
             cursor.move(flat.end())
             cursor.skip()
@@ -329,7 +329,7 @@ def _integer(cursor: Cursor, expected: str) -> int:
 
 
 class _Integers(dict[str, Immediate]):
-    """Integer literals by text; bytes repeat in the tables that initialisers are."""
+    """Integer literals by text: the values in an initialiser's table often repeat."""
 
     def __missing__(self, text: str) -> Immediate:
         value = number(text.strip())

@@ -1,4 +1,4 @@
-"""Directives that are kept as text: of functions, of modules, and ones not known yet."""
+"""Parses directives that are kept as text: those of functions and modules, and unknown ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STRING = re.compile(STRING)
 
 
 def attribute(cursor: Cursor) -> str:
-    """A directive between a function's parameters and its body, white space normalised."""
+    """Parses a directive between a function's parameters and its body; normalises white space."""
     word = cursor.take(KEYWORD, "a directive")
     if cursor.at("("):
         return f"{word}{cursor.take(_PARENTHESES, 'attributes in parentheses')}"
@@ -36,7 +36,7 @@ def attribute(cursor: Cursor) -> str:
 
 
 def directive(cursor: Cursor, expected: str) -> Directive:
-    """A directive that is kept as text, blocks in braces included."""
+    """Parses a directive that is kept as text, with its block in braces if it has one."""
     line, start = cursor.line, cursor.pos
     text = cursor.text
     match = _FILE.match(text, start) or _DWARF.match(text, start)

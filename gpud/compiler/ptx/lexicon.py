@@ -1,4 +1,4 @@
-"""The words of PTX: patterns, keywords and predefined registers that parser and printer share.
+"""The vocabulary of PTX: patterns of tokens, and predefined registers.
 
 The patterns are possessive where they can be (``++``, ``*+``): a failed match then costs one pass
 over the text instead of a search, which keeps parsing linear on hostile input.
@@ -22,15 +22,15 @@ __all__ = [
     "is_special_register",
 ]
 
-#: Newest PTX version whose meaning this compiler knows (CUDA 13.0). Later ones of the same major
-#: version add to it and change nothing.
+#: Newest PTX version that this compiler knows (CUDA 13.0). Later ones with the same major number
+#: only add to it.
 NEWEST_VERSION: Final = (9, 0)
 
 IDENTIFIER: Final = r"(?:[A-Za-z][\w$]*+|[_$%][\w$]++|_)"
 INTEGER: Final = r"(?:0[xX][0-9a-fA-F]++|0[bB][01]++|[0-9]++)U?"
 STRING: Final = r'"(?:[^"\\\n]|\\.)*+"'
 
-#: White space and comments, possibly none. A comment that never ends is left standing.
+#: White space and comments, possibly none. An unterminated comment is not matched.
 BLANK: Final = re.compile(r"(?:\s++|//[^\n]*+|/\*(?:[^*]|\*(?!/))*+\*/)*+", re.ASCII)
 
 _SPECIAL: Final = re.compile(

@@ -1,13 +1,13 @@
-"""The PTX program as a tree: what the parser makes, the passes change and the printer writes.
+"""The syntax tree of PTX programs, which the parser builds, passes rewrite and the printer writes.
 
-Every node compares by what it means: source lines (``line``, 1-based, 0 for nodes that a pass
-made) never take part in ``==``, so ``parse(print(program)) == program`` holds. Operands and
-opcodes are immutable and may be shared between instructions; statements are mutable, but a pass
-that changes an instruction makes a new one rather than writing to one that it did not create.
+Nodes compare by meaning: source lines (``line``, 1-based, 0 for nodes that a pass made) are ignored
+by ``==``, so ``parse(print(program)) == program`` holds. Operands and opcodes are immutable and may
+be shared between instructions; statements are mutable, but a pass that changes an instruction makes
+a new one and never writes to one that it did not create.
 
-The tree keeps nested ``{ }`` scopes as they were written (`Scope`), because names may repeat in
-them. Analyses and rewrites work on flat bodies: `gpud.compiler.passes.flatten` removes scopes and
-makes every register name unique and ``%``-prefixed.
+The tree keeps nested ``{ }`` scopes (`Scope`), because names may repeat in them. Analyses and
+passes work on flat bodies: `gpud.compiler.passes.flatten` removes scopes and makes every register
+name unique and ``%``-prefixed.
 
 Source: PTX ISA 9.0, chapters 4 (syntax), 5 (state spaces, types, variables), 7 (functions),
 10 (special registers) and 11 (directives).
@@ -80,7 +80,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """A literal as it was written.
+    """A literal, with its text in the source.
 
     ``kind`` is ``"int"`` (``value`` is the integer, negative ones included), ``"f32"`` for
     ``0fXXXXXXXX``, or ``"f64"`` for ``0dXXXXXXXXXXXXXXXX`` and decimal literals (``value`` is the
@@ -102,14 +102,14 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """``{a, b, c, d}``: the elements of a vector load, store or pack; ``_`` is ``Symbol("_")``."""
+    """``{a, b, c, d}``: the elements of a vector load, store or move; ``_`` is ``Symbol("_")``."""
 
     items: tuple[Operand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """``d|p``: two destinations of ``setp``, ``shfl.sync``, ``match`` and their like."""
+    """``d|p``: two destinations of ``setp``, ``shfl.sync``, ``match`` and similar instructions."""
 
     first: Operand
     second: Operand
@@ -166,7 +166,7 @@ Operand = (
 class Opcode:
     """``ld.global.v4.f32``: ``base`` is ``ld``, ``modifiers`` the dotted rest in order.
 
-    Made through `opcode`, which shares one object per spelling.
+    Made by `opcode`, which returns one shared object for equal texts.
     """
 
     text: str
@@ -180,14 +180,14 @@ class Opcode:
 
 @lru_cache(maxsize=65536)
 def opcode(text: str) -> Opcode:
-    """The shared `Opcode` for a spelling such as ``"add.s32"``."""
+    """The shared `Opcode` for a text such as ``"add.s32"``."""
     base, *modifiers = text.split(".")
     return Opcode(text, base, tuple(modifiers))
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """``@%p`` or ``@!%p``: the instruction runs for the threads where it holds."""
+    """``@%p`` or ``@!%p``: the instruction runs in the threads in which it holds."""
 
     register: Register
     negated: bool = False
@@ -279,7 +279,7 @@ class Parameter:
 
 @dataclass(slots=True)
 class Location:
-    """``.loc`` with the rest of its line as text: debug information, kept but never read."""
+    """``.loc`` with the rest of its line as text: source lines, for fault sites and ptxas."""
 
     text: str
     line: int = field(default=0, compare=False)
@@ -336,7 +336,7 @@ class Scope:
 
 @dataclass(slots=True)
 class Directive:
-    """A directive kept as text: ``.file``, ``.section``, ``.alias``, and ones not known yet."""
+    """A directive kept as text: ``.file``, ``.section``, ``.alias``, and unknown ones."""
 
     text: str
     line: int = field(default=0, compare=False)

@@ -1,9 +1,9 @@
-"""Operand text to operand node.
+"""Parses operands, and caches the results.
 
-An operand is parsed once per spelling: `OperandTable` maps text to node, so the parser's inner
-loop is one dictionary look-up an operand. What a bare name (``p``, without ``%``) means depends
-on the declarations in sight, so a scope that declares such names gets a table of its own, which
-falls back on the outermost table for every operand that mentions none of them.
+Each text is parsed once: `OperandTable` maps text to node, so that the parser's inner loop is one
+dictionary look-up per operand. The meaning of a bare name (``p``, without ``%``) depends on the
+visible declarations, so a scope that declares such names gets a table of its own, which falls back
+on the outermost table for every operand that mentions none of them.
 
 Source: PTX ISA 9.0, chapter 6 (operands), section 4.5 (constants).
 """
@@ -56,7 +56,7 @@ _FLOAT = re.compile(
     r"|((?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+))"
 )
 _WORD = re.compile(r"[%$\w]+", re.ASCII)
-# What compilers name registers; no predefined register looks like it but for those excluded.
+# Register names as compilers write them; the excluded prefixes are those of predefined registers.
 _PLAIN_REGISTER = re.compile(r"%(?!envreg|pm|clock)[A-Za-z]+[0-9]+", re.ASCII)
 _TWO_WORDS = re.compile(r"[\w$%\])}]\s+(?=[\w$%\[({])|[\])}](?=[\w$%])", re.ASCII)
 _FOREIGN = re.compile(r"[^\w\s$%.,:+\-*/<>!~&|^?=(){}\[\]@]", re.ASCII)
@@ -68,10 +68,11 @@ _CLOSING = {")": "(", "}": "{", "]": "["}
 
 
 class OperandTable(dict[str, Operand]):
-    """Operand text to node, filled on demand.
+    """Maps operand text to node, filled on demand.
 
-    ``names`` gives the meaning of declared names whose spelling does not tell: registers without
-    ``%`` and variables with one, in sight; ``outer`` is the table for what mentions none of them.
+    ``names`` has the visible names whose kind does not follow from their spelling: registers
+    without ``%`` and variables with one; ``outer`` is the table for operands that mention none of
+    them.
     """
 
     __slots__ = ("names", "outer")
@@ -99,7 +100,7 @@ class OperandTable(dict[str, Operand]):
         return operand
 
     def expect(self, prefix: str, count: int) -> None:
-        """Enters ``prefix0`` to ``prefix<count-1>`` at once: cheaper than one by one."""
+        """Adds ``prefix0`` to ``prefix<count-1>`` at once, which is cheaper than one by one."""
         if count > _EXPECTED or f"{prefix}{count - 1}" in self:
             return
         names = [f"{prefix}{i}" for i in range(count)]
@@ -117,7 +118,7 @@ _SHARED_LIMIT = 1 << 15
 
 
 def shared_table() -> OperandTable:
-    """The outermost table: what a text means where no odd name is declared, in any program.
+    """The outermost table, for scopes without unusual names, of every program.
 
     Shared by all parses, since kernels use the same few thousand register names; emptied when it
     has grown past 32,768 entries (about 6 MB).
@@ -172,7 +173,7 @@ def parse_operand(text: str, names: Mapping[str, Operand]) -> Operand:
 
 
 def number(text: str) -> Immediate | None:
-    """The literal ``text``, or None when it is not one.
+    """The node for a literal, None if ``text`` is not one.
 
     Raises:
         OperandError: an integer needs more than 64 bits, or an octal one has a digit 8 or 9.
@@ -196,7 +197,9 @@ def number(text: str) -> Immediate | None:
 def split_operands(text: str) -> Iterator[tuple[int, str]]:
     """``(index, stripped text)`` of each part of ``text`` between top-level commas.
 
-    Nothing for a blank text. Raises:
+    A blank text has no parts.
+
+    Raises:
         OperandError: brackets do not match, or a part is empty.
     """
     start = 0
@@ -303,7 +306,7 @@ def _pair(text: str, names: Mapping[str, Operand]) -> Operand:
 
 
 def _raw(text: str) -> RawOperand:
-    """Anything else that could be an operand: balanced, and no two words side by side."""
+    """Any other text that could be an operand: balanced, without two adjacent words."""
     foreign = _FOREIGN.search(text)
     if foreign is not None:
         raise OperandError("an operand", foreign.start())

@@ -1,20 +1,19 @@
-"""PTX text to tree.
+"""The parser: PTX text to syntax tree.
 
-Problem. The compiler reads programs of a thousand lines for one launch, in Python, and must say
-exactly where a bad one is wrong.
+Problem. The compiler reads programs of a thousand lines for one launch, in Python, and must report
+syntax errors precisely.
 
-Approach. One regular expression takes a whole line of the commonest shape, ``@p op a, b, c;``, in
-one step (the fast path: about 2 us a line); everything else goes through a token-level reader
-(the slow path). Both move the same cursor, so statements may share lines or span them, and there
-is no separate tokenizer.
+Approach. One regular expression matches a whole line of the most frequent layout, ``@p op a, b,
+c;`` (the fast path: about 2 us per line); everything else is parsed token by token (the slow path).
+Both move the same cursor, so statements may share lines or span them, and there is no separate
+tokenizer.
 
-Terms. *Slow path*: `StatementParser._statement` and what it calls. *Table*: `OperandTable`,
-operand text to node under the declarations in sight.
+Terms. *Slow path*: `StatementParser._statement` and what it calls. *Table*: `OperandTable`, which
+maps operand text to node under the visible declarations.
 
 Properties. ``parse(print_module(m)) == m``; every statement's ``line`` is the line where it
-starts; what is well formed but unknown (instructions, directives, operands) is kept as text;
-parsing takes time linear in the text; a failure names line, column, what was expected and what
-was found.
+starts; well-formed but unknown instructions, directives and operands are kept as text; parsing
+takes time linear in the text; errors name line, column, what was expected and what was found.
 
 Source: PTX ISA 9.0, chapter 4 (syntax), section 7.1 (functions), chapter 11 (directives).
 """
@@ -51,10 +50,10 @@ _FUNCTIONS = {".entry": "entry", ".func": "func"}
 
 
 def parse(text: str) -> Module:
-    """The program that ``text`` says.
+    """Parses a PTX program.
 
     Raises:
-        EmptySource: the text is blank.
+        EmptySource: ``text`` is blank.
         PTXSyntaxError: it is not PTX; with line, column, what was expected and what was found.
         PTXVersionError: its major version is newer than that of `NEWEST_VERSION`.
     """
@@ -66,12 +65,12 @@ def parse(text: str) -> Module:
     except ValueError as error:
         if "digits" not in str(error) or isinstance(error, CompileError):
             raise
-        # Python reads no decimal of thousands of digits.
+        # Python does not convert decimals with thousands of digits.
         raise parser.error("a number of fewer digits") from error
 
 
 class _Parser(StatementParser):
-    """The recursive descent; positions and errors are `Cursor`'s."""
+    """The recursive-descent parser of modules and functions."""
 
     __slots__ = ()
 
@@ -109,7 +108,7 @@ class _Parser(StatementParser):
         return module
 
     def _item(self) -> list[Function] | list[Variable] | list[Directive]:
-        """One thing at module level."""
+        """Parses one item at module level."""
         line = self.line
         at = self.pos
         found = self.maybe(LINKAGE)
@@ -159,7 +158,7 @@ class _Parser(StatementParser):
 def _parameter_names(
     declared: tuple[Parameter, ...], names: Mapping[str, Operand]
 ) -> dict[str, Operand]:
-    """Register parameters without ``%`` and ``.param`` ones with it."""
+    """The unusual names of parameters: in registers without ``%``, and others with it."""
     odd: dict[str, Operand] = {}
     for one in declared:
         if one.name == "_":

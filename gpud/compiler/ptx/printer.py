@@ -1,6 +1,6 @@
-"""Tree to PTX text, in the layout that NVIDIA's own compilers use.
+"""The printer: syntax tree to PTX text, in the layout of NVIDIA's compilers.
 
-Properties. ``parse(print_module(m)) == m``; equal trees print equal texts; one statement a line.
+Properties. ``parse(print_module(m)) == m``; equal trees print equal texts; one statement per line.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def print_module(module: Module) -> str:
 
 
 def print_instruction(instruction: Instruction) -> str:
-    """One instruction as text, without indentation: what error messages show."""
+    """One instruction as text, without indentation, as error messages show it."""
     text = instruction.opcode.text
     if instruction.operands:
         text += " " + ", ".join(map(print_operand, instruction.operands))
@@ -75,7 +75,7 @@ def print_instruction(instruction: Instruction) -> str:
 
 
 def print_statement(statement: Statement) -> str:
-    """Any statement as text, nested scopes over several lines."""
+    """Any statement as text; scopes take several lines."""
     out: list[str] = []
     _statements([statement], out, {})
     return "\n".join(out)
@@ -130,7 +130,7 @@ def _function(function: Function, out: list[str], texts: dict[int, str]) -> None
 
 
 def _statements(body: Iterable[Statement], out: list[str], texts: dict[int, str]) -> None:
-    """Appends the lines of ``body``; ``texts`` keeps the text of shared operands by identity."""
+    """Appends the lines of ``body``; ``texts`` caches the text of shared operands by identity."""
     append = out.append
     known = texts.get
     for statement in body:

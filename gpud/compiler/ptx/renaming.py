@@ -1,4 +1,4 @@
-"""Replacing the names in operands: what flattening, inlining and register renaming share."""
+"""Replaces the names in operands, for flattening, inlining and register renaming."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _WORD = re.compile(r"[%$A-Za-z_][%$\w]*(?:\.[xyzw](?!\w))?", re.ASCII)
 
 
 def replace_names(operand: Operand, new: Callable[[Register | Symbol], Operand]) -> Operand:
-    """``operand`` with each register and symbol in it replaced by what ``new`` gives for it.
+    """``operand`` with each of its registers and symbols replaced by the result of ``new``.
 
-    ``new`` returns its argument itself where nothing changes; the same object comes back when
-    that was so everywhere. Words of a `RawOperand` are offered as registers when they start with
-    ``%`` and as symbols otherwise. A replacement that does not fit (an immediate as an address'
-    base, a vector inside text) is ignored.
+    ``new`` returns its argument for names that do not change; if none changes, ``operand`` itself
+    is returned. Words of a `RawOperand` are passed as registers if they start with ``%``, else as
+    symbols. A replacement that does not fit (an immediate as the base of an address, a vector
+    inside text) is ignored.
     """
     match operand:
         case Register() | Symbol():

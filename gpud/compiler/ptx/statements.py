@@ -1,7 +1,7 @@
-"""Function bodies: the part of the parser that sees nearly every line.
+"""Parses function bodies, which are nearly all lines of a program.
 
-The fast path is `StatementParser.body`'s loop over `_FAST`; `StatementParser._statement` and what
-it calls is the slow path. See `gpud.compiler.ptx.parser` for the approach.
+The fast path is the loop over `_FAST` in `StatementParser.body`; the slow path is
+`StatementParser._statement` and what it calls. See `gpud.compiler.ptx.parser` for the approach.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ _NOT_NEWLINE = re.compile(r"[^\n]")
 
 
 class StatementParser(Cursor):
-    """A cursor that reads bodies, and what bodies and modules share.
+    """A cursor that parses bodies.
 
-    ``table`` gives the meaning of operands where the cursor stands.
+    ``table`` maps operand texts to nodes under the declarations visible at the cursor.
     """
 
     __slots__ = ("_depth", "_guards", "_opcodes", "_percent_labels", "table")
@@ -95,7 +95,7 @@ class StatementParser(Cursor):
         self._percent_labels = False
 
     def function_body(self) -> list[Statement]:
-        """The statements of a function, from ``{`` to after ``}``."""
+        """Parses the statements of a function, from ``{`` to after ``}``."""
         body = self.body()
         if self._percent_labels:
             _resolve_percent_labels(body)
@@ -103,7 +103,7 @@ class StatementParser(Cursor):
         return body
 
     def body(self) -> list[Statement]:
-        """The statements of ``{ ... }``, from ``{`` to after ``}``."""
+        """Parses the statements of ``{ ... }``, from ``{`` to after ``}``."""
         opening, table = self.pos, self.table
         if self._depth == _DEPTH:
             raise self.error(f"at most {_DEPTH} nested scopes")
@@ -127,7 +127,7 @@ class StatementParser(Cursor):
                     else:
                         operands = tuple(map(look_up, rest.split(", ")))
                     made = Instruction(opcodes[name], operands, None, line)
-                except OperandError:  # the slow path knows more shapes, and finds the column
+                except OperandError:  # the slow path knows more layouts, and finds the column
                     self.pos, self.line = pos, line
                     self.skip()
                     self._instruction(out)
@@ -179,7 +179,7 @@ class StatementParser(Cursor):
                 look_up = table.__getitem__
 
     def _statement(self, out: list[Statement]) -> None:
-        """Any one statement, token by token; the cursor stands on its first."""
+        """Parses any statement, token by token; the cursor is at its first token."""
         line = self.line
         text = self.text
         first = text[self.pos]
@@ -234,14 +234,14 @@ class StatementParser(Cursor):
             out.append(directive(self, "a statement"))
 
     def _registers(self, match: re.Match[str], line: int) -> RegisterDeclaration:
-        """The declaration on a line of `_FAST_REGISTER`."""
+        """The declaration from a `_FAST_REGISTER` match."""
         kind, name, count = match.groups()
         declared = RegisterDeclaration(kind, name, int(count) if count else None, None, line)
         self._declare([declared])
         return declared
 
     def _declare(self, declared: list[RegisterDeclaration]) -> None:
-        """Makes the operand table know the registers."""
+        """Adds the registers to the operand table."""
         for one in declared:
             if one.count is not None and one.name[0] == "%":
                 shared_table().expect(one.name, one.count)
@@ -250,7 +250,7 @@ class StatementParser(Cursor):
             self.table = self.table.declare(odd)
 
     def _labelled_directive(self, out: list[Statement], name: str, keyword: str, line: int) -> None:
-        """``name: .branchtargets ...;`` and its like, or a label before any other directive."""
+        """Parses ``name: .branchtargets ...;`` etc., or a label before any other directive."""
         if keyword in _LISTS[:2]:
             self.take(KEYWORD, keyword)
             targets = [self.take(NAME, "a name")]
@@ -310,7 +310,7 @@ class StatementParser(Cursor):
 
 
 class _Opcodes(dict[str, Opcode]):
-    """Opcode text to node, in one look-up for the few hundred that a program uses."""
+    """Maps opcode text to node, in one look-up for the few hundred that a program uses."""
 
     def __missing__(self, text: str) -> Opcode:
         if not _OPCODE.fullmatch(text):
@@ -320,7 +320,7 @@ class _Opcodes(dict[str, Opcode]):
 
 
 class _Guards(dict[str, Guard]):
-    """Guard text, ``%p1`` or ``!%p1``, to node."""
+    """Maps guard text, ``%p1`` or ``!%p1``, to node."""
 
     def __missing__(self, text: str) -> Guard:
         guard = self[text] = Guard(Register(text.removeprefix("!")), text[0] == "!")
@@ -330,7 +330,7 @@ class _Guards(dict[str, Guard]):
 def _register_names(
     declared: list[RegisterDeclaration], names: Mapping[str, Operand]
 ) -> dict[str, Operand]:
-    """The registers whose names do not tell: without ``%``, or otherwise known so far."""
+    """The registers whose kind their names do not show: without ``%``, or shadowing other names."""
     odd: dict[str, Operand] = {}
     for one in declared:
         prefix = one.name
@@ -349,7 +349,7 @@ def _register_names(
 
 
 def _resolve_percent_labels(body: list[Statement]) -> None:
-    """Makes operands that name a label such as ``%done`` symbols; labels may follow their use."""
+    """Turns operands that name a label such as ``%done`` into symbols, which may come before it."""
     labels: set[str] = set()
     _collect_percent_labels(body, labels)
     if labels:

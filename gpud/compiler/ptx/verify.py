@@ -1,15 +1,15 @@
-"""Structural checks of a PTX tree: what the grammar cannot say.
+"""Structural checks of a PTX tree that the grammar does not express.
 
-Problem. A name that nothing declares, or an instruction short of an operand, would otherwise
-surface as a wrong program or as an internal error in a pass far from its cause.
+Problem. An undeclared name, or an instruction with a missing operand, would otherwise surface as a
+wrong program or as an internal error in a pass far from its cause.
 
-Approach. One walk with a table of declared names per scope, over all PTX that comes in: NVRTC's
-may hold a caller's inline assembly.
+Approach. One walk with a table of declared names per scope, over all input PTX: NVRTC's output may
+contain the caller's inline assembly.
 
 Properties.
-    declared: every register, label, variable and function that is used is declared in sight;
+    declared: every register, label, variable and function that is used has a visible declaration;
     distinct: no name is declared twice in one scope;
-    counted: known instructions have as many operands as they may have.
+    counted: known instructions have a legal number of operands.
 
 Types are not checked here: ptxas and the CPU device's lowering do that.
 
@@ -52,7 +52,7 @@ __all__ = ["verify"]
 
 _PREDEFINED: Final = frozenset({"_", "WARP_SZ"})
 
-# Least and greatest number of operands by base opcode; what is absent is not checked.
+# Least and greatest number of operands by base opcode; other opcodes are not checked.
 _COUNTS: Final[dict[str, tuple[int, int]]] = {
     name: counts
     for counts, names in {
@@ -81,7 +81,7 @@ def verify(module: Module) -> None:
     """Checks ``module``.
 
     Raises:
-        PTXSyntaxError: the first thing that is wrong, with its line and statement.
+        PTXSyntaxError: the first problem found, with its line and statement.
     """
     top = _Names(None)
     defined: set[str] = set()
@@ -107,7 +107,7 @@ def verify(module: Module) -> None:
 
 
 class _Names:
-    """What one scope declares: name to ``register``, ``label``, ``variable``, ``function``..."""
+    """The names that one scope declares, with their kinds: ``register``, ``label``..."""
 
     __slots__ = ("checked", "kinds", "outer", "ranges")
 
@@ -130,7 +130,7 @@ class _Names:
         self.ranges[declared.name] = declared.count or 0
 
     def find(self, name: str) -> str | None:
-        """The kind of ``name`` in sight, None if nothing declares it."""
+        """The kind of ``name`` in this scope and those around it, None if it is not declared."""
         scope: _Names | None = self
         while scope is not None:
             kind = scope.kinds.get(name)

@@ -1,1 +1,1 @@
-"""NVIDIA's compilers: NVRTC makes PTX of CUDA C++, with the CUDA headers; ptxas assembles PTX."""
+"""NVIDIA's tools: NVRTC compiles CUDA C++ to PTX, with the CUDA headers; ptxas assembles PTX."""

@@ -1,17 +1,16 @@
-"""Where the CUDA headers of this machine are: what ``#include <cuda_fp16.h>`` is looked up in.
+"""Finds the CUDA headers of this machine, for ``#include <cuda_fp16.h>``.
 
-NVRTC knows the built-in functions but brings no header files; ``cuda_fp16.h``, ``cuda_bf16.h``,
-``cooperative_groups.h``, ``cuda/std/*``, ``cub/*`` come from elsewhere. In the order in which they
-are asked, the first that has ``cuda_fp16.h`` wins:
+NVRTC knows the built-in functions but comes without header files such as ``cuda_fp16.h``,
+``cuda_bf16.h``, ``cooperative_groups.h``, ``cuda/std/*``, ``cub/*``. These places are searched in
+order, and the first that has ``cuda_fp16.h`` is used:
 
 1. the pip wheels that fit NVRTC's major version (the extras ``daemon`` and ``cuda12``);
 2. ``$CUDA_HOME``, ``$CUDA_PATH``;
-3. whatever ``cuda.pathfinder`` finds: conda, system folders;
+3. what ``cuda.pathfinder`` finds: conda, system folders;
 4. the toolkit whose ``nvcc`` is on PATH.
 
-The wheels come first because they are of the release that NVRTC is of; a toolkit beside them may
-be of any. Since CUDA 13, ``cuda/std`` and ``cub`` lie in a folder ``cccl`` below the others, which
-is searched as well.
+The wheels come first because they have the same release as NVRTC; a toolkit may have any. Since
+CUDA 13, ``cuda/std`` and ``cub`` lie in a subfolder ``cccl``, which is searched as well.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MARKER = "cuda_fp16.h"
 def cuda_include_paths(major: int) -> tuple[str, ...]:
     """Returns the folders to search for CUDA headers, empty if none are installed.
 
-    The answer is remembered for the life of the process.
+    The result is cached for the life of the process.
 
     Args:
         major: NVRTC's major version; wheels of another one are not used.
@@ -57,7 +56,7 @@ def _candidates(major: int) -> Iterator[list[Path]]:
             yield [Path(home) / "include"]
     try:
         from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError:  # an old release, or none: the other places remain
+    except ImportError:  # an old release, or not installed: skip it
         pass
     else:
         if found := find_nvidia_header_directory("cudart"):

@@ -1,14 +1,14 @@
-"""CUDA C++ to PTX through NVRTC. Needs no GPU and no driver.
+"""Compiles CUDA C++ to PTX with NVRTC. Needs no GPU and no driver.
 
-Problem: users write kernels as CUDA C++ strings; everything after this module works on PTX.
+Problem: users write kernels as CUDA C++ strings; all later stages work on PTX.
 
-Approach: one checked door to the library. Every NVRTC call goes through `_call`, which turns each
-status but success into an error of `gpud.errors`, so that no caller sees a bare return code.
+Approach: one checked interface to the library. Every NVRTC call goes through `_call`, which turns
+each status but success into an error of `gpud.errors`, so that no caller sees a bare return code.
 
 Terms:
     arch: a virtual architecture, ``compute_75``; only these give PTX that every device can load.
     name expression: C++ that names a kernel, ``"axpy<float>"``, ``"ns::k"``. Naming a template's
-        instance makes NVRTC instantiate it; its lowered (mangled) name is how PTX calls it.
+        instance makes NVRTC instantiate it; its lowered (mangled) name is its name in the PTX.
 
 Properties:
     deterministic: equal arguments, headers and NVRTC version give equal PTX;
@@ -53,20 +53,20 @@ DEFAULT_ARCH = "compute_75"
 """The oldest architecture of CUDA 13; its PTX loads on every device from Turing on."""
 
 _ARCH_OPTION = re.compile(r"\s*(--gpu-architecture|-arch)(=|$)")
-# Have NVRTC write a file, or load a compiled one, wherever the option says. In the daemon
-# it would do so with the daemon's rights. NVRTC skips white space in front.
+# With these options NVRTC writes or loads files, at any path, with the rights of the daemon.
+# NVRTC skips white space before an option.
 _FILE_OPTION = re.compile(r"\s*--?(time|fdevice-time-trace|create-pch|use-pch|pch|pch-dir)(=|\s|$)")
 _STD_OPTION = re.compile(r"(--std|-std)(=|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledSource:
-    """What NVRTC made of one source.
+    """The result of compiling one source.
 
     Attributes:
         ptx: The program, ending in a newline.
-        log: NVRTC's log: warnings, remarks; empty if it had nothing to say.
-        lowered_names: The name in the PTX for each name expression that was asked for.
+        log: NVRTC's log: warnings and remarks; may be empty.
+        lowered_names: The PTX name of each requested name expression.
     """
 
     ptx: str
@@ -83,7 +83,7 @@ def compile_cuda(
 ) -> CompiledSource:
     """Compiles CUDA C++ to PTX. Blocks for 10 to 100 ms for an ordinary kernel.
 
-    The language is C++17 unless ``options`` say otherwise. CUDA's headers are there where the
+    The language is C++17 unless ``options`` say otherwise. CUDA's headers can be included if the
     machine has them, see `gpud.compiler.toolchain.cuda_headers`.
 
     Args:
@@ -95,11 +95,11 @@ def compile_cuda(
 
     Raises:
         EmptySource: ``source`` is empty or blank.
-        UnsupportedTarget: ``arch`` is no virtual architecture that this NVRTC knows.
+        UnsupportedTarget: ``arch`` is not a virtual architecture that this NVRTC knows.
         KernelNotFound: A name expression names nothing in the source.
         CompileError: NVRTC refused the source or an option; ``log`` is its complete log.
         MissingDependency: NVRTC or cuda-bindings is not installed.
-        ValueError: Text that goes to NVRTC holds a NUL character.
+        ValueError: A text passed to NVRTC holds a NUL character.
     """
     if not source.strip():
         raise EmptySource
@@ -145,7 +145,8 @@ def newest_arch(sm: int | None) -> str:
     """Returns the newest architecture that a device of compute capability ``sm`` runs.
 
     Args:
-        sm: The capability, 90 for 9.0. None, or one that is older than all: `DEFAULT_ARCH`.
+        sm: The capability, 90 for 9.0. For None, or one older than all, the result is
+            `DEFAULT_ARCH`.
 
     Raises:
         MissingDependency: NVRTC or cuda-bindings is not installed.
@@ -214,17 +215,17 @@ class _Program:
         return self._text("nvrtcGetPTXSize", "nvrtcGetPTX")
 
     def _text(self, size_call: str, text_call: str) -> str:
-        """Reads one of the program's texts, without the NUL that ends it."""
+        """Reads one of the program's texts, without its final NUL."""
         (size,) = _call(size_call, self._handle)
-        # NVRTC writes into the buffer. It must be ours alone: `b" " * n` for n = 1 is an object
+        # NVRTC writes into the buffer, which must not be shared: `b" " * n` for n = 1 is an object
         # that the whole interpreter shares, and an empty log has size 1.
         buffer = bytearray(size)
         _call(text_call, self._handle, buffer)
         return buffer.rstrip(b"\0").decode("utf-8", errors="replace")
 
 
-# What the source, the options or a name expression can cause; every other status is our mistake
-# or the library's.
+# Statuses that the source, the options or a name expression can cause; every other one is an error
+# of gpud's or the library's.
 _CALLERS_FAULT = frozenset({"NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_INVALID_OPTION"})
 
 _ERROR = re.compile(r"^(?P<where>.*?)(?:catastrophic )?error(?:: | #)(?P<what>.*)$", re.MULTILINE)
@@ -246,9 +247,9 @@ _NAME_EXPRESSION = re.compile(
 
 
 def _compile_error(log: str, status: str) -> CompileError:
-    """Words a refusal: its first error, or the name expression if that alone is wrong."""
-    # NVRTC compiles name expressions in a file of their own. What is wrong there follows from
-    # what is wrong in the source, but may come first in the log.
+    """The error for a refused source: the first one in the log, or that of a name expression."""
+    # NVRTC compiles name expressions in a file of their own. Errors there may be consequences of
+    # errors in the source, but come first in the log.
     errors = [e for e in _ERROR.finditer(log) if not e["where"].startswith("__nv_name_map(")]
     in_name = _NAME_EXPRESSION.search(log)
     if in_name and not errors:
@@ -260,14 +261,14 @@ def _compile_error(log: str, status: str) -> CompileError:
     return CompileError("".join((errors[0].group().strip(), more, *hints)), log=log)
 
 
-# -- the checked door --------------------------------------------------------------------------
+# -- the interface to the library --------------------------------------------------------------
 
 
 def _call(function: str, *arguments: Any) -> tuple[Any, ...]:
-    """Calls NVRTC and returns its results without the status, which is success.
+    """Calls NVRTC and returns its results without the status.
 
     Raises:
-        InternalError: Any other status; compiling itself goes through `_Program.compile`.
+        InternalError: The status is not success. `_Program.compile` handles its status itself.
     """
     status, *results = getattr(_bindings(), function)(*arguments)
     if status.name != "NVRTC_SUCCESS":
@@ -277,7 +278,7 @@ def _call(function: str, *arguments: Any) -> tuple[Any, ...]:
 
 @cache
 def _bindings() -> ModuleType:
-    """Imports the bindings on first use, and makes sure that they find the library."""
+    """Imports the bindings on first use, and checks that they find the library."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""NVIDIA's assembler, where it is installed: a second opinion on PTX that gpud wrote.
+"""Runs ptxas, NVIDIA's assembler, if it is installed, to check rewritten PTX.
 
-gpud never needs it to run a kernel. Tests assemble what the rewriter prints, and the benchmark
+gpud does not need it to run kernels. Tests assemble the rewriter's output, and the benchmark
 ``bench/ptxas_table.py`` compares registers and shared memory before and after a rewrite.
 
 Source: CUDA Binary Utilities and NVCC guides 13.0, ``ptxas --verbose``.
@@ -28,13 +28,13 @@ _RELEASE = re.compile(r"release (\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one kernel takes on a device, as ptxas reports it.
+    """The resources that one kernel uses on a device, as ptxas reports them.
 
     Attributes:
-        registers: Registers a thread.
-        shared_bytes: Static shared memory a block.
-        stack_bytes: Local memory of the call stack a thread.
-        spill_bytes: Bytes stored to and loaded from memory for want of registers, a thread.
+        registers: Registers per thread.
+        shared_bytes: Static shared memory per block.
+        stack_bytes: Local memory of the call stack per thread.
+        spill_bytes: Bytes of register spills, stores and loads, per thread.
     """
 
     registers: int
@@ -45,7 +45,7 @@ class Usage:
 
 @cache
 def find_ptxas() -> str | None:
-    """The command's full name, None where it is not installed."""
+    """The path of the command, None if it is not installed."""
     return shutil.which("ptxas")
 
 
@@ -64,7 +64,7 @@ def ptxas_version() -> tuple[int, int]:
 
 
 def assemble(ptx: str, arch: str) -> dict[str, Usage]:
-    """Assembles ``ptx`` for ``arch`` (``sm_90``) and drops the result. Blocks; a second or less.
+    """Assembles ``ptx`` for ``arch`` (``sm_90``), discards the code. Blocks for up to a second.
 
     Returns:
         The usage of each kernel by its name in the PTX.
@@ -89,7 +89,7 @@ def assemble(ptx: str, arch: str) -> dict[str, Usage]:
 
 
 def parse_report(log: str) -> dict[str, Usage]:
-    """Reads what ``ptxas --verbose`` prints: the usage of each kernel by its name in the PTX."""
+    """Parses the output of ``ptxas --verbose``: the usage of each kernel by its PTX name."""
     parts = _ENTRY.split(log)
     found: dict[str, Usage] = {}
     for name, text in zip(parts[1::3], parts[3::3], strict=True):

@@ -1,1 +1,1 @@
-"""The compile worker: a process, confined and limited, that compiles for the daemon."""
+"""The compile worker: a confined process with limits that compiles for the daemon."""

@@ -1,18 +1,18 @@
-"""What a source of somebody else's may ask of the compiler, which runs as the daemon's user.
+"""The compiler options and headers that clients' sources may use.
 
-Problem: NVRTC reads every file that ``#include`` names, and quotes its lines in error messages;
-some of its options write files. Compiled for another user, a source could read what only the
-daemon's user may, ``/proc/self/environ`` for instance, or fill its disk.
+Problem: the compiler runs as the daemon's user. NVRTC reads every file that ``#include`` names, and
+quotes its lines in error messages; some of its options write files. Another user's source could
+read files of the daemon's user, ``/proc/self/environ`` for instance, or fill the disk.
 
-Approach: options are allowed by name, those that touch files are not among them. An ``#include``
-may only name a header in the folders that gpud searches: a relative path without ``..``. This says
-precisely what is wrong, and is not the fence: a macro can make a name that is not seen here. What
-holds against that is `gpud.compiler.worker.landlock`, where the kernel has it; where it does not,
-sources that make names by macros are refused.
+Approach: options are allowed by name; options that access files are not allowed. An ``#include``
+may only name a header in the folders that gpud searches, by a relative path without ``..``. These
+checks give precise errors, but are not the security boundary: a macro can make a name that is not
+seen here. The boundary is `gpud.compiler.worker.landlock`, if the Linux kernel has it; otherwise
+sources with names made by macros are refused.
 
 Properties:
     precise: the error names the option or the header, and what to do;
-    no_files: an accepted source without macro-made names opens no file but the CUDA headers.
+    no_files: an accepted source without names made by macros opens no file but the CUDA headers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpud.errors import InvalidArgument
 
 __all__ = ["check_includes", "check_options"]
 
-# By name without its hyphens. What NVRTC has besides these reads or writes files, makes something
-# else than PTX, or names the target, which is gpud's affair.
+# By name without hyphens. NVRTC's other options read or write files, make something else than PTX,
+# or name the target, which gpud chooses.
 _WITHOUT_VALUE = frozenset({
     "device-debug", "G", "generate-line-info", "lineinfo", "use_fast_math", "device-int128",
     "extra-device-vectorization", "device-as-default-execution-space", "default-device",
@@ -43,12 +43,12 @@ _WITH_VALUE = frozenset({
 })  # fmt: skip
 _SPACE = re.compile(r"\s")
 _OPTION = re.compile(r"(--?)([A-Za-z][A-Za-z0-9_-]*)(=?)", re.ASCII)
-_ATTACHED = ("D", "U")  # their value may follow at once: -DN=4
+_ATTACHED = ("D", "U")  # their value may follow immediately: -DN=4
 
 # A line may be continued anywhere; trigraphs are spellings of characters.
 _SPLICE = re.compile(r"\\[ \t]*\r?\n")
-# Comments may stand between; they are not taken out first, since a string may look like one's
-# begin. No part of this can match in two ways, so it takes linear time.
+# Comments may stand between tokens; they are not removed first, since a string may contain "/*".
+# No part of this pattern can match in two ways, so it takes linear time.
 _GAP = r"(?:[ \t\v\f\r]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 _DIRECTIVE = re.compile(
     rf"(?:^|\n){_GAP}(?:#|%:){_GAP}(?:include(?:_next)?|import)\b{_GAP}([^\n]*)", re.ASCII
@@ -58,15 +58,15 @@ _NAME = re.compile(r"(?:<([^<>\n]*)>|\"([^\"\n]*)\")")
 
 
 def check_options(options: Sequence[str]) -> None:
-    """Looks whether a client may have these options.
+    """Checks that clients may use these options.
 
     Raises:
-        InvalidArgument: it may not have one of them.
+        InvalidArgument: one of them is not allowed.
     """
     value_of: str | None = None
     for option in options:
         if value_of is not None and not option.startswith("-"):
-            value_of = None  # the value of the option before
+            value_of = None  # this is the value of the previous option
             continue
         name, attached = _named(option)
         if name in _ATTACHED and attached:
@@ -97,14 +97,14 @@ def _named(option: str) -> tuple[str, bool]:
 
 
 def check_includes(source: str, *, macros: bool) -> None:
-    """Looks whether all headers that a source names are ones that gpud brings.
+    """Checks that a source only names headers in the folders that gpud searches.
 
     Args:
         source: CUDA C++.
-        macros: whether names that are made by macros, and cannot be seen here, may pass.
+        macros: whether names made by macros, which cannot be checked here, are allowed.
 
     Raises:
-        InvalidArgument: one is not.
+        InvalidArgument: it names another file.
     """
     plain = _SPLICE.sub("", source.replace("??/", "\\").replace("??=", "#"))
     if "include" not in plain and "import" not in plain:

@@ -1,7 +1,7 @@
-"""What a process does with itself that compiles for another: limits, its end, what it answers with.
+"""Helpers for processes that compile for the daemon: resource limits, exit, errors.
 
-Such a process speaks over one connected stream socket, and may be in the middle of a library's call
-that takes for ever when the other end closes.
+Such a process communicates over one connected stream socket, and may be inside a library call that
+never returns when the other end closes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["as_gpud_error", "exit_on_disconnect", "limit_memory", "write_all"]
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """Have no more than so many bytes of addresses (0: no limit), and leave no core dump."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is no news, its memory others' data
+    """Limit this process's address space to ``memory_bytes`` (0: no limit); disable core dumps."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are expected; dumps hold users' data
     if memory_bytes > 0:
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         least = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
@@ -26,7 +26,7 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def exit_on_disconnect(fd: int) -> None:
-    """From now on, end when the other end of the socket ``fd`` closes, whatever is being done."""
+    """Exit when the other end of the socket ``fd`` closes, even inside a library call."""
     threading.Thread(target=_wait_for_disconnect, args=(fd,), daemon=True).start()
 
 
@@ -34,7 +34,7 @@ def write_all(fd: int, data: bytes) -> None:
     """Write all of ``data``; blocks.
 
     Raises:
-        ConnectionError: the other end has gone.
+        ConnectionError: the other end has closed the socket.
     """
     view = memoryview(data)
     while view:
@@ -42,7 +42,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def as_gpud_error(error: Exception) -> GpudError:
-    """The error that a client gets for ``error``."""
+    """The error to send to the client for ``error``."""
     if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
         return CompileError("the compiler ran out of memory; make the program smaller")
     if isinstance(error, GpudError):

@@ -1,17 +1,17 @@
-"""Keeps this process from files that it has no business with, by Landlock.
+"""Restricts the file access of this process with Landlock.
 
 Problem: the compile worker runs libraries on sources of other users, with all the rights of the
-daemon's user. Whatever a source makes the compiler open, it must not get at that user's files.
+daemon's user. Whatever a source makes the compiler open, it must not reach that user's files.
 
-Approach: Linux's Landlock, by which a process gives up rights for itself and what it starts. From
-then on it can read below some folders and write below others, and reach nothing else: no ``/proc``,
-no ``/dev``, no home. There is no way back, and no privilege is needed. Files and sockets that are
-open already stay usable.
+Approach: Linux's Landlock, by which a process gives up rights for itself and its children. From
+then on it can read below some folders and write below others, and open nothing else: no ``/proc``,
+no ``/dev``, no home. This is irrevocable and needs no privilege. Files and sockets that are already
+open stay usable.
 
 Properties:
-    for_good: what was given up does not come back, not for children either;
-    best_effort: where the kernel has no Landlock (before 5.13, or turned off) nothing is changed,
-        and the caller is told.
+    for_good: rights that were given up cannot be regained, not by children either;
+    best_effort: if the Linux kernel has no Landlock (before 5.13, or disabled) nothing is changed,
+        and the return value says so.
 
 Source: the kernel's documentation, userspace-api/landlock; the numbers are those of its ABI.
 """
@@ -38,12 +38,12 @@ _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 
 def confine(read: Iterable[str], write: Iterable[str]) -> bool:
-    """Lets this process read below ``read``, read and write below ``write``, and nothing else.
+    """Restricts this process to reading below ``read``, and reading and writing below ``write``.
 
-    Folders and files that are not there are left out.
+    Folders and files that do not exist are ignored.
 
     Returns:
-        False: the kernel cannot, and nothing has changed.
+        Whether the restrictions apply; False if the Linux kernel does not support them.
     """
     library = ctypes.CDLL(None, use_errno=True)
     syscall = library.syscall

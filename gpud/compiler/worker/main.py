@@ -1,21 +1,21 @@
-"""The compile worker: a process that compiles for the daemon, one program after the other.
+"""The compile worker: a process that compiles programs for the daemon, one at a time.
 
 ``python -m gpud.compiler.worker.main --fd N`` with N a connected stream socket.
 
-Problem: NVRTC blocks for 10 to 100 ms, can be made to run for minutes or to fill the memory by a
-few lines of templates, and can crash. None of that may stop the process that serves the clients.
+Problem: NVRTC blocks for 10 to 100 ms, can run for minutes or exhaust the memory on a few lines of
+templates, and can crash. None of that may affect the process that serves the clients.
 
-Approach: a loop that reads a `CompileJob`, compiles, and writes the answer, and knows nothing else.
-The front ends the process when it takes too long, and starts another.
+Approach: a loop that reads a `CompileJob`, compiles it, and writes the answer. The front kills the
+process if it takes too long, and starts another.
 
 Properties:
-    answers_once: a job that did not end the process is answered once, whatever it raised, with an
-        error of gpud's tree;
-    bounded: the process can have ``memory_bytes`` of addresses and no more;
+    answers_once: a job that did not end the process is answered exactly once; an exception of any
+        type becomes an error of gpud's tree;
+    bounded: the process has at most ``memory_bytes`` of address space;
     confined: sources cannot make it read or write files but the CUDA headers (`allowlist`,
         `landlock`), nor choose where results are kept;
-    ends_with_its_front: when the other end of the socket closes the process ends, even if it is in
-        the middle of a compilation.
+    ends_with_its_front: when the other end of the socket closes the process exits, even during a
+        compilation.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ from gpud.wire.message_table import Sender  # noqa: TID251
 __all__ = ["WorkerRules", "compile_job", "main", "serve"]
 
 DEFAULT_MEMORY_BYTES = 4 << 30
-"""What a worker may have: NVRTC takes some 0.3 GiB of addresses, a large program as much again."""
+"""The default limit: NVRTC takes about 0.3 GiB of addresses, a large program as much again."""
 
 _READ_BYTES = 1 << 18
 _MOST_KERNELS = 4096
 _MOST_SYMBOLS = 16384
 _MOST_FAILURES = 16
-_MOST_SYMBOL_BYTES = 1 << 48  # whether there is so much memory is the front's to say
+_MOST_SYMBOL_BYTES = 1 << 48  # the front checks against the device's memory
 _MOST_ALIGNMENT = 4096
 _MOST_PARAMETER_BYTES = 1 << 16  # as many as a launch can carry
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a worker until the other end closes; returns the exit status."""
+    """Runs a worker until the other end of the socket closes; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m gpud.compiler.worker.main", description=__doc__
     )
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--confine", action="store_true", help="open no files of the user's")
     parser.add_argument("--cache-dir", help="the folder to keep results in, when confined")
     options = parser.parse_args(arguments)
-    # A Ctrl-C in the terminal goes to the whole group: the daemon drains, and needs its compiler.
+    # Ctrl-C in a terminal goes to the whole group, but the daemon needs its compiler to drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(options.memory_bytes)
     os.set_blocking(options.fd, True)
@@ -104,11 +104,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class WorkerRules(NamedTuple):
-    """What holds for the programs of a worker.
+    """The rules for the programs that a worker compiles.
 
     Attributes:
-        program_bytes: the largest result; 0 for any size.
-        macros: whether headers may have names made by macros.
+        program_bytes: the most bytes of a result; 0: no limit.
+        macros: whether names of headers may be made by macros.
     """
 
     program_bytes: int = 0
@@ -119,10 +119,10 @@ def serve(fd: int, rules: WorkerRules = WorkerRules()) -> None:  # noqa: B008  (
     """Answers the jobs that arrive on the socket ``fd``. Blocks until its other end closes.
 
     Raises:
-        ProtocolError: what arrived is nothing that has a ticket; the front is at fault.
+        ProtocolError: a message is not valid and has no ticket; the front is at fault.
     """
     decoder = FrameDecoder(MAX_FRAME_BYTES)
-    with suppress(ConnectionError):  # the front has gone in the middle of an answer: the end
+    with suppress(ConnectionError):  # the front has closed the socket during an answer
         while data := os.read(fd, _READ_BYTES):
             decoder.feed(data)
             for body in decoder.frames():
@@ -130,7 +130,7 @@ def serve(fd: int, rules: WorkerRules = WorkerRules()) -> None:  # noqa: B008  (
 
 
 def compile_job(job: CompileJob, rules: WorkerRules = WorkerRules()) -> CompileDone | CompileFailed:  # noqa: B008
-    """Compiles a job's program. Blocks; raises nothing."""
+    """Compiles the program of a job. Blocks; raises nothing."""
     try:
         check_options(job.options)
         check_includes(job.source, macros=rules.macros)
@@ -146,7 +146,7 @@ def compile_job(job: CompileJob, rules: WorkerRules = WorkerRules()) -> CompileD
         )
         _check_size(program, rules.program_bytes)
         return CompileDone(job.ticket, program.encode())
-    except Exception as error:  # noqa: BLE001  (whatever it is, the client is told)
+    except Exception as error:  # noqa: BLE001  (every error goes to the client)
         if isinstance(error, InternalError):
             _evict_failures(_cache(job.cache_dir))
         return CompileFailed(job.ticket, as_gpud_error(error).to_wire())
@@ -156,7 +156,7 @@ def compile_job(job: CompileJob, rules: WorkerRules = WorkerRules()) -> CompileD
 
 
 def _arch(job: CompileJob) -> str:
-    """What to compile for; PTX says itself what it is for, and needs no NVRTC."""
+    """The architecture to compile for; PTX names its own, and needs no NVRTC."""
     if job.arch is not None:
         return job.arch
     return DEFAULT_ARCH if is_ptx(job.source) else newest_arch(job.sm)
@@ -204,14 +204,14 @@ def _check_size(program: Program, most: int) -> None:
 
 @lru_cache(maxsize=4)
 def _cache(folder: str | None) -> Cache | None:
-    """A cache says once that it cannot use its folder, so there is one for each."""
+    """The cache in ``folder``: one object each, since it logs only once that it is unusable."""
     if folder == "":
         return None
     return Cache(None if folder is None else Path(folder))
 
 
 def _evict_failures(cache: Cache | None) -> None:
-    """Keeps the latest reproducers only: who finds a bug of ours could fill the disk with it."""
+    """Keeps the latest reproducers only: a client could fill the disk with a bug of gpud's."""
     if cache is None:
         return
     with suppress(OSError):
@@ -221,7 +221,7 @@ def _evict_failures(cache: Cache | None) -> None:
 
 
 def _count(value: int) -> str:
-    """A number for a message, however large it is."""
+    """A number for a message, abbreviated if it is very large."""
     return str(value) if value < 1 << 64 else f"over 2^{value.bit_length() - 1}"
 
 
@@ -233,10 +233,10 @@ def _check_bytes(whose: str, what: str, value: int, limit: int) -> None:
 
 
 def _confine(cache_dir: str | None) -> bool:
-    """Gives up all files but those that compiling needs; False where the kernel cannot."""
+    """Gives up access to all files but those that compiling needs; False if not supported."""
     folder = default_folder() if cache_dir is None else Path(cache_dir)
     if cache_dir != "":
-        with suppress(OSError):  # the cache says what is wrong, when it is used
+        with suppress(OSError):  # the cache logs the problem when it is used
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     read = [*_library_folders(), str(Path(__file__).resolve().parents[2]), "/etc/ld.so.cache"]
     read += [f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)]
@@ -247,7 +247,7 @@ def _confine(cache_dir: str | None) -> bool:
 
 
 def _library_folders() -> list[str]:
-    """Where the libraries of this process lie; theirs lie there too."""
+    """The folders of the libraries that this process has loaded; more are loaded from there."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         paths = (line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line)
         folders = [str(Path(path).parent) for path in paths if path.startswith("/")]
@@ -255,9 +255,9 @@ def _library_folders() -> list[str]:
 
 
 def _warm_up() -> None:
-    """Loads what the first program needs, while nobody waits for it yet."""
+    """Loads what the first compilation needs, before a client waits for it."""
     rewriter_version()
-    with suppress(GpudError):  # without NVRTC there is still PTX; CUDA C++ is told what is missing
+    with suppress(GpudError):  # without NVRTC, PTX can be compiled; CUDA C++ gives a clear error
         nvrtc_version()
 
 

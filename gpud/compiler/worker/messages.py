@@ -1,8 +1,8 @@
-"""The link between the front and the compile worker: programs in, rewritten programs out.
+"""The protocol between the front and the compile worker.
 
-The same codec as the client protocol's (`gpud.wire`), over a socket pair that only the two
-processes have. Every `CompileJob` is answered by exactly one `CompileDone` or `CompileFailed` with
-its ticket, in the order in which they were sent; a worker that dies has answered what it could.
+It has the codec of the client protocol (`gpud.wire`), over a socket pair that only the two
+processes share. Every `CompileJob` is answered by exactly one `CompileDone` or `CompileFailed` with
+its ticket, in the order in which they were sent; a worker that dies leaves jobs unanswered.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 COMPILE_PROTOCOL = MessageTable("compile", 1)
-"""Every message of the link by code and by class."""
+"""Every message of the protocol by code and by class."""
 
 MAX_FRAME_BYTES = 1 << 28
-"""The limit for frames of this link: a program comes back as two PTX texts and a description."""
+"""The largest frame: a result has two PTX texts and a description of the kernels."""
 
 _front = COMPILE_PROTOCOL.message(Sender.CLIENT)
 _worker = COMPILE_PROTOCOL.message(Sender.DAEMON)
@@ -89,6 +89,6 @@ class CompileFailed(NamedTuple):
 
 @_worker(66)
 class CompileReady(NamedTuple):
-    """The worker has loaded what it needs; sent once, before everything else."""
+    """The worker is ready for jobs; sent once, before all other messages."""
 
     confined: Annotated[bool, flag(), "whether it can open no files but those that it needs"]

@@ -1,1 +1,1 @@
-"""Passes that lower fault reports and printf to device functions, and those functions."""
+"""Passes that lower fault reports and ``printf`` to runtime functions, and those functions."""

@@ -1,29 +1,29 @@
-"""The functions that record a fault and end the thread, as PTX.
+"""The runtime functions, in PTX, that record a fault and end the thread.
 
-Problem: what a thread does when it has found a mistake is the same everywhere, and rare: it must
-cost the code that finds none nothing.
+Problem: the handling of a fault is the same everywhere, and faults are rare: it must add no cost to
+code without faults.
 
-Approach: three functions in the module, written here as PTX text with the offsets of
+Approach: three functions are added to the module, written here as PTX text with the offsets of
 `gpud.compiler.abi.control_words`. Their arguments are in registers, so a call is one instruction.
 
 Terms: *context*, the first three arguments: ``ctl``, the address of the launch record (0: there is
-none, then it just traps); ``claim``, the number of the task block that is running, or `NOTHING`
-where the launch record and ``%ctaid`` tell; ``slots``, an address in the persistent loop's slots in
-shared memory, or `NOTHING` where there is no such loop.
+none, and the thread just traps); ``claim``, the number of the running task block, or `NOTHING` if
+it follows from the launch record and ``%ctaid``; ``slots``, an address in the persistent loop's
+slots in shared memory, or `NOTHING` if there is no such loop.
 
-Algorithm. To record: change the record's state from 0 to 1; who succeeds writes the rest, and the
-state 2 after a fence. To leave: raise ``job.next`` to ``job.total``, so that no block claims
-anything more; write `NOTHING` to both slots, and that the block holds nothing, so that the rest of
-this block leaves when it comes to the loop's head; the leader counts its block out, since nobody
-else will; exit.
+Algorithm. To record: change the record's state from 0 to 1; the thread that succeeds writes the
+rest and, after a memory fence, the state 2. To leave: raise ``job.next`` to ``job.total``, so that
+no block claims any more task blocks; write `NOTHING` to both slots, and 0 to the last task block
+held, so that the rest of this block leaves at the loop's head; the leader subtracts its block from
+``live``, since it does not reach the loop's leave block; exit.
 
 Properties:
-* ``first_wins``: one fault of a job is recorded, and complete when its state says so;
-* ``stops``: nothing is claimed after it, by this job's blocks, and this one forgets what it holds.
-  Task blocks that its leader was just claiming may still run, without the thread that failed, and
-  so may those that other blocks hold: their job has failed;
-* the task block with the fault is not counted as done; nor is the one before in the same block, if
-  a fast thread fails before the leader has counted.
+* ``first_wins``: one fault of a job is recorded, and it is complete when its state says so;
+* ``stops``: blocks of the job claim nothing after a fault, and this block drops what it holds. Task
+  blocks that its leader was just claiming may still run, without the failed thread, and so may
+  those that other blocks hold: the job has failed anyway;
+* the task block with the fault is not counted as done; nor is the previous one in the same block,
+  if a fast thread fails before the leader has counted it.
 
 Source: PTX ISA 9.0, sections 7.1 (functions), 9.7.13 (barriers do not wait for exited threads).
 """
@@ -42,7 +42,7 @@ from gpud.compiler.ptx.parser import parse
 __all__ = ["VERSION", "fault_functions"]
 
 VERSION = (6, 4)
-"""``.noreturn`` appeared in PTX 6.4."""
+"""The PTX version that the functions need: ``.noreturn`` appeared in PTX 6.4."""
 
 _CONTEXT = ".reg .b64 %ctl, .reg .b32 %claim, .reg .b32 %slots"
 _NOTHING = str(words.NOTHING)
@@ -141,7 +141,7 @@ _ASSERT = f"""
 
 @cache
 def fault_functions() -> dict[str, Function]:
-    """The functions by name, each after those that it calls; not to be changed."""
+    """The functions by name, each after those that it calls. Callers must not change them."""
     head = f".version {VERSION[0]}.{VERSION[1]}\n.target sm_75\n.address_size 64\n"
     module = flatten_module(parse(head + _LEAVE + _FAULT + _ASSERT))
     return {function.name: function for function in module.functions()}

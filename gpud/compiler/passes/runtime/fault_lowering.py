@@ -1,31 +1,31 @@
-"""Completes what the passes before have planted: reports of faults, and ways to leave.
+"""The fault-lowering pass: completes fault reports and kill polls with what the form knows.
 
-Problem: a fence, a trap and a kill poll know what went wrong and where; recording it takes the
-control words' address, the task block's number and the loop's slots, which only the entry's form
-knows. The code that finds nothing wrong must not pay for them.
+Problem: a fence, a trap or a kill poll knows the fault and its site; to record it takes the address
+of the control words, the number of the task block and the loop's slots, which depend on the entry's
+form. Passing them must cost code without faults nothing.
 
-Approach: the last pass. It completes the calls of the three functions of
-`gpud.compiler.passes.runtime.fault_functions` with the context, gives functions (``.func``) that
-contain such calls the context as hidden parameters, and adds the functions themselves. Functions
-that only ask for the job record's address get what leads to it, ``ctl``.
+Approach: this is the last pass. It adds the context to the calls of the three functions of
+`gpud.compiler.passes.runtime.fault_functions`, passes the context as hidden parameters to functions
+(``.func``) with such calls, and adds the functions themselves. Functions that only need the address
+of the job record get ``ctl``.
 
 Terms: the *context* is the control words' address (``ctl``), the running task block's number
-(``claim``) and an address in the loop's slots (``slots``); `NOTHING` stands for what there is not.
+(``claim``) and an address in the loop's slots (``slots``); `NOTHING` stands for an absent one.
 
 Algorithm. ``call gpud_fault, (kind, site, address)`` becomes ``call gpud_fault, (ctl, claim, slots,
-kind, site, address)``; the other two likewise. Then the calls of each function are joined
+kind, site, address)``; the other two likewise. Then the calls of each function are merged
 (`gpud.compiler.instrumentation.fault_reports`). ``ctl`` is loaded from its parameter at the start
-of
-the function: in an entry that is a constant, which takes no register until it is used. In
-persistent form ``claim`` and ``slots`` are the loop's own registers; else both are `NOTHING`, and
-the function works the number out. A function that declares `JOB_REGISTER` (for kill polls, to
-print, for the grid's synchronisation) gets the job record's address in it.
+of the function: in an entry that is a constant, which takes no register until it is used. In
+persistent form ``claim`` and ``slots`` are the loop's own registers; otherwise both are `NOTHING`,
+and the called function computes the number. In a function that declares `JOB_REGISTER` (for kill
+polls, ``printf`` or ``grid.sync()``), that register is set to the address of the job record.
 
 Properties:
-* only functions that have such calls, or call functions that do, are touched;
-* an entry in form whole gets the hidden parameter as those of the other forms have it;
-* a module without such calls, all of whose entries have their parameter, is the same object;
-* the instructions between the calls stay as they are.
+* only functions that have such calls, or call functions that do, are changed;
+* an entry in form whole gets the hidden parameter, which entries in other forms already have;
+* a module without such calls, all of whose entries have the parameter, is returned as the same
+  object;
+* the instructions between the calls are not changed.
 
 Source: design, sections 4.3 and 6.
 """
@@ -69,7 +69,7 @@ _LARGE_PARAMETERS = (8, 1)  # more than `PARAMETER_BYTES` are allowed from PTX 8
 
 
 def pass_fault_lowering(module: Module, plan: Mapping[str, Decision]) -> Module:
-    """Complete the reports of faults in a module whose entries are in their forms.
+    """Complete the fault reports in a module whose entries are in their forms.
 
     Args:
         module: flat; entries of ``plan`` in persistent and sliced form have their hidden parameter.
@@ -93,7 +93,7 @@ def pass_fault_lowering(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 class _Context(HiddenParameters):
-    """Passes the context on, and completes calls with it."""
+    """Passes the context as hidden parameters, and adds it to calls."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ def _completed(ins: Instruction, context: tuple[Operand, ...]) -> Instruction:
 
 
 def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
-    """``module`` whose whole entries have the hidden parameter, too."""
+    """``module`` with the hidden parameter added to entries in form whole."""
     large = False
 
     def change(function: Function) -> Function:
@@ -184,9 +184,9 @@ def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:
 
 
 def _with_functions(module: Module, called: set[str]) -> Module:
-    """``module`` with those of the functions for reports that are ``called``, before all others."""
+    """``module`` with the reporting functions that are ``called``, before all other functions."""
     first = next(n for n, item in enumerate(module.items) if isinstance(item, Function))
     if not called.isdisjoint(NORETURN):
-        called.add(LEAVE)  # what the others call
+        called.add(LEAVE)  # the others call it
     added = [replace(f) for name, f in fault_functions().items() if name in called]
     return replace(module, items=[*module.items[:first], *added, *module.items[first:]])

@@ -1,26 +1,26 @@
-"""Calls of ``printf`` that write down what is printed for their own job.
+"""The printf pass: kernels' ``printf`` output is collected per job.
 
 Problem: a device's own ``vprintf`` prints to the standard output of the process that owns the
-device: nobody can tell whose text it is, and the job never sees it.
+device: the text cannot be attributed to a job, and the job's owner never sees it.
 
 Approach: each call of ``vprintf`` becomes a call of `gpud_print`, a function in the module
-(`gpud.compiler.passes.runtime.printf_functions`) that leaves everything in the buffer of the job's
-run. It finds the run through the control words; `gpud.compiler.passes.runtime.fault_lowering` gives
-it the job record's address. A device that prints in its own way (the CPU device) treats the call as
-its own and leaves the functions out.
+(`gpud.compiler.passes.runtime.printf_functions`) that writes format and arguments to the output
+buffer of the job's run. It finds the buffer through the job record, whose address
+`gpud.compiler.passes.runtime.fault_lowering` passes to it. A device that prints in its own way (the
+CPU device) treats the call as an intrinsic and leaves the functions out.
 
-Terms: the *packed arguments* are what ``vprintf`` gets the address of; compilers put them into a
-local variable.
+Terms: the *packed arguments* are the memory whose address ``vprintf`` gets; compilers put them into
+a local variable.
 
 Algorithm. ``call (result), vprintf, (format, values)`` becomes ``call (result), gpud_print,
-(format, values, most)``. ``most`` is how many bytes there are from ``values`` to the end of its
-local variable, if single definitions lead from one to the other, and `MOST_VALUES_BYTES` at most:
-a format that asks for more arguments than it was given gets nothing that lies behind them.
+(format, values, most)``. ``most`` is the number of bytes from ``values`` to the end of its local
+variable, if single definitions lead from one to the other, and at most `MOST_VALUES_BYTES`: a
+format with too many conversions cannot read memory behind the arguments.
 
 Properties:
-* ``guards`` and everything around the calls stay as they are;
-* a module whose kernels print nothing comes out as the same object;
-* what a kernel pays that does not print is nothing.
+* ``guards`` and everything around the calls are not changed;
+* a module whose kernels print nothing is returned as the same object;
+* kernels that do not print pay nothing.
 
 Source: design, section 7; CUDA C++ Programming Guide 13.0, "Formatted Output".
 """
@@ -61,7 +61,7 @@ _DEPTH = 8  # compilers need two or three steps
 
 
 def pass_printf(module: Module, plan: Mapping[str, Decision]) -> Module:
-    """Have everything that the entries of ``plan`` can reach print for their job.
+    """Redirect the output of all that the entries of ``plan`` can reach to the job's buffer.
 
     Args:
         module: flat; not changed.
@@ -120,7 +120,7 @@ def _call(ins: Instruction, stored: Mapping[str, Operand], extents: _Extents) ->
 
 
 def _note_store(ins: Instruction, stored: dict[str, Operand]) -> None:
-    """Keep what a store to the beginning of a ``.param`` variable stores."""
+    """Note in ``stored`` the value that ``ins`` stores to a ``.param`` variable, if it does."""
     if ins.opcode.base != "st" or not ins.opcode.has("param"):
         return
     target = ins.operands[0]
@@ -129,7 +129,7 @@ def _note_store(ins: Instruction, stored: dict[str, Operand]) -> None:
 
 
 class _Extents:
-    """How far it is from an address to the end of its local variable."""
+    """Finds the distances from addresses to the ends of their local variables."""
 
     def __init__(self, body: list[Statement]) -> None:
         self._definitions = Definitions(body)
@@ -140,7 +140,7 @@ class _Extents:
         }
 
     def behind(self, operand: Operand) -> int:
-        """In bytes; `MOST_VALUES_BYTES` if it is not known."""
+        """The bytes from an address to the end of its variable; `MOST_VALUES_BYTES` if unknown."""
         offset = 0
         for _ in range(_DEPTH):
             if isinstance(operand, Symbol):

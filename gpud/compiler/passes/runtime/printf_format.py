@@ -1,10 +1,10 @@
-"""Reading a format, as PTX: which arguments a call has, and which of them are texts.
+"""The format parser of ``gpud_print``, in PTX: finds the arguments of a call and their strings.
 
-Approach: one function reads it as the host will (`gpud.device.printf`).
+Approach: one function parses the format as the host will (`gpud.device.printf`).
 
-Algorithm. Behind a ``%`` flags, width, precision, length, letter; what is no conversion is passed
-over from behind the ``%``. Each argument is aligned to its size. A text is looked at up to its NUL
-or its precision.
+Algorithm. After a ``%`` come flags, width, precision, length and letter; if that is no conversion,
+parsing continues after the ``%``. Each argument is aligned to its size. A string is read up to its
+NUL or its precision.
 
 Source: C17, section 7.21.6.1.
 """
@@ -17,14 +17,14 @@ from gpud.compiler.abi.reserved_names import PRINT
 __all__ = ["COPY", "LENGTH", "SCAN", "SCAN_TEXT"]
 
 LENGTH, COPY = f"{PRINT}_length", f"{PRINT}_copy"
-"""What the function calls; see `gpud.compiler.passes.runtime.printf_functions`."""
+"""Functions that it calls; see `gpud.compiler.passes.runtime.printf_functions`."""
 
 SCAN = f"{PRINT}_scan"
-_WIDEST = 1024  # a precision that is written in the format is cut to this, as on the host
+_WIDEST = 1024  # a precision in the format is limited to this, as on the host
 
 
 def _one_of(letters: str) -> str:
-    """Whether ``%c`` is one of ``letters``, which all lie within 64 codes, in ``%yes``."""
+    """PTX that sets ``%yes`` if ``%c`` is one of ``letters``, whose codes span at most 64."""
     first = min(map(ord, letters))
     mask = sum(1 << ord(letter) - first for letter in letters)
     return f"""sub.u32 %n, %c, {first};
@@ -40,7 +40,7 @@ _NEXT = """cvt.u64.u32 %wide, %at;
     mov.u32 %c, 0;
     @%yes ld.u8 %c, [%wide];
     add.u32 %at, %at, 1;"""
-"""The next byte of the format, 0 behind its end, in ``%c``."""
+"""PTX that reads the next byte of the format into ``%c``, 0 after its end."""
 
 _IS_FLAG, _IS_LONG = _one_of("-+ #0"), _one_of("jzt")
 _IS_LETTER, _IS_WIDE = _one_of("diouxXcfFeEgGaAsp"), _one_of("fFeEgGaAsp")
@@ -186,8 +186,9 @@ $scanned:
     ret;
 }}
 """
-"""Read a format, and write down between ``to`` and ``end`` the texts that its arguments mean.
+"""Parses a format, and copies the strings of its ``%s`` conversions to ``to``, up to ``end``.
 
-Returns the bytes of the arguments that are there (the lowest 16 bits), the number of conversions
-(16 bits more: it is at most half of `TEXT_LIMIT_BYTES`), and above the bytes of all texts.
+Returns the bytes of the arguments that are present (bits 0 to 15), the number of conversions (bits
+16 to 31; it is at most half of `TEXT_LIMIT_BYTES`), and the bytes that all strings need (bits 32 to
+63).
 """

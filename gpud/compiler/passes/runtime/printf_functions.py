@@ -1,23 +1,24 @@
-"""The functions that write down what a kernel prints, as PTX.
+"""The runtime functions, in PTX, that write ``printf`` calls to the output buffer.
 
 Problem: ``vprintf`` gets a format, and the address of arguments whose number and sizes only the
-format tells. Any of it may be wrong, and nothing may be read that the program could not read.
+format determines. Both may be invalid, and memory that the program may not read must not be read.
 
-Approach: `gpud_print` reads the format (`gpud.compiler.passes.runtime.printf_format`) to know which
-arguments there are and which of them are texts. It does so twice: first to measure, then, with room
-reserved in the run's buffer (`gpud.compiler.abi.print_buffer`), to copy.
+Approach: `gpud_print` parses the format (`gpud.compiler.passes.runtime.printf_format`) to find the
+arguments and the strings among them. It does so twice: first to measure, then, with room reserved
+in the run's buffer (`gpud.compiler.abi.print_buffer`), to copy.
 
 Algorithm. After the first scan, one atomic addition reserves the entry; a call that does not fit
-leaves a mark and nothing else. After the second, a fence, and the entry is complete.
+only sets the mark in the buffer's head. After the second scan and a memory fence, the entry is
+marked complete.
 
 Properties:
-* ``bounded``: every loop ends after `TEXT_LIMIT_BYTES` steps a text; an entry is never longer than
-  what was reserved for it, even if other threads change the texts in between;
+* ``bounded``: every loop ends after at most `TEXT_LIMIT_BYTES` steps per string; an entry is never
+  longer than what was reserved for it, even if other threads change the strings in between;
 * ``readable``: in a fenced program only the arena, the program's variables and its heap are read,
-  and shared and local memory, whose extent a fence does not know either;
-* ``values``: of the arguments no more bytes are read than the caller says are there;
-* a call returns the number of its conversions, -1 if the format cannot be read; and waits for
-  nobody.
+  and shared and local memory, whose bounds fences do not check either;
+* ``values``: no more bytes of the arguments are read than the caller says are there;
+* a call returns the number of its conversions, -1 if the format cannot be read; it never waits for
+  other threads.
 
 Source: CUDA C++ Programming Guide 13.0, "Formatted Output".
 """
@@ -46,11 +47,11 @@ _LARGE = 1 << 30
 
 
 def print_functions(variables: Iterable[Variable]) -> list[Function]:
-    """The functions, each after those that it calls.
+    """The functions of ``gpud_print``, each after those that it calls.
 
     Args:
-        variables: of the program, in ``.global`` and ``.const``, its fences' own among them. If
-            these are not there, the program may read everything.
+        variables: the program's variables in ``.global`` and ``.const``, including those of its
+            fences. Without those of fences, the program may read everything.
     """
     known = list(variables)
     declared = "".join(
@@ -62,7 +63,7 @@ def print_functions(variables: Iterable[Variable]) -> list[Function]:
 
 
 def _room(variables: list[Variable]) -> str:
-    """How many bytes may be read from an address on; 0: none."""
+    """The function that returns how many bytes may be read from an address on; 0: none."""
     names = {one.name for one in variables}
     if ARENA not in names:
         return f"""
@@ -140,7 +141,7 @@ $end:
     ret;
 }}
 """
-"""The length of a text: up to its NUL or to the limit."""
+"""Returns the length of a string: up to its NUL or to the limit."""
 
 _COPY = f"""
 .func {COPY}(.reg .b64 %to, .reg .b64 %from, .reg .b32 %count)
@@ -171,7 +172,7 @@ $end:
     ret;
 }}
 """
-"""Bytes from anywhere, as whole words: the buffer lies behind a bus."""
+"""Copies bytes from any alignment, storing whole words: the buffer may be across a bus."""
 
 
 _PRINT = f"""
