@@ -39,7 +39,7 @@ __all__ = ["DeviceRecord", "JobQueue"]
 Entry = tuple[int, int, JobRecord]
 # Members by global names: looking one up in its class takes ten times as long.
 _WAITING, _RUNNING, _PAUSED = JobState.WAITING, JobState.RUNNING, JobState.PAUSED
-_ENDING = JobState.ENDING
+_ENDING, _START = JobState.ENDING, JobInput.START
 _WORK = (_WAITING, _RUNNING, _PAUSED)
 
 
@@ -142,7 +142,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         """Starts a waiting job."""
         self._starts += 1
         job.start_order = self._starts
-        job.step(JobInput.START, self.now_ns)
+        job.step(_START, self.now_ns)
         job.started_ns = self.now_ns
         job.begin(slices)
         self.starting.append(job)

@@ -31,7 +31,7 @@ __all__ = ["JobTable"]
 # Members by global names: looking one up in its class takes ten times as long.
 _BLOCKED, _ENDING = JobState.BLOCKED, JobState.ENDING
 _OPEN, _CLOSING = SessionState.OPEN, SessionState.CLOSING
-_READY = DeviceState.READY
+_READY, _BECOMES_READY = DeviceState.READY, JobInput.READY
 
 
 class JobTable:
@@ -103,7 +103,7 @@ class JobTable:
 
     def ready(self, job: JobRecord, device: DeviceRecord) -> None:
         """Queues an unblocked job on its device, which is prepared, to wait for capacity."""
-        job.step(JobInput.READY, self.now_ns)
+        job.step(_BECOMES_READY, self.now_ns)
         device.now_ns = self.now_ns
         device.add(job)
 

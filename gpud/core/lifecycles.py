@@ -6,7 +6,6 @@ object's history. docs/reference/lifecycles.md is generated from these tables.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -159,14 +158,15 @@ class Lifecycle(Generic[S, I]):
         now_ns: time of its creation.
 
     Attributes:
-        history: the latest inputs with their times, up to 32 entries.
+        history: the latest inputs with their times, the last 16 to 32 of many.
     """
 
     __slots__ = ("_table", "history", "state")
 
     def __init__(self, table: Table[S, I], state: S, now_ns: int) -> None:
         self.state = state
-        self.history: deque[tuple[int, str]] = deque(((now_ns, state),), _HISTORY_INPUTS)
+        # A list: a deque takes 760 bytes however few are in it.
+        self.history: list[tuple[int, str]] = [(now_ns, state)]
         self._table = table
 
     @property
@@ -189,4 +189,6 @@ class Lifecycle(Generic[S, I]):
             )
         self.state = after
         self.history.append((now_ns, by))
+        if len(self.history) > _HISTORY_INPUTS:
+            del self.history[: _HISTORY_INPUTS // 2]
         return after

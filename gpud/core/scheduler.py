@@ -58,7 +58,8 @@ from gpud.units import JobId, job_name
 __all__ = ["Scheduler", "Settings"]
 
 # Members by global names: looking one up in its class takes ten times as long.
-_ENDING, _OPEN, _READY = JobState.ENDING, SessionState.OPEN, DeviceState.READY
+_ENDING, _OPEN, _COMPLETE = JobState.ENDING, SessionState.OPEN, JobInput.COMPLETE
+_READY, _STARTING = DeviceState.READY, DeviceState.STARTING
 
 
 class Scheduler:
@@ -173,7 +174,7 @@ class Scheduler:
             self.job_table.refuse(job, refusal)
             return
         device = self.devices[event.device]
-        if event.prepared and device.state is not DeviceState.STARTING:
+        if event.prepared and device.state is not _STARTING:
             job.prepared_generation = device.host_generation
         self.job_table.add(job, session, event.after)
 
@@ -246,7 +247,7 @@ class Scheduler:
             )
             self.job_table.finish(job, error)
         else:
-            self.job_table.ended(job, JobInput.COMPLETE)
+            self.job_table.ended(job, _COMPLETE)
 
     # -- devices
 

@@ -27,7 +27,7 @@ from gpud.errors import LimitExceeded
 __all__ = ["ARRAY_BYTES", "FOLLOWED_BYTES", "JOB_BYTES", "LAUNCH_BYTES", "Quota", "User", "Users"]
 
 JOB_BYTES = 4096
-"""Charged for a job beside its launches, in front and scheduler; measured: 2.6 KiB."""
+"""Charged for a job beside its launches, in front and scheduler; measured: 1.5 KiB of objects."""
 
 LAUNCH_BYTES = 256
 """Charged for a launch beside its bytes."""
