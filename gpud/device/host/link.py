@@ -66,7 +66,7 @@ class Link:
             FrameError: the framing is broken; nothing more can be read.
         """
         view = memoryview(self._buffer)
-        decode = HOST_PROTOCOL.decode
+        decode, front = HOST_PROTOCOL.decode, Sender.CLIENT
         while True:
             try:
                 count, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES)
@@ -79,7 +79,7 @@ class Link:
             self._decoder.feed(view[:count])
             for body in self._decoder.frames():
                 try:
-                    command = decode(body, Sender.CLIENT)
+                    command = decode(body, front)
                 except FrameError:
                     raise
                 except ProtocolError as error:

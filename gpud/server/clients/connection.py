@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection"]
 
 _LOG = logging.getLogger(__name__)
+_CLIENT = Sender.CLIENT  # a global: looking it up in its class takes as long as to unpack a message
 _HELLO_S = 30.0  # a connection without a Hello after that time is closed
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
@@ -95,7 +96,7 @@ class Connection:
         message: Any = None
         session = self.session
         try:
-            message = self._decode(body, Sender.CLIENT)
+            message = self._decode(body, _CLIENT)
             if session is None:
                 self._hello(message)
                 return
