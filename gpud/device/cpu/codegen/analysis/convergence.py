@@ -68,7 +68,7 @@ _MIN_TILED_INSTRUCTIONS = 12
 _INDEX_TYPES = ("s32", "u32", "s64", "u64")
 _CARRY = ("addc", "subc", "madc")
 _GRID_SIZE = re.compile(r"%gpud_[a-z]+_grid_[xyz]", re.ASCII)
-"""What replaces ``%nctaid`` in a kernel in persistent form."""
+"""Registers that hold ``%nctaid`` in a kernel that runs several task blocks in turn."""
 _MAX_DEFINITIONS = 32
 
 

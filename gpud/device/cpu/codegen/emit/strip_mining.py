@@ -100,7 +100,7 @@ class StripMinedLoops:
         self._left = {header: e.alloca("i32", "left") for header in self._inner}
 
     def begin(self, number: int) -> None:
-        """Emit the counters of loops that begin at block ``number``."""
+        """Emit the start of the loops that begin at block ``number``."""
         if number in self._inner:
             e = self._code.e
             e.do(f"store i32 {STRIP_LENGTH}, ptr {self._left[number]}")
