@@ -1,4 +1,4 @@
-"""Settings from flags, environment and file: who decides, and what is refused in which words."""
+"""Settings from flags, environment and file: precedence, validation, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error tree, walked whole: codes, blame, fields, pickling and the wire form."""
+"""All classes of the error tree: codes, blame, fields, pickling and the wire form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact shares: what users write, and what it means."""
+"""Parsing of shares and job names, exactly."""
 
 from __future__ import annotations
 

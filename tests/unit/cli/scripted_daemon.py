@@ -69,7 +69,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 class Peer:
-    """What the scripted daemon answers, and what it was asked.
+    """The script of answers, and a record of the requests.
 
     ``answers`` is by topic; ``jobs`` are the rows that can be described, resized and cancelled.
     """
@@ -132,7 +132,7 @@ class Peer:
 
 @contextmanager
 def scripted(path: Path, serve: Callable[[socket.socket], None] | None = None) -> Iterator[Peer]:
-    """A `Peer` that listens at ``path``; ``serve`` replaces what it does with a connection."""
+    """A `Peer` that listens at ``path``; ``serve`` replaces its handling of a connection."""
     peer = Peer(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))

@@ -1,4 +1,4 @@
-"""The program gpud: its options, its checks, and how its commands end."""
+"""The command line gpud: options, checks, and exit statuses."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_doctor_on_this_machine(folder: Path, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "gpud can run here" in out
     assert all(name in out for name in CHECKS)
-    assert list(folder.iterdir()) == []  # it looks and leaves nothing behind
+    assert list(folder.iterdir()) == []  # the checks leave nothing behind
 
 
 def test_doctor_fails_where_gpud_cannot_run(
@@ -146,7 +146,7 @@ def test_the_check_of_the_daemon(folder: Path) -> None:
         found = state("daemon")
     assert found.state == "ok"
     assert "pid" in found.detail
-    # The file is still there, and nobody listens any more.
+    # The socket file still exists, but no process listens on it.
     assert state("daemon").state == "missing"
 
 

@@ -1,4 +1,4 @@
-"""gpud replay: the decisions of an event log again, and where they differ."""
+"""gpud replay: repeats the decisions of an event log, and reports where they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler with short commands for tests: devices and jobs by small numbers, shares as text."""
+"""A test driver for the scheduler: devices and jobs by small numbers, shares as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY = 10**6
 
 
 class Driver:
-    """Session 1 is open; ``sms`` gives the SMs of devices 0, 1, ..., which are up."""
+    """A scheduler with open session 1 and ready devices 0, 1, ..., of ``sms`` SMs each."""
 
     def __init__(self, *sms: int, **settings: Any) -> None:
         self.scheduler = Scheduler(Settings(debug=True, **settings))
@@ -75,7 +75,7 @@ class Driver:
         return self.submit(number, m, quota=share, **more)
 
     def left(self, number: int, held: int, *, exhausted: bool = False) -> list[out.Command]:
-        """The device has carried out everything and ``held`` slices are left."""
+        """The device reports that it has executed all commands and ``held`` slices are occupied."""
         epoch = self.job(number).epoch
         return self.send(ev.BlocksLeft(self.now_ns, JobId(number), epoch, held, exhausted))
 
@@ -104,12 +104,12 @@ class Driver:
         )
 
     def up(self, device: int, sms: int) -> list[out.Command]:
-        """A host is up, and gets at once what jobs need."""
+        """A host is ready, and is prepared at once for all jobs."""
         found = self.bare(device, sms)
         return found + [c for job in prepares(found) for c in self.prepared(job)]
 
     def bare(self, device: int, sms: int) -> list[out.Command]:
-        """A host is up."""
+        """A host is ready."""
         return self.send(ev.DeviceReady(self.now_ns, device, sms, f"cpu:{sms}"))
 
     def prepared(self, number: int, *, failed: bool = False) -> list[out.Command]:
@@ -132,7 +132,7 @@ class Driver:
         return self.send(ev.DrainRequested(self.now_ns, until_ns))
 
     def at(self, now_ns: int) -> list[out.Command]:
-        """Time passes and the timer fires."""
+        """Advances the time and fires the timer."""
         self.now_ns = now_ns
         return self.send(ev.TimerFired(now_ns))
 
@@ -152,26 +152,26 @@ class Driver:
 
 
 def slices(commands: list[out.Command]) -> list[tuple[int, int]]:
-    """(job, slices) of all starts and resizes, in order."""
+    """Returns (job, slices) of all starts and resizes, in order."""
     return [(c.job, c.slices) for c in commands if isinstance(c, out.StartJob | out.ResizeJob)]
 
 
 def prepares(commands: list[out.Command]) -> list[int]:
-    """Jobs for which devices are to be prepared, in order."""
+    """Returns the jobs for which devices are commanded to be prepared, in order."""
     return [c.job for c in commands if isinstance(c, out.PrepareJob)]
 
 
 def finished(commands: list[out.Command]) -> list[tuple[int, str]]:
-    """(job, state) of all that finished, in order."""
+    """Returns (job, state) of all finished jobs, in order."""
     return [(c.job, c.state) for c in commands if isinstance(c, out.FinishJob)]
 
 
 def error(commands: list[out.Command]) -> Any:
-    """The error of the one command that has one."""
+    """Returns the error of the one command that has one."""
     [found] = [c.error for c in commands if isinstance(c, out.FinishJob | out.Refuse) and c.error]
     return found
 
 
 def names(commands: list[out.Command]) -> list[str]:
-    """The commands' kinds without timers."""
+    """Returns the names of the commands, without timers."""
     return [type(c).__name__ for c in commands if not isinstance(c, out.SetTimer)]

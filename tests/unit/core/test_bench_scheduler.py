@@ -1,4 +1,4 @@
-"""The scheduler's benchmark drives it through every kind of event, and its replay agrees."""
+"""The scheduler benchmark's load has every type of event, and a replay of it agrees."""
 
 from __future__ import annotations
 

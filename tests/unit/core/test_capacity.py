@@ -1,4 +1,4 @@
-"""Amounts are exact; each property of `gpud.core.capacity` by its name."""
+"""Exact amounts of capacity: the properties of `gpud.core.capacity`, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of arrays is kept when a device's host is lost: by example, and against a model."""
+"""Which arrays are kept when a device's host is lost: by example, and against a model."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def test_what_was_written_beside_a_job_is_kept_if_the_job_fails_with_the_host() 
     found = copies()
     found.job_started(ONE)
     found.written(ONE, X, 0, 100)
-    assert not found.in_file(ONE, X)  # the job may just be changing it
+    assert not found.in_file(ONE, X)  # the job may be changing it now
     assert lost(found) == [Y]
-    assert found.in_file(ONE, X)  # the job is no more
+    assert found.in_file(ONE, X)  # the job was lost with the host
     found = copies()
     found.job_started(ONE)
     found.written(ONE, X, 0, 100)
@@ -126,7 +126,7 @@ def test_parts_are_checked() -> None:
 
 @dataclass
 class _Model:
-    """An array, with what is where: values are numbers that grow with each write."""
+    """An array with its copies' values: numbers that grow with each write."""
 
     device: int = 0
     file: int = 0
@@ -205,7 +205,7 @@ class Histories(RuleBasedStateMachine):
         if at in self.arrays:
             one = self.arrays[at]
             one.file = one.device
-            # What jobs that still run have written is in the file now, as it is on the device.
+            # The file now also has what jobs that still run have written on the device.
             self.copies.end_read(ONE, at, 0, 10, epoch)
 
     @precondition(lambda self: self.arrays)
@@ -224,7 +224,7 @@ class Histories(RuleBasedStateMachine):
         for at, one in self.arrays.items():
             kept = self.copies.loss_reason(ONE, at) is None
             if kept and one.file != one.device:
-                # Only jobs that were lost with the host may have made the difference.
+                # Only jobs that were lost with the host may have caused the difference.
                 assert one.writers, "a write that went to the device alone was nobody's"
                 assert one.writers <= set(self.running), "kept, though a job that ended wrote it"
             one.known = one.known and kept

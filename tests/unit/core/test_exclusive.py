@@ -1,4 +1,4 @@
-"""Jobs with whole SMs of their own: what they get, and what nobody else gets meanwhile."""
+"""Exclusive jobs: which SMs are dedicated to them, and withheld from other jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_offline_jobs_give_way_by_whole_sms_and_have_them_back_at_its_end() -> N
     assert slices(one.offline(1, m=3)) == [(1, 24)]
     assert slices(one.online(2, "5/2", m=2, exclusive=True)) == [(1, 12), (2, 8)]
     one.left(1, 12)
-    # Of an ordinary job what its last blocks leave is free at once; not of this one.
+    # What an ordinary job's last blocks leave is free at once; not so of an exclusive job.
     assert slices(one.left(2, 1, exhausted=True)) == []
     assert one.allocation(2) == "4"
     assert slices(one.online(3, "1", m=1)) == [(1, 9), (3, 1)]

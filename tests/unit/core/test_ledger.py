@@ -175,7 +175,7 @@ def test_nothing_is_freed_twice(ledger: Ledger) -> None:
 
 
 def test_deferred(ledger: Ledger) -> None:
-    """What jobs may still use is given to nobody, and counts, until they have ended."""
+    """Memory that jobs may still use is not reallocated, and counts, until they have ended."""
     first, second, other = (
         ledger.allocate(ONE, 0, PAGE),
         ledger.allocate(ONE, 0, PAGE),

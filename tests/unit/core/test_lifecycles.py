@@ -1,4 +1,4 @@
-"""The tables of states: the whole product of states and inputs, and what they promise."""
+"""The transition tables: the full product of states and inputs, and their properties."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_jobs_end_once() -> None:
     ends = {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
     assert not {before for before, _ in cycles.JOBS} & ends
     for state in set(JobState) - ends:
-        # Whatever a job does, it can be cancelled: at once, or by way of `ending`.
+        # A job can be cancelled in every state: at once, or by way of `ending`.
         assert (state, JobInput.CANCEL) in cycles.JOBS or (state, JobInput.END) in cycles.JOBS
         # And its device can be lost.
         assert (state, JobInput.FAIL) in cycles.JOBS

@@ -1,4 +1,4 @@
-"""Which jobs wait for what their sessions have written: by example, and against a model."""
+"""Which jobs wait for pending writes of their sessions: by example, and against a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of policies, each property by its name; and the baselines."""
+"""Fair sharing and victim selection, by the names of their properties; and the baselines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FREE = st.integers(0, 60).map(lambda thirds: thirds * SCALE // 3)
 
 
 def one_by_one(free: int, candidates: list[Candidate]) -> list[int]:
-    """The definition: a slice at a time to who has least, of those that it fits."""
+    """The definition: one slice at a time to the job with the lowest level of which one fits."""
     grants = [0] * len(candidates)
     while True:
         found = [
@@ -121,7 +121,7 @@ def test_enough_and_tight(entries: list[victims.Entry], shortfall: int) -> None:
         return
     assert chosen is not None
     assert released(chosen) >= shortfall
-    # The last one gives no slice too many; those before it give all they have.
+    # The last one releases no slice too many; those before it release all they have.
     last = chosen[-1][0]
     assert released(chosen) - last.slice < shortfall
     assert all(slices == 0 for _, slices in chosen[:-1])
@@ -135,7 +135,7 @@ def test_limited(entries: list[victims.Entry], shortfall: int, more: int) -> Non
     if chosen is not None:
         assert shortfall <= released(chosen) <= most
     elif entries:
-        # What cannot be had exactly fails only for want of less than a slice of the coarsest.
+        # Selection fails only if less than the shortfall and a largest slice is available.
         assert min(total, most) < shortfall + max(entry[2].slice for entry in entries)
 
 

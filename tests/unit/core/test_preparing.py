@@ -1,4 +1,4 @@
-"""Jobs that need what their device has not: they wait for it, and nobody gives way meanwhile."""
+"""Preparation: a job whose device lacks something waits for it, and takes no capacity."""
 
 from __future__ import annotations
 

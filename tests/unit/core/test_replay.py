@@ -1,4 +1,4 @@
-"""The event log: exact, comparable, and an error with a line number where it is none."""
+"""The event log: exact, comparable, and an error with the line number if it is invalid."""
 
 from __future__ import annotations
 

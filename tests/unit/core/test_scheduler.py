@@ -1,4 +1,4 @@
-"""The rules of scheduling, one scene each: what is decided, and in which order it is commanded."""
+"""The scheduling rules, one scenario each: the decisions, and the order of the commands."""
 
 from __future__ import annotations
 

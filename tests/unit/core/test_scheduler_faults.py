@@ -1,4 +1,4 @@
-"""Ends of every kind, in every state of a job: cancel, timeout, client exit, drain, device loss."""
+"""Every way to end a job, in each state: cancel, timeout, client exit, drain, device loss."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_a_device_with_fewer_sms_is_asked_again() -> None:
     found = driver.up(0, 4)
     assert finished(found) == [(3, "failed")]
     assert "the device has 4 SMs; ask for at most 4" in str(error(found))
-    # What needs all its blocks at once fits, since no more than the device holds can be at once.
+    # A job in form whole fits: it needs no more blocks at once than the device holds.
     assert slices(found) == [(4, 2)]
     assert slices(driver.done(4)) == [(5, 4)]
 

@@ -1,4 +1,4 @@
-"""Times in order, and none kept for ever."""
+"""The timer queue: order, and pruning of obsolete timers."""
 
 from __future__ import annotations
 

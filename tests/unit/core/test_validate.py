@@ -1,4 +1,4 @@
-"""The check of every invariant sees each kind of damage, and names the object and its history."""
+"""Each type of planted damage is detected, and the message has the object and its history."""
 
 from __future__ import annotations
 

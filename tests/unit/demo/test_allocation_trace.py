@@ -1,4 +1,4 @@
-"""Allocations are read from a trace as the daemon recorded them, and bad traces are noticed."""
+"""Allocations are read from a trace as the daemon recorded them; invalid traces are detected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def job(session: int, number: int) -> JobId:
 
 
 def recorded() -> dict[str, Any]:
-    """Two jobs: an offline one gives way to an online one and grows back."""
+    """Two jobs: an offline one shrinks for an online one and grows back."""
 
     def change(ms: int, number: int, capsm: float | None, name: str) -> records.AllocationChange:
         at = START_NS + ms * 1_000_000

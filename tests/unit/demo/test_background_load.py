@@ -1,4 +1,4 @@
-"""What others use of the machine is told apart from what is ours."""
+"""The load of other programs is distinguished from that of this process tree."""
 
 from __future__ import annotations
 

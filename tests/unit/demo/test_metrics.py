@@ -1,4 +1,4 @@
-"""What the demo's figures mean, on numbers whose answers are known."""
+"""The demo's metrics, on numbers with known results."""
 
 from __future__ import annotations
 

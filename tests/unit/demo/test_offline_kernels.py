@@ -1,6 +1,6 @@
-"""The checks of the demo's kernels pass what is right and see what is wrong.
+"""The result checks of the demo's kernels accept correct results and detect wrong ones.
 
-That the kernels are right is shown by running them: tests/integration/test_demo.py.
+The kernels themselves are run by tests/integration/test_demo.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = {kind.name: kind for kind in OFFLINE}
 
 
 def arrays(problem: Problem) -> list[Array]:
-    """The arguments that are arrays, in order."""
+    """Returns the array arguments, in order."""
     return [argument for argument in problem.arguments if isinstance(argument, np.ndarray)]
 
 
@@ -53,7 +53,7 @@ def test_black_scholes_agrees_with_the_book() -> None:
 
 
 def right_result(name: str) -> tuple[Array, str]:
-    """A result that is right, and what the check says of it with one element spoilt."""
+    """Returns a correct result, and the check's message for it with one element corrupted."""
     problem = KINDS[name].make(20, 8)
     if name == "matmul":
         a, b = arrays(problem)[:2]
@@ -108,7 +108,7 @@ def test_the_network_gives_probabilities() -> None:
     net = network(3)
     assert net.expected.shape == (INPUTS, BATCH, WIDTH)
     assert np.allclose(net.expected.sum(axis=2), 1)
-    assert net.expected.max() > 2 / WIDTH  # the inputs do tell the rows apart
+    assert net.expected.max() > 2 / WIDTH  # the outputs differ between rows
     assert net.wrong(2, net.expected[2].astype(np.float32)) == ""
     spoilt = net.expected[2].astype(np.float32)
     spoilt[5, 5] *= 1.01

@@ -1,4 +1,4 @@
-"""What NVML tells, against a model of it with the real bindings' names."""
+"""NVML readings, against a fake with the names of the real bindings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpud.telemetry.nvml import GPUState, NvmlReader
 
 
 class FakeNVML:
-    """Answers questions from a table; those in ``silent`` are not supported."""
+    """Answers queries from a table; those in ``silent`` are not supported."""
 
     def __init__(self, *silent: str) -> None:
         self.silent = set(silent)
@@ -30,7 +30,7 @@ class FakeNVML:
         }
 
     def __getattr__(self, name: str) -> Any:
-        real = getattr(pynvml, name)  # what is not there, is not asked
+        real = getattr(pynvml, name)  # fails if the bindings have no such name
         if not callable(real) or isinstance(real, type):
             return real
 

@@ -164,5 +164,5 @@ def test_whatever_came_is_shown_briefly() -> None:
         deep = [deep]
     for value in (deep, "x" * 10**6, b"x" * 10**6, {str(n): n for n in range(1000)}):
         assert len(ft.shown(value)) < 60
-    while deep:  # taken apart by hand: letting go of it at once recurses
+    while deep:  # dismantled level by level: deallocating it at once recurses
         deep = deep[0]

@@ -1,4 +1,4 @@
-"""Frames out of a stream that is cut anywhere, and the end of a stream that is broken."""
+"""Framing: streams cut anywhere, and broken streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages to bytes and back; and what becomes of bytes that are no message."""
+"""Encoding and decoding of messages, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_trailing_fields_with_defaults_may_be_left_out() -> None:
 
 
 def test_a_wide_header_is_read_as_well() -> None:
-    """Other writers of msgpack may use more bytes than they need."""
+    """Other msgpack encoders may use longer encodings than necessary."""
     narrow = body([1, 7, 1, "p"])
     wide = b"\xdc\x00\x04\xcc\x01" + narrow[2:]
     assert CLIENT_PROTOCOL.decode(wide, CLIENT) == wm.Hello(7, 1, "p")
@@ -261,7 +261,7 @@ def test_large_and_wrong(values: Any, message: str, request_number: int | None) 
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert caught.value.request == request_number
-    assert peak < 10 * len(data)  # built, it would take some sixty times its size
+    assert peak < 10 * len(data)  # unpacked, it would take some sixty times its size
 
 
 @pytest.mark.parametrize("cut", [1, 50_000, 199_999])

@@ -1,4 +1,4 @@
-"""The reference pages say what the tables say, and their examples are true."""
+"""The generated reference pages match the tables, and their examples are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a daemon is found."""
+"""The path of the daemon's socket."""
 
 from __future__ import annotations
 
