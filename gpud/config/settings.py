@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from gpud.config import setting_types as types
 from gpud.config.setting_types import SettingType
-from gpud.units import share
 from gpud.wire.socket_path import default_socket_path
 
 __all__ = ["SETTINGS", "Config", "Setting"]
@@ -226,12 +225,6 @@ class Config:
     def session_memory_bytes(self, memory_bytes: int) -> int:
         """Returns `session_memory` in bytes, at most ``memory_bytes``, that of the device."""
         return min(memory_bytes, _part(self.session_memory, memory_bytes))
-
-    def floor(self, sms: int) -> Fraction:
-        """Returns `offline_floor` in CapSM for a device of ``sms`` SMs."""
-        if not self.offline_floor.rstrip("% ").strip("0."):
-            return Fraction(0)
-        return share(self.offline_floor, capacity=sms)
 
 
 def _part(amount: int | Fraction, total: int) -> int:

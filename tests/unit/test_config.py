@@ -11,6 +11,7 @@ import pytest
 
 from gpud.config import SETTINGS, Config, config_file, load
 from gpud.errors import InvalidArgument
+from gpud.server.settings import scheduler_settings
 
 NOWHERE = {"XDG_CONFIG_HOME": "/nonexistent", "XDG_RUNTIME_DIR": "/run/user/7"}
 
@@ -324,7 +325,8 @@ def test_memory_is_worked_out_in_bytes() -> None:
     [("0", 0), ("0%", 0), ("0.0", 0), ("2", 2), ("25%", Fraction(5, 2)), ("1/3", Fraction(1, 3))],
 )
 def test_the_floor_is_exact(text: str, amount: Fraction) -> None:
-    found = load({"offline_floor": text}, NOWHERE).floor(10)
+    config = load({"offline_floor": text}, NOWHERE)
+    found = scheduler_settings(config).floor(10)
     assert found == amount
     assert isinstance(found, Fraction)
 
