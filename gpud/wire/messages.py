@@ -291,9 +291,12 @@ class Welcome(NamedTuple):
     devices: Annotated[
         list[dict[str, Any]],
         plain(),
-        'maps: "name", "kind" ("cpu" or "cuda"), "sms", "memory_bytes", "capability", "online_sms"'
-        ' (the most that online jobs may have together), "arrays" ("shared": the file of `Arena` '
-        'is their memory; "copied": `Upload` and `Download` copy between it and the device)',
+        'maps: "index", "spec" (as in --device), "state" ("starting", "ready", "failed" or '
+        '"stopped"), "name", "kind" ("cpu" or "cuda"), "sms", "memory_bytes", "capability", '
+        '"exclusive_step" (exclusive reservations are multiples of it, in SMs; 0: not supported), '
+        '"online_sms" (the most that online jobs may have together, an exact number as text), '
+        '"arrays" ("shared": the file of `Arena` is their memory; "copied": `Upload` and '
+        "`Download` copy between it and the device)",
     ]
     limits: Annotated[dict[str, int], plain(), 'a map: "message_bytes", "jobs", "memory_bytes"']
     daemon: Annotated[dict[str, Any], plain(), 'a map: "version", "pid", "policy"']
