@@ -186,7 +186,7 @@ class Scheduler:
             self.job_table.ended(job, JobInput.FAIL)
             return
         device = self.devices[job.device]
-        assert device.state is not DeviceState.STARTING, "a host that is gone prepares nothing"
+        assert device.state is not DeviceState.STARTING, "a lost host reported a preparation"
         job.prepared_generation, job.preparations = device.host_generation, 0
         self.job_table.ready(job, device)
 

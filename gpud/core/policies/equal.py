@@ -27,7 +27,7 @@ class Equal:
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
-        assert device.sms is not None, "sizes are worked out for a device that was up"
+        assert device.sms is not None, "sizes are computed for a device of known size"
         error = admission.size(job, device.sms, device.floor_sms, device.partitions)
         if job.online:
             job.quota_slices = device.sms * job.occupancy

@@ -26,7 +26,7 @@ class Fifo:
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
-        assert device.sms is not None, "sizes are worked out for a device that was up"
+        assert device.sms is not None, "sizes are computed for a device of known size"
         error = admission.size(job, device.sms, device.floor_sms, device.partitions)
         job.least = job.most
         return error
@@ -34,7 +34,7 @@ class Fifo:
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.resize`: refused."""
         return InvalidArgument(
-            f"job {job.name} runs under the policy {self.name}, which resizes nobody"
+            f"job {job.name} runs under the policy {self.name}, which resizes no jobs"
         )
 
     def rebalance(self, device: DeviceRecord) -> None:

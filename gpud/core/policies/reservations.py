@@ -54,7 +54,7 @@ class Reservations:
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
         """As `gpud.core.policies.interface.Policy.size`."""
-        assert device.sms is not None, "sizes are worked out for a device that was up"
+        assert device.sms is not None, "sizes are computed for a device of known size"
         return admission.size(job, device.sms, device.floor_sms, device.partitions)
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
