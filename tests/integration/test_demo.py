@@ -66,7 +66,7 @@ def experiment() -> Iterator[Experiment]:
 
 def test_a_window_counts_what_was_done_in_it(experiment: Experiment) -> None:
     arrivals = [0.0, 0.05, 0.051, 0.2]
-    window = experiment.watch("together", 0.3, arrivals, offline=True)
+    window = experiment.measure("together", 0.3, arrivals, offline=True)
     assert window.problems == []
     assert len(window.answers.latencies_s) == len(window.answers.run_s) == len(arrivals)
     assert min(window.answers.latencies_s) > 0
@@ -77,7 +77,7 @@ def test_a_window_counts_what_was_done_in_it(experiment: Experiment) -> None:
 
 
 def test_a_window_without_offline_work_has_no_rates(experiment: Experiment) -> None:
-    window = experiment.watch("alone", 0.1, [0.0], offline=False)
+    window = experiment.measure("alone", 0.1, [0.0], offline=False)
     assert (window.rates, window.problems, len(window.answers.run_s)) == ({}, [], 1)
 
 
@@ -88,7 +88,7 @@ def test_lost_doubled_and_wrong_work_is_noticed(experiment: Experiment) -> None:
         assert client._first is not None
         client._first.view("u1").flat[5] ^= 1
     experiment._online._slots[0].served[7] += 1
-    window = experiment.watch("spoilt", 0.1, [0.0], offline=True)
+    window = experiment.measure("spoilt", 0.1, [0.0], offline=True)
     for kind in OFFLINE:
         said = [text for text in window.problems if text.startswith(kind.name)]
         assert any("0 task blocks ran too seldom, 1 too often" in text for text in said)
