@@ -1,4 +1,4 @@
-"""Says which GPU there is and exits 0, or why there is none and exits 1."""
+"""Prints which GPU there is and exits 0, or why there is none and exits 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.gpu.record import need_gpu
 
 
 def main() -> int:
-    """Prints the GPU and its driver."""
+    """Print the GPU and its driver."""
     need_gpu()
     print(", ".join(f"{name} {value}" for name, value in Gpu().describe().items()))
     return 0

@@ -1,4 +1,4 @@
-"""What co-location costs online requests on a GPU, and what it gives offline work: gpud and others.
+"""Co-location on a GPU: the cost to online requests and the gain for offline work, by system.
 
     python bench/gpu/colocation.py [--system NAME ...] [--seconds S] [--allow-mps] [--short]
 
@@ -7,10 +7,10 @@ offline kernels of 0.04 to 10.8 ms and beside task blocks of 5 ms. Every window 
 arrivals for every system; each system is compared with itself alone. Systems:
 
     gpud         a daemon; requests are sequences that reserve the whole device
-    gpud_floor   a daemon; requests reserve half of the SMs as their own (``exclusive``), which is a
-                 floor that nobody else's blocks are on, and persistent offline blocks have the rest
+    gpud_floor   a daemon; requests reserve half of the SMs exclusively (``exclusive``), and
+                 persistent offline blocks have the other half
     streams      one process, two streams of different priorities
-    processes    two processes, which the driver has take turns
+    processes    two processes, which the driver time-slices
     green        one process, two green contexts: half of the SMs for each
     mps          two processes under MPS; mps_limited: the offline one with half of the SMs and the
                  lower priority. Only with --allow-mps: it starts a control daemon of its own, with
@@ -19,9 +19,8 @@ arrivals for every system; each system is compared with itself alone. Systems:
 Reported for each: r99, the ratio of p99.9, b (offline work per second together / alone), harvest
 b / (1 - u), u being the requests' share of the time alone; see `gpud.demo.metrics`.
 
-Prints a table and writes bench/results/gpu_colocation_SYSTEM.json row by row; one that was cut off
-goes on. The native sides have not run on a GPU yet; windows of gpud's on the CPU device are part of
-the tests.
+Prints a table and writes bench/results/gpu_colocation_SYSTEM.json row by row; an interrupted run is
+continued. gpud's windows are tested on the CPU device.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gpud_client as gc
-from bench.gpu.colocation_window import Seen, System, window
+from bench.gpu.colocation_window import System, WindowResult, window
 from bench.gpu.instrumentation.driver import Gpu
 from bench.gpu.record import Rows, need_gpu
 from bench.gpu.workloads.colocation_work import (
@@ -88,7 +87,7 @@ class Row:
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure the systems, print and save their rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--system", action="append", choices=SYSTEMS, help="repeatable")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a window")
@@ -122,7 +121,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Everything's size on this device, and how long a request and an offline kernel take alone."""
+    """Sizes of all kernels on this device, and how long requests and offline kernels take alone."""
 
     online: Mapping[str, list[Sized]]
     request_s: Mapping[str, float]
@@ -130,7 +129,7 @@ class Sizes:
 
 
 def measured_sizes(gpu: Gpu, online: Sequence[Online], offline: Sequence[Offline]) -> Sizes:
-    """By plain launches on the idle GPU."""
+    """Find the sizes by plain launches on the idle GPU."""
     ptx = compile_program(SOURCE, form="persistent", kill=False).original_ptx
     function = gpu.load(ptx).function(ENTRY)
     out = gpu.buffer(np.zeros(THREADS * 1024, np.float32))
@@ -159,7 +158,7 @@ def measured_sizes(gpu: Gpu, online: Sequence[Online], offline: Sequence[Offline
 
 @contextmanager
 def opened(name: str, gpu: Gpu) -> Iterator[System]:
-    """A system, ready to be measured; what it started is ended with the context."""
+    """A system, ready to be measured; its processes are ended with the context."""
     with ExitStack() as stack:
         if name == "gpud":
             session = stack.enter_context(gc.local("cuda"))
@@ -188,7 +187,7 @@ def opened(name: str, gpu: Gpu) -> Iterator[System]:
 
 @contextmanager
 def mps() -> Iterator[dict[str, str]]:
-    """An MPS control daemon of this process's own; yields the environment of its clients.
+    """An MPS control daemon of this process; yields the environment of its clients.
 
     Raises:
         FileNotFoundError: MPS is not installed.
@@ -217,9 +216,9 @@ def measure(
     seed: int,
     before: Sequence[Row] = (),
 ) -> Iterator[Row]:
-    """The rows of a system that are not there ``before``: each side alone, and both together."""
+    """Measure the settings that are not in ``before``: each side alone, and both together."""
     there = {(row.online, row.offline, row.load) for row in before}
-    alone: dict[tuple[str, float], Seen] = {}
+    alone: dict[tuple[str, float], WindowResult] = {}
     rates: dict[str, float] = {}
     for one, other, load in product(online, offline, loads):
         if (one.name, other.name, load) in there:
@@ -238,9 +237,9 @@ def measure(
 
 def compared(
     name: str, online: Online, offline: Offline, load: float,
-    seen: Seen, alone: Seen, rate_alone: float, busy: float,
+    seen: WindowResult, alone: WindowResult, rate_alone: float, busy: float,
 ) -> Row:  # fmt: skip
-    """The figures of a window together with what it is compared with."""
+    """The row of a window with both sides, compared with each side alone."""
     at = {
         percent: percentile(seen.latencies_s, percent) / percentile(alone.latencies_s, percent)
         for percent in (99, 99.9)
@@ -254,7 +253,7 @@ def compared(
 
 
 def line(row: Row) -> str:
-    """Of the table."""
+    """A row of the printed table."""
     return (
         f"  {row.system:<12}{row.online:<5}{row.offline:<15} load {row.load:g}: r99 {row.r99:.3f}, "
         f"p99 {1e3 * row.p99_s:.2f} ms, r99.9 {row.r999:.2f}, b {row.b:.3f}, "
@@ -263,7 +262,7 @@ def line(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Over all rows of a system, and whether the aims are met."""
+    """Summary of all rows of a system, and whether the aims are met."""
     mean, worst = geometric_mean(row.r99 for row in rows), max(row.r99 for row in rows)
     least = min(row.harvest for row in rows)
     met = mean <= AIM_MEAN and worst <= AIM_WORST and least >= AIM_HARVEST

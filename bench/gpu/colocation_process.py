@@ -1,14 +1,12 @@
 """One process of a co-location measurement: online requests, offline kernels, or both.
 
-Runs as a child of `bench.gpu.colocation_window`: reads one line of JSON (what to do), gets ready,
-writes ``ready``, reads a line with the moment to begin (as `time.monotonic` counts), works for the
-window, writes one line of JSON with what it saw, and ends. Native sides launch through the driver;
-the gpud side is a client of a daemon.
+Runs as a child of `bench.gpu.colocation_window`: reads one line of JSON (its task), prepares it,
+writes ``ready``, reads a line with the start time (of `time.monotonic`), works for the window,
+writes one line of JSON with its results, and ends. Native sides launch through the driver; the gpud
+side is a client of a daemon.
 
 Requests come in an open loop: each is started at its time, whether or not the one before is done;
 its latency is from the planned arrival to the moment at which this process knows that it is done.
-
-The native sides have not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -37,27 +35,27 @@ DRAIN_S = 30.0
 
 
 class OnlineSide(Protocol):
-    """Requests of one kind."""
+    """Runs requests of one kind."""
 
     def warm_up(self) -> None:
-        """Answer one."""
+        """Run a request before the window."""
 
     def serve(self, arrivals_s: list[float], began: float) -> list[float]:
-        """Latencies in seconds, in order of arrival."""
+        """Run requests at their arrival times; latencies in seconds, in order of arrival."""
 
 
 class OfflineSide(Protocol):
-    """The same kernel again and again."""
+    """Runs the same kernel again and again."""
 
     def warm_up(self) -> None:
         """Run a batch."""
 
     def run(self, began: float, until: float) -> list[tuple[float, int]]:
-        """Until a moment: (when a batch was done, kernels of it) of each."""
+        """Run batches until a moment: (end time, number of kernels) of each."""
 
 
 def wait_until(moment: float) -> None:
-    """Sleep, and for the last part of a millisecond look at the clock."""
+    """Sleep, and spin for the last 0.3 ms."""
     time.sleep(max(0.0, moment - time.monotonic() - 3e-4))
     while time.monotonic() < moment:
         pass
@@ -70,7 +68,7 @@ class Native:
     """The kernel in the primary context, or in a green one with some of the SMs.
 
     Args:
-        share_sms: how many SMs the online side has to itself; None: all are for both.
+        share_sms: how many SMs the online side has exclusively; None: both sides share all.
     """
 
     def __init__(self, share_sms: int | None = None) -> None:
@@ -81,7 +79,7 @@ class Native:
         self.out: Buffer = self.gpu.buffer(np.zeros(THREADS * OUT_BLOCKS, np.float32))
 
     def sequence(self, sizes: list[Sized], *, online: bool) -> NativeSequence:
-        """Launches that are started together; its context is current in this thread then."""
+        """Launches that are started together; makes their context current in this thread."""
         from bench.gpu.instrumentation.driver import check
 
         cu, gpu = self.gpu.cu, self.gpu
@@ -101,7 +99,7 @@ class Native:
 
 
 def _green_contexts(gpu: Any, online_sms: int) -> tuple[Any, Any]:
-    """Two contexts: one with at least so many SMs, and one with the rest."""
+    """Two green contexts: one with at least ``online_sms`` SMs, and one with the rest."""
     from bench.gpu.instrumentation.driver import check
 
     cu = gpu.cu
@@ -117,7 +115,7 @@ def _green_contexts(gpu: Any, online_sms: int) -> tuple[Any, Any]:
 
 
 class NativeSequence:
-    """Kernels on a stream, and points behind them."""
+    """Kernels that are launched together on a stream, with an event behind each start."""
 
     def __init__(
         self, gpu: Any, context: Any, stream: Any, sizes: list[Sized], out: Any, *, graph: bool
@@ -154,11 +152,11 @@ class NativeSequence:
             self._function.launch(grid, (THREADS, 1, 1), buffer, stream=self._stream)
 
     def use(self) -> None:
-        """Makes its context current in the calling thread."""
+        """Make its context current in the calling thread."""
         self._check(self._gpu.cu.cuCtxSetCurrent(self._context))
 
     def start(self) -> Any:
-        """Start them; returns a point behind them."""
+        """Launch them; returns an event behind them."""
         event = self._free.pop() if self._free else self._check(self._gpu.cu.cuEventCreate(3))
         if self._graph is None:
             self._launch_all()
@@ -168,7 +166,7 @@ class NativeSequence:
         return event
 
     def over(self, event: Any) -> bool:
-        """Whether all before a point is done; the point is used again then."""
+        """Whether everything before an event is done; if so, the event is reused."""
         (status,) = self._gpu.cu.cuEventQuery(event)
         if int(status) == 0:
             self._free.append(event)
@@ -178,13 +176,13 @@ class NativeSequence:
         return False
 
     def wait(self, event: Any) -> None:
-        """Until all before a point is done."""
+        """Wait until everything before an event is done, and reuse the event."""
         self._check(self._gpu.cu.cuEventSynchronize(event))
         self._free.append(event)
 
 
 class NativeOnline:
-    """Requests as one graph launch each on the stream of the highest priority."""
+    """Runs each request as one graph launch on a stream of the highest priority."""
 
     def __init__(self, native: Native, sizes: list[Sized]) -> None:
         self._sequence = native.sequence(sizes, online=True)
@@ -211,7 +209,7 @@ class NativeOnline:
 
 
 class NativeOffline:
-    """Batches of the kernel on the stream of the lowest priority, some in flight."""
+    """Runs batches of the kernel on a stream of the lowest priority, some in flight."""
 
     def __init__(self, native: Native, size: Sized, kernels: int) -> None:
         self._kernels = kernels
@@ -240,7 +238,7 @@ class NativeOffline:
 
 
 class GpudOnline:
-    """Requests as one sequence each; ``asks`` is what they ask for."""
+    """Runs each request as one sequence; ``asks``: keywords of `gpud_client.Session.sequence`."""
 
     def __init__(self, gpu: gc.Session, sizes: list[Sized], asks: dict[str, Any]) -> None:
         self._gpu, self._asks = gpu, asks
@@ -275,7 +273,7 @@ class GpudOnline:
 
 
 class GpudOffline:
-    """Batches of the kernel as sequences, with the whole device as quota, some in flight."""
+    """Runs batches of the kernel as sequences with the whole device as quota, some in flight."""
 
     def __init__(self, gpu: gc.Session, size: Sized, kernels: int) -> None:
         self._gpu, self._kernels = gpu, kernels
@@ -332,7 +330,7 @@ def batch_of(kernel_us: float) -> int:
 
 
 def main() -> int:
-    """Does one task; the keys of a task are those that `sides` and this function read."""
+    """Do one task, whose keys are read here and in `sides`."""
     sys.setswitchinterval(1e-4)  # two threads take turns
     task = json.loads(sys.stdin.readline())
     online, offline = sides(task)

@@ -1,7 +1,7 @@
-"""A window of a co-location measurement: the sides run in child processes, for a while together.
+"""One window of a co-location measurement: runs both sides in child processes at the same time.
 
-What a child does is `bench.gpu.colocation_process`'s. Here they are started and told when the
-window begins, and what they saw is put together.
+Starts the children (`bench.gpu.colocation_process`), tells them when the window begins, and
+combines their results.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bench.gpu.workloads.colocation_work import Sized
 
 LEAD_IN_S = 0.5
 READY_S, WINDOW_MARGIN_S = 120.0, 90.0
-PEER = Path(__file__).with_name("colocation_process.py")
+_SCRIPT = Path(__file__).with_name("colocation_process.py")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a window showed.
+class WindowResult:
+    """Result of a window.
 
     Attributes:
         latencies_s: of the requests, in order of arrival.
@@ -47,7 +47,7 @@ class System:
         socket: gpud's; empty: native.
         green_sms: SMs of the online side's green context; None: none.
         environment: of the online and of the offline process.
-        asks: what requests ask for, as `gpud_client.Session.sequence` takes it.
+        asks: the requests' share, as keywords of `gpud_client.Session.sequence`.
     """
 
     together: bool
@@ -64,8 +64,8 @@ def window(
     arrivals_s: Sequence[float] = (),
     offline: Sized | None = None,
     kernel_us: float = 1.0,
-) -> Seen:
-    """Runs the sides that are given for one window, each in a process or both in one."""
+) -> WindowResult:
+    """Run the given sides for one window, each in a process or both in one."""
     common = {"seconds": seconds, "socket": system.socket, "green_sms": system.green_sms}
     requests = {
         "online": [one.plain() for one in online],
@@ -82,19 +82,19 @@ def window(
         if offline:
             tasks["offline"] = {**common, **work}
     with ExitStack() as stack:
-        peers = [
-            stack.enter_context(Peer(task, system.environment.get(side, {})))
+        children = [
+            stack.enter_context(Child(task, system.environment.get(side, {})))
             for side, task in tasks.items()
         ]
-        for peer in peers:
-            peer.await_ready()
+        for child in children:
+            child.await_ready()
         began = time.monotonic() + LEAD_IN_S
-        for peer in peers:
-            peer.begin(began)
-        found = [peer.result(seconds) for peer in peers]
+        for child in children:
+            child.begin(began)
+        found = [child.result(seconds) for child in children]
     latencies = [value for one in found for value in one["latencies_s"]]
     done = [(at, count) for one in found for at, count in one["done"]]
-    return Seen(latencies, rate_of(done, began, began + seconds))
+    return WindowResult(latencies, rate_of(done, began, began + seconds))
 
 
 def rate_of(done: Sequence[tuple[float, int]], began: float, until: float) -> float:
@@ -105,18 +105,18 @@ def rate_of(done: Sequence[tuple[float, int]], began: float, until: float) -> fl
     return sum(count for _, count in inside[1:]) / (inside[-1][0] - inside[0][0])
 
 
-class Peer:
+class Child:
     """A child process with one task; ended with the context."""
 
     def __init__(self, task: dict[str, Any], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(PEER)],
+            [sys.executable, str(_SCRIPT)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, **environment},
         )  # fmt: skip
         self._say(json.dumps(task))
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,27 +130,29 @@ class Peer:
         self._process.stdin.flush()
 
     def await_ready(self) -> None:
-        """Until it has everything in place.
+        """Wait until it has prepared its task.
 
         Raises:
             RuntimeError: it ended instead.
         """
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
-            raise RuntimeError(f"a peer ended with {self._process.wait(READY_S)} before its window")
+            raise RuntimeError(
+                f"a child ended with {self._process.wait(READY_S)} before its window"
+            )
 
     def begin(self, moment: float) -> None:
         """Tell it when the window begins."""
         self._say(repr(moment))
 
     def result(self, seconds: float) -> dict[str, Any]:
-        """What it saw.
+        """Wait for its results.
 
         Raises:
             RuntimeError: it failed.
         """
         text, _ = self._process.communicate(timeout=seconds + WINDOW_MARGIN_S)
         if self._process.returncode:
-            raise RuntimeError(f"a peer ended with {self._process.returncode} in its window")
+            raise RuntimeError(f"a child ended with {self._process.returncode} in its window")
         found: dict[str, Any] = json.loads(text)
         return found

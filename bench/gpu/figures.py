@@ -1,9 +1,9 @@
-"""Figures of the results of measurements on a GPU, from bench/results/gpu_*.json.
+"""Draws figures of the results of measurements on a GPU, from bench/results/gpu_*.json.
 
     python bench/gpu/figures.py [--results FOLDER] [--into FOLDER]
 
-Draws what there is and says what there is not; each figure names the GPU, driver, release path
-and date of its results. Drawn with matplotlib, which the extra ``demo`` installs.
+Draws a figure for each result that exists and lists those that do not; each figure names the GPU,
+driver, release path and date of its results. Uses matplotlib, which the extra ``demo`` installs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Found = Mapping[str, Any]
 
 
 def main() -> int:
-    """Draws all figures."""
+    """Draw all figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--into", type=Path, default=INTO)
@@ -45,13 +45,13 @@ def main() -> int:
 
 
 def results(folder: Path, name: str) -> list[Found]:
-    """The results of that name, or those whose names begin so, as of co-location."""
+    """Load the result ``name``, or all whose names begin with it, as of co-location."""
     paths = sorted(folder.glob(f"gpu_{name}.json")) or sorted(folder.glob(f"gpu_{name}_*.json"))
     return [json.loads(path.read_text()) for path in paths]
 
 
 def save(path: Path, found: list[Found], draw: Callable[[Any, list[Found]], None]) -> None:
-    """One figure with its source below."""
+    """Draw one figure, with the source of its results below."""
     import matplotlib as mpl
 
     mpl.use("Agg")

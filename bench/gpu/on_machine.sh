@@ -1,10 +1,10 @@
 #!/bin/bash
 # Runs a command on a machine that has a GPU and no network: bench/gpu/on_machine.sh COMMAND ...
 #
-# From the root of the repository. Unpacks what bench/gpu/pack.py packed, if it is there, and lets
-# Python find it and the sources. If OUT names a folder, results, figures, logs and the steps'
-# state are packed into it every 20 seconds and at the end, however the command ends: unpacked in
-# the root of a repository (tar -xzf results.tar.gz), all of it lies where it was.
+# From the root of the repository. Unpacks what bench/gpu/pack.py packed, if it is there, and puts
+# it and the sources on Python's path. If OUT names a folder, results, figures, logs and the steps'
+# state are packed into it every 20 seconds and at the end, however the command ends: unpack it in
+# the root of a repository (tar -xzf results.tar.gz).
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -14,7 +14,7 @@ if [ -f .gpu/site.tar.xz ] && [ ! -d "$site" ]; then
 	mkdir -p "$site" && tar -xJf .gpu/site.tar.xz -C "$site" || exit 1
 fi
 export PYTHONPATH="$site:$root:$root/client" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-export PATH="$PATH:/usr/local/cuda/bin" # compute-sanitizer, where the shell does not have it
+export PATH="$PATH:/usr/local/cuda/bin" # for compute-sanitizer
 
 pack() {
 	shopt -s nullglob

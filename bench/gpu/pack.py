@@ -1,16 +1,16 @@
-"""Packs what a GPU machine without network lacks: ``.gpu/site.tar.xz``, ignored by git.
+"""Packs what a GPU machine without network lacks into ``.gpu/site.tar.xz``, which git ignores.
 
     python bench/gpu/pack.py [--python 3.12]
 
 Such a machine is expected to have Python with NumPy, cuda-bindings, NVRTC, msgpack, uvloop,
 matplotlib, Hypothesis and nvidia-ml-py, as images for CUDA with PyTorch, CuPy and JAX have; what
-they do not have, or not in the version that gpud needs, is packed here for its Python and its
+they lack, or do not have in the version that gpud needs, is packed here for its Python and its
 processor (x86-64), at the versions of constraints.txt. There, ``bench/gpu/on_machine.sh COMMAND``
 unpacks it and runs a command with it.
 
-The CUDA headers are among it: PyTorch brings those of the runtime only, which include others
-(``cooperative_groups.h``, ``mma.h``), and the first folder with ``cuda_fp16.h`` is the one that is
-searched (`gpud.compiler.toolchain.cuda_headers`).
+The CUDA headers are included: PyTorch brings those of the runtime only, which include others
+(``cooperative_groups.h``, ``mma.h``), and only the first folder with ``cuda_fp16.h`` is searched
+(`gpud.compiler.toolchain.cuda_headers`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pins(names: Sequence[str]) -> list[str]:
 
 
 def command(python: str, target: Path) -> list[str]:
-    """How the packages are fetched, unpacked into ``target``."""
+    """The command that fetches the packages and unpacks them into ``target``."""
     platforms = [
         word
         for number in PLATFORMS
@@ -59,7 +59,7 @@ def command(python: str, target: Path) -> list[str]:
 
 
 def main() -> int:
-    """Fetches and packs."""
+    """Fetch and pack."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--python", default="3.12", help="the other machine's Python")
     options = parser.parse_args()

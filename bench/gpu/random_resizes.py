@@ -1,13 +1,14 @@
-"""Random resize events over the conformance suite on a GPU, a million of them or what time allows.
+"""Random resize events over the conformance suite on a GPU, a million or as many as time allows.
 
     python bench/gpu/random_resizes.py [--events N] [--seconds S] [--seed N]
 
 As ``bench/bench_stress.py`` on the CPU device: every case that can be resized runs in persistent
 and in sliced form while a seeded generator shrinks, grows, stops and resumes it; every task block
-counts itself, every result is compared (`tests.conformance.stress`). In rounds with a seed each, so
-that a time limit can end it; a mismatch, a hang or a lost task block ends it with 1.
+counts itself, every result is compared (`tests.conformance.stress`). Events come in rounds with a
+seed each, so that a time limit can end the run; a mismatch, a hang or a lost task block ends it
+with 1.
 
-Writes bench/results/gpu_random_resizes.json. Has not run on a GPU yet.
+Writes bench/results/gpu_random_resizes.json.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ FORMS: tuple[Form, ...] = ("persistent", "sliced")
 
 
 def main() -> int:
-    """Runs, prints, keeps."""
+    """Run the events, print and save the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=480.0)
@@ -65,7 +66,7 @@ def measure(
     jobs: int = 3,
     each: int = ROUND,
 ) -> dict[str, Any]:
-    """Rounds of ``each`` events until there were ``events``, time is over or a check failed.
+    """Run rounds of ``each`` events until ``events`` are done, time is over or a check failed.
 
     Cases are loaded for a third of the time at most, in an order that the seed decides.
     """

@@ -1,8 +1,8 @@
-"""Where results of measurements on a GPU go: with the GPU, its driver and the date in them.
+"""Saves results of measurements on a GPU, with the GPU, its driver and the date.
 
 ``GPUD_RESULTS`` names another folder than bench/results, for trials whose figures are not to be
-kept. Time on a GPU may end at any moment, so rows are written as they come (`Rows`), and whoever
-measures the same again goes on where the last one was cut off.
+kept. Time on a GPU may end at any moment, so rows are saved one by one (`Rows`), and the same
+measurement continues after the last row when it is started again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESULTS = Path(os.environ.get("GPUD_RESULTS") or Path(__file__).resolve().parent
 
 
 def need_gpu() -> None:
-    """Says over which release path gpud runs; or that there is no GPU, and ends the program."""
+    """Print gpud's release path; without a GPU say so and end the program."""
     why = missing()
     if why:
         print(f"this needs an NVIDIA GPU: {why}", file=sys.stderr)
@@ -35,7 +35,7 @@ def need_gpu() -> None:
 
 
 def release_path() -> str:
-    """How blocks are told to leave: ``GPUD_RELEASE_PATH``, as for the daemons that are begun."""
+    """The configured release path, ``GPUD_RELEASE_PATH``, which started daemons use as well."""
     return load(file=os.devnull).release_path
 
 
@@ -46,13 +46,13 @@ def cuda_device(**options: Any) -> Any:
 
 
 def keep(name: str, gpu: Gpu, found: dict[str, Any], folder: Path | None = None) -> Path:
-    """Writes ``gpu_NAME.json``: the machine, GPU, release path and date, and what was found."""
+    """Write ``gpu_NAME.json``: the machine, GPU, release path, date and the results."""
     where = {"machine": describe(), **gpu.describe(), "release_path": release_path()}
     when = datetime.now(UTC).isoformat(timespec="seconds")
     into = RESULTS if folder is None else folder
     into.mkdir(parents=True, exist_ok=True)
     path = into / f"gpu_{name}.json"
-    new = path.with_suffix(".new")  # whoever is ended meanwhile leaves the old one
+    new = path.with_suffix(".new")  # an interrupted write leaves the old file
     new.write_text(json.dumps({"date": when, **where, **rounded(found)}, indent=1) + "\n")
     new.replace(path)
     return path
@@ -64,12 +64,12 @@ class Rows:
     Args:
         name: of the result.
         gpu: that they are measured on.
-        settings: what rows depend on; those of a file with others, of another GPU, driver or
-            release path, or of one that is complete, are not taken up.
-        folder: where the file is.
+        settings: that rows depend on. Rows of an existing file are continued if it is incomplete
+            and has the same settings, GPU, driver and release path.
+        folder: of the file.
 
     Attributes:
-        rows: plain, in the order in which they were measured.
+        rows: as plain dictionaries, in the order in which they were measured.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class Rows:
         return any(wanted <= {k: row.get(k) for k in values}.items() for row in self.rows)
 
     def add(self, row: Mapping[str, Any], **found: Any) -> None:
-        """Keep a row, and what is found so far."""
+        """Save a row, with the summary so far."""
         self.rows.append(rounded(dict(row)))
         self._keep(complete=False, **found)
 
     def end(self, **found: Any) -> Path:
-        """There are no more rows."""
+        """Mark the result as complete, with its summary."""
         return self._keep(complete=True, **found)
 
     def _keep(self, **found: Any) -> Path:
@@ -112,7 +112,7 @@ class Rows:
 
 
 def rounded(value: Any) -> Any:
-    """``value`` with every float of it to five significant digits."""
+    """``value`` with all floats in it rounded to five significant digits."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):

@@ -1,25 +1,26 @@
-"""How soon released blocks are gone and online blocks run, by the device's timer.
+"""Measures, by the device's timer, when released blocks are gone and online blocks begin.
 
     python bench/gpu/release_latency.py [--events N] [--block-us N ...] [--scale X]
 
 An offline kernel has the whole GPU; at a moment half of it is taken away and given to an online
-kernel, as the daemon does it: `Job.resize` of the one, then of the other. The kernels note when and
-where their task blocks ran (`bench.gpu.instrumentation.timestamps`). For task blocks of 2 to 1000
-us and for each
-release path of the CUDA device: decision to last released block gone, and to first online block
-begun, beside the task blocks' own times. ``plain`` is the same with unmodified kernels on two
-streams, the online one's of the highest priority: its offline blocks cannot be released. Blocks
-leave that empty whole SMs; how many SMs come free is reported. With ``by index`` those with the
-larger half of the indices leave. ``small`` is the same with offline blocks of `SMALL_THREADS`, of
-which many fit on an SM beside two of the online kernel's, by SM and by index: an online block may
-then find room nowhere until others have moved together (`gpud.device.cuda.placement.compaction`).
-The device chooses how blocks claim, so short ones hold some when they are released; ``1 at a time``
-is the same with claims of one task block, for the lengths for which that differs. Where nothing is
-said of the release path it is the one that is configured (``GPUD_RELEASE_PATH``).
+kernel, as the daemon does it: `Job.resize` of the one, then of the other. The kernels record when
+and where their task blocks run (`bench.gpu.instrumentation.timestamps`). Measured for task blocks
+of 2 to 1000 us and for each release path of the CUDA device: decision to last released block gone,
+and to first online block begun, beside the task blocks' own times. Variants, over the configured
+release path (``GPUD_RELEASE_PATH``):
 
-Prints a table and writes bench/results/gpu_release_latency.json row by row; one that was cut off
-goes on. ``--scale``: of the work of an event, less than 1 for a trial. Has not run on a GPU yet; a
-few events on the CPU device are part of the tests.
+``plain``        unmodified kernels on two streams, the online one's of the highest priority: its
+                 offline blocks cannot be released
+``by index``     the blocks with the larger half of the indices leave; otherwise those leave that
+                 empty whole SMs. How many SMs come free is reported
+``small``        offline blocks of `SMALL_THREADS`, of which many fit on an SM beside two of the
+                 online kernel's, by SM and by index: an online block may then find no room until
+                 offline blocks are compacted (`gpud.device.cuda.placement.compaction`)
+``1 at a time``  claims of one task block, for the lengths for which the device chooses others;
+                 blocks with larger claims have unfinished ones when they are released
+
+Prints a table and writes bench/results/gpu_release_latency.json row by row; an interrupted run is
+continued. A short run on the CPU device is part of the tests.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ TIMEOUT_S = 60.0
 BY_INDEX = "by index"
 SMALL = "small"
 SINGLY = "1 at a time"
-"""These are over the configured path."""
+"""Variants, over the configured path."""
 
 
 @dataclass
@@ -72,10 +73,10 @@ class Row:
     Attributes:
         gone: from the decision to the end of the last released block.
         first: from the decision to the first online block.
-        host: what the device itself said of the release.
+        host: the release time that the device itself measured.
         uncertainty: of the clocks' offset, without the step of the device's timer, ``tick_ns``.
-        unclear: events of which the notes do not tell when the last one left.
-        whole_sms: SMs that came free, of ``half_sms`` that would have been the fewest.
+        unclear: events whose notes do not show when the last released block left.
+        whole_sms: SMs that came free; half of the device's SMs are ``half_sms``.
     """
 
     path: str
@@ -91,7 +92,7 @@ class Row:
     half_sms: int = 0
 
     def aim_us(self) -> float:
-        """For p99 of `gone`: 20 us at blocks of 10 us, else 5 us + 1.1 block times."""
+        """The aim for p99 of `gone`: 20 us at blocks of 10 us, else 5 us + 1.1 block times."""
         return 20.0 if self.target_us == 10 else 5.0 + 1.1 * self.target_us
 
     def plain(self) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class Pair:
         self.online = NotedKernel(device, THREADS, 2 * self.slots, form)
         self.tick_ns = tick_ns(self._try(1))
         self.online_loops = self.offline.loops_for(ONLINE_BLOCK_US, self._try)
-        # Last: the device claims by how long the task blocks of the run before were.
+        # Last: the device chooses claims by the block time of the previous run.
         self.loops = self.offline.loops_for(block_us, self._try)
 
     def _try(self, loops: int) -> Notes:
@@ -151,7 +152,7 @@ class Pair:
         return self.offline.notes(count)
 
     def event(self, row: Row, clock: Clock) -> None:
-        """Take half of the device from the offline kernel, and note what came of it."""
+        """Release half of the device from the offline kernel, and add the times to ``row``."""
         half_sms = self.device.sms // 2
         half = max(1, half_sms * self.slots // self.device.sms)
         row.half_sms = half_sms
@@ -188,10 +189,10 @@ class Pair:
             row.whole_sms.append(freed_sms(notes, at, gone))
 
     def _until_under_way(self, job: Job) -> None:
-        """Until each resident block has run one or two task blocks."""
+        """Wait until each resident block has run one or two task blocks."""
         deadline = time.monotonic() + TIMEOUT_S
         wanted = min(2 * self.slots, self.blocks // 8)
-        if self.form != "persistent":  # nothing of it is known before its end
+        if self.form != "persistent":  # its progress is not known before its end
             time.sleep(1e-3)
             return
         while job.progress[1] < wanted:
@@ -199,13 +200,13 @@ class Pair:
             os.sched_yield()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.offline.close()
         self.online.close()
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and save the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--events", type=int, default=200, help="for each length and path")
     parser.add_argument("--block-us", type=float, action="append", help="a length, repeatable")
@@ -249,7 +250,7 @@ def measure(
     device: Any, path: str, block_us: float, form: Form, clock: Clock, events: int,
     scale: float = 1.0, claims: Claims | None = None, threads: int = THREADS,
 ) -> Row:  # fmt: skip
-    """One row; ``claims`` None: as the device chooses; ``threads``: of an offline block."""
+    """Measure one row; ``claims`` None: the device's choice; ``threads``: of an offline block."""
     row = Row(path, block_us)
     pair = Pair(device, block_us, form, scale=scale, claims=claims, threads=threads)
     row.tick_ns = pair.tick_ns
@@ -260,7 +261,7 @@ def measure(
 
 
 def line(row: Row) -> str:
-    """Of the table."""
+    """A row of the printed table."""
     gone, first = quantiles_us(row.gone), quantiles_us(row.first)
     left = f"{gone['p50']:>10.1f} {gone['p99']:>8.1f}" if row.gone else f"{'-':>10} {'-':>8}"
     met = "" if not row.gone else "met" if gone["p99"] <= row.aim_us() else "MISSED"
@@ -274,7 +275,7 @@ def line(row: Row) -> str:
 
 
 def _middle(counts: list[int]) -> int | None:
-    """The median; None of nothing."""
+    """The median; None if there is no value."""
     return sorted(counts)[len(counts) // 2] if counts else None
 
 

@@ -1,17 +1,17 @@
-"""Resize in flight: a share stepped under one long kernel, commanded against observed SMs.
+"""Resizes in flight: a share stepped under one long kernel, commanded against observed SMs.
 
     python bench/gpu/resize.py [--seconds S]
 
-One kernel of about a second; its job is told 100, 50, 10 and again 100 % of the GPU, a step every
-5 ms. Its task blocks note when and where they ran (`bench.gpu.instrumentation.timestamps`), so what
-it had at each
-moment is known from the blocks: how many ran, as SMs, and on how many SMs at least one ran.
+One kernel of about a second; its job is given 100, 50, 10 and again 100 % of the GPU, a step every
+5 ms. Its task blocks record when and where they ran (`bench.gpu.instrumentation.timestamps`), so
+its actual share at each moment is known from the blocks: how many ran, as SMs, and on how many SMs
+at least one ran.
 
-Terms: a step is *settled* at the first moment from which on, until the next step, no more than one
-SM's worth of blocks is missing or too much.
+Terms: a step is *settled* at the first moment from which on, until the next step, the number of
+blocks is within one SM's worth of the command.
 
-Prints a table and writes bench/results/gpu_resize.json. Has not run on a GPU yet; a short run on
-the CPU device is part of the tests.
+Prints a table and writes bench/results/gpu_resize.json. A short run on the CPU device is part of
+the tests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Step:
     Attributes:
         at_ns: when it was given, in device time; ``until_ns``: when the next one was.
         share: of the device; ``slots``: the same in resident blocks.
-        settled_ns: after how long it was followed; None: not before the next one.
+        settled_ns: after how long the step was settled; None: not before the next one.
     """
 
     at_ns: int
@@ -60,7 +60,7 @@ class Step:
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and save the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
@@ -76,7 +76,7 @@ def main() -> int:
 def measure(
     device: Any, clock: Clock, seconds: float, block_us: float, step_s: float
 ) -> dict[str, Any]:
-    """Steps the share under one kernel of ``seconds`` of work, and reads what was followed."""
+    """Step the share under one kernel of ``seconds`` of work, and evaluate its notes."""
     trial = NotedKernel(device, THREADS, 1)
     each, slots = trial.occupancy, device.sms * trial.occupancy
     trial.close()
@@ -103,8 +103,8 @@ def measure(
     notes = kernel.notes()
     kernel.close()
     moments = [(between(before, after, at), share, given) for at, share, given in commands]
-    held = notes.bridged()
-    steps = steps_of(held, moments, each)
+    bridged = notes.bridged()
+    steps = steps_of(bridged, moments, each)
     return {
         "block_us": quantiles_us(notes.block_ns().tolist()),
         "clock_uncertainty_us": max(before.uncertainty_ns, after.uncertainty_ns) / 1e3,
@@ -124,12 +124,12 @@ def measure(
             for before, after in sorted({*zip(SHARES, (*SHARES[1:], SHARES[0]), strict=True)})
             if before != after
         },
-        "trace": trace(held, moments, each),
+        "trace": trace(bridged, moments, each),
     }
 
 
 def step_through(job: Job, slots: int, step_s: float) -> list[tuple[int, float, int]]:
-    """Give the job share after share until it is done: (host time in ns, share, slots) of each."""
+    """Step the job's share until it is done; (host time in ns, share, slots) of each command."""
     commands: list[tuple[int, float, int]] = []
     due = time.perf_counter()
     while not job.done and job.progress[0] < job.total:
@@ -145,7 +145,7 @@ def step_through(job: Job, slots: int, step_s: float) -> list[tuple[int, float, 
 
 
 def steps_of(notes: Notes, commands: list[tuple[int, float, int]], each: int) -> list[Step]:
-    """What became of every command but the last, whose end the job's own end hides."""
+    """The result of every command but the last, which the job's end interrupts."""
     found = []
     for (at, share, slots), (until, _, _) in pairwise(commands):
         moments = np.arange(at, until, max(1, (until - at) // 500), dtype=np.int64)
@@ -176,7 +176,7 @@ def trace(notes: Notes, commands: list[tuple[int, float, int]], each: int) -> di
 
 
 def report(found: dict[str, Any]) -> None:
-    """Prints the table."""
+    """Print the table."""
     print(f"{found['steps']} steps, {found['never_settled']} never settled, {found['lost']} lost")
     for name, times in found["settled_us"].items():
         if times["count"]:

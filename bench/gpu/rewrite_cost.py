@@ -1,4 +1,4 @@
-"""What rewriting costs on a GPU: the same kernels as they are, and as gpud runs them.
+"""The cost of rewriting on a GPU: the same kernels unmodified, and as gpud runs them.
 
     python bench/gpu/rewrite_cost.py [--rounds N] [--only NAME ...] [--claims auto|CHUNK,AHEAD]
         [--tiny]
@@ -6,22 +6,22 @@
 Each side launches a batch of the same grid in a row on one stream, between two events of the
 device; the sides take turns, and ratios are taken within rounds (`bench.harness.timing`). All sides
 must leave identical bytes. Programs are loaded by gpud's CUDA device; the persistent kernel has as
-many blocks as the GPU holds, and its control words are where the device has them. They are put back
-before the batch, outside what is timed. The sides:
+many blocks as the GPU holds, and its control words are in the same memory as the device's. They are
+reset before the batch, outside of the timed span. The sides:
 
-``native``       the kernel as it is
-``rewritten``    persistent, as gpud runs it over release path ``mapped``: words in host memory,
-                 SMs divided as all are, claims as gpud chooses them from how long task blocks take
-                 (`gpud.device.claim_size`)
+``native``       the unmodified kernel
+``rewritten``    persistent, as gpud runs it over release path ``mapped``: words in host memory, the
+                 same split of SM memory for all kernels, claims as gpud chooses them from the block
+                 time (`gpud.device.claim_size`)
 ``fenced``       the same with fences
 ``own words``    ``rewritten`` with launch records in device memory, as other release paths have
                  them
-``own cache``    the same, and SMs divided between cache and shared memory as the driver would
+``own cache``    the same, with the driver's default split into cache and shared memory
 ``singly``       ``rewritten`` with claims of one task block, where gpud would claim several
 
-With ``--claims 4,0`` or such all kernels claim so. Prints a table and writes
-bench/results/gpu_rewrite_cost.json row by row; one that was cut off goes on. A run of some kernels
-only prints. ``--tiny``: sizes for a trial without a GPU. Has not run on a GPU yet.
+With ``--claims 4,0`` or such all kernels have these claims. Prints a table and writes
+bench/results/gpu_rewrite_cost.json row by row; an interrupted run is continued. A run of some
+kernels only prints. ``--tiny``: sizes for a trial without a GPU.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Side(Protocol):
     function: Function
 
     def prepare(self) -> None:
-        """Before a batch; nothing runs."""
+        """Prepare a batch; nothing runs."""
 
     def launch(self, number: int, stream: object) -> None:
-        """One launch of a batch."""
+        """Make one launch of a batch."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel; times are of a launch, ``sides`` are ratios to the native side's by name."""
+    """One kernel; times are per launch, ``sides`` has ratios to the native side by name."""
 
     name: str
     what: str
@@ -76,7 +76,7 @@ class Row:
 
     @property
     def counts(self) -> bool:
-        """Whether the aim speaks of kernels this long."""
+        """Whether the kernel is long enough for the aim to apply."""
         return self.native_us.median >= AIM_FROM_US
 
     def plain(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class DifferentBytesError(Exception):
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and save the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--only", action="append", help="one kernel only, repeatable")
@@ -117,7 +117,7 @@ def main() -> int:
 def _all(
     gpu: Gpu, cuda: Any, kept: Rows, options: argparse.Namespace, claims: Claims | None
 ) -> list[str]:
-    """Measures the kernels that are wanted; which were wrong."""
+    """Measure the wanted kernels; returns the errors."""
     whole = not options.only and claims is None
     wrong: list[str] = []
     for program in PROGRAMS:
@@ -148,7 +148,7 @@ def measure(
     *,
     tiny: bool = False,
 ) -> Row:
-    """One kernel; ``claims``: of all persistent sides but ``singly``, None: as gpud chooses.
+    """Measure one kernel; ``claims``: of all persistent sides but ``singly``, None: gpud's choice.
 
     Raises:
         DifferentBytesError: the forms disagree, or a task block did not run exactly once.
@@ -212,7 +212,7 @@ def measure(
 
 
 def timed(gpu: Gpu, side: Side, batch: int, stream: object) -> float:
-    """Microseconds of one of ``batch`` launches in a row, by the device."""
+    """Microseconds per launch of ``batch`` launches in a row, by the device."""
     begin, end = gpu.event(), gpu.event()
     side.prepare()
     begin.record(stream)
@@ -223,7 +223,7 @@ def timed(gpu: Gpu, side: Side, batch: int, stream: object) -> float:
 
 
 def line(row: Row) -> str:
-    """Of the table."""
+    """A row of the printed table."""
     used = "/".join(str(count) for count in row.registers.values())
     short = "" if row.counts else "  short: not in the mean"
     told = (f"{row.sides[side].median:.3f}" if side in row.sides else "-" for side in SIDES)

@@ -1,17 +1,17 @@
-"""As much of the tests and measurements on a GPU as fits into some minutes, and then goes on.
+"""Runs as many of the tests and measurements on a GPU as fit into some minutes, and can continue.
 
     python bench/gpu/run_steps.py --minutes 9 [--only STEP ...] [--again] [--list] [--trial]
 
 Problem: time on a GPU comes in pieces; a step that hangs, or a typo, must not cost a piece, and
-what a piece has found must not be lost with it.
+results must not be lost at its end.
 
-Approach: the steps of `bench.gpu.steps` one after the other, each a process group of its own with a
-limit. First every step has its turn that never had one; then those that were cut off go on, with
-all the time that is left; then those that failed have another. A step that is over its limit is
-interrupted, as with Ctrl-C, and ended if that does not help: results are written row by row, and a
-later turn goes on after the last row. What became of each step is in ``.gpu/steps.json``, what it
-printed in ``.gpu/logs/``; ``bench/gpu/on_machine.sh`` brings both back with the results, and the
-next call, here or on another machine with the same folder, goes on from there.
+Approach: run the steps of `bench.gpu.steps` one after the other, each in a process group of its own
+with a time limit. First every step has a turn that never had one; then interrupted steps continue,
+with all the time that is left; then failed ones have another turn. A step that exceeds its limit is
+interrupted, as with Ctrl-C, and killed if that does not help: results are written row by row, and a
+later turn continues after the last row. The outcome of each step is in ``.gpu/steps.json``, its
+output in ``.gpu/logs/``; ``bench/gpu/on_machine.sh`` brings both back with the results, and the
+next call, here or on another machine with the same folder, continues from there.
 
 ``--trial``: settings so small that all of it runs over the model of the driver, which a test does.
 """
@@ -42,21 +42,21 @@ __all__ = ["StepRunner"]
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".gpu"
 LEAST_S = 10.0
-"""Nothing is begun with less time than this."""
+"""No step is begun with less time than this."""
 ENDING_S = 15.0
-"""What a step has to end in, once it was interrupted."""
+"""How long an interrupted step has to end."""
 
 Outcome = Literal["passed", "failed", "cut"]
 
 
 class StepRunner:
-    """The steps and what became of them.
+    """Runs steps and keeps their outcomes.
 
     Args:
         steps: in order.
         folder: for the state and the logs.
-        seconds: for all of it, from now on.
-        trial: whether settings are those of a trial.
+        seconds: for all steps, from now on.
+        trial: whether to use the trial settings.
 
     Attributes:
         state: of each step that had a turn: its last ``outcome``, ``seconds`` and ``date``.
@@ -76,16 +76,16 @@ class StepRunner:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left for a step, with what it takes to end one."""
+        """Seconds that are left for a step, less the time to end it."""
         return self._ends - time.monotonic() - ENDING_S
 
     def forget(self, names: Sequence[str]) -> None:
-        """Have steps run as if they never had."""
+        """Forget the outcomes of steps."""
         for name in names:
             self.state.pop(name, None)
 
     def turns(self) -> Iterator[tuple[Step, float]]:
-        """Steps that are to be run, each with its limit in seconds; see the module."""
+        """The steps to run, each with its limit in seconds; the order is the module's."""
         had: set[str] = set()
         for wanted in (None, "cut", "failed"):
             for step in self._steps:
@@ -97,7 +97,7 @@ class StepRunner:
                     yield step, min(self.left_s, step.first_s if wanted is None else self.left_s)
 
     def run(self) -> None:
-        """Runs what there is time for."""
+        """Run steps while there is time."""
         for step, limit_s in self.turns():
             print(f"== {step.name}, for {limit_s:.0f} s at most", flush=True)
             began, outcome = time.monotonic(), "cut"
@@ -111,14 +111,14 @@ class StepRunner:
                 print(f"== {step.name}: {outcome} after {seconds} s", flush=True)
 
     def report(self) -> bool:
-        """Prints what became of each step; whether all have passed."""
+        """Print the outcome of each step; whether all have passed."""
         for step in self._steps:
             found = self.state.get(step.name, {"outcome": "not begun", "seconds": ""})
             print(f"{step.name:<28}{found['outcome']:<10}{found['seconds']:>8}")
         return all(self.state.get(step.name, {}).get("outcome") == "passed" for step in self._steps)
 
     def _run(self, step: Step, limit_s: float) -> Outcome:
-        """One turn of a step."""
+        """Run a step once."""
         logs = self._folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen(
@@ -140,7 +140,7 @@ class StepRunner:
 
 
 def _copied(process: subprocess.Popen[bytes], log: Path) -> None:
-    """What a process prints goes to the log and to our own output, as it comes."""
+    """Copy a process's output to the log and to our own, as it comes."""
     assert process.stdout is not None
     with process.stdout as lines, log.open("ab") as file:
         for line in lines:
@@ -151,7 +151,7 @@ def _copied(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupts a process that goes on, and ends its group in any case."""
+    """Interrupt a process that is still running, and kill its group in any case."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)
         try:
@@ -164,7 +164,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Runs steps, and prints what became of each."""
+    """Run or list the steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=9.0, help="for all of it")
     parser.add_argument("--only", action="append", help="these steps, repeatable")

@@ -1,10 +1,9 @@
-"""compute-sanitizer over the rewritten conformance suite: ``sanitize.py memcheck``.
+"""Runs the rewritten conformance suite under compute-sanitizer: ``sanitize.py memcheck``.
 
     python bench/gpu/sanitize.py memcheck|racecheck|synccheck [--part 1/2] [--only WORD]
 
 Runs the conformance tests that need a GPU, without the CPU device, under one of the tool's checks,
-and ends with 1 if it found anything. Writes bench/results/gpu_sanitize_TOOL_PART.json. Has not run
-on a GPU yet.
+and ends with 1 if it found anything. Writes bench/results/gpu_sanitize_TOOL_PART.json.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from bench.gpu.steps import NO_AUTOLOAD, OPTIONS
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = 9
-"""The exit status that stands for "something was found"."""
+"""The tool's exit status if it found anything."""
 LIMIT_S = 590
 
 
 def command(tool: str, only: str = "") -> list[str]:
-    """What is run."""
+    """The command to run."""
     tests = "tests/gpu/test_conformance.py"
     words = f"test_rewritten and ({only})" if only else "test_rewritten"
     return [
@@ -42,7 +41,7 @@ def command(tool: str, only: str = "") -> list[str]:
 
 
 def main() -> int:
-    """Runs the tool; its output is printed as it comes."""
+    """Run the tool; its output is printed as it comes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("tool", choices=TOOLS)
     parser.add_argument("--part", default="1/1", help="which of how many parts of the cases")

@@ -2,14 +2,13 @@
 
     python bench/gpu/shares.py [--seconds S]
 
-Through a daemon, as a user has it: three online jobs reserve 20 % of the GPU each, five offline
-jobs have quotas of 8 %. All run the noting kernel (`bench.gpu.instrumentation.timestamps`); what
-each had is read from its blocks in windows of 10 ms of the device's time: blocks that ran on
-average, as SMs, beside what the daemon says that it was allotted. A window's error is observed /
-allotted - 1.
+Through a daemon, like a user: three online jobs reserve 20 % of the GPU each, five offline jobs
+have quotas of 8 %. All run the noting kernel (`bench.gpu.instrumentation.timestamps`); the share of
+each is read from its blocks in windows of 10 ms of the device's time: the average number of running
+blocks, as SMs, beside the daemon's allocation. A window's error is observed / allotted - 1.
 
-Prints a table and writes bench/results/gpu_shares.json. Has not run on a GPU yet; a short run on
-the CPU device is part of the tests.
+Prints a table and writes bench/results/gpu_shares.json. A short run on the CPU device is part of
+the tests.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a job had.
+class JobShare:
+    """The share that a job had.
 
     Attributes:
         kind: "reserved" or "quota"; ``share``: as asked for.
-        allotted: what the daemon said, in CapSM.
+        allotted: the daemon's allocation, in CapSM.
         observed: on average in each window, in CapSM.
     """
 
@@ -84,26 +83,26 @@ class Side:
         return self._kernel.submit(self.blocks, THREADS, arguments, stream=self._stream, **share)
 
     def notes(self) -> Notes:
-        """Of what has run."""
+        """The notes of the task blocks that have run."""
         return Notes.of(self._notes.get().tobytes())
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and save the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
-    held = measure("cuda", RESERVED, QUOTAS, options.seconds, BLOCK_US, WINDOW_NS)
+    shares = measure("cuda", RESERVED, QUOTAS, options.seconds, BLOCK_US, WINDOW_NS)
     print(f"{'kind':<10}{'share':>6}{'allotted':>10}{'observed':>10}{'error p50':>11}{'most':>8}")
-    for one in held:
+    for one in shares:
         plain, mean = one.plain(), sum(one.observed) / len(one.observed)
         print(
             f"{one.kind:<10}{one.share:>6}{one.allotted:>10.2f}{mean:>10.2f}"
             f"{plain['error_p50']:>11.2%}{plain['error_most']:>8.2%}"
         )
-    found = {"window_ms": WINDOW_NS / 1e6, "jobs": [one.plain() for one in held]}
+    found = {"window_ms": WINDOW_NS / 1e6, "jobs": [one.plain() for one in shares]}
     print(f"wrote {keep('shares', gpu, found).name}")
     return 0
 
@@ -115,15 +114,15 @@ def measure(
     seconds: float,
     block_us: float,
     window_ns: int,
-) -> list[Held]:
-    """Runs all jobs at once for ``seconds`` on a daemon of their own."""
+) -> list[JobShare]:
+    """Run all jobs at once for ``seconds`` on a daemon of their own."""
     with gc.local(device) as gpu:
         kernel = gpu.kernel(SOURCE, ENTRY)
         each = kernel.occupancy(THREADS)
         slots = gpu.device.sms * each
         loops = loops_for(gpu, kernel, slots, block_us)
         wanted = [("reserved", share) for share in reserved] + [("quota", one) for one in quotas]
-        # Half as much again as runs in that time, so that no job ends before it is ended.
+        # Half as much again as runs in that time, so that no job ends before it is cancelled.
         rounds = 1.5 * (seconds + 0.5) * 1e6 / block_us
         sides = [
             Side(gpu, kernel, part, round(rounds * (part * slots + 1)))
@@ -146,7 +145,7 @@ def measure(
         notes = [side.notes() for side in sides]
     windows = common_windows(notes, window_ns)
     return [
-        Held(kind, share, given, observed(one.bridged(), windows, window_ns, each))
+        JobShare(kind, share, given, observed(one.bridged(), windows, window_ns, each))
         for (kind, share), given, one in zip(wanted, allotted, notes, strict=True)
     ]
 
@@ -165,7 +164,7 @@ def loops_for(gpu: gc.Session, kernel: gc.Kernel, slots: int, block_us: float) -
 
 
 def until_all_run(jobs: Sequence[gc.Job]) -> None:
-    """Until every job has done a task block.
+    """Wait until every job has done a task block.
 
     Raises:
         TimeoutError: one does not start.
@@ -178,7 +177,7 @@ def until_all_run(jobs: Sequence[gc.Job]) -> None:
 
 
 def common_windows(notes: Sequence[Notes], window_ns: int) -> list[int]:
-    """Where the windows begin in which all jobs ran from the first moment to the last."""
+    """The begins of the windows during all of which all jobs ran."""
     first = max(int(one.began.min()) for one in notes) + window_ns
     last = min(int(one.ended.max()) for one in notes) - window_ns
     return list(range(first, last - window_ns + 1, window_ns))

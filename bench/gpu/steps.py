@@ -1,9 +1,9 @@
-"""Tests and measurements on a GPU as steps, the most telling first: what is run, and how long.
+"""The steps of testing and measuring on a GPU, the most informative first, with their time limits.
 
-They are those of ``make gpu-test`` and ``make gpu-bench``, and a short one before them that tells
+They are those of ``make gpu-test`` and ``make gpu-bench``, and a short one before them that shows
 within a minute or two whether anything works at all. Settings are smaller than the targets' own, so
-that all of it fits into half an hour on a GPU of an H100's class; how long steps take there has not
-been seen yet.
+that all of it fits into half an hour on a GPU of an H100's class; how long steps take there is a
+guess.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ OPTIONS = (
     *("-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"),
 )
 NO_AUTOLOAD = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-"""In the environment: of pytest's plugins only those that are named. What else is installed on a
-machine that is not ours may warn, and warnings are errors."""
+"""Environment that limits pytest to the named plugins. Others that a machine has installed may
+warn, and warnings are errors."""
 
 _WORKERS = 8
 _TELLING = ("saxpy", "lookback_scan", "generations", "no_parameters")
@@ -31,12 +31,12 @@ class Step:
 
     Attributes:
         name: of its log; that of the target without ``gpu-``.
-        first_s: how long it may take before all others had their turn.
+        first_s: time limit of its first turn.
         script: run with Python; empty: pytest.
         target: the arguments that the target gives it.
-        more: settings in place of the target's.
-        trial: in place of these, so small that it runs over the model of the driver; None: it does
-            not run there.
+        more: settings that replace the target's.
+        trial: settings that replace these over the model of the driver; None: it does not run
+            there.
         environment: added for this step.
         several: whether pytest may run it in several processes.
     """
@@ -51,7 +51,7 @@ class Step:
     several: bool = False
 
     def arguments(self, *, trial: bool = False) -> list[str]:
-        """For Python."""
+        """The arguments for Python."""
         settings = self.trial or () if trial else self.more
         if self.script:
             return [self.script, *self.target, *settings]
@@ -62,7 +62,7 @@ class Step:
                 *settings]  # fmt: skip
 
     def variables(self) -> dict[str, str]:
-        """What is added to the environment."""
+        """What to add to the environment."""
         return self.environment if self.script else {**NO_AUTOLOAD, **self.environment}
 
 
@@ -116,7 +116,7 @@ STEPS: tuple[Step, ...] = (
     _colocation("green", 80),
     _colocation("processes", 80),
     _test("faults", 60, "endless or trap"),
-    # The model does not know in which task block a fault was, of which these tests want to hear.
+    # No trial: the model does not know the task block of a fault, which these tests check.
     _test("fences", 120, several=True),
     _bench("random_resizes", 120, "--seconds 100", "--events 50 --seconds 6"),
     *(_sanitize(tool, part) for tool in ("memcheck", "racecheck", "synccheck") for part in (1, 2)),

@@ -1,7 +1,7 @@
-"""What measurements on a GPU found, as rows of the README's table of figures.
+"""Results of measurements on a GPU as rows of the README's table of figures.
 
 One function for each kind of result; it takes what `bench.gpu.record.keep` wrote. Figures that miss
-their aim are in the rows like all others. A benchmark without a file has no row.
+their aim have rows like all others. A benchmark without a file has no row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = tuple[str, str, str]
 
 
 def rows(results: Path) -> dict[str, list[Row]]:
-    """The rows of all results that are there, by where and when they were measured."""
+    """The rows of all existing results, by where and when they were measured."""
     found: dict[str, list[Row]] = {}
     for pattern, rows_of in _ROWS.items():
         for path in sorted(results.glob(f"gpu_{pattern}.json")):

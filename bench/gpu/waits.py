@@ -1,4 +1,4 @@
-"""Which calls of the driver wait for kernels that run, and what holds up launches on other streams.
+"""Which driver calls wait for running kernels, and what delays launches on other streams.
 
     python bench/gpu/waits.py [--ms 400]
 
@@ -6,17 +6,17 @@ Problem: a persistent kernel may run for hours, and the driver's manual says of 
 they wait for it ("may perform implicit synchronization"). One that waits under the device's lock
 stops everything.
 
-And what a look at a word in host memory costs, which blocks take before every claim where launch
-records are there (release path ``mapped``), beside one at a word in device memory: from one block,
-and from as many as fit. And what it costs that all of these count themselves out of such a word, as
-blocks do that leave.
-
-Approach: a kernel holds the GPU until the host says so or `--ms` are over. Meanwhile one thing is
-done: a call, or a launch elsewhere that is waited for. If the kernel is over when that has
-returned, it waited. Where the kernel is to be everywhere, it has as many blocks as fit, or twice as
+Approach: a kernel keeps the GPU busy until the host ends it or `--ms` are over. Meanwhile one thing
+is done: a call, or a launch elsewhere that is waited for. If the kernel is over when that has
+returned, it waited. Where the kernel is to be on all SMs, it has as many blocks as fit, or twice as
 many.
 
-Writes bench/results/gpu_waits.json. Has not run on a GPU yet.
+Also measured: the cost of a read of a word in host memory, which blocks make before every claim
+where launch records are there (release path ``mapped``), beside a read of device memory: by one
+block, and by as many as fit. And the cost when all of these count themselves out of such a word, as
+blocks do that leave.
+
+Writes bench/results/gpu_waits.json.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpud.device.interface import pack_parameters
 
 SIZE = 2 << 20
 WIDE_BYTES = 96 << 10
-"""Of shared memory, or what a block may have; no SM is divided so for a kernel without any."""
+"""Shared memory of a wide block, at most; kernels without any get no such split."""
 
 WIDE = "much shared memory"
 STREAMS = 40
@@ -52,23 +52,23 @@ SOME = 64
 
 
 def main() -> int:
-    """Tries, prints, keeps."""
+    """Measure, print and save the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ms", type=float, default=400.0, help="how long the kernel may hold")
     options = parser.parse_args()
     need_gpu()
     gpu = Gpu()
-    holder = BusyKernel(gpu, options.ms / 1e3)
-    found: dict[str, Any] = {"calls": calls(holder)}
-    found["launches"] = {name: holder.tried(**case) for name, case in launches(holder).items()}
-    found["launches"][f"{WIDE}, all SMs divided for that"] = divided_alike(holder)
+    busy = BusyKernel(gpu, options.ms / 1e3)
+    found: dict[str, Any] = {"calls": calls(busy)}
+    found["launches"] = {name: busy.run_beside(**case) for name, case in launches(busy).items()}
+    found["launches"][f"{WIDE}, all SMs divided for that"] = divided_alike(busy)
     for kind, results in found.items():
         for name, one in results.items():
             verdict = one.get("error") or ("WAITS" if one["waits"] else "does not wait")
             print(f"{kind:<10}{name:<44}{verdict:<16}{one['us']:>12.0f} us")
-    found["streams_at_once"] = streams_at_once(holder)
+    found["streams_at_once"] = streams_at_once(busy)
     print(f"of {STREAMS} streams with a kernel each, {found['streams_at_once']} ran at once")
-    found["look_us"], found["leave_us"] = looks(holder), leaves(holder)
+    found["look_us"], found["leave_us"] = looks(busy), leaves(busy)
     for what in ("look", "leave"):
         for name, took in found[f"{what}_us"].items():
             print(f"{what:<10}{name:<44}{'':<16}{took:>12.3f} us")
@@ -76,18 +76,18 @@ def main() -> int:
     return 0
 
 
-def calls(holder: BusyKernel) -> dict[str, Any]:
-    """Every call that gpud makes while kernels run, or would have to."""
-    cu, gpu = holder.gpu.cu, holder.gpu
-    tried: dict[str, Any] = {}
+def calls(busy: BusyKernel) -> dict[str, Any]:
+    """Make every call that gpud makes while kernels run, or would have to."""
+    cu, gpu = busy.gpu.cu, busy.gpu
+    found: dict[str, Any] = {}
     made: list[Any] = []
 
     def pair(make: str, act: Act, unmake: str, undo: Callable[[Any], Any]) -> None:
         """Both in their turn, beside a kernel each."""
         made.clear()
-        tried[make] = holder.tried(lambda: made.append(act()))
+        found[make] = busy.run_beside(lambda: made.append(act()))
         if made:
-            tried[unmake] = holder.tried(lambda: undo(made[0]))
+            found[unmake] = busy.run_beside(lambda: undo(made[0]))
 
     pair(
         "cuMemHostAlloc",
@@ -103,12 +103,12 @@ def calls(holder: BusyKernel) -> dict[str, Any]:
     )
     pair(
         "cuModuleLoadData",
-        lambda: check(cu.cuModuleLoadData(holder.text.encode() + b"\0")),
+        lambda: check(cu.cuModuleLoadData(busy.text.encode() + b"\0")),
         "cuModuleUnload",
         lambda it: check(cu.cuModuleUnload(it)),
     )
     with suppress(DriverError):  # a program that the linker does not take is loaded as text
-        tried |= _linked(holder)
+        found |= _linked(busy)
     pair(
         "cuStreamCreateWithPriority",
         gpu.stream,
@@ -123,26 +123,26 @@ def calls(holder: BusyKernel) -> dict[str, Any]:
         "cuMemHostUnregister",
         lambda _: check(cu.cuMemHostUnregister(at)),
     )
-    _mapping(holder, pair)
+    _mapping(busy, pair)
     with suppress(DriverError):  # older drivers have no green contexts
-        _green(holder, pair)
+        _green(busy, pair)
     memory = gpu.buffer(np.zeros(1024, np.uint8))
     given = np.zeros(1024, np.uint8)
-    tried["cuMemcpyHtoD"] = holder.tried(lambda: memory.set(given))
-    tried["cuMemcpyDtoH"] = holder.tried(memory.get)
+    found["cuMemcpyHtoD"] = busy.run_beside(lambda: memory.set(given))
+    found["cuMemcpyDtoH"] = busy.run_beside(memory.get)
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    wide = holder.function("wide").handle
-    tried["cuFuncSetAttribute"] = holder.tried(
+    wide = busy.function("wide").handle
+    found["cuFuncSetAttribute"] = busy.run_beside(
         lambda: check(cu.cuFuncSetAttribute(wide, which, _wide_bytes(gpu)))
     )
-    return tried
+    return found
 
 
-def _linked(holder: BusyKernel) -> dict[str, Any]:
-    """A program made into machine code, and that loaded, as gpud does it."""
-    cu = holder.gpu.cu
+def _linked(busy: BusyKernel) -> dict[str, Any]:
+    """Link a program to machine code, and load that, as gpud does."""
+    cu = busy.gpu.cu
     kind = cu.CUjitInputType.CU_JIT_INPUT_PTX
-    image = holder.text.encode() + b"\0"
+    image = busy.text.encode() + b"\0"
     made: list[bytes] = []
 
     def link() -> None:
@@ -154,16 +154,16 @@ def _linked(holder: BusyKernel) -> dict[str, Any]:
 
     link()
     return {
-        "cuLinkCreate to cuLinkDestroy": holder.tried(link),
-        "cuModuleLoadData, machine code": holder.tried(lambda: check(cu.cuModuleLoadData(made[0]))),
+        "cuLinkCreate to cuLinkDestroy": busy.run_beside(link),
+        "cuModuleLoadData, machine code": busy.run_beside(
+            lambda: check(cu.cuModuleLoadData(made[0]))
+        ),
     }
 
 
-def _mapping(
-    holder: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]
-) -> None:
-    """Memory put behind a reserved address, and taken away."""
-    cu = holder.gpu.cu
+def _mapping(busy: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
+    """Map memory to a reserved address, and unmap it."""
+    cu = busy.gpu.cu
     wanted = cu.CUmemAllocationProp()
     wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     location = cu.CUmemLocation()
@@ -188,9 +188,9 @@ def _mapping(
     check(cu.cuMemAddressFree(address, SIZE))
 
 
-def _green(holder: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
-    """A green context of half of the SMs, and a stream in one."""
-    cu, gpu = holder.gpu.cu, holder.gpu
+def _green(busy: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]], None]) -> None:
+    """Make a green context of half of the SMs, and a stream in one."""
+    cu, gpu = busy.gpu.cu, busy.gpu
     whole = check(
         cu.cuDeviceGetDevResource(gpu.device, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
     )
@@ -216,40 +216,40 @@ def _green(holder: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], An
     check(cu.cuGreenCtxDestroy(green))
 
 
-def launches(holder: BusyKernel) -> dict[str, dict[str, Any]]:
-    """Launches on another stream, waited for: arguments of `BusyKernel.tried` by name.
+def launches(busy: BusyKernel) -> dict[str, dict[str, Any]]:
+    """Launches on another stream, waited for: arguments of `BusyKernel.run_beside` by name.
 
-    "Behind": behind the kernel that holds, on its stream or waiting for it. Shared memory is asked
-    for beside a block on each SM that has none, so that the SMs have to be divided anew.
+    "Behind": queued behind the busy kernel, on its stream or waiting for it. Shared memory is
+    requested beside a block without any on each SM, so that the SMs need another split.
     """
-    cu = holder.gpu.cu
-    other, third = holder.others
+    cu = busy.gpu.cu
+    other, third = busy.others
     semaphore = Semaphore()
 
     def elsewhere(name: str = "quick", shared: int = 0) -> Act:
         def act() -> None:
-            holder.launch(name, other, shared)
-            holder.finish(other)
+            busy.launch(name, other, shared)
+            busy.finish(other)
 
         return act
 
     def host_function() -> None:
-        check(cu.cuLaunchHostFunc(holder.stream, semaphore.post_function, semaphore.address))
+        check(cu.cuLaunchHostFunc(busy.stream, semaphore.post_function, semaphore.address))
 
     def wait_event() -> None:
-        check(cu.cuStreamWaitEvent(third, holder.event(holder.stream), 0))
-        holder.launch("quick", third)
+        check(cu.cuStreamWaitEvent(third, busy.event(busy.stream), 0))
+        busy.launch("quick", third)
 
     def more() -> None:
         for _ in range(32):
-            holder.launch("quick", holder.stream)
-            holder.event(holder.stream)
+            busy.launch("quick", busy.stream)
+            busy.event(busy.stream)
 
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    wide_bytes = _wide_bytes(holder.gpu)
-    check(cu.cuFuncSetAttribute(holder.function("wide").handle, which, wide_bytes))
-    everywhere = {"blocks": 2 * holder.capacity(1024), "threads": 1024}
-    one_each = {"blocks": holder.gpu.sms, "threads": 512}
+    wide_bytes = _wide_bytes(busy.gpu)
+    check(cu.cuFuncSetAttribute(busy.function("wide").handle, which, wide_bytes))
+    everywhere = {"blocks": 2 * busy.capacity(1024), "threads": 1024}
+    one_each = {"blocks": busy.gpu.sms, "threads": 512}
     return {
         "a launch": {"act": elsewhere()},
         "a launch, a host function behind": {"act": elsewhere(), "behind": host_function},
@@ -257,20 +257,20 @@ def launches(holder: BusyKernel) -> dict[str, dict[str, Any]]:
         "a launch, a third stream behind": {"act": elsewhere(), "behind": wait_event},
         WIDE: {"act": elsewhere("wide", wide_bytes), **one_each},
         "urgent, twice as many blocks as fit": {"act": elsewhere(), **everywhere},
-        # Last: the driver keeps the room that it makes.
+        # Last: the driver keeps the local memory that it allocates.
         "16 KiB of local memory a thread": {"act": elsewhere("deep")},
     }
 
 
-def divided_alike(holder: BusyKernel) -> dict[str, Any]:
-    """The launch with much shared memory once more, the kernel that holds prefers as much."""
-    cu = holder.gpu.cu
+def divided_alike(busy: BusyKernel) -> dict[str, Any]:
+    """The launch with much shared memory again, with a busy kernel that prefers as much."""
+    cu = busy.gpu.cu
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
     kinds = cu.CUshared_carveout
-    hold = holder.function("hold").handle
+    hold = busy.function("hold").handle
     check(cu.cuFuncSetAttribute(hold, which, int(kinds.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)))
-    case = launches(holder)[WIDE]
-    found = holder.tried(**case)
+    case = launches(busy)[WIDE]
+    found = busy.run_beside(**case)
     check(cu.cuFuncSetAttribute(hold, which, int(kinds.CU_SHAREDMEM_CARVEOUT_DEFAULT)))
     return found
 
@@ -279,64 +279,64 @@ def _wide_bytes(gpu: Gpu) -> int:
     return min(WIDE_BYTES, gpu.most_shared)
 
 
-def streams_at_once(holder: BusyKernel, count: int = STREAMS) -> int:
-    """How many of so many kernels on streams of their own run at once, others behind each."""
-    holder.reset()
-    streams = [holder.gpu.stream() for _ in range(count)]
+def streams_at_once(busy: BusyKernel, count: int = STREAMS) -> int:
+    """How many of ``count`` kernels on streams of their own run at once; each has one behind it."""
+    busy.reset()
+    streams = [busy.gpu.stream() for _ in range(count)]
     for stream in streams:
-        holder.begin(1, 32, stream, holder.seconds)
-        holder.launch("quick", stream)
-    ends = time.monotonic() + holder.seconds / 2
-    while holder.begun() < count and time.monotonic() < ends:
+        busy.begin(1, 32, stream, busy.seconds)
+        busy.launch("quick", stream)
+    ends = time.monotonic() + busy.seconds / 2
+    while busy.begun() < count and time.monotonic() < ends:
         time.sleep(1e-3)
-    begun = holder.begun()
-    holder.end()
+    begun = busy.begun()
+    busy.end()
     for stream in streams:
-        check(holder.gpu.cu.cuStreamDestroy(stream))
+        check(busy.gpu.cu.cuStreamDestroy(stream))
     return begun
 
 
-def looks(holder: BusyKernel, count: int = LOOKS) -> dict[str, float]:
-    """Microseconds from one look of a block at a word to its next."""
+def looks(busy: BusyKernel, count: int = LOOKS) -> dict[str, float]:
+    """Microseconds between two reads of a word by a block."""
     found: dict[str, float] = {}
-    for where, address in _words(holder):
-        for blocks in (1, _most(holder, "looks")):
-            took = _timed(holder, "looks", blocks, [address, count.to_bytes(4, "little")])
+    for where, address in _words(busy):
+        for blocks in (1, _most(busy, "looks")):
+            took = _timed(busy, "looks", blocks, [address, count.to_bytes(4, "little")])
             found[f"{where} memory, {blocks} blocks"] = took / count
     return found
 
 
-def leaves(holder: BusyKernel) -> dict[str, float]:
-    """Microseconds of a launch each of whose blocks counts itself out of one word, and is over."""
-    blocks = _most(holder, "leaves")
+def leaves(busy: BusyKernel) -> dict[str, float]:
+    """Microseconds of a launch whose blocks each count themselves out of one word."""
+    blocks = _most(busy, "leaves")
     return {
-        f"{where} memory, {blocks} blocks": _timed(holder, "leaves", blocks, [address])
-        for where, address in _words(holder)
+        f"{where} memory, {blocks} blocks": _timed(busy, "leaves", blocks, [address])
+        for where, address in _words(busy)
     }
 
 
-def _words(holder: BusyKernel) -> Iterator[tuple[str, bytes]]:
-    """Where a word is, and its address as a parameter."""
-    mapped, own = holder.gpu.host_words(8), holder.gpu.buffer(np.zeros(8, np.uint32))
+def _words(busy: BusyKernel) -> Iterator[tuple[str, bytes]]:
+    """A word in host and in device memory: its address as a parameter."""
+    mapped, own = busy.gpu.host_words(8), busy.gpu.buffer(np.zeros(8, np.uint32))
     for where, address in (("host", mapped.address), ("device", own.address)):
         yield where, address.to_bytes(8, "little")
 
 
-def _most(holder: BusyKernel, name: str) -> int:
+def _most(busy: BusyKernel, name: str) -> int:
     """As many blocks of `SOME` threads as fit."""
-    return holder.gpu.sms * holder.function(name).occupancy(SOME)
+    return busy.gpu.sms * busy.function(name).occupancy(SOME)
 
 
-def _timed(holder: BusyKernel, name: str, blocks: int, values: list[bytes]) -> float:
-    """Microseconds of a launch, by the device; the first warms up."""
-    function = holder.function(name)
+def _timed(busy: BusyKernel, name: str, blocks: int, values: list[bytes]) -> float:
+    """Microseconds of a launch, by the device, after one that warms up."""
+    function = busy.function(name)
     buffer = pack_parameters(function.parameters, values)
-    first, last = holder.gpu.event(), holder.gpu.event()
+    first, last = busy.gpu.event(), busy.gpu.event()
     took = 0.0
     for _ in range(2):
-        first.record(holder.stream)
-        function.launch((blocks, 1, 1), (SOME, 1, 1), buffer, stream=holder.stream)
-        last.record(holder.stream)
+        first.record(busy.stream)
+        function.launch((blocks, 1, 1), (SOME, 1, 1), buffer, stream=busy.stream)
+        last.record(busy.stream)
         took = last.since_us(first)
     return took
 

@@ -1,4 +1,4 @@
-"""Co-location as it is measured on a GPU: sizes, arithmetic, and a window of gpud's on the CPU."""
+"""The co-location measurement: sizes, arithmetic, and a window of gpud's on the CPU device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import gpud_client as gc
 from bench.gpu.colocation import compared, line, mps, summary
 from bench.gpu.colocation_process import batch_of
-from bench.gpu.colocation_window import Seen, System, rate_of, window
+from bench.gpu.colocation_window import System, WindowResult, rate_of, window
 from bench.gpu.workloads.colocation_work import (
     ENTRY,
     OFFLINE,
@@ -52,15 +52,17 @@ def test_rates_are_those_inside_the_window() -> None:
 
 
 def test_figures_follow_their_definitions() -> None:
-    alone = Seen([0.001] * 100, 0.0)
-    together = Seen([0.001] * 98 + [0.002] * 2, 30.0)
+    alone = WindowResult([0.001] * 100, 0.0)
+    together = WindowResult([0.001] * 98 + [0.002] * 2, 30.0)
     row = compared("x", ONLINE[0], OFFLINE[0], 0.2, together, alone, 40.0, 0.2)
     assert row.r99 == pytest.approx(2)
     assert row.b == pytest.approx(0.75)
     assert row.harvest == pytest.approx(0.75 / 0.8)
     assert "r99 2.000" in line(row)
     assert summary([row])["met"] is False
-    good = compared("x", ONLINE[0], OFFLINE[0], 0.2, Seen(alone.latencies_s, 40.0), alone, 40, 0.2)
+    good = compared(
+        "x", ONLINE[0], OFFLINE[0], 0.2, WindowResult(alone.latencies_s, 40.0), alone, 40, 0.2
+    )
     assert summary([good])["met"] is True
 
 

@@ -1,4 +1,4 @@
-"""The code around the driver, with a model of it that runs kernels on the CPU device."""
+"""The benchmarks' driver wrapper and sides, over the model that runs kernels on the CPU device."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ def test_cases_run_natively(gpu: Gpu, name: str) -> None:
 
 def test_the_clocks_are_compared(gpu: Gpu) -> None:
     clock = GpuClock(gpu)
-    sights = clock.sights(20)
-    assert len(sights) == 20
-    assert all(one.before <= one.after for one in sights)
+    samples = clock.samples(20)
+    assert len(samples) == 20
+    assert all(one.before <= one.after for one in samples)
     expected = time.time_ns() - time.perf_counter_ns()
     assert abs(clock().ns - expected) < 10e9
 

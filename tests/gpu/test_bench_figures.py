@@ -1,4 +1,4 @@
-"""Results are kept with the GPU in them, and figures are drawn of results of their real shapes."""
+"""Saved results name the GPU, and figures are drawn from results of their real shapes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from bench import summary
 from bench.gpu import colocation, figures, release_latency, resize, rewrite_cost
 from bench.gpu.colocation import compared
-from bench.gpu.colocation_window import Seen
+from bench.gpu.colocation_window import WindowResult
 from bench.gpu.record import keep, rounded
-from bench.gpu.shares import Held
+from bench.gpu.shares import JobShare
 from bench.gpu.workloads.colocation_work import OFFLINE, ONLINE
 from bench.harness.timing import Spread
 from tests.gpu.test_bench_timestamps import made
@@ -56,13 +56,13 @@ def stepped() -> dict[str, Any]:
 
 
 def together() -> dict[str, Any]:
-    seen = Seen([0.001] * 9, 4.0)
+    seen = WindowResult([0.001] * 9, 4.0)
     one = compared("gpud", ONLINE[0], OFFLINE[0], 0.2, seen, seen, 5.0, 0.2)
     return {**colocation.summary([one]), "rows": [vars(one)]}
 
 
 def kept(folder: Path) -> None:
-    """One file of each kind that a figure is drawn of."""
+    """A result file for each figure."""
     costs = [row("a", 30, 1.01), row("b", 40, 0.99)]
     found = {
         "rewrite_cost": {
@@ -73,7 +73,7 @@ def kept(folder: Path) -> None:
         "release_latency": release(),
         "colocation_gpud": together(),
         "resize": stepped(),
-        "shares": {"window_ms": 10, "jobs": [Held("quota", "8%", 2.0, [2.0, 1.9]).plain()]},
+        "shares": {"window_ms": 10, "jobs": [JobShare("quota", "8%", 2.0, [2.0, 1.9]).plain()]},
     }
     for name, value in found.items():
         (folder / f"gpu_{name}.json").write_text(json.dumps({**WHERE, **value}))

@@ -1,4 +1,4 @@
-"""What a machine without network is given, and how commands run there."""
+"""The archive for a machine without network, and how commands run there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_packages_are_pinned_and_for_the_other_machine() -> None:
 
 
 def test_commands_run_with_what_was_packed_and_leave_results(tmp_path: Path) -> None:
-    """In a copy of the little that the script looks at."""
+    """In a copy of the few files that the script uses."""
     folder = tmp_path / "repository"
     for name in ("bench/gpu", "bench/results", ".gpu"):
         (folder / name).mkdir(parents=True)

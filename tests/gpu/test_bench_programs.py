@@ -1,4 +1,4 @@
-"""The kernels that rewriting is measured on run, here on the CPU device, with the same bytes."""
+"""The kernels of the rewrite measurement leave the same bytes in all forms, on the CPU device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resizing in flight and at random, as it is measured on a GPU, in short on the CPU device."""
+"""The resize measurements, in short on the CPU device."""
 
 from __future__ import annotations
 

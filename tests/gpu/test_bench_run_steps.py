@@ -1,4 +1,4 @@
-"""Steps in turns: who has one when, what is cut off, and each step over the model."""
+"""The order of steps, interrupted steps, and each step over the model of the driver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def outcomes(one: StepRunner) -> dict[str, str]:
     return {name: found["outcome"] for name, found in one.state.items()}
 
 
-def test_what_never_had_a_turn_comes_first_and_what_was_cut_off_goes_on(tmp_path: Path) -> None:
+def test_new_steps_come_first_and_interrupted_ones_continue(tmp_path: Path) -> None:
     steps = [Step(name, 5.0, "") for name in "abcd"]
     one = StepRunner(steps, tmp_path, 1e6)
     one.state = {
@@ -70,12 +70,12 @@ def test_steps_end_and_their_outcome_and_output_are_kept(tmp_path: Path) -> None
     assert [found.name for found, _ in again.turns()] == ["good", "bad"]
 
 
-def test_a_step_over_its_limit_is_cut_off(tmp_path: Path) -> None:
+def test_a_step_over_its_limit_is_interrupted(tmp_path: Path) -> None:
     one = StepRunner([step("long", "import time; time.sleep(1000)", tmp_path)], tmp_path, 600)
     assert one._run(one._steps[0], 0.1) == "cut"
 
 
-def test_what_is_cut_off_is_interrupted_and_keeps_what_it_has() -> None:
+def test_an_interrupted_step_keeps_its_results() -> None:
     code = """
 import time
 try:
@@ -96,9 +96,7 @@ except KeyboardInterrupt:
     process.stdout.close()
 
 
-def test_rows_are_taken_up_where_they_were_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_rows_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu: Any = NoGpu()
     first = Rows("x", gpu, {"events": 5}, tmp_path)
     first.add({"name": "a", "us": 1.23456789}, mean=1.0)
@@ -118,7 +116,7 @@ def test_rows_are_taken_up_where_they_were_cut_off(
 
 
 def test_steps_are_what_the_makefile_runs() -> None:
-    """All but the first, which is a choice among the others."""
+    """All but the first, which is a selection of the others."""
     said = subprocess.run(
         ["make", "-n", "gpu-test", "gpu-bench", "GPU_PYTHON=python3"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -146,7 +144,7 @@ def test_results_can_go_elsewhere(tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Every process finds the model where the bindings are; where results go."""
+    """An environment in which processes use the model, and results go to a temporary folder."""
     sanitizer = tmp_path / "bin" / "compute-sanitizer"
     sanitizer.parent.mkdir()
     sanitizer.write_text('#!/bin/bash\nwhile [ "$1" != "$PYTHON" ]; do shift; done\nexec "$@"\n')

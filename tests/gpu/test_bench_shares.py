@@ -1,10 +1,10 @@
-"""Reading shares from notes, and the whole of it in short on the CPU device."""
+"""Reading shares from notes, and a short run on the CPU device."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.gpu.shares import Held, common_windows, measure, observed
+from bench.gpu.shares import JobShare, common_windows, measure, observed
 from tests.gpu.test_bench_timestamps import made
 
 
@@ -18,7 +18,7 @@ def test_windows_lie_where_all_jobs_run() -> None:
 
 
 def test_errors_are_of_what_was_allotted() -> None:
-    plain = Held("quota", "8%", 2.0, [2.0, 1.8, 2.1]).plain()
+    plain = JobShare("quota", "8%", 2.0, [2.0, 1.8, 2.1]).plain()
     assert plain["error_most"] == pytest.approx(0.1)
     assert plain["error_p50"] == pytest.approx(0.05)
 

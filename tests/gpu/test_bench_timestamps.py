@@ -1,4 +1,4 @@
-"""What benchmarks on a GPU conclude from notes of blocks, tried on made-up and on real notes."""
+"""The analysis of notes of blocks, on made-up and on real notes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from gpud.device.job import Job
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[CPUDevice]:
-    """One block of 1024 threads on each of two SMs."""
+    """A CPU device with one block of 1024 threads on each of two SMs."""
     with CPUDevice(2, capability=75) as one:
         yield one
 
 
 def made(blocks: list[tuple[int, int, int]]) -> Notes:
-    """From (began, ended, place)."""
+    """Notes from (began, ended, place)."""
     kind = [("began", "<u8"), ("ended", "<u8"), ("place", "<u4"), ("sm", "<u4")]
     return Notes.of(np.array([(b, e, p, p // 64) for b, e, p in blocks], kind).tobytes())
 
 
 def rows(places: dict[int, int], length: int = 10, gap: int = 1) -> Notes:
-    """Task blocks one after the other at each place, so many at each."""
+    """Notes of ``count`` task blocks one after the other at each place."""
     return made(
         [
             (100 + number * (length + gap) + place, 100 + number * (length + gap) + length + place,
@@ -81,11 +81,11 @@ def test_the_last_released_block_is_found() -> None:
 
 def test_the_offset_lies_between_the_bounds() -> None:
     true = 1_000_000
-    sights = [ClockSample(t, t + true + half, t + 2 * half) for t, half in ((0, 900), (5000, 40))]
-    found = offset_of(sights)
+    samples = [ClockSample(t, t + true + half, t + 2 * half) for t, half in ((0, 900), (5000, 40))]
+    found = offset_of(samples)
     assert abs(found.ns - true) <= found.uncertainty_ns <= 41
     assert found.at_ns == (0 + 5000 + 80) // 2
-    with pytest.raises(ValueError, match="no sight"):
+    with pytest.raises(ValueError, match="no sample"):
         offset_of([])
 
 
@@ -96,7 +96,7 @@ def test_a_drift_between_two_offsets_is_followed() -> None:
 
 
 def cpu_clock() -> Offset:
-    """The CPU device's timer is the time of day."""
+    """The offset of the CPU device's timer, which is the time of day."""
     before = time.perf_counter_ns()
     return offset_of([ClockSample(before, time.time_ns(), time.perf_counter_ns())])
 

@@ -1,4 +1,4 @@
-"""What waits for a kernel, tried on the model of the driver."""
+"""Detecting which calls wait for a kernel, over the model of the driver."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 def test_a_call_that_returns_while_the_kernel_runs_does_not_wait(gpu: Gpu) -> None:
-    holder = BusyKernel(gpu, PATIENT_S)
-    found = holder.tried(lambda: check(gpu.cu.cuMemAlloc(64)))
+    busy = BusyKernel(gpu, PATIENT_S)
+    found = busy.run_beside(lambda: check(gpu.cu.cuMemAlloc(64)))
     assert not found["waits"]
     assert found["us"] > 0
-    cases = waits.launches(holder)
+    cases = waits.launches(busy)
     for name in ("a launch", "a launch, a third stream behind", "much shared memory"):
-        assert not holder.tried(**{**cases[name], "blocks": 1})["waits"], name
-    assert waits.streams_at_once(holder, 2) == 2
+        assert not busy.run_beside(**{**cases[name], "blocks": 1})["waits"], name
+    assert waits.streams_at_once(busy, 2) == 2
 
 
 def test_a_call_that_returns_when_the_kernel_is_over_waits(gpu: Gpu) -> None:
@@ -50,10 +50,10 @@ def test_a_call_that_fails_says_so(gpu: Gpu) -> None:
     def fail() -> None:
         raise DriverError("no")
 
-    assert BusyKernel(gpu, PATIENT_S).tried(fail)["error"] == "no"
+    assert BusyKernel(gpu, PATIENT_S).run_beside(fail)["error"] == "no"
 
 
-def test_a_look_at_a_word_takes_time(gpu: Gpu) -> None:
+def test_a_read_of_a_word_takes_time(gpu: Gpu) -> None:
     found = waits.looks(BusyKernel(gpu, PATIENT_S), 20)
     assert len(found) == 4
     found |= waits.leaves(BusyKernel(gpu, PATIENT_S))

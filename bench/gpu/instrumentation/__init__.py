@@ -1,1 +1,1 @@
-"""What measurements on a GPU are made with: the bare driver, kernels that note times, the clock."""
+"""Instrumentation for measurements on a GPU: plain driver calls, timestamping kernels, clocks."""

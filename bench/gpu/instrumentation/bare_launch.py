@@ -1,13 +1,14 @@
-"""Rewritten kernels launched by the driver alone, many in a row: the kernel as gpud has it, no job.
+"""Launches rewritten kernels through the driver alone, in batches, without jobs of gpud.
 
-Problem: what the persistent form costs a kernel must be told apart from what gpud costs a job.
-Approach: programs are loaded by gpud's CUDA device, as those of a session are; control words are
-laid out here for a whole batch of launches, where that device has them, and put back before each
-batch, so that a batch of persistent launches is as plain as one of native launches.
+Problem: the cost of the persistent form for a kernel must be separated from the cost of gpud for a
+job. Approach: programs are loaded by gpud's CUDA device, as a session's are; the control words of a
+whole batch of launches are laid out here, in the same kinds of memory as that device uses, and
+reset before each batch, so that a batch of persistent launches needs no more than one of native
+launches.
 
 Terms: a *batch* is some launches in a row on one stream, between two events of the device.
 
-Has not run on a GPU yet; the layout of the words is `gpud.compiler.abi.control_words`.
+The layout of the words is that of `gpud.compiler.abi.control_words`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Arrays:
     """The arrays of a launch in device memory, for all sides.
 
     Attributes:
-        values: what is passed, as the bytes of each parameter.
+        values: the bytes of each argument.
     """
 
     def __init__(self, gpu: Gpu, launch: Launch) -> None:
@@ -45,14 +46,14 @@ class Arrays:
                 self.values.append(argument.tobytes())
 
     def reset(self) -> None:
-        """Puts the first contents of what is written back."""
+        """Restore the initial contents of the outputs."""
         for index in self.launch.outputs:
             first = self.launch.arguments[index]
             assert isinstance(first, np.ndarray)
             self._buffers[index].set(first)
 
     def outputs(self) -> list[bytes]:
-        """What is there now."""
+        """The outputs' contents now."""
         return [self._buffers[index].get().tobytes() for index in self.launch.outputs]
 
 
@@ -60,11 +61,11 @@ class Words:
     """Control words of some launches: job records on the device, status records on the host.
 
     Args:
-        gpu: where.
-        count: of launches.
+        gpu: that they are for.
+        count: number of launches.
         grid: task blocks of each in x, y, z.
         blocks: persistent blocks of each.
-        own: whether launch records are in the device's memory, not in the host's.
+        own: whether launch records are in device memory, not in host memory.
 
     Attributes:
         controls: the address of each launch record.
@@ -94,23 +95,23 @@ class Words:
         self._fresh = np.frombuffer(fresh, np.uint32)
 
     def claim(self, claims: cw.Claims) -> None:
-        """Has the blocks of later batches claim so."""
+        """Set how many task blocks the blocks of later batches claim at once."""
         self._first = np.frombuffer(cw.job_record(self._grid, claims) * self._count, np.uint8)
 
     def reset(self) -> None:
-        """Makes all of them fresh; nothing that uses them runs."""
+        """Restore the initial words of all launches; none of them runs."""
         self._jobs.set(self._first)
         self._host.words[:] = self._fresh
 
     def done(self) -> list[int]:
-        """Task blocks that each launch has finished."""
+        """How many task blocks each launch has finished."""
         words = self._jobs.get().view(np.uint32).reshape(self._count, -1)
         found: list[int] = words[:, cw.DONE // 4].tolist()
         return found
 
 
 class Native:
-    """The kernel as it is, loaded by the driver without gpud."""
+    """The unmodified kernel, loaded by the driver without gpud."""
 
     def __init__(self, gpu: Gpu, program: OneProgram, arrays: Arrays) -> None:
         ptx = compile_program(program.cuda, form="persistent", kill=False).original_ptx
@@ -120,10 +121,10 @@ class Native:
         self._buffer = pack_parameters(self.function.parameters, arrays.values)
 
     def prepare(self) -> None:
-        """Nothing has to be made ready."""
+        """Do nothing."""
 
     def launch(self, number: int, stream: object) -> None:
-        """One launch."""
+        """Launch it once."""
         self.function.launch(self._arrays.launch.grid, self._block, self._buffer, stream=stream)
 
 
@@ -131,21 +132,21 @@ def loaded(
     cuda: Any, program: OneProgram, *, fence: bool = False, own_words: bool = False,
     own_cache: bool = False,
 ) -> Any:  # fmt: skip
-    """The kernel in persistent form, loaded as a session's is.
+    """Load the kernel in persistent form, as a session's is.
 
     Args:
         cuda: gpud's CUDA device.
         program: whose kernel.
         fence: whether its accesses are checked; nothing is out of bounds for them.
-        own_words: whether its launch records will be in the device's memory.
-        own_cache: whether its SMs are divided between cache and shared memory as the driver would
-            have it, and not as gpud has all of them divided.
+        own_words: whether its launch records will be in device memory.
+        own_cache: whether it keeps the driver's default split of SM memory into cache and shared
+            memory, instead of the one that gpud sets for all kernels.
     """
     ptx = compile_program(program.cuda, form="persistent", fence=fence, kill=False).ptx
     kernel = cuda.load(ptx, host_poll=own_words).kernel(program.entry)
     if own_cache:
-        as_driver_has_it = cuda.driver.api.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT
-        kernel.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", int(as_driver_has_it))
+        default = cuda.driver.api.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT
+        kernel.set_attribute("PREFERRED_SHARED_MEMORY_CARVEOUT", int(default))
     return kernel
 
 
@@ -153,15 +154,15 @@ class Persistent:
     """The kernel in persistent form, with as many blocks as the GPU holds.
 
     Args:
-        gpu: where.
-        kernel: as `loaded` has it.
+        gpu: that it runs on.
+        kernel: from `loaded`.
         program: whose kernel.
-        arrays: what it is launched with.
+        arrays: its arguments.
         most: launches of a batch at most.
-        own_words: whether launch records are in the device's memory.
+        own_words: whether launch records are in device memory.
 
     Attributes:
-        blocks: how many those are.
+        blocks: persistent blocks of a launch.
         words: their control words.
     """
 
@@ -185,10 +186,10 @@ class Persistent:
         ]
 
     def prepare(self) -> None:
-        """Puts the control words back; nothing runs."""
+        """Reset the control words; nothing runs."""
         self.words.reset()
 
     def launch(self, number: int, stream: object) -> None:
-        """The launch with the control words of that number."""
+        """Launch it with the control words of number ``number``."""
         buffer = self._buffers[number]
         self.function.launch((self.blocks, 1, 1), self._block, buffer, stream=stream)

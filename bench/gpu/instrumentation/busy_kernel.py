@@ -1,7 +1,7 @@
-"""A kernel that holds the GPU while something is tried.
+"""A kernel that keeps the GPU busy, to find out which calls wait for running kernels.
 
-It runs until the host says so, or for a time; whether it is over when something has returned tells
-whether that has waited for it. Has not run on a GPU yet.
+It runs until the host ends it, or for a limited time. A call waited for it if the kernel is over
+when the call has returned.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Act = Callable[[], Any]
 
 
 class BusyKernel:
-    """Keeps the GPU busy while something is tried.
+    """Keeps the GPU busy while a call is made.
 
     Args:
-        gpu: which.
+        gpu: to keep busy.
         seconds: for how long at most.
     """
 
@@ -70,15 +70,15 @@ class BusyKernel:
         self._hold = self.function("hold")
 
     def function(self, name: str) -> Function:
-        """One of the kernels."""
+        """A kernel of the module."""
         return self._module.function(name)
 
     def capacity(self, threads: int) -> int:
-        """Blocks of the holding kernel that fit at once."""
+        """Blocks of the busy kernel that fit at once."""
         return self.gpu.sms * self._hold.occupancy(threads)
 
     def begin(self, blocks: int, threads: int, stream: Any, seconds: float) -> None:
-        """Launch the holding kernel."""
+        """Launch the busy kernel."""
         ns = int(seconds * 1e9).to_bytes(8, "little")
         values = [self._words.address.to_bytes(8, "little"), ns]
         buffer = pack_parameters(self._hold.parameters, values)
@@ -92,40 +92,42 @@ class BusyKernel:
         function.launch((1, 1, 1), (32, 1, 1), buffer, stream=stream, shared=shared)
 
     def finish(self, stream: Any) -> None:
-        """Wait for a stream, but no longer than the holding kernel may take."""
+        """Wait for a stream, but at most twice as long as the busy kernel may take."""
         event = self.event(stream)
         ends = time.monotonic() + 2 * self.seconds
         while not self.over(event) and time.monotonic() < ends:
             time.sleep(20e-6)
 
     def event(self, stream: Any) -> Any:
-        """A point behind what is on a stream."""
+        """Record an event behind the work on a stream."""
         event = check(self.gpu.cu.cuEventCreate(2))
         check(self.gpu.cu.cuEventRecord(event, stream))
         return event
 
     def over(self, event: Any) -> bool:
-        """Whether everything before a point is."""
+        """Whether everything before an event is done."""
         (status,) = self.gpu.cu.cuEventQuery(event)
         return int(status) == 0
 
     def begun(self) -> int:
-        """Blocks of the holding kernel that have begun."""
+        """How many blocks of the busy kernel have begun."""
         return int(self._words.words[1])
 
     def reset(self) -> None:
-        """Before the next kernel; nothing runs."""
+        """Reset the words before the next kernel; nothing runs."""
         self._words.words[:] = 0
 
     def end(self) -> None:
-        """Let what holds end, and wait for it."""
+        """End the busy kernel, and wait for it."""
         self._words.words[0] = 1
         self.gpu.synchronise()
 
-    def tried(
+    def run_beside(
         self, act: Act, *, blocks: int = 1, threads: int = 32, behind: Act | None = None
     ) -> dict[str, Any]:
-        """What becomes of ``act`` beside the kernel; ``behind`` is put behind the kernel first.
+        """Call ``act`` while the kernel runs: whether and how long it waited, or its error.
+
+        ``behind`` is called first, to queue work behind the kernel.
 
         Raises:
             TimeoutError: the kernel did not begin.
@@ -149,7 +151,7 @@ class BusyKernel:
         finally:
             took = time.monotonic() - began
             if took > self.seconds / 2:
-                time.sleep(2e-3)  # what waited may return a little before the point is passed
+                time.sleep(2e-3)  # a call that waited may return just before the event completes
             found["waits"] = self.over(point)
             found["us"] = 1e6 * took
             self.end()

@@ -1,16 +1,14 @@
-"""The device's timer and the host's: which moment of one is which of the other.
+"""Converts times between the host's clock and the device's timer.
 
-Problem: a decision is made on the host, and what follows from it is noted by blocks in the device's
-time. Approach: the device notes its timer between two looks at the host's clock, many times. Each
-such *sight* bounds the difference from both sides; the tightest bounds hold.
+Problem: a decision is made on the host, and blocks record its effects in device time. Approach:
+the device reads its timer between two reads of the host's clock, many times. Each such *sample*
+bounds the difference from both sides; the tightest bounds hold.
 
-Terms: offset = device time - host time, in nanoseconds; its uncertainty is half of what is left
+Terms: offset = device time - host time, in nanoseconds; its uncertainty is half the distance
 between the bounds. On a GPU a kernel answers through mapped memory, which takes 2 or 3 us.
 
-The two clocks drift apart by some microseconds a second, so the offset is found shortly before and
-after what is measured, and interpolated.
-
-The part that asks a GPU has not run on one yet.
+The two clocks drift apart by some microseconds a second, so the offset is measured shortly before
+and after the events of interest, and interpolated.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from gpud.device.interface import pack_parameters
 __all__ = ["Clock", "ClockSample", "GpuClock", "Offset", "between", "offset_of"]
 
 _ROUNDS = 40
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 _ANSWER = r"""
 extern "C" __global__ void answer(volatile unsigned* asked, volatile unsigned long long* told,
@@ -45,7 +43,7 @@ extern "C" __global__ void answer(volatile unsigned* asked, volatile unsigned lo
 
 
 class ClockSample(NamedTuple):
-    """A time of the device's, seen between two of the host's; nanoseconds."""
+    """A device time, read between two host times; nanoseconds."""
 
     before: int
     device: int
@@ -61,35 +59,36 @@ class Offset(NamedTuple):
 
 
 Clock = Callable[[], Offset]
-"""Finds the offset now."""
+"""Measures the offset now."""
 
 
 def between(first: Offset, last: Offset, host_ns: int) -> int:
-    """A moment of `time.perf_counter_ns` in the device's time, by two offsets around it."""
+    """Convert a time of `time.perf_counter_ns` to device time, by two offsets around it."""
     span = max(1, last.at_ns - first.at_ns)
     drift = (last.ns - first.ns) * (host_ns - first.at_ns)
     return host_ns + first.ns + round(drift / span)
 
 
-def offset_of(sights: Iterable[ClockSample], tick_ns: int = 0) -> Offset:
-    """The offset that all sights allow; ``tick_ns`` is the step of the device's timer.
+def offset_of(samples: Iterable[ClockSample], tick_ns: int = 0) -> Offset:
+    """The offset that all samples allow; ``tick_ns`` is the step of the device's timer.
 
-    If the clocks drift, so that none fits all, the middle of what is left, with its size.
+    If the clocks drift, so that no offset fits all samples, the middle between the crossed bounds,
+    with half their distance as uncertainty.
 
     Raises:
-        ValueError: no sights.
+        ValueError: no samples.
     """
-    some = list(sights)
+    some = list(samples)
     bounds = [(one.device - one.after, one.device + tick_ns - one.before) for one in some]
     if not bounds:
-        raise ValueError("no sight of the device's timer")
+        raise ValueError("no sample of the device's timer")
     low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
     middle = (some[0].before + some[-1].after) // 2
     return Offset((low + high) // 2, abs(high - low + 1) // 2, middle)
 
 
 class GpuClock:
-    """Asks a kernel for the device's time; nothing else should run meanwhile."""
+    """Reads the device's time through a kernel; nothing else should run meanwhile."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -101,10 +100,10 @@ class GpuClock:
     def __call__(self) -> Offset:
         """The offset now."""
         with self._gpu.current():
-            return offset_of(self.sights())
+            return offset_of(self.samples())
 
-    def sights(self, rounds: int = _ROUNDS) -> list[ClockSample]:
-        """Ask again and again; returns when the kernel has ended.
+    def samples(self, rounds: int = _ROUNDS) -> list[ClockSample]:
+        """Take ``rounds`` samples; returns when the kernel has ended.
 
         Raises:
             TimeoutError: it does not answer.
@@ -120,7 +119,7 @@ class GpuClock:
         buffer = pack_parameters(self._function.parameters, values)
         self._function.launch((1, 1, 1), (1, 1, 1), buffer, stream=self._stream)
         found: list[ClockSample] = []
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         for number in range(1, rounds + 1):
             before = time.perf_counter_ns()
             asked[0] = number

@@ -1,10 +1,8 @@
-"""The CUDA driver in as much as benchmarks and tests need it: kernels launched without gpud.
+"""A small wrapper of the CUDA driver for benchmarks and tests: kernels launched without gpud.
 
-Problem: what gpud costs is told beside plain launches of the same PTX, timed by the device.
-Approach: `cuda.bindings` with errors as exceptions, in the device's primary context, so that memory
-and kernels of CuPy and of gpud's CUDA device in the same process are in it too.
-
-Has not run on a GPU yet.
+Problem: gpud's cost is measured against plain launches of the same PTX, timed by the device.
+Approach: `cuda.bindings` with errors as exceptions, in the device's primary context, which CuPy and
+gpud's CUDA device in the same process use as well.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ _NON_BLOCKING: Final = 1
 
 
 class DriverError(Exception):
-    """A call of the driver failed; says which error, and the assembler's log if there is one."""
+    """A driver call failed; the message has the status, and the assembler's log if there is one."""
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """What a call of ``cuda.bindings`` returned, without its status.
+    """The results of a call of ``cuda.bindings``, without its status.
 
     Raises:
         DriverError: the status is not success.
@@ -121,7 +119,7 @@ class Gpu:
         return int(check(self.cu.cuDeviceGetAttribute(which, self.device)))
 
     def describe(self) -> dict[str, Any]:
-        """The GPU and its driver, for results; asks nothing of a context that may be lost."""
+        """The GPU and its driver, for results; makes no call, as the context may be lost."""
         return self._described
 
     def _describe(self) -> dict[str, Any]:
@@ -138,7 +136,7 @@ class Gpu:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes the context current in a thread that may have another, and puts that back."""
+        """Make the context current in this thread, and restore the previous one afterwards."""
         check(self.cu.cuCtxPushCurrent(self.context))
         try:
             yield
@@ -152,7 +150,7 @@ class Gpu:
         return Buffer(self, values)
 
     def host_words(self, count: int) -> HostWords:
-        """Page-locked words that both sides can reach."""
+        """Page-locked words that both sides can access."""
         return HostWords(self, count)
 
     # -- work
@@ -162,15 +160,15 @@ class Gpu:
         return check(self.cu.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
 
     def event(self) -> Event:
-        """An event with time."""
+        """An event that records the time."""
         return Event(self)
 
     def load(self, ptx: str) -> Module:
-        """A module of PTX."""
+        """Load a module of PTX."""
         return Module(self, ptx)
 
     def synchronise(self, stream: Any = None) -> None:
-        """Wait until a stream has nothing left to do; without one, the whole context."""
+        """Wait until a stream is idle; without one, the whole context."""
         if stream is None:
             check(self.cu.cuCtxSynchronize())
         else:
@@ -178,7 +176,7 @@ class Gpu:
 
 
 def _driver_release() -> str:
-    """As nvidia-smi prints it, ``"580.159"``; NVML knows it."""
+    """The driver's version as nvidia-smi prints it, ``"580.159"``, from NVML."""
     try:
         import pynvml
 
@@ -209,11 +207,11 @@ class Buffer:
         """Copy in; returns when it is there."""
         first = np.ascontiguousarray(values)
         check(self._gpu.cu.cuMemcpyHtoD(self.address, first.ctypes.data, first.nbytes))
-        # The copy itself may return before, and streams of their own do not wait for it.
+        # The copy may return before it is done, and non-blocking streams do not wait for it.
         check(self._gpu.cu.cuStreamSynchronize(0))
 
     def get(self) -> npt.NDArray[Any]:
-        """A copy of what is there now."""
+        """Copy out the current content."""
         found = np.empty(self._shape, self._dtype)
         check(self._gpu.cu.cuMemcpyDtoH(found.ctypes.data, self.address, found.nbytes))
         return found

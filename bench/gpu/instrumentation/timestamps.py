@@ -1,14 +1,14 @@
-"""What the blocks of a kernel say about when and where they ran, and what follows from it.
+"""A kernel whose task blocks record when and where they ran, and analysis of these records.
 
-Problem: when a share of a device changes hands is told by the host late and by what it was told;
-the blocks know. Approach: a kernel whose task blocks note the device's timer at their begin and
-end, and where they ran; everything else is arithmetic on these notes.
+Problem: the host learns late, and indirectly, when a share of a device changes hands; the blocks
+know. Approach: a kernel whose task blocks record the device's timer at their begin and end, and
+their SM; everything else is computed from these *notes*.
 
-Terms: a *place* is where a resident block sits: SM and first warp slot, of which no two resident
-blocks have the same; all task blocks that one persistent block runs one after the other are noted
-at one place. *Busy* at a moment is how many task blocks have begun and not ended then.
+Terms: a *place* is where a resident block runs: SM and first warp slot, of which no two resident
+blocks have the same; all task blocks that one persistent block runs one after the other have one
+place. *Busy* at a moment is how many task blocks have begun and not ended then.
 
-Properties: times are the device's nanoseconds; nothing here needs a GPU. On the CPU device all
+Properties: times are the device's nanoseconds; the analysis needs no GPU. On the CPU device all
 blocks of an SM have the same warp numbers, so there places are right for one block an SM only.
 """
 
@@ -42,12 +42,12 @@ __all__ = [
 Times = npt.NDArray[np.int64]
 
 SLOTS: Final = 64
-"""Places of an SM: the most warps that one holds."""
+"""Places of an SM: the most warps that it can hold."""
 
 NOTE_BYTES: Final = 24
 
 BRIDGE_NS: Final = 20_000
-"""Between two task blocks of one persistent block."""
+"""The longest gap between two task blocks of one persistent block."""
 
 ENTRY: Final = "noted"
 
@@ -73,7 +73,7 @@ extern "C" __global__ void noted(Note* notes, float* out, int loops) {
     }
 }
 """
-"""Task blocks as long as ``loops`` makes them: work, not waiting, so a slower SM shows."""
+"""``loops`` sets the length of task blocks: they compute, not wait, so that a slower SM shows."""
 
 OUT_BLOCKS: Final = 1024
 
@@ -96,7 +96,7 @@ class Notes:
 
     @classmethod
     def of(cls, raw: bytes) -> Notes:
-        """From the kernel's array; task blocks that have not ended are left out."""
+        """Read the kernel's array; task blocks that have not ended are left out."""
         found = np.frombuffer(raw, _NOTE)
         found = found[found["ended"] > 0]
         found = found[np.argsort(found["began"], kind="stable")]
@@ -107,19 +107,19 @@ class Notes:
         return len(self.began)
 
     def between(self, first_ns: int, last_ns: int) -> Notes:
-        """Those that were running at some moment in [first, last]."""
+        """Notes of the task blocks that were running at some moment in [first, last]."""
         some = (self.ended >= first_ns) & (self.began <= last_ns)
         return Notes(self.began[some], self.ended[some], self.place[some], self.sm[some])
 
     def block_ns(self) -> Times:
-        """How long each took."""
+        """The duration of each task block."""
         found: Times = self.ended - self.began
         return found
 
     def bridged(self, gap_ns: int = BRIDGE_NS) -> Notes:
-        """With each end moved to the next begin at the same place, if that follows soon.
+        """Notes with each end moved to the next begin at the same place, if that follows soon.
 
-        What lies between is the claim of the next task block: the place is taken all the while.
+        In the gap the persistent block claims its next task block: it is resident all the while.
         """
         order = np.lexsort((self.began, self.place))
         began, ended, place = self.began[order], self.ended[order].copy(), self.place[order]
@@ -130,13 +130,13 @@ class Notes:
         return Notes(began[back], ended[back], place[back], self.sm[order][back])
 
     def busy(self, moments: Times) -> npt.NDArray[np.int64]:
-        """How many were running at each moment."""
+        """How many task blocks were running at each moment."""
         begun = np.searchsorted(self.began, moments, side="right")
         over = np.searchsorted(np.sort(self.ended), moments, side="right")
         return (begun - over).astype(np.int64)
 
     def sms_busy(self, moments: Times) -> npt.NDArray[np.int64]:
-        """On how many SMs at least one was running at each moment."""
+        """On how many SMs at least one task block was running at each moment."""
         longest = int(self.block_ns().max(initial=0))
         found = np.zeros(len(moments), np.int64)
         for number, moment in enumerate(moments):
@@ -147,21 +147,21 @@ class Notes:
         return found
 
     def busy_share(self, first_ns: int, last_ns: int) -> float:
-        """How many were running on average from first to last."""
+        """How many task blocks were running on average from first to last."""
         begin = np.clip(self.began, first_ns, last_ns)
         end = np.clip(self.ended, first_ns, last_ns)
         return float((end - begin).sum()) / (last_ns - first_ns)
 
 
 def gone_ns(notes: Notes, decision_ns: int, released: int) -> int | None:
-    """When the last of the blocks that were told to release at a moment had left.
+    """When the last of the blocks had left that were released by a decision.
 
-    Of all places that were occupied at the decision, the released ones are those that ended first
-    for good. The job must go on for long enough after it, and must not have grown.
+    Of all places that were occupied at the decision, the released ones are those whose last task
+    block ended first. The job must go on for long enough after it, and must not have grown.
 
     Returns:
-        The time; None if it cannot be told: too few places, or no clear gap between those that
-        left and those that stayed.
+        The time; None if it cannot be determined: too few places, or no clear gap between those
+        that left and those that stayed.
     """
     last: dict[int, int] = {}
     occupied: set[int] = set()
@@ -186,13 +186,13 @@ def freed_sms(notes: Notes, decision_ns: int, gone_ns: int) -> int:
 
 
 def tick_ns(notes: Notes) -> int:
-    """The step of the device's timer, as the notes show it: the least difference between two."""
+    """The step of the device's timer, estimated as the least difference between two noted times."""
     times = np.unique(np.concatenate([notes.began, notes.ended]))
     return int(np.diff(times).min(initial=1 << 30)) if len(times) > 1 else 0
 
 
 class Memory:
-    """Device memory of a CUDA or CPU device, to be copied to and from."""
+    """Device memory of a CUDA or CPU device, with one interface."""
 
     def __init__(self, device: Any, size: int) -> None:
         if hasattr(device, "device_memory"):
@@ -209,7 +209,7 @@ class Memory:
         """Set all to 0."""
         if self._copied:
             self._memory.fill(0)
-            self._memory.download(1)  # a memset returns before it is done; this waits for it
+            self._memory.download(1)  # waits for the memset, which returns before it is done
         else:
             self._memory.view[:] = 0
 
@@ -222,13 +222,13 @@ class Memory:
         return raw
 
     def close(self) -> None:
-        """Give it back."""
+        """Free it."""
         if self._copied:
             self._memory.close()
 
 
 class NotedKernel:
-    """The kernel on a device, with room for the notes of ``most`` task blocks.
+    """The noting kernel on a device, with memory for the notes of ``most`` task blocks.
 
     Args:
         device: a CUDA or CPU device.
@@ -259,15 +259,15 @@ class NotedKernel:
         return LaunchSpec.of(self._kernel, self._form, blocks, self.threads, values)
 
     def clear(self) -> None:
-        """Forget the notes of the last job."""
+        """Clear the notes of the last job."""
         self._notes.clear()
 
     def notes(self, blocks: int | None = None) -> Notes:
-        """Of the first ``blocks`` task blocks."""
+        """The notes of the first ``blocks`` task blocks; None: of all."""
         return Notes.of(self._notes.read(None if blocks is None else NOTE_BYTES * blocks))
 
     def loops_for(self, block_us: float, run: Callable[[int], Notes]) -> int:
-        """The loops with which a task block takes ``block_us``; ``run`` runs some with so many."""
+        """The loops with which a task block takes ``block_us``; ``run`` runs some with N loops."""
         loops = 1000
         for _ in range(6):
             took = float(np.median(run(loops).block_ns())) / 1e3
@@ -277,13 +277,13 @@ class NotedKernel:
         return loops
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._notes.close()
         self._out.close()
 
 
 def quantiles_us(times_ns: Sequence[int]) -> dict[str, float]:
-    """p50, p99, the most and how many, in microseconds."""
+    """p50, p99, maximum and count, in microseconds."""
     values = [one / 1e3 for one in times_ns]
     if not values:
         return {"count": 0}

@@ -1,1 +1,1 @@
-"""What is measured: kernels, programs, and the work of the co-location measurement."""
+"""Workloads of the measurements: kernels, programs, and the co-location work."""

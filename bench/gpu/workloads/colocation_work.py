@@ -1,4 +1,4 @@
-"""What runs beside what when co-location is measured: online sequences, offline kernels, sizes.
+"""The work of the co-location measurement: online sequences, offline kernels, and their sizes.
 
 All kernels do arithmetic for as long as their loops say, so that a kernel which has half of the SMs
 takes twice as long; none waits for a time. Sizes are found by the device's timer once, on the idle
@@ -67,7 +67,7 @@ OFFLINE: Final = (
     Offline("10.8ms", 10.8, 54),
     Offline("0.04ms", 0.04, 4),
 )
-"""The most telling first: time on a GPU may end in the middle."""
+"""The most informative first: time on a GPU may end in the middle."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _loops(timer: Timer, blocks: int, wanted_us: float) -> int:
 
 
 def sized_online(online: Online, slots: int, timer: Timer) -> list[Sized]:
-    """The kernels of a request; equal lengths are looked for once."""
+    """The kernels of a request; the size for each length is found once."""
     blocks = _ONLINE_WAVES * slots
     found = {us: Sized(blocks, _loops(timer, blocks, us)) for us in set(online.kernels_us)}
     return [found[us] for us in online.kernels_us]

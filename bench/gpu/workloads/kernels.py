@@ -1,6 +1,6 @@
-"""Kernels of many kinds with one signature, for what the rewritten form costs on a GPU.
+"""Kernels of many kinds with one signature, for measuring the cost of the rewritten form on a GPU.
 
-Problem: a mean over kernels says something only if they differ: in what bounds them (memory,
+Problem: a mean over kernels is meaningful only if they differ: in what bounds them (memory,
 arithmetic, latency), in barriers, shared memory, warp collectives, atomics, branches, early exits
 and grids. Approach: each is ``NAME(const float* a, const float* b, float* out, int n)`` over arrays
 of n elements, so that a kernel is its text and its launch, and nothing else.

@@ -1,7 +1,7 @@
-"""Everything that the cost of rewriting is measured on: `KERNELS`, the pairs and the workloads.
+"""All programs that the cost of rewriting is measured on: `KERNELS`, the pairs and the workloads.
 
-Sizes are such that a launch takes 20 us and more on a GPU of an H100's class; what is shorter where
-it runs is reported, and left out of the mean that the aim speaks of.
+Sizes are such that a launch takes 20 us and more on a GPU of an H100's class; programs that take
+less are reported, and left out of the mean that the aim applies to.
 """
 
 from __future__ import annotations
