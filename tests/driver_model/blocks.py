@@ -1,6 +1,6 @@
-"""What blocks of a `SteppedDriver` do: rewritten kernels, as the device sees them.
+"""The behaviour of blocks in a `SteppedDriver`: rewritten kernels, reduced to what the device sees.
 
-A block is a generator that yields wherever others may come between.
+A block is a generator that yields wherever other blocks may run in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Block", "blocks_of"]
 
 
 class Block:
-    """A block, to come or there, and its SM once it is there."""
+    """A block that is pending or resident, with its SM once it is resident."""
 
     def __init__(self, doing: Callable[[Block], Iterator[None]]) -> None:
         self.doing = doing(self)
@@ -58,12 +58,14 @@ class _Kernel:
         self._name = name
 
     def persistent(self, control: int, index: int, block: Block) -> Iterator[None]:
-        """Claims task blocks until it is told to leave, or there are none."""
+        """Claim task blocks until it is told to release, or none is left."""
         device = self._device
         job = device.u64(control + cw.JOB)
         yield
         status = device.u64(control + cw.STATUS)
-        device.put16(status + cw.SM + 2 * index, self._device.tells.get(block.sm, block.sm) + 1)
+        device.put16(
+            status + cw.SM + 2 * index, self._device.reported_sms.get(block.sm, block.sm) + 1
+        )
         order = control + cw.ORDER_BYTES * (index // cw.BLOCKS_A_PAIR)
         while device.u32(order + cw.STAYS) >> index % cw.BLOCKS_A_PAIR & 1:
             if device.u32(status + cw.HALT):
@@ -88,7 +90,7 @@ class _Kernel:
         device.put(status + cw.LIVE, device.u32(status + cw.LIVE) - 1)
 
     def sliced(self, control: int, index: int, block: Block) -> Iterator[None]:
-        """Runs its own task block."""
+        """Run one task block."""
         device = self._device
         job, claim = device.u64(control + cw.JOB), device.u32(control + cw.BASE) + index
         yield
@@ -100,12 +102,12 @@ class _Kernel:
             self._fault(job, kind, claim)
 
     def plain(self, index: int, block: Block) -> Iterator[None]:
-        """Runs, and tells nobody."""
+        """Run, and report nothing."""
         yield
         self._ran(0, index, block)
 
     def gate(self, job: int, previous: int, run: int, stage: int) -> Iterator[None]:
-        """Opens a stage, as `gpud.device.cuda.launch.gate` has it."""
+        """Open a stage, as `gpud.device.cuda.launch.gate` does."""
         device = self._device
         yield
         if device.u32(run + 4 * gate.STOP):
@@ -119,9 +121,9 @@ class _Kernel:
         device.put(run + 4 * gate.CURRENT, stage)
 
     def probe(self, words: int, block: Block) -> Iterator[None]:
-        """Says on which SM it is."""
+        """Record its SM."""
         yield
-        number = min(self._device.tells.get(block.sm, block.sm), cw.MOST_SMS)
+        number = min(self._device.reported_sms.get(block.sm, block.sm), cw.MOST_SMS)
         self._device.put(words + 64 + 4 * number, 1)
 
     def _begun(self, control: int, index: int) -> None:

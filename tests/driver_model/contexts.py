@@ -1,4 +1,4 @@
-"""The device of the model, its contexts, and which of them is current in a thread."""
+"""The device of the model, its contexts, and which context is current in a thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Contexts:
 
     Attributes:
         attributes: of the device, by name.
-        version: of CUDA, as the driver tells it.
+        version: of CUDA, as the driver reports it.
         flags: of the primary context.
         stack_bytes: as last set.
     """
@@ -55,7 +55,7 @@ class Contexts:
 
     @property
     def is_current(self) -> bool:
-        """Whether this thread has a context, which was not given back."""
+        """Whether this thread has a current context that was not released."""
         return self._retained > 0 and bool(getattr(self._thread, "stack", None))
 
     def _device(self, device: Any) -> None:

@@ -1,10 +1,10 @@
-"""The model with everything happening at once, and kernels that run on the CPU device.
+"""The model in which everything happens at once, and kernels run on the CPU device.
 
-It shows that the code around the driver makes sense, not that the driver does what is expected of
-it. Fences are the CPU device's, for the range that a program has been given when a launch begins: a
-kernel is compiled anew if that has changed. So are kill polls, which a kill word that is written on
-a stream reaches. A fault is written into the job record when the launch is over, without the number
-of the task block: only the rewritten program knows that, and here it was not what found the fault.
+It tests the code around the driver, not whether the driver behaves as expected. Fences are the CPU
+device's, for the range that a program has when a launch begins: a kernel is compiled again if that
+has changed. So are kill polls, which see a kill word that is written on a stream. A fault is
+written into the job record when the launch is over, without the number of the task block: only the
+rewritten program knows that, and the CPU device found the fault.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tests.driver_model.modules import Entry, Launch, Loaded, RefusedError
 __all__ = ["CPUDriver"]
 
 TIMEOUT_S = 60.0
-_EVERYTHING = 2**64 - 1  # the size of a range that is no limit
+_EVERYTHING = 2**64 - 1  # the size of an unlimited range
 
 
 class CPUDriver(ModelDriver):
     """The model over a CPU device.
 
     Args:
-        device: what runs kernels.
+        device: that runs kernels.
         memory_bytes: of the model's device.
-        initialised: whether somebody has called ``cuInit`` before.
+        initialised: whether ``cuInit`` was called before.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CPUDriver(ModelDriver):
     # -- time
 
     def moved(self, stream: Any) -> None:
-        """Have what is next on a stream begin, and tell whoever waits."""
+        """Begin the next item of a stream, and wake waiting threads."""
         self.streams.go_on(stream)
         with self._idle:
             self._idle.notify_all()
@@ -74,15 +74,15 @@ class CPUDriver(ModelDriver):
 
     @property
     def resident(self) -> int:
-        """Kernels that are there."""
+        """How many kernels are running."""
         return len(self._running)
 
     # -- programs
 
     def load(self, text: str) -> Loaded:
-        """A program on the CPU device."""
+        """Load a program on the CPU device."""
         try:
-            # The CPU device would print in its own way; under another name it runs what a GPU does.
+            # The CPU device replaces this function; under another name it runs the GPU's version.
             found = self.device.load(text.replace(PRINT, "written_down"))
         except CompileError as error:
             raise RefusedError(str(error)) from error
@@ -95,10 +95,10 @@ class CPUDriver(ModelDriver):
         return Loaded(found, entries, places)
 
     def unload(self, loaded: Loaded) -> None:
-        """The CPU device forgets it by itself."""
+        """Do nothing: the CPU device frees programs by itself."""
 
     def fits(self, threads: int) -> int:
-        """An SM has room for 2048 threads."""
+        """Blocks that fit on an SM with room for 2048 threads."""
         return 2048 // threads
 
     def start(self, launch: Launch, over: Callable[[], None]) -> None:
@@ -111,7 +111,7 @@ class CPUDriver(ModelDriver):
         running = _Running(job)
 
         def ended(done: OnDevice) -> None:
-            if done.output:  # as a GPU's driver does, in time for whoever waits
+            if done.output:  # as a GPU's driver does, before a waiting thread continues
                 os.write(1, done.output)
             if control:
                 _left(done.error, control, job)
@@ -129,7 +129,7 @@ class CPUDriver(ModelDriver):
         running.look()  # it may have been killed before there was anything to kill
 
     def written(self, address: int) -> None:
-        """A stream wrote a word: it may have been a kill word."""
+        """Check for a kill after a stream wrote a word."""
         with self.lock:
             killed = [one for one in self._running if one.job + cw.KILL == address]
         for one in killed:
@@ -144,13 +144,13 @@ class _Running:
         self.launch: OnDevice | None = None
 
     def look(self) -> None:
-        """End its blocks at their next poll, if its kill word is set."""
+        """Kill the launch, if its kill word is set."""
         if self.job and self.launch and ctypes.c_uint32.from_address(self.job + cw.KILL).value:
             self.launch.kill()
 
 
 def _fence(kernel: Any) -> None:
-    """Check a kernel's accesses from now on, if its program was told of a range."""
+    """Have a kernel's accesses checked from now on, if its program has a range."""
     loaded = kernel.module
     arena, heap = _range(loaded, ARENA), _range(loaded, HEAP)
     if heap is not None and heap[1]:
@@ -166,7 +166,7 @@ def _fence(kernel: Any) -> None:
 
 
 def _range(loaded: Any, name: str) -> tuple[int, int] | None:
-    """What a variable of gpud's says, if the program has it."""
+    """The value of one of gpud's variables, if the program has it."""
     offset = loaded.layout.data.offsets.get(name)
     if offset is None:
         return None
@@ -175,7 +175,7 @@ def _range(loaded: Any, name: str) -> tuple[int, int] | None:
 
 
 def _left(error: GpudError | None, control: int, job: int) -> None:
-    """All blocks of a launch have left: what those count and record that end in the middle."""
+    """Write what the blocks of a launch count and record at their end, even if they ended early."""
     status = ctypes.c_uint64.from_address(control + cw.STATUS).value
     ctypes.c_uint32.from_address(status + cw.LIVE).value = 0
     if error is None:

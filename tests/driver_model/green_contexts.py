@@ -1,4 +1,4 @@
-"""Green contexts of the model: its SMs, split into sets."""
+"""Green contexts of the model: sets of its SMs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GreenContexts:
     """Sets of SMs and the contexts that have them.
 
     Attributes:
-        unit: the fewest SMs that a set has; what is left of a division by that remains.
+        unit: the fewest SMs of a set; a smaller remainder is left over.
         units: the numbers of the SMs, in the order in which the driver splits them.
     """
 

@@ -1,4 +1,4 @@
-"""What the driver has made and not taken back, as handles of the bindings' own types."""
+"""Handles that were created and not destroyed, of the bindings' own types."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ KINDS: dict[str, Any] = {
 
 
 class Misuse(AssertionError):
-    """What the driver's documentation forbids."""
+    """A use of the driver that its documentation forbids."""
 
 
 class Handles:
-    """Handles and what they stand for.
+    """Handles and the objects behind them.
 
     Attributes:
-        alive: how many of each kind there are; memory and mappings are counted here, too.
+        alive: how many of each kind exist; memory and mappings are counted here, too.
     """
 
     def __init__(self) -> None:
@@ -42,17 +42,17 @@ class Handles:
         self._next = 0x1000
 
     def new(self, kind: str, value: Any, *, counts: bool = True) -> Any:
-        """A handle for ``value``; ``counts``: it is to be given back."""
+        """A new handle for ``value``; ``counts``: it has to be destroyed."""
         self._next += 0x10
         self._there[self._next] = kind, value
         self.alive[kind] += counts
         return KINDS[kind](self._next)
 
     def of(self, kind: str, handle: Any) -> Any:
-        """What a handle stands for.
+        """The object behind a handle.
 
         Raises:
-            Misuse: it is of another kind, or was given back.
+            Misuse: it is of another kind, or was destroyed.
         """
         if not isinstance(handle, (KINDS[kind], int)):
             raise Misuse(f"{handle!r} is no {kind}")
@@ -62,7 +62,7 @@ class Handles:
         return found[1]
 
     def drop(self, kind: str, handle: Any, *, counts: bool = True) -> Any:
-        """Take a handle back; what it stood for.
+        """Destroy a handle; returns the object behind it.
 
         Raises:
             Misuse: as for `of`.
@@ -73,5 +73,5 @@ class Handles:
         return value
 
     def all(self, kind: str) -> list[Any]:
-        """Everything that handles of a kind stand for, from the oldest on."""
+        """The objects behind all handles of a kind, oldest first."""
         return [value for is_of, value in self._there.values() if is_of == kind]

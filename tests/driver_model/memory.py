@@ -1,8 +1,8 @@
-"""Memory of the model: the device's and page-locked, and what is mapped in reserved addresses.
+"""Memory of the model: device memory, page-locked memory, and mappings in reserved addresses.
 
-All of it is memory of this process, so addresses mean something to both sides, and full of rubbish
-when it is new. What of a reserved range has no memory behind it cannot be touched: whoever does
-without asking `Memory.reaches` ends the process.
+All of it is memory of this process, so addresses are the same for both sides, and filled with
+rubbish when it is new. Accessing an unmapped part of a reserved range without asking
+`Memory.reaches` first ends the process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _NO_RESERVE, _NO_REPLACE = (
 
 @dataclass(slots=True)
 class Span:
-    """Memory at an address; ``held``: what keeps it, a `Piece` if it is mapped."""
+    """Memory at an address; ``held``: the object that keeps it, a `Piece` if it is mapped."""
 
     size: int
     kind: str
@@ -56,7 +56,7 @@ class Piece:
         os.ftruncate(self.file, size)
 
     def close(self) -> None:
-        """Give it back."""
+        """Free it."""
         file, self.file = self.file, None
         if file is not None:
             os.close(file)
@@ -68,9 +68,9 @@ class Memory:
     """Everything that has an address.
 
     Attributes:
-        granule: what memory is created and mapped in.
-        free_bytes: what the driver says is free; None: what is left for `cuMemCreate`.
-        room_bytes: that; a quarter of the memory never is.
+        granule: the unit of allocation and mapping.
+        free_bytes: free memory that the driver reports; None: `room_bytes`.
+        room_bytes: what is left for `cuMemCreate`, at most three quarters of the memory.
     """
 
     def __init__(self, driver: ModelDriver, memory_bytes: int, granule: int) -> None:
@@ -83,10 +83,10 @@ class Memory:
         self._spans: dict[int, Span] = {}
         self._ranges: dict[int, int] = {}
 
-    # -- who has what
+    # -- spans
 
     def reaches(self, address: int, size: int) -> bool:
-        """Whether all of it is memory that may be accessed; neighbours are as one."""
+        """Whether the whole range is accessible memory; it may lie in adjacent spans."""
         end = address + max(size, 1)
         with self._driver.lock:
             while True:
@@ -101,7 +101,7 @@ class Memory:
                 address = start + span.size
 
     def is_locked(self, address: int, size: int) -> bool:
-        """Whether it is in one block of page-locked memory."""
+        """Whether the range is in one block of page-locked memory."""
         with self._driver.lock:
             found = self._at(address)
         return found is not None and found[1].kind == "host" and (
@@ -109,7 +109,7 @@ class Memory:
         )  # fmt: skip
 
     def _at(self, address: int) -> tuple[int, Span] | None:
-        """The span that has this byte."""
+        """The span that contains this byte."""
         index = bisect_right(self._starts, address) - 1
         if index < 0:
             return None
@@ -118,14 +118,14 @@ class Memory:
         return (start, span) if address < start + span.size else None
 
     def take(self, address: int, span: Span) -> None:
-        """Know of memory."""
+        """Add a span."""
         with self._driver.lock:
             self._starts.insert(bisect_right(self._starts, address), address)
             self._spans[address] = span
         self._driver.alive[span.kind] += 1
 
     def give(self, kind: str, address: Any) -> Span:
-        """Forget memory that begins there.
+        """Remove the span that begins at this address.
 
         Raises:
             Misuse: there is none of this kind.
@@ -140,7 +140,7 @@ class Memory:
         return span
 
     def allocate(self, kind: str, size: int) -> int:
-        """New memory of this process, full of rubbish; its address."""
+        """Allocate memory of this process, filled with rubbish; its address."""
         held = np.empty(size + _ALIGNMENT, np.uint8)
         held[:_MOST_RUBBISH] = _RUBBISH
         address = int(held.ctypes.data) + -int(held.ctypes.data) % _ALIGNMENT
@@ -148,12 +148,12 @@ class Memory:
         return address
 
     def read(self, address: int, size: int) -> bytes:
-        """What is there."""
+        """Read bytes, which must be accessible."""
         assert self.reaches(address, size), f"{size} bytes at {address:#x} are nobody's"
         return ctypes.string_at(address, size)
 
     def write(self, address: int, raw: bytes) -> None:
-        """Write."""
+        """Write bytes, which must be accessible."""
         assert self.reaches(address, len(raw)), f"{len(raw)} bytes at {address:#x} are nobody's"
         ctypes.memmove(address, raw, len(raw))
 
@@ -188,12 +188,12 @@ class Memory:
     def cuMemHostUnregister(self, address: Any) -> None:
         self.give("registered", address)
 
-    # -- copies that are waited for
+    # -- synchronous copies
 
     def cuMemcpyHtoD(self, to: Any, source: Any, size: int) -> Any:
         if size <= 0 or not self.reaches(int(to), size):
             return _BAD
-        staged = ctypes.string_at(int(source), size)  # which the device gets in its own time
+        staged = ctypes.string_at(int(source), size)  # it arrives later
         self._driver.streams.now(0, lambda: ctypes.memmove(int(to), staged, size))
         return None
 
@@ -250,7 +250,7 @@ class Memory:
         _libc.munmap(int(address), size)
 
     def _mappings(self, address: int, size: int) -> list[tuple[int, Span]]:
-        """Every mapping of which a part lies there."""
+        """All mappings that overlap the range."""
         return [
             (at, span)
             for at, span in self._spans.items()
@@ -272,7 +272,7 @@ class Memory:
         self._end(piece)
 
     def _end(self, piece: Piece) -> None:
-        """Give memory back that nobody has any more: neither a handle nor a mapping."""
+        """Free memory that has neither a handle nor a mapping any more."""
         if piece.released and not piece.mappings:
             with self._driver.lock:
                 self.room_bytes += piece.size

@@ -1,4 +1,4 @@
-"""Calls of the model by name: who may call, what fails on demand, and what was called."""
+"""Calls of the model by name: who may call, failures on demand, and a log of calls."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ WITHOUT_CONTEXT = ("cuInit", "cuDevice", "cuDriver", "cuCtxSetCurrent", "cuCtxPu
 WAITING = (
     "cuCtxSetLimit", "cuMemFree", "cuMemFreeHost", "cuModuleUnload", "cuCtxSynchronize",
 )  # fmt: skip
-"""What waits for everything that runs, whatever else it does."""
+"""Calls that wait for everything that runs, whatever else they do."""
 
 
 @functools.cache
 def values_of(name: str) -> int:
-    """How many values the bindings give for a function besides the status, as they state it."""
+    """How many values the bindings return for a function besides the status, by its docstring."""
     stated = (getattr(real, name).__doc__ or "").partition("Returns\n")[2]
     return len(re.findall(r"^\w+ : ", stated.partition("See Also\n")[0], re.MULTILINE))
 
 
 class ModelDriver:
-    """The model, without what runs launches.
+    """The model; a subclass runs the launches.
 
     Args:
         programs: loads programs and runs their kernels.
         device: attributes of the device, functions and the driver that are not those of an H100
             with few SMs; see `Contexts` and `Modules`.
         memory_bytes: of the device.
-        granule: what memory is created and mapped in.
-        initialised: whether somebody has called ``cuInit`` before.
+        granule: the unit of allocation and mapping.
+        initialised: whether ``cuInit`` was called before.
 
     Attributes:
         contexts, memory, streams, modules, green: the parts.
         handles: of all of them.
         fail_at: the number of the call that fails, from 1; 0: none.
         fail_with: its status.
-        only: the only functions that are counted for ``fail_at``; empty: all.
-        counted: how many were.
+        only: the functions whose calls are counted for ``fail_at``; empty: all.
+        counted: how many calls were counted.
         calls: names, in order.
         seen: the arguments of the first call of each.
-        dead: the status that all calls have from now on; None: the context lives.
-        waits: calls that waited for the device while kernels were there.
+        dead: the status of all calls from now on; None: the context is alive.
+        waits: calls that waited for the device while kernels were running.
     """
 
     def __init__(
@@ -87,29 +87,29 @@ class ModelDriver:
     # -- time
 
     def moved(self, stream: Any) -> None:
-        """Something was put on a stream, or something on it is over."""
+        """An item was put on a stream, or one on it is over."""
         raise NotImplementedError
 
     def wait(self, done: Callable[[], bool], only: Any = None) -> None:
-        """Have time pass until ``done``, on the stream ``only`` if that is given."""
+        """Let time pass until ``done``, on the stream ``only`` if that is given."""
         raise NotImplementedError
 
     def wait_for_all(self) -> None:
-        """Have time pass as a call does that waits for the device by the way."""
+        """Wait for the device, as the calls in `WAITING` do."""
         raise NotImplementedError
 
     @property
     def resident(self) -> int:
-        """Blocks or kernels that are on the device."""
+        """How many blocks or kernels are on the device."""
         raise NotImplementedError
 
-    # -- the door
+    # -- calls
 
     def function(self, name: str) -> Callable[..., Any]:
-        """What the model has for a function of the driver.
+        """The model's function of this name.
 
         Raises:
-            AttributeError: nothing.
+            AttributeError: it has none.
         """
         for part in (self.contexts, self.memory, self.streams, self.modules, self.green):
             found: Callable[..., Any] | None = getattr(part, name, None)
@@ -144,10 +144,10 @@ class ModelDriver:
         return (real.CUresult.CUDA_SUCCESS, *values)
 
     def before(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """A call is about to do what it does; for tests that look on."""
+        """Called before each call has its effect; for tests that observe."""
 
     def _refusal(self, name: str) -> Any:
-        """The status with which a call ends before it begins; None: it may begin."""
+        """The status with which a call fails before it has any effect; None: it does not."""
         if self.dead is not None:
             return self.dead
         if not self._initialised and name != "cuInit":
@@ -167,16 +167,16 @@ class ModelDriver:
         return known.get(f"CUDA_ERROR_{name}", real.CUresult.CUDA_ERROR_INVALID_VALUE)
 
     def lose(self, status: str = "ILLEGAL_ADDRESS") -> None:
-        """The context dies: from now on every call says so."""
+        """Have the context die: from now on every call has this status."""
         self.dead = self._status(status)
 
     def fail(self, nth: int, status: str, *only: str) -> None:
-        """Have the ``nth`` call from now on fail, of all or of those named."""
+        """Have the ``nth`` call from now on fail, of all or of those to the functions ``only``."""
         self.counted, self.fail_at, self.fail_with, self.only = 0, nth, status, only
 
-    # -- what tests ask
+    # -- for tests
 
     @property
     def alive(self) -> Any:
-        """How many of each kind of thing there are that was not given back."""
+        """How many objects of each kind were created and not destroyed."""
         return self.handles.alive

@@ -25,7 +25,7 @@ _BAD = real.CUresult.CUDA_ERROR_INVALID_VALUE
 _LIMITS = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 _FREE_SHARED_BYTES = 48 << 10
 REFUSED = b"refuse_me"
-"""What a program says that the model does not take."""
+"""A program with this text is rejected."""
 _MOST_THREADS = "MAX_THREADS_PER_BLOCK"
 ATTRIBUTES = {
     "NUM_REGS": 40,
@@ -36,18 +36,18 @@ ATTRIBUTES = {
 
 
 class RefusedError(Exception):
-    """A program that the driver does not take; the message is its log."""
+    """The driver rejects a program; the message is its log."""
 
 
 class Entry(NamedTuple):
-    """What is known of an entry of a program: its parameters, and threads that a block may have."""
+    """An entry of a program: its parameters, and the most threads of a block."""
 
     parameters: tuple[Parameter, ...]
     most_threads: int | None
 
     @staticmethod
     def of(entry: ptx.Function) -> Entry:
-        """As its PTX says."""
+        """Read it from the PTX."""
         for text in entry.attributes:
             word, _, extents = text.partition(" ")
             if word in (".maxntid", ".reqntid"):
@@ -57,14 +57,14 @@ class Entry(NamedTuple):
 
 @dataclass
 class Loaded:
-    """A program.
+    """A loaded program.
 
     Attributes:
-        own: what whoever runs it knows of it.
+        own: the data of whatever runs it.
         entries: by name.
         variables: address and size of each by name.
         flying: launches of it that are not over.
-        functions: handles of its entries, as far as they were asked for.
+        functions: handles of its entries, as far as they were requested.
     """
 
     own: Any
@@ -76,7 +76,7 @@ class Loaded:
 
 @dataclass
 class Function:
-    """An entry; ``shared_room``: dynamic shared memory that a block may have."""
+    """An entry; ``shared_room``: the most dynamic shared memory of a block."""
 
     loaded: Loaded
     name: str
@@ -84,13 +84,13 @@ class Function:
 
     @property
     def entry(self) -> Entry:
-        """Of the program."""
+        """The program's entry."""
         return self.loaded.entries[self.name]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel that was put on a stream; ``raw``: its parameters, with gaps as PTX has them."""
+    """A kernel that was put on a stream; ``raw``: its parameters, with gaps as in PTX."""
 
     function: Function
     grid: tuple[int, int, int]
@@ -108,35 +108,35 @@ class Launch:
 
 
 class Programs(Protocol):
-    """What loads programs and runs kernels."""
+    """Loads programs and runs kernels."""
 
     def load(self, text: str) -> Loaded:
-        """A program, with memory for its variables.
+        """Load a program, with memory for its variables.
 
         Raises:
-            RefusedError: it is none.
+            RefusedError: it is not a valid one.
         """
 
     def unload(self, loaded: Loaded) -> None:
-        """Give back what `load` took."""
+        """Free what `load` allocated."""
 
     def fits(self, threads: int) -> int:
-        """Blocks of so many threads that an SM holds."""
+        """How many blocks of ``threads`` threads fit on an SM."""
 
     def start(self, launch: Launch, over: Callable[[], None]) -> None:
         """Begin a kernel, and call ``over`` when its blocks have left."""
 
     def written(self, address: int) -> None:
-        """A stream wrote a word there."""
+        """Called after a stream wrote a word."""
 
 
 class Modules:
-    """Everything that is loaded.
+    """All loaded programs.
 
     Attributes:
-        programs: what runs it.
+        programs: runs them.
         attributes: of every function, by name.
-        launched: how many kernels were.
+        launched: how many kernels were launched.
     """
 
     def __init__(self, driver: ModelDriver, programs: Programs, device: Mapping[str, int]) -> None:
@@ -193,7 +193,7 @@ class Modules:
             return real.CUresult.CUDA_ERROR_NOT_FOUND
         return real.CUdeviceptr(found[0]), found[1]
 
-    # -- machine code, which is PTX here
+    # -- linking: machine code is PTX here
 
     def cuLinkCreate(self, count: int, options: list[Any], values: list[Any]) -> Any:
         return self._driver.handles.new("link", [], counts=False)
@@ -321,7 +321,7 @@ class Modules:
 
     @staticmethod
     def _raw(function: Function, pointers: int) -> bytes:
-        """The parameters, as they are now: the driver copies them.
+        """The parameters' values now: the driver copies them.
 
         Raises:
             Misuse: there are none, or fewer than the kernel has.

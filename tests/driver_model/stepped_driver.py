@@ -1,9 +1,9 @@
-"""The model with time that passes when a test says so: `SteppedDriver.step` does one thing.
+"""The model in which time passes only when a test steps it: `SteppedDriver.step` does one thing.
 
-Kernels are what the rewriter makes of them, reduced to what the device sees: a block reads whether
-it is to stay, sees whether its SM is named, claims, and counts (`tests.driver_model.blocks`).
-Blocks are placed on SMs, those on streams of green contexts on the SMs of these only. A call that
-waits has time pass until it need not; of one that waits for the device by the way it is only noted
+Kernels do what the rewriter makes of them, reduced to what the device sees: a block reads whether
+it is to stay and whether its SM is barred, claims, and counts (`tests.driver_model.blocks`). Blocks
+are placed on SMs, those on streams of green contexts on the contexts' SMs only. A call that waits
+lets time pass until it is done; one that also waits for the device is only recorded
 (`ModelDriver.waits`): gpud may make none of them while anything runs.
 """
 
@@ -28,7 +28,7 @@ _VARIABLE_BYTES = 64
 
 
 class Resident:
-    """A kernel on the device: blocks that are to come, and those that are there."""
+    """A kernel on the device: its pending and its resident blocks."""
 
     def __init__(
         self, launch: modules.Launch, blocks: list[Block], over: Callable[[], None]
@@ -42,26 +42,25 @@ class Resident:
 
 
 class SteppedDriver(ModelDriver):
-    """The model, with blocks that go on one step at a time.
+    """The model, with blocks that proceed one step at a time.
 
     Args:
-        seed: of the order in which streams and blocks go on.
-        room: blocks that can be resident, as many on each SM, of those that take 1.
+        seed: of the order in which streams and blocks proceed.
+        room: how many blocks of size 1 can be resident, equally many on each SM.
         sms: how many SMs there are.
-        unit: how many of them are the fewest that a green context has; what is left of a division
-            by that remains.
-        version: of CUDA, as the driver tells it.
-        tells: SMs whose blocks read another number than theirs.
+        unit: the fewest SMs of a green context; a smaller remainder is left over.
+        version: of CUDA, as the driver reports it.
+        reported_sms: SMs whose blocks read another ``%smid`` than the SM's own.
 
     Attributes:
         ran: (kernel, address of the job record, task block), in order.
         where: the SM on which each of these ran.
         faults: task blocks that fault: (kernel, task block) to a `FaultKind`.
-        log: what the driver writes into the log of a load that fails.
+        log: the driver's log of a load that fails.
         occupancy: the occupancy of every kernel.
-        sizes: of how much room a block takes, for kernels whose blocks take more than 1.
-        hostage: kernels whose blocks do not go on.
-        launches: what is on the device.
+        sizes: how much room a block takes, for kernels whose blocks take more than 1.
+        stalled: kernels whose blocks do not proceed.
+        launches: the kernels on the device.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class SteppedDriver(ModelDriver):
         sms: int = 4,
         unit: int = 1,
         version: int = 13000,
-        tells: Mapping[int, int] | None = None,
+        reported_sms: Mapping[int, int] | None = None,
     ) -> None:
         device = {
             "MULTIPROCESSOR_COUNT": sms,
@@ -85,7 +84,7 @@ class SteppedDriver(ModelDriver):
         self.random = random.Random(seed)
         self.room = room
         self.sms = sms
-        self.tells = tells or {}
+        self.reported_sms = reported_sms or {}
         self.memory.free_bytes = 12345
         self.ran: list[tuple[str, int, int]] = []
         self.where: list[int] = []
@@ -93,13 +92,13 @@ class SteppedDriver(ModelDriver):
         self.log = "ptxas fatal: nothing is right here\nmore\n"
         self.occupancy = 2
         self.sizes: dict[str, int] = {}
-        self.hostage: set[str] = set()
+        self.stalled: set[str] = set()
         self.launches: list[Resident] = []
 
     # -- time
 
     def moved(self, stream: Any) -> None:
-        """Nothing happens by itself."""
+        """Do nothing: only a step does."""
 
     def wait(self, done: Callable[[], bool], only: Any = None) -> None:
         """Let time pass until ``done``."""
@@ -108,11 +107,11 @@ class SteppedDriver(ModelDriver):
             assert stepped or done(), "waits for ever"
 
     def wait_for_all(self) -> None:
-        """It is noted that somebody waited; nothing happens."""
+        """Do nothing: the wait was recorded."""
 
     @property
     def resident(self) -> int:
-        """Blocks that are there."""
+        """How many blocks are resident."""
         return sum(len(launch.resident) for launch in self.launches)
 
     def on_sms(self, name: str = "") -> Counter[int]:
@@ -135,13 +134,13 @@ class SteppedDriver(ModelDriver):
                 ways.append(lambda launch=launch: self._end(launch))  # type: ignore[misc]
             if launch.pending:
                 ways.append(lambda launch=launch: self._admit(launch))  # type: ignore[misc]
-            if launch.resident and launch.name not in self.hostage:
+            if launch.resident and launch.name not in self.stalled:
                 ways.append(lambda launch=launch: self._go_on(launch))  # type: ignore[misc]
         self.random.shuffle(ways)
         return any(way() for way in ways)
 
     def run(self, steps: int = 1_000_000) -> None:
-        """Do things until there is nothing to do, or so many."""
+        """Step until nothing is left to do, at most ``steps`` times."""
         for _ in range(steps):
             if not self.step():
                 return
@@ -154,7 +153,7 @@ class SteppedDriver(ModelDriver):
         return True
 
     def _admit(self, launch: Resident) -> bool:
-        """Give a launch room; whether some of its blocks got it."""
+        """Place pending blocks of a launch; whether there was room for some."""
         before = len(launch.resident)
         size = self.sizes.get(launch.name, 1)
         there: Counter[int] = Counter()
@@ -175,7 +174,7 @@ class SteppedDriver(ModelDriver):
         return len(launch.resident) > before
 
     def _end(self, launch: Resident) -> bool:
-        """Take a launch out if it is over; whether it was."""
+        """Remove a launch if it is over; whether it was."""
         if launch.pending or launch.resident:
             return False
         self.launches.remove(launch)
@@ -185,7 +184,7 @@ class SteppedDriver(ModelDriver):
     # -- programs
 
     def load(self, text: str) -> Loaded:
-        """A program; its variables have memory of their own."""
+        """Load a program; its variables have memory of their own."""
         if modules.REFUSED.decode() in text:
             raise RefusedError(self.log)
         program = parse(text)
@@ -193,42 +192,42 @@ class SteppedDriver(ModelDriver):
         for item in program.items:
             if isinstance(item, Variable) and item.space in ("global", "const"):
                 address = self.memory.allocate("variable", _VARIABLE_BYTES)
-                held = self.memory.give("variable", address)  # the module takes it again
+                held = self.memory.give("variable", address)  # the module adds it again
                 variables[item.name] = address, _VARIABLE_BYTES, held
         entries = {name: Entry.of(entry) for name, entry in program.entries().items()}
         places = {name: (address, size) for name, (address, size, _) in variables.items()}
         return Loaded((program, variables), entries, places)
 
     def unload(self, loaded: Loaded) -> None:
-        """Its variables go with it."""
+        """Do nothing: its variables are freed with it."""
 
     def fits(self, threads: int) -> int:
-        """As many as there are room for."""
+        """The occupancy."""
         return self.occupancy
 
     def start(self, launch: modules.Launch, over: Callable[[], None]) -> None:
-        """Have the blocks of a kernel come when there is room."""
+        """Make the blocks of a kernel pending, and place those for which there is room."""
         made = Resident(launch, blocks_of(self, launch), over)
         self.launches.append(made)
         self._admit(made)
 
     def written(self, address: int) -> None:
-        """Blocks read what is there by themselves."""
+        """Do nothing: blocks read the word by themselves."""
 
     # -- words
 
     def u32(self, address: int) -> int:
-        """A word."""
+        """Read a word."""
         return int(struct.unpack("<I", self.memory.read(address, 4))[0])
 
     def u64(self, address: int) -> int:
-        """Two words."""
+        """Read two words."""
         return int(struct.unpack("<Q", self.memory.read(address, 8))[0])
 
     def put(self, address: int, value: int) -> None:
-        """Set a word."""
+        """Write a word."""
         self.memory.write(address, struct.pack("<I", value & 0xFFFFFFFF))
 
     def put16(self, address: int, value: int) -> None:
-        """Set half a word."""
+        """Write half a word."""
         self.memory.write(address, struct.pack("<H", value))

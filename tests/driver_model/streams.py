@@ -1,6 +1,6 @@
-"""Streams of the model: what is put on one happens in its order, and beside other streams.
+"""Streams of the model: the items of one stream happen in order, concurrently with other streams'.
 
-The null stream is ordered with itself only: all others are made not to wait for it.
+The null stream is ordered with itself only: all others are non-blocking.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["Begin", "Stream", "Streams"]
 
 Begin = Callable[[Callable[[], None]], None]
-"""Something on a stream: begins it, and calls what it is given when it is over."""
+"""An item of a stream: begins, and calls its argument when it is over."""
 
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _BAD = real.CUresult.CUDA_ERROR_INVALID_VALUE
 
 
 class Stream:
-    """What was put on a stream and is not over.
+    """The items of a stream that are not over.
 
     Attributes:
         sms: where its kernels run; None: anywhere.
-        queue: what is to come, in order; while the stream is busy, the first of it has begun.
-        captured: what is being captured into a graph; None: nothing is.
+        queue: the items, in order; while the stream is busy, the first has begun.
+        captured: the items that are being captured into a graph; None: it is not capturing.
     """
 
     def __init__(self, priority: int = 0) -> None:
@@ -46,12 +46,12 @@ class Stream:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is on it."""
+        """Whether it has no items."""
         return not self.queue
 
 
 class Point:
-    """Where a stream was when an event was recorded; ``at``: when it got there, in seconds."""
+    """A position in a stream that an event recorded; ``at``: when it was reached, in seconds."""
 
     def __init__(self, at: float | None = None) -> None:
         self.at = at
@@ -59,7 +59,7 @@ class Point:
 
 
 class Event:
-    """An event: the point that was recorded last, if any was."""
+    """An event: the last recorded point, if any."""
 
     def __init__(self, flags: int) -> None:
         self.timed = not flags & int(real.CUevent_flags.CU_EVENT_DISABLE_TIMING)
@@ -72,8 +72,8 @@ class Streams:
 
     Attributes:
         null: the null stream.
-        all: every stream that there is, in the order in which they were made.
-        copied_bytes: by copies in stream order.
+        all: every existing stream, in the order of creation.
+        copied_bytes: by asynchronous copies.
     """
 
     def __init__(self, driver: ModelDriver) -> None:
@@ -86,7 +86,7 @@ class Streams:
     # -- order
 
     def put(self, handle: Any, begin: Begin) -> None:
-        """Put something on a stream."""
+        """Put an item on a stream."""
         on = self.of(handle)
         with self._driver.lock:
             if on.captured is not None:
@@ -103,7 +103,7 @@ class Streams:
         return found
 
     def begin_next(self, on: Stream) -> bool:
-        """Begin what is next on a stream; whether there was something."""
+        """Begin the next item of a stream; whether there was one."""
         with self._driver.lock:
             if on.busy or not on.queue:
                 return False
@@ -113,10 +113,10 @@ class Streams:
         return True
 
     def go_on(self, on: Stream) -> None:
-        """Begin what is next, and what follows if that is over at once."""
+        """Begin the next item, and those behind it as long as they are over at once."""
         inside: set[Stream] = self._here.__dict__.setdefault("inside", set())
         if on in inside:
-            return  # the loop below, further up
+            return  # an outer call of this loop continues
         inside.add(on)
         try:
             while self.begin_next(on):
@@ -131,11 +131,11 @@ class Streams:
         self._driver.moved(on)
 
     def are_idle(self) -> bool:
-        """Whether nothing is on any stream."""
+        """Whether all streams are idle."""
         return all(one.idle for one in self.all)
 
     def now(self, handle: Any, act: Callable[[], object]) -> None:
-        """Put on a stream what is over at once."""
+        """Put an item on a stream that is over at once."""
 
         def begin(over: Callable[[], None]) -> None:
             act()
@@ -168,7 +168,7 @@ class Streams:
         self._driver.wait(lambda: found.idle, self.null if found is self.null else None)
 
     def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> None:
-        point = self._driver.handles.of("event", event).point  # later ones do not matter
+        point = self._driver.handles.of("event", event).point  # later records do not matter
 
         def begin(over: Callable[[], None]) -> None:
             with self._driver.lock:
@@ -270,7 +270,7 @@ class Streams:
         def copy() -> None:
             if memory.reaches(to, size) and memory.reaches(source, size):
                 ctypes.memmove(to, source, size)
-            else:  # it was taken away meanwhile
+            else:  # it was freed meanwhile
                 self._driver.lose("ILLEGAL_ADDRESS")
 
         self.copied_bytes += size

@@ -1,7 +1,7 @@
-"""The out-of-bounds generator's kernels on any device in one process, without a daemon.
+"""Runs the generated out-of-bounds kernels on any device in one process, without a daemon.
 
-Three arenas lie side by side in one piece of device memory; programs are told of the middle one.
-After every case all three are looked at. What the daemon adds to a report is not looked at here.
+Three arenas lie side by side in one piece of device memory; programs may access the middle one.
+After every case all three are checked. What the daemon adds to a report is not checked here.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MASK = 2**64 - 1
 
 
 class BoundsChecker:
-    """See the module.
+    """Runs cases and checks memory and reports; see the module.
 
     Args:
         device: with ``device_memory(size)``, as the CUDA device has it.
-        fenced: tell programs of their arena.
+        fenced: whether programs are loaded with their arena.
     """
 
     def __init__(self, device: Any, *, fenced: bool = True) -> None:
@@ -64,7 +64,7 @@ class BoundsChecker:
         self._first = first
 
     def campaign(self, accesses: Sequence[Access], seed: int) -> tuple[int, list[str]]:
-        """Runs kernels with each kind of access: how many cases, and what was wrong."""
+        """Run kernels with each kind of access: how many cases, and the problems."""
         cases, problems = 0, []
         for spec in kernels_of(random.Random(seed), accesses, most=8):
             program = compile_program(module_text([spec]), form=spec.form)
@@ -78,7 +78,7 @@ class BoundsChecker:
         return cases, problems
 
     def run(self, case: Case, program: Program, module: Any) -> list[str]:
-        """Sentences about what came of a case and should not have."""
+        """Run a case; the problems, as sentences."""
         before = self._first.copy()
         target = np.frombuffer(case.target.to_bytes(8, "little"), np.uint8)
         at = _ARENA + _TABLE_AT + 8
@@ -123,7 +123,7 @@ class BoundsChecker:
         if error is not None:
             return [f"a legal access was refused: {error}"]
         if case.access.model is None:
-            return []  # what it does is not modelled
+            return []  # its effect is not modelled
         words = case.run(was, self.layout, self.layout.base)
         for (block, thread), word in words.items():
             at = _OUT_AT + 8 * (block * case.kernel.threads + thread)

@@ -1,4 +1,4 @@
-"""Which bytes of a case must be the same on every device, and where they are not."""
+"""Compares results of a case between devices: which bytes must be equal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["approximate", "differences"]
 
 
 def approximate(case: Case, key: int | str, expected: Mapping[int | str, Expected]) -> bool:
-    """Whether a case says itself that devices may differ in a buffer or variable.
+    """Whether a case allows devices to differ in a buffer or variable.
 
-    They may where it has a tolerance (approximate instructions, library functions) and where
-    several results are right.
+    It does where it has a tolerance (approximate instructions, library functions) and where several
+    results are right.
     """
     wanted = expected.get(key)
     return isinstance(wanted, Within | Satisfies) or bool(case.rtol or case.atol)
@@ -27,9 +27,9 @@ def approximate(case: Case, key: int | str, expected: Mapping[int | str, Expecte
 def differences(
     case: Case, expected: Mapping[int | str, Expected], first: Results, second: Results
 ) -> list[str]:
-    """Sentences about what differs between two devices, and may not: any bit but a NaN's payload.
+    """The forbidden differences between two devices, as sentences: any bit but a NaN's payload.
 
-    Nothing of a case that is not deterministic is compared.
+    A case that is not deterministic is not compared.
     """
     if not case.deterministic:
         return []

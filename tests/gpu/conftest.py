@@ -1,6 +1,6 @@
-"""The GPU of these tests; without one, tests that are marked ``gpu`` are skipped and say why.
+"""Fixtures for tests on a GPU; without one, tests marked ``gpu`` are skipped and say why.
 
-With ``GPUD_RECORD=NAME`` what came of them is kept as bench/results/gpu_tests_NAME.json.
+With ``GPUD_RECORD=NAME`` the outcomes are saved as bench/results/gpu_tests_NAME.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cuda(gpu: Gpu) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def device(cuda: Any) -> Any:
-    """The CUDA device with one arena; rewritten programs run fenced, as the daemon has them."""
+    """The CUDA device with one arena; rewritten programs run fenced, as in the daemon."""
     return OnDevice(cuda)
 
 
@@ -52,9 +52,10 @@ def _ends_with_the_context(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def leave_if_lost(cuda: Any, config: Any) -> None:
-    """Ends the process if the context is lost: every test that follows would fail.
+    """End the process if the context is lost: every later test would fail.
 
-    Of pytest-xdist's processes one such takes all tests, so soon do they fail; it begins another.
+    With pytest-xdist such a process would take all remaining tests, as they fail so fast; xdist
+    starts another process.
     """
     try:
         cuda.context.enter().is_over(cuda.control_event)
@@ -68,21 +69,21 @@ RECORD = pytest.StashKey[Gpu]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Opens the GPU, if outcomes are to be kept: at the end its context may be lost."""
+    """Open the GPU, if outcomes are to be saved: at the end its context may be lost."""
     wanted = os.environ.get("GPUD_RECORD") and not hasattr(session.config, "workerinput")
     if wanted and not missing():
         session.config.stash[RECORD] = Gpu()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Keeps the outcomes, if that was asked for."""
+    """Save the outcomes, if requested."""
     if RECORD in session.config.stash:
         name = os.environ["GPUD_RECORD"]
         keep(f"tests_{name}", session.config.stash[RECORD], outcomes(session.config, exitstatus))
 
 
 def outcomes(config: pytest.Config, exitstatus: int) -> dict[str, Any]:
-    """How many tests ended how, and which of them badly."""
+    """The number of tests by outcome, and the failed ones."""
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     stats = {one: reporter.stats.get(one, []) for one in OUTCOMES}
     bad = [report.nodeid for one in ("failed", "error") for report in stats[one]]

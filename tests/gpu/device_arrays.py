@@ -1,10 +1,10 @@
-"""A device whose arrays lie in its own memory, for tests that were written for host memory.
+"""A device with copied arrays, for tests that were written for arrays in host memory.
 
-Problem: the conformance runner looks at arrays and module variables through ``view``, bytes that
-the CPU device shares with it. Approach: `OnDevice` stands before a CUDA device and gives memory
-whose ``view`` copies at each access, from one arena that every program is told of, as a session's.
+Problem: the conformance runner accesses arrays and module variables through ``view``, bytes that
+the CPU device shares with it. Approach: `OnDevice` wraps a CUDA device and gives memory whose
+``view`` copies at each access, from one arena that every program is loaded with, like a session's.
 
-`captured` catches what kernels print: a GPU prints to the process's standard output.
+`captured` captures what kernels print: a GPU prints to the process's standard output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class _Memory(Protocol):
-    """What a device calls its memory: see `gpud.device.cuda`."""
+    """Device memory of `gpud.device.cuda`."""
 
     address: int
 
@@ -39,7 +39,7 @@ class _Memory(Protocol):
 
 
 class CopiedBytes:
-    """Bytes elsewhere that look like an array of uint8: reading and writing a slice copies.
+    """Bytes on a device that look like an array of uint8: reading and writing a slice copies.
 
     Args:
         size: how many.
@@ -68,7 +68,7 @@ class CopiedBytes:
         return self.size
 
     def tobytes(self) -> bytes:
-        """A copy of all of them."""
+        """A copy of all bytes."""
         return self._read(0, self.size)
 
     def _range(self, part: slice) -> tuple[int, int]:
@@ -78,7 +78,7 @@ class CopiedBytes:
 
 
 class _Array:
-    """Memory of the arena, zeroed."""
+    """Zeroed memory of the arena."""
 
     def __init__(self, memory: _Memory, base: int, offset: int, size: int) -> None:
         def read(at: int, count: int) -> bytes:
@@ -86,8 +86,8 @@ class _Array:
 
         def write(at: int, data: bytes) -> None:
             memory.upload(data, offset + at)
-            # A copy from pageable memory may return before it has arrived, and kernels on streams
-            # of their own do not wait for it; reading back does.
+            # A copy from pageable memory may return before it is done, and kernels on non-blocking
+            # streams do not wait for it; reading back does.
             memory.download(1, offset + at)
 
         self.address = base + offset
@@ -119,11 +119,11 @@ class _Module:
 
 
 class OnDevice:
-    """``device``, but `allocate` gives device memory of one arena, which `load` tells programs.
+    """Wraps ``device``: allocates from one arena in device memory, which programs may access.
 
     Args:
         device: with ``device_memory(size)``.
-        fenced: tell programs of the arena; without, they may reach everything.
+        fenced: whether programs are loaded with the arena; without, they may access everything.
         size: of the arena, in bytes.
     """
 
@@ -138,7 +138,7 @@ class OnDevice:
         return getattr(self.device, name)
 
     def allocate(self, size: int) -> _Array:
-        """Zeroed memory, aligned to 256 bytes, in the first gap between arrays that are used."""
+        """Zeroed memory, aligned to 256 bytes, in the first gap between live arrays."""
         base, most = self.arena
         self._taken = [one for one in self._taken if one[2]() is not None]
         start = 0
@@ -154,21 +154,21 @@ class OnDevice:
         return array
 
     def synchronize(self) -> None:
-        """Have everything on the device be over: the driver prints what kernels printed."""
+        """Wait for the device, which also has the driver print what kernels printed."""
         self.device.context.enter().call("cuCtxSynchronize")
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> _Module:
-        """Load a program that may reach the arena and its own variables."""
+        """Load a program that may access the arena and its own variables."""
         reach = (arena or self.arena) if self._fenced else None
         return _Module(self.device.load(text, reach))
 
 
 @contextmanager
 def captured(flush: Callable[[], object]) -> Iterator[list[str]]:
-    """Takes what is written to this process's standard output, by whatever means, meanwhile.
+    """Capture everything that is written to this process's standard output.
 
     Args:
-        flush: called before the end: makes the device write what it holds back.
+        flush: called before the end: has the device write its buffered output.
     """
     found: list[str] = []
     sys.stdout.flush()
@@ -178,7 +178,7 @@ def captured(flush: Callable[[], object]) -> Iterator[list[str]]:
         try:
             yield found
             flush()
-            # The driver prints through the C library, which holds back what goes to a file.
+            # The driver prints through the C library, which buffers output to a file.
             ctypes.CDLL(None).fflush(None)
         finally:
             os.dup2(kept, 1)

@@ -23,7 +23,7 @@ SMS = 2
 
 
 def opened(spec: DeviceSpec, settings: host.DeviceSettings) -> Any:
-    """The device that ``spec`` names: the model has one."""
+    """Open the device that ``spec`` names: the model has one."""
     driver = Driver(CPUDriver(CPUDevice(SMS), MEMORY_BYTES))
     return CUDADevice(spec.number, release=settings.release_path, driver=driver)
 

@@ -1,7 +1,4 @@
-"""Conformance cases as plain launches on a GPU, without anything of gpud's.
-
-Has not run on a GPU yet.
-"""
+"""Runs conformance cases as plain launches on a GPU, without gpud."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ __all__ = ["NativeDevice", "run_native", "with_visible_variables"]
 
 
 class NativeDevice:
-    """The few things that the conformance runner asks of a device, by the driver alone."""
+    """The part of a device that the conformance runner needs, by the driver alone."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -33,11 +30,11 @@ class NativeDevice:
         return _Memory(self._gpu, size)
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> _Module:
-        """A module of unmodified PTX; ``arena`` means nothing to it."""
+        """Load unmodified PTX; ``arena`` is ignored."""
         return _Module(self._gpu, text)
 
     def occupancy(self, kernel: Any, block: tuple[int, int, int], shared: int = 0) -> int:
-        """Asked for to have a kernel compiled; the driver has done that."""
+        """Return 1: the runner only asks to have a kernel compiled, which the load has done."""
         return 1
 
 
@@ -66,9 +63,9 @@ class _Module:
 
 
 def with_visible_variables(text: str) -> str:
-    """The program with its variables visible: the driver tells the address of no others.
+    """Make the program's variables visible: the driver gives the address of no others.
 
-    Its code stays as it is.
+    Its code is unchanged.
     """
     program = parse(text)
     items = [
@@ -95,7 +92,7 @@ def _bytes(gpu: Gpu, address: int, size: int) -> CopiedBytes:
 
 
 def run_native(gpu: Gpu, case: Case, seed: int = 0) -> Results:
-    """What the case's own PTX leaves behind, launched whole by the driver."""
+    """The results of the case's own PTX, launched whole by the driver."""
     loaded = LoadedCase(NativeDevice(gpu), case, "unmodified")  # type: ignore[arg-type]
     run: Run = loaded.start(seed)
     function = loaded.kernel

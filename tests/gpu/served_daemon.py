@@ -52,11 +52,11 @@ class Served:
             raise
 
     def wait(self, coroutine: Any) -> Any:
-        """Have the daemon's loop run a coroutine; its result."""
+        """Run a coroutine on the daemon's loop; its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Call a function on the daemon's loop; what it returns."""
+        """Call a function on the daemon's loop; its result."""
 
         async def called() -> _T:
             return function()
@@ -70,11 +70,11 @@ class Served:
 
     @property
     def device(self) -> Any:
-        """The device, as the front has it."""
+        """The front's record of the device."""
         return self.daemon.devices[0]
 
     def kill_host(self) -> None:
-        """End the device host, and wait until there is another."""
+        """Kill the device host, and wait for its replacement."""
         before = self.call(lambda: self.device.restarts)
         pid = self.call(lambda: self.device.pid)
         os.kill(pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ class Served:
         )
 
     def close(self) -> None:
-        """End it."""
+        """Stop the daemon."""
         if hasattr(self.daemon, "front"):
             self.wait(self.daemon.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)

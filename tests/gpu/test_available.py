@@ -1,4 +1,4 @@
-"""What a machine without a GPU is told."""
+"""The messages of commands and tests on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every driver function and constant that benchmarks and GPU tests name, in the real bindings.
+"""Every driver function and constant that benchmarks and GPU tests use exists in the real bindings.
 
-`tests/unit/cuda/test_driver_calls.py` does the same for gpud's own device.
+`tests/unit/cuda/test_driver_calls.py` checks the same for gpud's own device.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def constants(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
-def test_what_is_named_is_there_and_takes_so_many_arguments(path: Path) -> None:
+def test_named_functions_exist_with_that_many_arguments(path: Path) -> None:
     tree = ast.parse(path.read_text())
     for name, count in calls(tree):
         assert hasattr(real, name), name

@@ -1,4 +1,4 @@
-"""What the tests on a GPU compare by, tried without one."""
+"""The comparison code of the tests on a GPU, tested without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.gpu.test_conformance import part_of, results
 
 
 class Memory:
-    """Device memory as the CUDA device gives it, kept on the host."""
+    """Device memory with the CUDA device's interface, kept on the host."""
 
     def __init__(self, device: CPUDevice, size: int) -> None:
         self._memory = device.allocate(size)
@@ -50,7 +50,7 @@ class Device:
 
 
 class OnCopies(OnDevice):
-    """`OnDevice` without a driver that holds back what kernels print."""
+    """`OnDevice` without a driver that buffers what kernels print."""
 
     def synchronize(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Every case in every legal form on a GPU: as NumPy, as its plain launch, as the CPU device.
+"""Every case in every legal form on a GPU, against NumPy, its plain launch, and the CPU device.
 
 On one GPU the forms must leave the same bytes as the unmodified kernel that the driver launches,
 approximate instructions included: they are the same instructions. The CPU device must leave the
@@ -53,7 +53,7 @@ def reference() -> Iterator[Any]:
 
 
 def results(device: Any, case: Case, form: Form) -> tuple[Run, Results]:
-    """A run to its end; what was printed comes from the job or from standard output."""
+    """Run to the end; printed output comes from the job or from standard output."""
     run = LoadedCase(device, case, form).start()
     flush = getattr(device, "synchronize", lambda: None)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Kernels that go wrong on a GPU: their job fails with the reason, the context and others live."""
+"""Faulting kernels on a GPU: their job fails with the reason, the context and others continue."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class World:
         return job.error
 
     def lives(self) -> None:
-        """The context still runs what it is given."""
+        """Assert that the context still runs kernels."""
         self.memory.view[:] = 0
         assert self.run("good") is None
         assert self.ints()[0] == 8 * 32

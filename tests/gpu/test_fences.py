@@ -1,4 +1,4 @@
-"""A part of the out-of-bounds generator on a GPU; a few of its cases on the CPU device, always."""
+"""Some of the generated out-of-bounds cases on a GPU, and a few on the CPU device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on a GPU, in short on gpud's CUDA device over the model of the driver.
+"""The tests and measurements for a GPU, in short on the CUDA device over the model of the driver.
 
 The model runs kernels on the CPU device, which checks accesses in its own way: no fences and no
 faults here.

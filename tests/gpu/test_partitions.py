@@ -1,4 +1,4 @@
-"""Whole SMs that are one job's alone on a GPU: nobody else has blocks there while it runs."""
+"""Partitions on a GPU: no other job has blocks on a partition's SMs while its job runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THREADS = 1024
 
 
 class Work:
-    """A job whose task blocks say where they run and wait at a gate."""
+    """A job whose task blocks report their SM and wait at a gate."""
 
     def __init__(self, device: Any, total: int, exclusive: int = 0) -> None:
         self._door, self.gate = words(device, 2)
@@ -27,7 +27,7 @@ class Work:
         self.job = Job(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
 
     def waiting(self) -> int:
-        """Task blocks that wait at the gate."""
+        """How many task blocks wait at the gate."""
         return int(self.gate[1]) - int(self.gate[0])
 
     def finish(self) -> None:
@@ -37,7 +37,7 @@ class Work:
 
 
 def alone_on_its_sms(device: Any, sms: int) -> None:
-    """Give a job ``sms`` SMs that another one has blocks on, and look where both run."""
+    """Give a job ``sms`` SMs exclusively that another job is on, and check where both run."""
     offline = Work(device, 16 * device.sms)
     slots = device.sms * offline.occupancy
     offline.job.resize(slots)

@@ -1,7 +1,7 @@
-"""The CUDA device served from end to end, over the model of the driver: arrays, jobs, losses.
+"""The CUDA device served end to end, over the model of the driver: arrays, jobs, lost hosts.
 
-Device memory is not the session's file there, and full of rubbish at first: a copy that is not
-made shows.
+Device memory is separate from the session's file there, and filled with rubbish at first: a missing
+copy is noticed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def ints(first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 # -- arrays --------------------------------------------------------------------------------------
 
 
-def test_what_is_set_is_what_a_job_finds_and_what_it_leaves_is_got(gpu: gc.Session) -> None:
+def test_set_and_get_copy_what_jobs_read_and_write(gpu: gc.Session) -> None:
     assert (gpu.device.kind, gpu.device.arrays) == ("cuda", "copied")
     x, y, zeros = gpu.array(ints()), gpu.empty(N, np.int32), gpu.zeros(N, np.int32)
     add(gpu, x, 5)
@@ -134,7 +134,7 @@ def test_freed_memory_is_zero_for_whoever_gets_it_next(served: Served, gpu: gc.S
     until(lambda: served.call(lambda: served.daemon.front.arenas.used_bytes(0)) <= 4096)
 
 
-def test_nothing_of_anothers_lies_beside_an_array(served: Served, gpu: gc.Session) -> None:
+def test_no_data_of_other_sessions_lies_beside_an_array(served: Served, gpu: gc.Session) -> None:
     with served.connect() as other:
         secret = other.array(np.full(1 << 20, 0x5EC2E7, np.int32))
         assert secret.get()[0] == 0x5EC2E7
@@ -183,7 +183,7 @@ def test_sessions_copy_beside_each_other(served: Served) -> None:
     assert problems == []
 
 
-def test_parts_that_are_none_are_refused(served: Served, gpu: gc.Session) -> None:
+def test_invalid_parts_are_refused(served: Served, gpu: gc.Session) -> None:
     x = gpu.array(ints())
     core, channel = gpu._core, gpu._channel
 
@@ -262,9 +262,7 @@ def test_a_job_is_resized_while_it_runs(gpu: gc.Session) -> None:
     assert done.get().tolist() == [2000 * 32]
 
 
-def test_what_goes_wrong_in_a_kernel_is_said_and_ends_that_job_alone(
-    served: Served, gpu: gc.Session
-) -> None:
+def test_a_kernel_fault_is_reported_and_ends_its_job_alone(served: Served, gpu: gc.Session) -> None:
     restarts = served.call(lambda: served.device.restarts)
     x = gpu.array(ints())
     stray = kernel(gpu, "stray").submit(grid=1, block=1, args=(x, np.int64(1 << 40)))
@@ -283,7 +281,7 @@ def test_what_goes_wrong_in_a_kernel_is_said_and_ends_that_job_alone(
     assert served.call(lambda: served.device.restarts) == restarts
 
 
-def test_what_a_dead_client_had_is_given_back(served: Served) -> None:
+def test_a_dead_clients_memory_is_freed(served: Served) -> None:
     script = f"""
 import sys, numpy as np, gpud_client as gc
 gpu = gc.connect({served.path!r})
@@ -308,7 +306,7 @@ sys.stdin.read()
 # -- losses --------------------------------------------------------------------------------------
 
 
-def test_a_lost_host_takes_what_no_file_has(served: Served, gpu: gc.Session) -> None:
+def test_a_lost_host_loses_arrays_that_no_file_has(served: Served, gpu: gc.Session) -> None:
     with served.connect() as idle:
         kept = idle.array(ints(1))
         changed, got = gpu.array(ints()), gpu.array(ints())
@@ -406,7 +404,7 @@ def test_a_new_host_has_memory_between_arrays_too(served: Served, gpu: gc.Sessio
     assert served.call(lambda: served.device.restarts) == restarts
 
 
-def test_what_a_gpu_says_of_itself_is_unknown_where_nobody_can_ask(gpu: gc.Session) -> None:
+def test_gpu_metrics_are_unknown_without_nvml(gpu: gc.Session) -> None:
     (device,) = gpu.query("status")["devices"]
     assert device["kind"] == "cuda"
     # The model's GPU is none that NVML knows, if there is NVML here at all.

@@ -1,11 +1,11 @@
-"""Puts the model of the driver where ``cuda.bindings.driver`` is, in every process that sees this.
+"""Replaces ``cuda.bindings.driver`` with the model of the driver in processes that import this.
 
     PYTHONPATH=tests/driver_model/site:. make gpu-bench-waits GPU_PYTHON=python3
 
 Problem: the commands that run on a GPU start processes of their own (pytest, a daemon, its device
-host, peers), and each must find a driver. Approach: Python imports this file when it begins, if its
-folder is on ``PYTHONPATH``; whoever imports the bindings then gets the model, with kernels on the
-CPU device. What such a run leaves says nothing about a GPU, and is not to be kept.
+host, measuring processes), and each must find a driver. Approach: Python imports this file when it
+starts, if its folder is on ``PYTHONPATH``; importing the bindings then gives the model, with
+kernels on the CPU device. Results of such a run say nothing about a GPU, and are not to be kept.
 
 ``GPUD_MODEL_SMS``: how many SMs the device has.
 """
@@ -23,7 +23,7 @@ NAME = "cuda.bindings.driver"
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads the real bindings, and the model over them."""
+    """Loads the real bindings, and replaces them with the model."""
 
     def __init__(self, real: importlib.machinery.ModuleSpec) -> None:
         self._real = real
