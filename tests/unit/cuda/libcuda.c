@@ -1,8 +1,8 @@
-/* A libcuda of our own, for the real bindings to call: does what cuda.h says, on the host's memory.
+/* A libcuda of our own for the real bindings: does what cuda.h says, in host memory.
  *
- * What is put on a stream is done at once, but for kernels whose names begin with "slow": these run
- * in a thread, claim a task block every 50 us, and what is recorded behind them waits for them. As
- * on a GPU where that was seen, a load waits until no kernel runs, and keeps all other calls out.
+ * Work on a stream is done at once, but for kernels whose names begin with "slow": these run
+ * in a thread, claim a task block every 50 us, and events recorded behind them wait for them. As
+ * was seen on a GPU, a load waits until no kernel runs, and blocks all other calls.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -349,7 +349,7 @@ CALL(cuGreenCtxStreamCreate, CUstream *stream, CUgreenCtx green, unsigned flags,
     return CUDA_SUCCESS;
 }
 
-/* How the bindings find all others; cuda.h may have given a function the name of a version. */
+/* The bindings find all other functions by this; cuda.h may rename one to a version. */
 CALL(cuGetProcAddress_v2, const char *name, void **found, int version, cuuint64_t flags,
      CUdriverProcAddressQueryResult *status) {
     static const char *const tails[] = {"", "_v2", "_v3"};

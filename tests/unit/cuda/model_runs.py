@@ -1,4 +1,4 @@
-"""Runs of kernels on the model of the driver: programs, devices, and time that passes."""
+"""Helpers for runs on the model of the driver: a program, devices, and stepping time."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _KERNELS = {"p": "persistent_a", "s": "sliced_c", "w": "whole_d", "e": "plain_e"
 def device_of(
     fake: SteppedDriver, release: str = "mapped", *, by_sm: bool = True
 ) -> Iterator[CUDADevice]:
-    """A device on the model; no thread watches it, and its end leaves nothing behind.
+    """A device on the model, without a watcher thread; checks that it is closed without leaks.
 
-    A device that is lost is left as it is, as a device host does.
+    A lost device is not closed, as in a device host.
     """
     device = CUDADevice(driver=Driver(fake), release=release, by_sm=by_sm, watch=False)
     yield device
@@ -58,7 +58,7 @@ def launches(device: CUDADevice, what: str, total: int = 10) -> list[LaunchSpec]
 def drive(
     fake: SteppedDriver, device: CUDADevice, job: Job | None = None, rounds: int = 4000
 ) -> None:
-    """Let time pass until the job is done, or nothing happens any more."""
+    """Step time until the job is done, or nothing happens any more."""
     for _ in range(rounds):
         if job is not None and job.done:
             return
@@ -70,7 +70,7 @@ def drive(
 
 
 def ran_once(fake: SteppedDriver, totals: list[int]) -> None:
-    """Assert that every task block of every stage ran once, one stage after the other."""
+    """Assert that every task block of every stage ran once, stage after stage."""
     claims = [claim for _, _, claim in fake.ran]
     at = 0
     for total in totals:

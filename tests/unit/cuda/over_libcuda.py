@@ -1,4 +1,4 @@
-"""Uses a CUDA device over the real bindings; run by test_libcuda.py beside a libcuda of our own."""
+"""Uses a CUDA device over the real bindings; test_libcuda.py runs it with a libcuda of our own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOURS = 1 << 30
 
 
 def use(device: CUDADevice) -> None:
-    """All that a device has."""
+    """Use all functions of a device."""
     assert (device.name, device.sms, device.capability) == ("Model", 8, 90)
     assert device.uuid == "GPU-00112233-4455-6677-8899-aabbccddeeff"
     with tempfile.TemporaryFile() as file:
@@ -76,7 +76,7 @@ def use(device: CUDADevice) -> None:
 
 
 def load_beside_a_kernel(device: CUDADevice) -> None:
-    """A load waits for what runs, and keeps everybody else waiting; nothing gets stuck."""
+    """Load while a kernel runs: the load waits, and blocks all other calls; no deadlock results."""
     module = device.load(PROGRAM)
     grid = (HOURS, 1, 1)
     spec = LaunchSpec(module.kernel("slow_b"), "persistent", grid, (32, 1, 1), bytes(8))

@@ -1,4 +1,4 @@
-"""How long task blocks take, as the CUDA device's gangs see it, and what later runs make of it."""
+"""Block times as the CUDA device's gangs estimate them, and the claims of later runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stages:
         return found
 
 
-def test_the_time_that_resident_blocks_had_by_the_task_blocks() -> None:
+def test_block_time_is_resident_time_per_task_block() -> None:
     stages = Stages(["persistent"])
     timer: BlockTimer = BlockTimer(stages)  # type: ignore[arg-type]
     timer.begin(100, 0, 4)
@@ -58,7 +58,7 @@ def test_a_stage_that_was_stopped_is_measured_when_it_is_done() -> None:
 
 
 def test_never_short() -> None:
-    """A span in which the stage changed counts for both; stages that nobody saw have no time."""
+    """An interval in which the stage changed counts for both; unseen stages have no time."""
     stages = Stages(["persistent"] * 4 + ["sliced"])
     timer: BlockTimer = BlockTimer(stages)  # type: ignore[arg-type]
     timer.begin(0, 0, 2)
@@ -72,7 +72,7 @@ def test_never_short() -> None:
 
 
 @pytest.mark.parametrize("tick_ns", [1, 10**9])
-def test_the_next_run_claims_by_the_pace_of_the_last(
+def test_the_next_run_claims_by_the_last_block_time(
     tick_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 1 << 62, tick_ns))
@@ -100,7 +100,7 @@ def test_the_next_run_claims_by_the_pace_of_the_last(
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_stage_that_is_not_opened_yet_has_no_pace(*, ended: bool) -> None:
+def test_a_stage_that_is_not_opened_has_no_block_time(*, ended: bool) -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         specs = launches(device, "sp", total=8)

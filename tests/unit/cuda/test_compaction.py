@@ -1,4 +1,4 @@
-"""An online kernel of large blocks finds room beside offline kernels that are on every SM."""
+"""Compaction: an online kernel of large blocks finds room beside offline kernels on every SM."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class World:
 
     def goes_on(self, steps: int) -> None:
         for _ in range(steps):
-            self.fake.step()  # one thing of many that a GPU does at once
+            self.fake.step()  # a GPU would do many such steps at once
             self.now += 5e-7
             self.device.watcher.poll()
 
@@ -81,11 +81,11 @@ def test_one_block_fits_where_three_quarters_of_each_sm_were_taken(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_that_wait_for_room_to_leave_are_not_waited_for(seed: int) -> None:
+def test_released_blocks_that_have_not_begun_do_not_delay_compaction(seed: int) -> None:
     with a_world(seed) as world:
         offline = world.offline((SMS + 1) * M)
         assert world.fake.on_sms().total() == SMS * M, "as many as there is room for"
-        offline.resize(SMS * M)  # those leave first that have not begun
+        offline.resize(SMS * M)  # blocks that have not begun leave first
         online = world.online(1)
         world.goes_on(1500)
         assert online.done, "it waited for those that waited for it"
@@ -111,7 +111,7 @@ def test_room_is_made_while_others_still_leave(seed: int) -> None:
     with a_world(seed) as world:
         first, second = world.offline(2 * M), world.offline(2 * M)
         world.device.watcher.poll()
-        world.fake.hostage.add(OFFLINE)  # long task blocks
+        world.fake.stalled.add(OFFLINE)  # long task blocks
         first.resize(M)
         online = world.online(1)
         world.device.watcher.poll()
@@ -119,7 +119,7 @@ def test_room_is_made_while_others_still_leave(seed: int) -> None:
         told = world.barred
         world.goes_on(200)
         assert world.barred == told, "one SM is enough"
-        world.fake.hostage.clear()
+        world.fake.stalled.clear()
         world.goes_on(1500)
         assert online.done
         for job in (first, second):
@@ -127,7 +127,7 @@ def test_room_is_made_while_others_still_leave(seed: int) -> None:
             drive(world.fake, world.device, job)
 
 
-def test_nobody_moves_for_whom_others_leave_by_themselves() -> None:
+def test_no_sm_is_barred_if_enough_blocks_leave_anyway() -> None:
     with a_world(2) as world:
         offline = world.offline(SMS * M)
         offline.resize(2 * M)
@@ -136,12 +136,12 @@ def test_nobody_moves_for_whom_others_leave_by_themselves() -> None:
         ending.resize(2 * M)
         while not ending.exhausted:
             world.goes_on(1)
-        world.fake.hostage.add(OFFLINE)
+        world.fake.stalled.add(OFFLINE)
         online = world.online(1)
         world.goes_on(200)
         assert not world.fake.on_sms(ONLINE)
         assert not world.barred
-        world.fake.hostage.clear()
+        world.fake.stalled.clear()
         world.goes_on(300)
         assert ending.done
         assert online.done
@@ -149,7 +149,7 @@ def test_nobody_moves_for_whom_others_leave_by_themselves() -> None:
         drive(world.fake, world.device, offline)
 
 
-def test_nobody_is_disturbed_where_there_is_room() -> None:
+def test_no_sm_is_barred_where_there_is_room() -> None:
     with a_world(3) as world:
         offline = world.offline(SMS * M)
         world.device.watcher.poll()
@@ -177,7 +177,7 @@ def test_sub_grids_do_not_take_what_others_leave(seed: int) -> None:
             before = world.fake.on_sms("sliced")
             world.goes_on(1)
             barred = barred + 1 if world.barred else 0
-            for sm in world.barred if barred > 20 else ():  # what was launched before has come
+            for sm in world.barred if barred > 20 else ():  # earlier launches have begun
                 assert world.fake.on_sms("sliced")[sm] <= before[sm], "it took what was left free"
         assert online.done
         assert not sliced.done
@@ -186,11 +186,11 @@ def test_sub_grids_do_not_take_what_others_leave(seed: int) -> None:
             drive(world.fake, world.device, job)
 
 
-def test_what_does_not_come_all_the_same_is_not_waited_for_for_ever() -> None:
+def test_bars_are_lifted_if_the_blocks_still_do_not_begin() -> None:
     with a_world(1) as world:
         whole = Job(world.device, launches(world.device, "w", total=SMS * M - 2))
         whole.resize(SMS * M - 2)
-        world.fake.hostage.add("whole_d")
+        world.fake.stalled.add("whole_d")
         offline = world.offline(2)
         online = world.online(1)
         world.goes_on(300)
@@ -199,7 +199,7 @@ def test_what_does_not_come_all_the_same_is_not_waited_for_for_ever() -> None:
         world.goes_on(1500)
         assert not world.barred
         assert world.fake.on_sms(OFFLINE).total() == 2, "the offline job is kept from SMs for ever"
-        world.fake.hostage.clear()
+        world.fake.stalled.clear()
         world.goes_on(2000)
         assert whole.done
         assert online.done
@@ -208,7 +208,7 @@ def test_what_does_not_come_all_the_same_is_not_waited_for_for_ever() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_lost_whoever_makes_room(seed: int) -> None:
+def test_nothing_is_lost_by_compaction(seed: int) -> None:
     choose = random.Random(seed)
     with a_world(seed) as world:
         (spec,) = launches(world.device, "p", total=600)

@@ -46,14 +46,14 @@ def written(descriptor: int, offset: int, data: bytes) -> None:
     os.pwrite(descriptor, data, offset)
 
 
-def test_what_it_says_of_itself() -> None:
+def test_device_properties() -> None:
     with device_of(SteppedDriver()) as device:
         assert (device.kind, device.name, device.sms) == ("cuda", "Model GPU", 4)
         assert (device.capability, device.memory_bytes) == (90, 1 << 30)
         assert device.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
-def test_what_was_written_is_there_before_anything_is_launched() -> None:
+def test_copies_are_complete_before_later_launches() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         memory = device.device_memory(64)
@@ -106,7 +106,7 @@ def test_runs_take_no_new_memory_once_they_have_run() -> None:
         assert not [n for n in fake.calls[opened:] if "Alloc" in n or "Free" in n]
 
 
-def test_small_blocks_are_cut_from_what_was_taken_at_the_beginning() -> None:
+def test_small_blocks_are_cut_from_the_first_slab() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         before = fake.alive["host"], fake.alive["device"]
@@ -130,7 +130,7 @@ def test_small_blocks_are_cut_from_what_was_taken_at_the_beginning() -> None:
 
 
 def sound(fake: SteppedDriver, device: CUDADevice, arena: Arena, *modules: CUDAModule) -> None:
-    """Assert that what fences let through has memory behind it, and none is held besides."""
+    """Assert that what fences let through is backed by memory, and no other memory is held."""
     assert fake.memory.reaches(arena.address, arena.backed)
     for module in modules:
         raw = device.read(module._addresses["gpud_arena"] or 0, 16)
@@ -148,7 +148,7 @@ def let_through(device: CUDADevice, module: CUDAModule) -> int:
 
 
 def poked(device: CUDADevice, address: int, data: bytes) -> None:
-    """Write as a kernel does."""
+    """Write to memory as a kernel does."""
     source = np.frombuffer(data, np.uint8)
     device.context.copy_in(address, source.ctypes.data, source.size)
 
@@ -183,8 +183,8 @@ def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:
         arena = device.map_arena(memfd, SIZE)
         arena.commit(GRANULE, 100)
         arena.commit(GRANULE + 200, 100)  # the same granule
-        arena.commit(0, 4 * GRANULE)  # over it
-        assert fake.alive["piece"] == 4  # the sink, what is always there, and these
+        arena.commit(0, 4 * GRANULE)  # overlaps it
+        assert fake.alive["piece"] == 4  # the sink, the first granule, and these
         arena.release(GRANULE, 100)
         arena.release(0, 4 * GRANULE)
         assert fake.alive["piece"] == 3
@@ -207,7 +207,7 @@ def test_fences_let_through_what_has_memory_and_no_more(memfd: int) -> None:
         beside = device.load(PROGRAM, (arena.address, SIZE))
         assert let_through(device, before) == let_through(device, beside) == 3 * GRANULE
         arena.release(GRANULE // 2, 2 * GRANULE)
-        assert let_through(device, before) == 3 * GRANULE  # kernels may go by it
+        assert let_through(device, before) == 3 * GRANULE  # kernels may use it
         arena.commit(SIZE - 5, 5)
         assert let_through(device, before) == let_through(device, beside) == SIZE
         sound(fake, device, arena, before, beside)
@@ -223,12 +223,12 @@ def test_an_arena_smaller_than_a_granule_is_fenced_by_its_own_size(memfd: int) -
         arena.close()
 
 
-def test_where_no_array_is_there_is_memory_of_the_sessions_own(memfd: int) -> None:
+def test_holes_in_the_prefix_are_backed_by_the_sink(memfd: int) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
         module = device.load(PROGRAM, (arena.address, SIZE))
-        arena.commit(6 * GRANULE, GRANULE)  # what it skips is sunk
+        arena.commit(6 * GRANULE, GRANULE)  # the sink backs the hole
         assert fake.alive["piece"] == 3
         sound(fake, device, arena, module)
         assert device.read(arena.address, 7 * GRANULE) == bytes(7 * GRANULE)
@@ -236,16 +236,16 @@ def test_where_no_array_is_there_is_memory_of_the_sessions_own(memfd: int) -> No
             arena.upload(2 * GRANULE, 5)
         poked(device, arena.address + 3 * GRANULE, b"stray")
         written(memfd, 2 * GRANULE + 7, b"hello")
-        arena.commit(2 * GRANULE + 7, 2 * GRANULE)  # takes the place of the sink
+        arena.commit(2 * GRANULE + 7, 2 * GRANULE)  # replaces the sink
         expected = b"hello" + bytes(3 * GRANULE - 12)
         assert device.read(arena.address + 2 * GRANULE + 7, 3 * GRANULE - 7) == expected
         poked(device, arena.address + 3 * GRANULE, b"array")
         sound(fake, device, arena, module)
-        arena.release(2 * GRANULE + 7, 2 * GRANULE)  # is sunk, for memory is short
+        arena.release(2 * GRANULE + 7, 2 * GRANULE)  # replaced by the sink, as memory is short
         assert fake.alive["piece"] == 3
         assert b"array" not in device.read(arena.address, 7 * GRANULE)
         sound(fake, device, arena, module)
-        arena.commit(0, 7 * GRANULE, from_file=False)  # over all of it
+        arena.commit(0, 7 * GRANULE, from_file=False)  # the whole prefix
         assert device.read(arena.address, 7 * GRANULE) == bytes(7 * GRANULE)
         sound(fake, device, arena, module)
         arena.close()
@@ -280,14 +280,14 @@ def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: i
         with pytest.raises(InvalidArgument, match="not all have memory"):
             arena.download(GRANULE, 5)
         written(memfd, GRANULE + 7, b"hello")
-        arena.commit(GRANULE, 2 * GRANULE)  # where memory is still
+        arena.commit(GRANULE, 2 * GRANULE)  # is still mapped
         assert device.read(arena.address + GRANULE + 7, 5) == b"hello"
         assert fake.alive["piece"] == 3
         arena.commit(8 * GRANULE, GRANULE)
         arena.release(8 * GRANULE, GRANULE)
         assert fake.alive["piece"] == 4
         fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
-        arena.commit(6 * GRANULE, GRANULE)  # when what is spare was given back
+        arena.commit(6 * GRANULE, GRANULE)  # after spare memory was reclaimed
         assert fake.alive["piece"] == 4
         sound(fake, device, arena)
         fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
@@ -295,7 +295,7 @@ def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: i
             arena.commit(9 * GRANULE, GRANULE)
         arena.release(6 * GRANULE, GRANULE)
         fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
-        with pytest.raises(OutOfMemory):  # what it touches is not spare
+        with pytest.raises(OutOfMemory):  # the pieces that it touches are not spare
             arena.commit(6 * GRANULE, 2 * GRANULE)
         assert fake.alive["piece"] == 4
         fake.fail(0, "")
@@ -306,7 +306,7 @@ def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: i
         arena.close()
 
 
-def test_an_arena_that_cannot_lie_there_is_refused(memfd: int) -> None:
+def test_an_arena_that_cannot_be_placed_is_refused(memfd: int) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         first = device.map_arena(memfd, SIZE)
@@ -333,8 +333,8 @@ def test_whichever_call_fails_what_fences_let_through_has_memory(memfd: int) -> 
                 arena = device.map_arena(memfd, SIZE)
                 modules.append(device.load(PROGRAM, (arena.address, SIZE)))
                 arena.commit(GRANULE, GRANULE)
-                arena.commit(5 * GRANULE, GRANULE)  # skips some
-                arena.commit(0, 4 * GRANULE)  # some of them, and pieces
+                arena.commit(5 * GRANULE, GRANULE)  # leaves a hole
+                arena.commit(0, 4 * GRANULE)  # a part of the hole, and pieces
                 arena.release(GRANULE, GRANULE)
                 arena.release(0, 4 * GRANULE)
                 arena.commit(3 * GRANULE, 5 * GRANULE)
@@ -423,7 +423,7 @@ def test_occupancy_and_what_does_not_fit() -> None:
             device.occupancy(kernel, (512, 1, 1))
 
 
-def test_room_for_local_memory_is_made_before_anything_runs() -> None:
+def test_local_memory_is_reserved_before_anything_runs() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         assert fake.contexts.stack_bytes == device.context.stack_bytes == 4 << 10
@@ -433,7 +433,7 @@ def test_room_for_local_memory_is_made_before_anything_runs() -> None:
         assert fake.contexts.stack_bytes == 5000
         fake.modules.attributes["LOCAL_SIZE_BYTES"] = (
             1 << 30
-        )  # more than there can be: a launch says so
+        )  # over the limit: the launch reports it
         device.occupancy(module.kernel("sliced_c"), (32, 1, 1))
         assert device.context.stack_bytes == 5000
         job = Job(device, launches(device, "p"))
@@ -492,7 +492,7 @@ def test_a_watched_device_runs_jobs_by_itself_and_sleeps_at_idle() -> None:
         Job(device, job.chain).resize(1)
 
 
-def test_a_lost_device_is_heard_of_on_the_threads_own() -> None:
+def test_a_lost_device_is_reported_by_the_watcher_thread() -> None:
     fake = SteppedDriver()
     device = CUDADevice(driver=Driver(fake))
     job = Job(device, launches(device, "p"))

@@ -1,4 +1,4 @@
-"""The door to the driver, and that what goes through it exists in the real bindings."""
+"""Checked driver calls, and that every called function exists in the real bindings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_programs_that_ask_for_one_connection_get_all(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("status", ["NO_DEVICE", "UNKNOWN"])
-def test_a_gpu_that_does_not_answer_is_none(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+def test_a_gpu_that_does_not_answer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
     fake = SteppedDriver()
     fake.lose(status)
     monkeypatch.setattr(real, "cuInit", fake.cuInit)
@@ -144,7 +146,7 @@ def test_a_semaphore_ends_a_wait_and_takes_all_posts() -> None:
 
 
 def everything(fake: SteppedDriver, release: str, descriptor: int) -> None:
-    """Use all that a device has."""
+    """Use all functions of a device."""
     with device_of(fake, release) as device:
         arena = device.map_arena(descriptor, ARENA)
         arena.commit(0, 100)

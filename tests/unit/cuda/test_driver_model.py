@@ -1,4 +1,4 @@
-"""The model of the driver itself: what the driver forbids is a misuse or the driver's status."""
+"""The model of the driver itself: forbidden calls are misuses or have the driver's status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NON_BLOCKING, DEFAULT_STREAM, MAPPED = 1, 1, 2
 
 
 class World:
-    """A model with a context, and one of everything."""
+    """A model with a context, and one object of each kind."""
 
     def __init__(self) -> None:
         self.driver = SteppedDriver()
@@ -34,12 +34,12 @@ class World:
         self.piece = self.made("cuMemCreate", GRANULE, None, 0)
 
     def status(self, name: str, *arguments: Any) -> str:
-        """What a call ends with."""
+        """The status of a call."""
         found = getattr(self.driver, name)(*arguments)[0]
         return str(found.name).removeprefix("CUDA_")
 
     def made(self, name: str, *arguments: Any) -> Any:
-        """What a call gives that ends well."""
+        """The result of a call, which must succeed."""
         status, *values = getattr(self.driver, name)(*arguments)
         assert not int(status), (name, status)
         return [*values, None][0]
@@ -62,22 +62,22 @@ class World:
         )  # fmt: skip
 
     def unloaded_and_launched(self) -> None:
-        """Launch what is no more."""
+        """Launch a kernel of an unloaded module."""
         self.made("cuModuleUnload", self.module)
         self.launch()
 
     def launched_and_unloaded(self) -> None:
-        """Unload what is on a stream."""
+        """Unload a module with a kernel on a stream."""
         self.launch()
         self.made("cuModuleUnload", self.module)
 
     def twice(self, name: str, *arguments: Any) -> None:
-        """Do what can be done once."""
+        """Make a call twice that can be made once."""
         self.made(name, *arguments)
         self.made(name, *arguments)
 
     def mapped(self) -> Any:
-        """Put memory behind the first granule."""
+        """Map memory to the first granule."""
         return self.made("cuMemMap", self.range, GRANULE, 0, self.piece, 0)
 
 

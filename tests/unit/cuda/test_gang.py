@@ -87,7 +87,7 @@ def test_a_stopped_job_keeps_what_is_left_and_holds_nothing() -> None:
         ran_once(fake, [50, 50])
 
 
-def test_it_grows_while_it_runs_and_tells_what_it_holds() -> None:
+def test_a_running_job_grows_and_reports_its_slices() -> None:
     fake = SteppedDriver(3)
     with device_of(fake) as device:
         job = Job(device, launches(device, "p", total=1000))
@@ -113,7 +113,7 @@ def test_urgent_runs_have_the_streams_of_the_highest_priority() -> None:
     fake = SteppedDriver(4)
     with device_of(fake) as device:
         chain = device.prepare(launches(device, "p"))
-        device.launches._streams.clear()  # those that there are from the beginning
+        device.launches._streams.clear()  # the prepared ones
         before = len(fake.streams.all)
         assert before > 1
         for priority in (0, 1):
@@ -138,7 +138,7 @@ def test_launches_of_several_occupancies_have_their_share_of_blocks() -> None:
 
 
 @pytest.mark.parametrize("form", ["p", "s"])
-def test_a_fault_ends_the_run_and_is_told(form: str) -> None:
+def test_a_fault_ends_the_run_and_is_reported(form: str) -> None:
     fake = SteppedDriver(6)
     kernel = {"p": "persistent_a", "s": "sliced_c"}[form]
     fake.faults[kernel, 4] = FaultKind.ADDRESS
@@ -197,7 +197,7 @@ def test_a_job_that_grows_again_and_again_has_few_streams() -> None:
             fake.run(60)
             device.watcher.poll()
         assert fake.resident == job.held == 25
-        assert fake.alive["stream"] - before <= 9  # one that leaves, beside those that claim
+        assert fake.alive["stream"] - before <= 9  # a released helper's, and those of the others
         job.resize(3)
         fake.run(200)
         device.watcher.poll()
@@ -227,7 +227,7 @@ def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
         ran_once(fake, [12, 12])
 
 
-def test_a_killed_job_tells_its_blocks() -> None:
+def test_kill_sets_the_kill_words() -> None:
     fake = SteppedDriver(9)
     with device_of(fake) as device:
         job = Job(device, launches(device, "pp", total=100))
@@ -253,7 +253,7 @@ def test_runs_of_one_chain_at_once_do_not_disturb_each_other() -> None:
         assert len(fake.ran) == 60
 
 
-def test_a_lost_context_is_told_by_every_run() -> None:
+def test_a_lost_context_fails_every_run() -> None:
     fake = SteppedDriver(11)
     device = CUDADevice(driver=Driver(fake), watch=False)
     ended: list[Job] = []
@@ -268,7 +268,7 @@ def test_a_lost_context_is_told_by_every_run() -> None:
         Job(device, jobs[0].chain).resize(1)
 
 
-def test_blocks_that_vanish_are_a_fault_of_ours_and_end_the_run() -> None:
+def test_vanished_blocks_are_an_internal_error() -> None:
     fake = SteppedDriver(12)
     with device_of(fake) as device:
         job = Job(device, launches(device, "p"))
@@ -346,13 +346,13 @@ def test_the_first_task_block_is_seen_when_it_begins(what: str, release: str) ->
         while not job.first_block_ns:
             assert fake.step()
             device.watcher.poll()
-        assert job.done == (what == "e")  # a plain launch tells only that it is over
+        assert job.done == (what == "e")  # a plain launch reports only its end
         begun = job.first_block_ns
         drive(fake, device, job)
         assert job.first_block_ns == begun
 
 
-def test_blocks_that_are_released_before_they_claim_are_no_beginning() -> None:
+def test_blocks_released_before_a_claim_are_not_the_first_block() -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         job = Job(device, launches(device, "p"))
@@ -363,7 +363,7 @@ def test_blocks_that_are_released_before_they_claim_are_no_beginning() -> None:
         assert job.first_block_ns == 0
 
 
-def test_what_is_written_late_is_for_no_other_run() -> None:
+def test_late_writes_do_not_reach_another_run() -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         control = fake.streams.of(device.control_stream)
@@ -404,10 +404,10 @@ def test_a_stage_shrinks_before_its_gate_has_opened_it() -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_job_that_is_over_is_no_ring(*, ended: bool) -> None:
+def test_a_finished_job_has_no_reference_cycle(*, ended: bool) -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
-        gc.disable()  # what is a ring stays until it looks
+        gc.disable()  # reference cycles would stay
         try:
             job = Job(device, launches(device, "ppsw"))
             job.resize(2)
@@ -423,7 +423,7 @@ def test_a_job_that_is_over_is_no_ring(*, ended: bool) -> None:
 
 
 @pytest.mark.parametrize("pace", [1e3, 1e6])
-def test_the_end_of_a_long_stage_wakes_who_fills_the_window(pace: float) -> None:
+def test_the_end_of_a_long_stage_wakes_the_watcher(pace: float) -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         short = launches(device, "p" * 40)

@@ -1,4 +1,4 @@
-"""The gate: assembled, and what it decides, run on the CPU device."""
+"""The gate: it assembles, and its decisions, run on the CPU device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The heap of checked programs on the CUDA device: its functions, run by many threads.
+"""The heap of fenced programs on the CUDA device: its functions, run by many threads.
 
-They run as they stand, on the CPU device behind the model of the driver; not on a GPU.
+The PTX functions run unmodified, on the CPU device behind the model of the driver; not on a GPU.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_all_of_it_is_handed_out_once_and_taken_back(world: World) -> None:
     assert sorted(again.tolist()) == sorted(first.tolist())
 
 
-def test_what_is_no_size_gets_nothing(world: World) -> None:
+def test_invalid_sizes_get_a_null_pointer(world: World) -> None:
     for size in (0, HEAP_BYTES + 1, 1 << 63, (1 << 64) - 1):
         assert world.run("take", size)[0] == 0
 

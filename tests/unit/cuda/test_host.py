@@ -1,4 +1,4 @@
-"""A device host with the CUDA device on a model of the driver: what the front hears."""
+"""A device host with the CUDA device on a model of the driver, and the messages that it sends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 60
 
 
 class Case:
-    """A host in this process; time passes when a test says so."""
+    """A host in this process; a test steps time."""
 
     def __init__(self) -> None:
         self.fake = SteppedDriver(3)
@@ -45,7 +45,7 @@ class Case:
         self.host.carry_out(m.StartJob(9, 5, packed, 2, slices, 0, True))
 
     def heard(self) -> list[Any]:
-        """Let everything happen; the events that came."""
+        """Run until nothing happens any more; the events that were sent."""
         while self.fake.step() or self.device.watcher.busy:
             self.device.watcher.poll()
             if not self.lost.empty():
@@ -64,7 +64,7 @@ def case() -> Iterator[Case]:
         made.device.close()
 
 
-def test_a_job_runs_and_its_end_is_told(case: Case) -> None:
+def test_a_job_runs_and_its_end_is_reported(case: Case) -> None:
     assert case.ask(m.Measure(2, 7, "persistent_a", (32, 1, 1), 0)) == 2
     case.start(20, 3)
     case.host.carry_out(m.ResizeJob(9, 1, 1))

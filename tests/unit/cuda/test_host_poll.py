@@ -1,4 +1,4 @@
-"""Kernels that look at host memory now and then: run on the CPU device, and assembled."""
+"""Kernels that poll host memory now and then: run on the CPU device, and assembled."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ def program(*, sees: bool = True) -> Module:
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("halt", [False, True])
 @pytest.mark.parametrize("period", [0, 1 << 31])
-def test_blocks_release_when_they_look_and_find_that_they_are_to(
-    monkeypatch: pytest.MonkeyPatch, period: int, halt: bool, ahead: int
-) -> None:
+def test_obeyed(monkeypatch: pytest.MonkeyPatch, period: int, halt: bool, ahead: int) -> None:
     monkeypatch.setattr(host_poll, "PERIOD", period)
     with CPUDevice(2) as device:
         kernel = device.load(print_module(program())).kernel("k")

@@ -1,6 +1,6 @@
-"""The device over the real bindings: what they take, what they give, and which locks they hold.
+"""The CUDA device over the real bindings: their arguments, results and locks.
 
-The model of the driver stands in the bindings' place. Here the bindings are the real ones, and a
+Elsewhere the model of the driver replaces the bindings. Here the bindings are the real ones, and a
 libcuda of our own is below them (`libcuda.c`), with threads and a lock around its calls.
 """
 

@@ -1,4 +1,4 @@
-"""A GPU that is there and cannot be used: the device host says so, and leaves nothing behind."""
+"""A GPU that exists and cannot be used: the device host says so, and holds no resources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.driver_model import SteppedDriver
         ("cuCtxSetLimit", "OUT_OF_MEMORY"),
     ],
 )
-def test_a_gpu_that_is_another_process_own(
+def test_a_gpu_that_cannot_be_opened_is_refused(
     monkeypatch: pytest.MonkeyPatch, function: str, status: str
 ) -> None:
     fake = SteppedDriver()

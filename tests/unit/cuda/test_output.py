@@ -1,6 +1,6 @@
-"""``printf`` on the CUDA device: what a GPU would run, on a model, beside the CPU device's own.
+"""``printf`` on the CUDA device: a GPU's code, on a model, compared with the CPU device's own.
 
-The model runs `gpud_print` and what it calls as they stand; nothing here has run on a GPU.
+The model runs `gpud_print` and the functions that it calls unmodified; not on a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRUNCATED = b"\n... output truncated\n"
 
 
 class Both(NamedTuple):
-    """The CUDA device on a model, and the CPU device that is behind it."""
+    """The CUDA device on a model, and the CPU device behind it."""
 
     cuda: CUDADevice
     cpu: CPUDevice
@@ -181,7 +181,7 @@ def test_any_bytes_in_a_buffer_are_text(raw: bytes, numbers: list[int]) -> None:
         assert sum(16 for _ in calls(buffer, buffer)) <= len(body)
 
 
-def test_what_was_not_complete_before_it_was_read_is_not_told() -> None:
+def test_entries_incomplete_when_read_are_left_out() -> None:
     def entry(text: bytes, complete: int) -> bytes:
         return struct.pack("<4I", 24, complete, len(text), 0) + text.ljust(8, b"\0")
 

@@ -1,4 +1,4 @@
-"""Whole SMs that are one job's alone, and SMs that are cleared, against a model of the driver."""
+"""Partitions, and SMs that are cleared, against a model of the driver."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def test_a_place_is_made_once() -> None:
         (SteppedDriver(3, sms=4, unit=8), "no fewer than 8"),
         (SteppedDriver(3, sms=300), "256 can be named"),
         (SteppedDriver(3, version=12040), "CUDA 12.5, and the driver is for 12.4"),
-        (SteppedDriver(3, tells={0: 1}), "green contexts have cannot be told: "),
-        (SteppedDriver(3, tells={0: 300}), "cannot be told: of 2 the probe saw 2"),
+        (SteppedDriver(3, reported_sms={0: 1}), "green contexts have cannot be determined: "),
+        (SteppedDriver(3, reported_sms={0: 300}), "cannot be determined: of 2 the probe saw 2"),
     ],
 )
-def test_what_the_driver_cannot_do_is_said(fake: SteppedDriver, why: str) -> None:
+def test_unsupported_partitions_are_explained(fake: SteppedDriver, why: str) -> None:
     with device_of(fake) as device:
         assert device.partitions.step == 0
         assert re.search(why, device.partitions.why)
@@ -122,7 +122,7 @@ def test_what_the_driver_cannot_do_is_said(fake: SteppedDriver, why: str) -> Non
         drive(fake, device, job)
 
 
-def test_a_size_that_cannot_be_is_refused_and_takes_nothing() -> None:
+def test_an_impossible_size_is_refused_and_takes_nothing() -> None:
     fake = SteppedDriver(2, sms=8, unit=2)
     with device_of(fake) as device:
         what = launches(device, "p")
@@ -156,7 +156,7 @@ def test_a_context_that_cannot_be_made_is_that_jobs_error(function: str, nth: in
 
 
 class Slow(SteppedDriver):
-    """Something happens while a context is made."""
+    """Calls a function while a context is made."""
 
     def __init__(self) -> None:
         super().__init__(3, room=ROOM)
@@ -320,7 +320,7 @@ def test_a_job_does_not_grow_while_sms_are_cleared_and_then_it_does() -> None:
         assert ran_of(fake, "persistent_a") == Counter(range(900))
 
 
-def test_what_cannot_be_told_to_leave_stays_to_its_end() -> None:
+def test_blocks_of_other_forms_stay_to_their_end() -> None:
     fake = SteppedDriver(5, room=ROOM)
     fake.occupancy = 4
     with device_of(fake) as device:

@@ -1,4 +1,4 @@
-"""Memory is swapped only where no kernel of the session is, against a model of the driver."""
+"""Memory mappings change only while no kernel of the session runs, on a model of the driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORMS = {"p": "persistent", "s": "sliced", "w": "whole"}
 
 
 class Strict(SteppedDriver):
-    """Memory must not be taken from where a kernel of the session ``at`` there could be."""
+    """Asserts that no kernel of the session at ``at`` is on an SM while its memory is unmapped."""
 
     at = 0
 
@@ -39,13 +39,13 @@ class Strict(SteppedDriver):
 
 
 class World:
-    """A session with an arena, in which a part was skipped, and kernels that reach it."""
+    """A session with an arena that has a hole, and kernels that access it."""
 
     def __init__(self, fake: Strict, device: CUDADevice, memfd: int) -> None:
         self.fake, self.device, self.memfd = fake, device, memfd
         self.arena = device.map_arena(memfd, SIZE)
         fake.at = self.arena.address
-        self.arena.commit(6 * GRANULE, GRANULE)  # the sink lies behind what is in front
+        self.arena.commit(6 * GRANULE, GRANULE)  # the sink backs the hole in front
         module = device.load(PROGRAM, (self.arena.address, SIZE))
         other = device.load(PROGRAM, (1 << 60, SIZE))
         self.kernels = {name: module.kernel(name) for name in _KERNELS.values()}
@@ -55,12 +55,12 @@ class World:
         device.quiescer.sleep = self.sleep
 
     def sleep(self, seconds: float) -> None:
-        """What the device does that waits for a session to stand still."""
+        """Step time, instead of the device's sleep."""
         self.slept += 1
         self.passes(seconds)
 
     def passes(self, _: float) -> None:
-        """A little time."""
+        """Step time a little."""
         self.fake.run(3)
         self.device.watcher.poll()
 
@@ -84,7 +84,7 @@ class World:
         return Counter(claim for kernel, _, claim in self.fake.ran if kernel == name)
 
     def another(self) -> Arena:
-        """Of another session."""
+        """A run of another session."""
         return self.device.map_arena(self.memfd, SIZE)
 
 
@@ -101,7 +101,7 @@ def world() -> Iterator[World]:
     os.close(memfd)
 
 
-def test_an_array_takes_the_place_of_the_sink_while_its_session_stands_still(world: World) -> None:
+def test_an_array_replaces_the_sink_while_its_session_is_quiesced(world: World) -> None:
     mine, other = world.job("pp"), world.job(name=OTHERS)
     world.started(mine, other)
     before = len(world.fake.ran)
@@ -116,7 +116,7 @@ def test_an_array_takes_the_place_of_the_sink_while_its_session_stands_still(wor
     assert world.ran(OTHERS) == Counter(range(200))
 
 
-def test_what_is_spare_is_taken_from_a_session_whose_kernels_stand_still_for_it(
+def test_spare_memory_is_reclaimed_from_a_quiesced_session(
     world: World,
 ) -> None:
     mine = world.job()
@@ -180,12 +180,12 @@ def test_an_array_is_refused_whose_place_a_kernel_does_not_leave(
     with pytest.raises(OutOfMemory, match="as long as kernels run"):
         world.arena.commit(2 * GRANULE, GRANULE)
     assert world.fake.alive["piece"] == before
-    world.arena.commit(8 * GRANULE, GRANULE)  # nothing has to be taken away for that
+    world.arena.commit(8 * GRANULE, GRANULE)  # nothing has to be unmapped for that
     drive(world.fake, world.device, whole)
     world.arena.commit(2 * GRANULE, GRANULE)
 
 
-def test_who_asks_often_does_not_keep_others_waiting(world: World) -> None:
+def test_repeated_requests_do_not_keep_others_waiting(world: World) -> None:
     now, slept = [5.0], list[float]()
 
     def sleeps(seconds: float) -> None:
@@ -209,7 +209,7 @@ def test_who_asks_often_does_not_keep_others_waiting(world: World) -> None:
     world.arena.commit(2 * GRANULE, GRANULE)  # at once, for nothing runs
 
 
-def test_a_job_that_comes_while_its_session_stands_still_begins_afterwards(world: World) -> None:
+def test_a_job_of_a_quiesced_session_begins_afterwards(world: World) -> None:
     late, ended, first = world.job(), world.job(), world.job("s")
     world.started(first)
     seen: list[int] = []
@@ -272,7 +272,7 @@ def test_nothing_is_lost_whatever_is_swapped_when(world: World, seed: int) -> No
     assert world.ran(MINE) == Counter(dict.fromkeys(range(30), 6))
 
 
-def test_a_program_does_not_hear_of_an_arena_that_is_closed(world: World) -> None:
+def test_a_closed_arena_does_not_widen_programs(world: World) -> None:
     arena = world.another()
     module = world.device.load(PROGRAM, (arena.address, SIZE))
     arena.close()

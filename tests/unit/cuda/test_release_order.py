@@ -1,4 +1,4 @@
-"""Which blocks leave: as many as are told, SM by SM, and nobody comes back."""
+"""Which blocks are released: exactly as many as asked, SM by SM, and never revoked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def those_of(order: ReleaseOrder, count: int) -> set[int]:
     limits=st.lists(st.integers(0, 90), min_size=1, max_size=6),
     by_sm=st.booleans(),
 )
-def test_as_many_as_are_told_leave_and_nobody_comes_back(
+def test_exact_and_monotone(
     where: list[int], begun: list[int], limits: list[int], by_sm: bool
 ) -> None:
     count = len(where)
@@ -60,7 +60,7 @@ def test_as_many_as_are_told_leave_and_nobody_comes_back(
 
 
 @given(where=st.lists(st.integers(1, SMS), min_size=1, max_size=90), part=st.floats(0, 1))
-def test_at_most_one_sm_has_both_told_blocks_and_others(where: list[int], part: float) -> None:
+def test_whole(where: list[int], part: float) -> None:
     order = ReleaseOrder(np.array(where, np.uint16), by_sm=True)
     limit = int(part * len(where))
     stay = staying(order, limit, len(where))

@@ -1,4 +1,4 @@
-"""Release paths in device memory: how often the driver is asked, and what is told meanwhile."""
+"""Release paths in device memory: driver calls, and effects of late writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_DEVICE_MEMORY = [name for name in RELEASE_PATHS if name != "mapped"]
 
 
 @pytest.mark.parametrize("release", RELEASE_PATHS)
-def test_a_look_at_a_gang_asks_the_driver_for_no_memory(release: str) -> None:
+def test_a_poll_copies_no_device_memory(release: str) -> None:
     fake = SteppedDriver(3)
     with device_of(fake, release) as device:
         job = Job(device, launches(device, "pppp", total=400))
@@ -39,7 +39,7 @@ def test_a_look_at_a_gang_asks_the_driver_for_no_memory(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASE_PATHS)
-def test_it_is_one_line_of_the_configuration(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configuration_selects_the_path(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = host_arguments(load(environ={"GPUD_RELEASE_PATH": release, "GPUD_CONFIG": os.devnull}))
     assert told[told.index("--release-path") + 1] == release
     monkeypatch.setattr("gpud.device.cuda.device.open_driver", lambda: Driver(SteppedDriver()))
@@ -50,7 +50,7 @@ def test_it_is_one_line_of_the_configuration(release: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
-def test_what_another_launch_has_left_in_its_place_is_not_its_own(release: str) -> None:
+def test_a_reused_record_shows_nothing_of_its_last_launch(release: str) -> None:
     fake = SteppedDriver(4)
     with device_of(fake, release) as device:
         chain = device.prepare(launches(device, "p", total=6))
@@ -64,7 +64,7 @@ def test_what_another_launch_has_left_in_its_place_is_not_its_own(release: str) 
 
 
 @pytest.mark.parametrize("release", IN_DEVICE_MEMORY)
-def test_what_is_written_late_harms_nobody(release: str) -> None:
+def test_late_writes_are_harmless(release: str) -> None:
     fake = SteppedDriver(5)
     with device_of(fake, release) as device:
         stream = fake.streams.of(device.launches.release._stream)  # type: ignore[attr-defined]

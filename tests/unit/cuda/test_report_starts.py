@@ -1,4 +1,4 @@
-"""Kernels that tell when they begin: their PTX, as text, assembled, and run on the CPU device."""
+"""Kernels that report their start: their PTX, as text, assembled, and run on the CPU device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ extern "C" __global__ void k(int* p, int n) { p[blockIdx.x] = twice(p[blockIdx.x
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced", "whole"])
-def test_every_form_tells(form: str) -> None:
+def test_every_rewritten_form_reports(form: str) -> None:
     plain = flatten_module(parse(compile_program(SOURCE, form=form, fence=False).ptx))
     told = report_starts(plain)
     text = print_module(told)
@@ -50,7 +50,7 @@ def test_every_form_tells(form: str) -> None:
             assert where.tolist() == [0, 0]
 
 
-def test_a_kernel_as_it_was_written_tells_nobody() -> None:
+def test_an_unmodified_kernel_reports_nothing() -> None:
     plain = flatten_module(parse(compile_program(SOURCE).original_ptx))
     assert report_starts(plain) is plain
 

@@ -1,4 +1,4 @@
-"""What is put aside is done in its order, and who lacks it waits for it."""
+"""Queued driver calls run in order, and only callers that need their result wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 60.0
 
 
 class Slow(SteppedDriver):
-    """Takes nothing away before ``goes`` is set."""
+    """Unmaps no memory before ``goes`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Slow(SteppedDriver):
             assert self.goes.wait(WAIT_S)
 
 
-def test_what_a_session_had_goes_without_anybody_waiting_who_does_not_lack_it(
+def test_a_closed_arena_is_freed_without_delaying_other_sessions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memfd = os.memfd_create("arena")
@@ -51,9 +51,9 @@ def test_what_a_session_had_goes_without_anybody_waiting_who_does_not_lack_it(
     gone.commit(GRANULE, 4 * GRANULE)
     gone.close()
     assert fake.comes.wait(WAIT_S)
-    stays.commit(GRANULE, GRANULE)  # while the driver is at it
+    stays.commit(GRANULE, GRANULE)  # while the other arena is being freed
     assert device.arenas.find((gone.address, SIZE)) is None
-    # Its place can be another's as soon as it is gone.
+    # Its addresses can be reserved again as soon as it is freed.
     following = device.map_arena(memfd, SIZE, gone.address)
     assert following.address == gone.address
     fake.goes.clear()
@@ -61,7 +61,7 @@ def test_what_a_session_had_goes_without_anybody_waiting_who_does_not_lack_it(
     following.close()
     assert fake.comes.wait(WAIT_S)
     fake.fail(1, "OUT_OF_MEMORY", "cuMemCreate")
-    stays.commit(3 * GRANULE, GRANULE)  # with what has come back
+    stays.commit(3 * GRANULE, GRANULE)  # with the freed memory
     with pytest.raises(InvalidArgument, match="it is taken"):
         device.map_arena(memfd, SIZE, stays.address)
     stays.close()
@@ -71,7 +71,7 @@ def test_what_a_session_had_goes_without_anybody_waiting_who_does_not_lack_it(
     os.close(memfd)
 
 
-def test_things_are_done_in_their_order() -> None:
+def test_calls_run_in_order() -> None:
     executor, seen = SerialExecutor("executor"), list[int]()
     goes = threading.Event()
     executor.put(lambda: assert_set(goes))
@@ -92,7 +92,7 @@ def assert_set(event: threading.Event) -> None:
     assert event.wait(WAIT_S)
 
 
-def test_what_fails_is_heard_of_once() -> None:
+def test_a_failure_is_raised_once() -> None:
     executor, seen = SerialExecutor("executor"), list[str]()
 
     def fails() -> None:

@@ -1,4 +1,4 @@
-"""Calls of the driver that wait for kernels: runs make way for them and lose nothing by it."""
+"""Driver calls that wait for kernels: runs make way for them and lose nothing by it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENDLESS = 1_000_000
 
 
 class AtRest(SteppedDriver):
-    """Loads when the device is at rest, and waits for that."""
+    """Loads when the device is idle, and waits for that."""
 
     waits_for_rest = False
 
@@ -97,7 +97,7 @@ def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) ->
         ran_once(fake, [20] * 4)
 
 
-def test_what_is_begun_while_blocks_are_halted_is_left_alone() -> None:
+def test_a_launch_begun_during_a_halt_is_not_halted() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         first, second = (Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2))
@@ -122,7 +122,7 @@ def test_what_is_begun_while_blocks_are_halted_is_left_alone() -> None:
         assert not device.launches._active
 
 
-def test_what_is_over_is_not_halted_any_more() -> None:
+def test_a_finished_launch_is_not_halted() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         jobs = [Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2)]
@@ -172,7 +172,7 @@ def test_the_first_runs_need_nothing_that_the_driver_may_wait_for() -> None:
         assert not [name for name in fake.calls[before:] if "Alloc" in name or "Create" in name]
 
 
-def test_a_call_that_returns_in_time_disturbs_nobody() -> None:
+def test_a_call_that_returns_in_time_disturbs_no_run() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         impatient_watchdog(device, _LONG_S)
@@ -205,7 +205,7 @@ def test_nothing_is_begun_while_a_call_is_stuck() -> None:
         ran_once(fake, [20])
 
 
-def test_a_device_that_is_lost_meanwhile_is_lost_for_what_was_held_back() -> None:
+def test_a_lost_device_fails_waiting_gangs() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         watchdog = impatient_watchdog(device)
@@ -219,7 +219,7 @@ def test_a_device_that_is_lost_meanwhile_is_lost_for_what_was_held_back() -> Non
         fake.dead = dead
 
 
-def test_no_bug_ends_the_watching_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_in_the_watcher_fails_every_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         job, other = (Job(device, launches(device, "p", total=20)) for _ in range(2))
@@ -238,7 +238,7 @@ def test_no_bug_ends_the_watching_unheard(monkeypatch: pytest.MonkeyPatch) -> No
         fake.run()
 
 
-def test_a_callback_that_fails_ends_no_watching(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_callback_does_not_end_the_watcher(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[None] = []
 
     def tell() -> None:
@@ -285,7 +285,7 @@ def test_machine_code_is_made_once_and_apart_from_the_load() -> None:
 
 
 @pytest.mark.parametrize("function", ["cuLinkCreate", "cuLinkAddData", "cuLinkComplete"])
-def test_what_the_linker_does_not_take_is_loaded_as_it_is(function: str) -> None:
+def test_a_program_that_the_linker_rejects_is_loaded_as_ptx(function: str) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         fake.fail(1, "UNKNOWN_TO_US", function)
@@ -311,7 +311,7 @@ def test_little_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fake.calls.count("cuLinkCreate") == made + 1
 
 
-def test_no_kernel_has_sms_divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_changes_the_split_of_sm_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[int, int] = {}
 
     class Dividing(SteppedDriver):

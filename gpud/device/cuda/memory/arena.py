@@ -257,7 +257,7 @@ class Arena:
             self._memory.release(self._sink)
             self._memory.free_range(self.address, self._reserved)
         except DriverError as error:
-            raise DeviceLost(f"memory of an arena cannot be given back: {error}") from error
+            raise DeviceLost(f"memory of an arena cannot be freed: {error}") from error
 
     def _check(self, offset: int, size: int) -> None:
         """Raises InvalidArgument if the range is not all committed."""
@@ -390,7 +390,7 @@ class Arena:
                 self._remap_sink(piece.first, min(piece.last, self._end))
             self._memory.release(piece.handle)
         except DriverError as error:
-            raise DeviceLost(f"memory of an arena cannot be given back: {error}") from error
+            raise DeviceLost(f"memory of an arena cannot be freed: {error}") from error
 
 
 def _drop_part(piece: _Piece) -> None:

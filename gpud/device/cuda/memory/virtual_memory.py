@@ -104,7 +104,7 @@ class VirtualMemory:
             self.unmap(address, size)
             self.free_range(address, size)
         except DriverError as error:
-            raise DeviceLost(f"addresses cannot be given back: {error}") from error
+            raise DeviceLost(f"addresses cannot be freed: {error}") from error
 
     def _call_watched(self, function: str, *arguments: Any) -> None:
         """Make a call that should not wait for kernels; if it does, the watchdog has them leave."""

@@ -320,8 +320,8 @@ class Partitioner:
         driver = self._context.driver
         version = int(driver.call("cuDriverGetVersion"))
         if version < _LEAST_CUDA or not hasattr(driver.api, "cuGreenCtxStreamCreate"):
-            told = f"{version // 1000}.{version % 1000 // 10}"
-            return f"that needs a driver and bindings for CUDA 12.5, and the driver is for {told}"
+            found = f"{version // 1000}.{version % 1000 // 10}"
+            return f"that needs a driver and bindings for CUDA 12.5, and the driver is for {found}"
         kind = driver.api.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         whole = driver.call("cuDeviceGetDevResource", self._context.device, kind)
         step, in_all = self._least(whole), int(whole.sm.smCount)
@@ -366,7 +366,7 @@ class Partitioner:
         ]
         sizes = [int(one.sm.smCount) for one in self._resources]
         if [len(numbers) for numbers in self._numbers] != sizes[:-1]:
-            return "which SMs its green contexts have cannot be told: an SM is in several"
+            return "which SMs its green contexts have cannot be determined: an SM is in several"
         self._numbers.append(frozenset())  # the remainder is never barred
         return ""
 
@@ -394,7 +394,7 @@ class Partitioner:
         seen = np.flatnonzero(found)
         if len(seen) != wanted or seen[-1] >= cw.MOST_SMS:
             return (
-                f"which SMs its green contexts have cannot be told: of {wanted} the probe saw "
-                f"{len(seen)}"
+                "which SMs its green contexts have cannot be determined: "
+                f"of {wanted} the probe saw {len(seen)}"
             )
         return seen

@@ -13,7 +13,7 @@ slots that the loop does not use.
 That word is uninitialised at first: the first read may come at once, or a period late.
 
 Properties:
-* ``heeded``: a block that finds ``halt`` set does what it does if it is told to release;
+* ``obeyed``: a block that finds ``halt`` set leaves as if it had been told to release;
 * kernels of other forms, and all functions, are unchanged.
 
 The PTX assembles for sm_75 and later.
