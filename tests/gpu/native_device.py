@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bench.gpu.instrumentation.driver import Gpu, check
-from gpud.compiler.ptx.model import Variable
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
+from gpud.device.cuda.program.module import visible
 from gpud.device.interface import as_dim3, pack_parameters
 from tests.conformance.runner import LoadedCase, Run
 from tests.conformance.suite import Case, Results
@@ -67,14 +66,7 @@ def with_visible_variables(text: str) -> str:
 
     Its code is unchanged.
     """
-    program = parse(text)
-    items = [
-        replace(item, linkage="visible")
-        if isinstance(item, Variable) and item.linkage is None and item.space in ("const", "global")
-        else item
-        for item in program.items
-    ]
-    return print_module(replace(program, items=items))
+    return print_module(visible(parse(text)))
 
 
 def _bytes(gpu: Gpu, address: int, size: int) -> CopiedBytes:
