@@ -27,7 +27,7 @@ class Slow(SteppedDriver):
         self.comes, self.goes = threading.Event(), threading.Event()
 
     def before(self, name: str, arguments: tuple[Any, ...]) -> None:
-        if name == "cuMemUnmap" and threading.current_thread().name == "give back":
+        if name == "cuMemUnmap" and threading.current_thread().name == "free arenas":
             self.comes.set()
             assert self.goes.wait(WAIT_S)
 
@@ -65,7 +65,7 @@ def test_a_closed_arena_is_freed_without_delaying_other_sessions(
     with pytest.raises(InvalidArgument, match="it is taken"):
         device.map_arena(memfd, SIZE, stays.address)
     stays.close()
-    assert device.arenas.wait_returned(2)
+    assert device.arenas.wait_freed(2)
     device.close()
     assert not +fake.alive
     os.close(memfd)

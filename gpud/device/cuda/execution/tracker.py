@@ -165,8 +165,8 @@ class RunTracker:
             done = int(words[_DONE]) == stage.total
             if not done and not stopping and int(words[_NEXT]) >= stage.total:
                 raise InternalError(
-                    f"{int(words[_DONE])} of {stage.total} task blocks are done, and nobody runs "
-                    "the rest",
+                    f"{int(words[_DONE])} of {stage.total} task blocks are done, and the rest is "
+                    "claimed and lost",
                     stage="device host, CUDA",
                 )
         else:

@@ -239,11 +239,11 @@ class Arena:
             self._open = False
             self._end = 0
         os.close(self._file)
-        self._shared.retire(self, self._give_back)
+        self._shared.retire(self, self._free_all)
 
     # -- pieces
 
-    def _give_back(self) -> None:
+    def _free_all(self) -> None:
         """Free everything of a closed arena. On any thread.
 
         Raises:
@@ -279,7 +279,7 @@ class Arena:
     def _reserve(self, base: int) -> int:
         driver, shared = self._context.driver, self._shared
         while True:
-            returned = shared.returned
+            freed = shared.freed
             try:
                 address = int(
                     driver.call("cuMemAddressReserve", self._reserved, self._granule, base, 0)
@@ -287,13 +287,13 @@ class Arena:
             except DriverError as error:
                 if error.status != "OUT_OF_MEMORY":
                     raise
-                if not shared.wait_returned(returned):
+                if not shared.wait_freed(freed):
                     raise OutOfMemory(self.size, 0) from error
                 continue
             if base in (0, address):
                 return address
             driver.call("cuMemAddressFree", address, self._reserved)
-            if not shared.wait_returned(returned):  # the arena that was there may be being freed
+            if not shared.wait_freed(freed):  # the arena that was there may be being freed
                 raise InvalidArgument(
                     f"{self.size} bytes cannot be reserved at {base:#x}: it is taken"
                 )

@@ -79,7 +79,7 @@ class Arenas:
         self.staging = Staging(context)
         self.quiescer = quiescer
         self._idle = idle
-        self._executor = SerialExecutor("give back", threaded=threaded)
+        self._executor = SerialExecutor("free arenas", threaded=threaded)
         self._arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
 
     def open(self, descriptor: int, size: int, base: int = 0) -> Arena:
@@ -111,23 +111,23 @@ class Arenas:
 
     # -- for arenas
 
-    def retire(self, arena: Arena, give_back: Callable[[], None]) -> None:
-        """Have a closed arena freed by its function ``give_back``."""
+    def retire(self, arena: Arena, free: Callable[[], None]) -> None:
+        """Have a closed arena freed by its function ``free``."""
         self._arenas.pop(arena.address, None)
-        self._executor.put(give_back)
+        self._executor.put(free)
 
     @property
-    def returned(self) -> int:
-        """How many arenas have been freed: for `wait_returned` and `find_memory`."""
+    def freed(self) -> int:
+        """How many arenas have been freed: for `wait_freed` and `find_memory`."""
         return self._executor.done
 
-    def wait_returned(self, returned: int) -> bool:
-        """Wait until more than ``returned`` arenas were freed; False: none will be soon."""
-        return self._executor.wait(returned, _TIMEOUT_S)
+    def wait_freed(self, freed: int) -> bool:
+        """Wait until more than ``freed`` arenas were freed; False: none will be soon."""
+        return self._executor.wait(freed, _TIMEOUT_S)
 
-    def find_memory(self, returned: int) -> bool:
-        """Reclaim memory; whether there may be more than after ``returned`` arenas were freed."""
-        return self.wait_returned(returned) or any(
+    def find_memory(self, freed: int) -> bool:
+        """Reclaim memory; whether there may be more than after ``freed`` arenas were freed."""
+        return self.wait_freed(freed) or any(
             arena.reclaim(_AT_ONCE, interrupt)
             for interrupt in (no_runs, offline_runs)
             for arena in list(self._arenas.values())

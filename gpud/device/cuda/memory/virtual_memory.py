@@ -51,11 +51,11 @@ class VirtualMemory:
         """
         driver, shared = self._context.enter(), self._shared
         while True:
-            returned = shared.returned
+            freed = shared.freed
             try:
                 return driver.call("cuMemCreate", size, self._location, 0)
             except DriverError as error:
-                if error.status != "OUT_OF_MEMORY" or not shared.find_memory(returned):
+                if error.status != "OUT_OF_MEMORY" or not shared.find_memory(freed):
                     limit = shared.refusal_limit()
                     raise out_of_memory(self._context, error, size, limit) from error
 
