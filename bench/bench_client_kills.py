@@ -1,18 +1,18 @@
-"""Clients are killed at random moments under load: what does it cost the others, and what is left?
+"""Clients killed at random times under load: the effect on other clients, and what is left behind.
 
     python bench/bench_client_kills.py [--kills N] [--device cpu:N] [--seed N] [--short]
 
-1,000 clients of one daemon are ended with SIGKILL, four at once, each while it does one of the
-things in `bench.load.killed_clients`: half-way through a frame, compiling, with running, queued and
-blocked jobs, not reading ... Meanwhile two clients submit jobs that add 1 to every number of an
-array, and check after each that every number has grown by exactly that: no task block lost, none
-run twice. After each round the daemon is asked until nothing of the dead is left (sessions,
-connections, memory, jobs); that time, from the last kill on, is printed. It holds the time that the
-kernel takes to end the clients, which is printed too, the rest of a task block that ran, some
+1,000 clients of one daemon are killed with SIGKILL, four at once, each in one of the states of
+`bench.load.killed_clients`: half-way through a frame, compiling, with running, queued and blocked
+jobs, not reading ... Meanwhile two clients submit jobs that add 1 to every number of an array, and
+check after each that every number has grown by exactly 1: no task block lost, none run twice. After
+each round the daemon is polled until nothing of the killed clients is left (sessions, connections,
+memory, jobs); that time, from the last kill on, is printed. It includes the time that the operating
+system takes to end the clients, which is printed too, the rest of a running task block, some
 0.1 ms, and the wait for a processor on a busy machine.
 
 Then as many connections are opened as the limit of open files allows, 10,000 at most, and one more,
-which must be refused with a precise error; they say hello, are counted, and closed at once.
+which must be refused with a precise error; they open sessions, are counted, and closed at once.
 
 At the end of the first part the descriptors, processes and memory of the daemon and its device host
 are compared with those after the first tenth, when caches are warm.
@@ -50,8 +50,8 @@ RESULT = ROOT / "bench" / "results" / "client_kills.json"
 AT_ONCE = 4
 CONNECTIONS = 10_000
 AIM_MS = 50.0
-_LATEST_S = 60.0  # by which everything must be back
-_MAY_GROW_MIB = {"front": 48, "host": 96}  # rings that fill, compiled programs, the allocator's own
+_LATEST_S = 60.0  # by when everything must be freed
+_MAY_GROW_MIB = {"front": 48, "host": 96}  # filling buffers, compiled programs, the allocator
 
 TICK = r"""
 extern "C" __global__ void tick(unsigned* ticks) {
@@ -62,12 +62,12 @@ extern "C" __global__ void tick(unsigned* ticks) {
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--device", default="cpu:2")
     parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--short", action="store_true", help="60 kills; keeps nothing")
+    parser.add_argument("--short", action="store_true", help="60 kills; writes no file")
     options = parser.parse_args()
     before = load()
     found = measure(options.device, 60 if options.short else options.kills, options.seed)
@@ -130,7 +130,7 @@ def _percentiles(times: list[float]) -> dict[str, float]:
 
 
 def connections(device: str, wanted: int) -> dict[str, Any]:
-    """Many connections, and one too many."""
+    """Open many connections, and one too many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard - 512)
@@ -141,7 +141,7 @@ def connections(device: str, wanted: int) -> dict[str, Any]:
             front = int(gpu.query("status")["pid"])
             before = usage(front)
             began = time.monotonic()
-            while len(clients) < count - 1:  # and the one that asks
+            while len(clients) < count - 1:  # besides the one that queries
                 clients.append(Raw(str(gpu.path)))
                 clients[-1].hello()
             opened_s = time.monotonic() - began
@@ -170,7 +170,7 @@ def connections(device: str, wanted: int) -> dict[str, Any]:
 
 
 class _Survivor:
-    """A client that goes on, and checks each of its jobs."""
+    """A client that is not killed, and checks each of its jobs."""
 
     def __init__(self, stack: ExitStack, path: str) -> None:
         self.wrong: list[str] = []
@@ -198,7 +198,7 @@ class _Survivor:
             self.wrong.append(f"after {self._jobs} jobs: {error!r}")
 
     def end(self) -> int:
-        """Stop; the jobs that were right."""
+        """Stop; returns the number of correct jobs."""
         self._over.set()
         self._thread.join(_LATEST_S)
         return self._jobs
@@ -231,7 +231,7 @@ class Killer:
         self._process.stdout.close()
 
     def kill(self, seed: int, count: int, *names: str) -> dict[str, Any]:
-        """A round; see `bench.load.killed_clients`."""
+        """Run a round; see `bench.load.killed_clients`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([seed, count, *names]) + "\n")
@@ -241,7 +241,7 @@ class Killer:
 
 
 def until_back(gpu: gc.Session, killed_ns: int, sessions: int, pause_s: float = 0.0005) -> float:
-    """Milliseconds from the kill until nothing of the dead is left in the daemon."""
+    """Milliseconds from the kill until the daemon has freed everything of the killed clients."""
     while True:
         status = gpu.query("status")
         now_ns = time.monotonic_ns()
@@ -256,9 +256,9 @@ def until_back(gpu: gc.Session, killed_ns: int, sessions: int, pause_s: float = 
 
 
 def settled(front: int, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the daemon and its children take, once it does not change any more.
+    """The `usage` of the daemon, once it does not change any more.
 
-    With ``before`` once nothing has grown: hosts forget a session a moment after the front has.
+    With ``before`` once nothing has grown: hosts drop a session shortly after the front does.
     """
     found = usage(front)
     for _ in range(300):
@@ -270,7 +270,7 @@ def settled(front: int, before: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def usage(front: int) -> dict[str, Any]:
-    """Descriptors, memory and threads of the daemon and its children, by what they are."""
+    """Processes, descriptors and memory of the daemon and its children, by role."""
     roles: dict[str, list[int]] = {"front": [front], "host": [], "worker": []}
     for pid in _children(front):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -289,11 +289,11 @@ def _children(pid: int) -> list[int]:
 
 
 def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What has grown that should not.
+    """What has grown but should not have.
 
-    A second compile worker may have been started; it stays. So does the process that makes the
-    host's machine code, to which it has a socket. Memory may grow by what is kept of jobs that have
-    ended, compiled programs and the allocator's own.
+    A second compile worker may have been started; it stays. So does the host's compiler process, to
+    which the host has a socket. Memory may grow by records of ended jobs, compiled programs and the
+    allocator's overhead.
     """
     found = []
     if after["processes"] > before["processes"] + 1:

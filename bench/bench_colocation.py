@@ -1,4 +1,4 @@
-"""What co-location costs online requests, and what it gives offline work.
+"""The cost of co-location for online requests, and the offline throughput that it gives.
 
     python bench/bench_colocation.py [--repeat N] [--seconds S] [--device cpu:N] [--short]
 
@@ -7,7 +7,7 @@ arrive as a Poisson process and each reserves the whole device; every result is 
 loads 0.2 and 0.5 and for offline task blocks of 0.1, 1 and 5 ms: r99 and harvest with reservations,
 with run to completion, and with equal sharing. p99 alone and offline work alone are measured anew
 in every repetition, between the policies, with the same arrivals; every repetition has its own
-arrivals. What is reported is the median over the repetitions, with the extremes.
+arrivals. Reported is the median over the repetitions, with the extremes.
 
 Prints a table and writes bench/results/colocation.json; with --short it only prints.
 """
@@ -73,7 +73,7 @@ class Row:
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a window")
@@ -155,7 +155,7 @@ def report(rows: list[Row]) -> None:
 
 
 def keep(rows: list[Row], before: dict[str, Any], seconds: float, took_s: float) -> None:
-    """Writes the figures with the machine that they come from."""
+    """Write the figures, with a description of the machine."""
     result = {
         "machine": {**describe(), **before},
         "aims": {"r99": AIM_R99, "harvest": AIM_HARVEST, "block_ms": AIM_AT_MS},

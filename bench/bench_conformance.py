@@ -1,11 +1,11 @@
-"""The conformance suite on the CPU device, in every form: a table of what agrees with what.
+"""The conformance suite on the CPU device, in every form: a table of verdicts.
 
     python bench/bench_conformance.py [--sms N]
 
-For each case and form: NumPy's values, every task block counted once, and for deterministic
-kernels the same bytes as the unmodified form. The persistent form besides with every way of
-`CLAIMS` to claim task blocks, on the program as it was loaded for the first. Prints a row for each
-case and writes bench/results/conformance.json; exits 1 if anything disagrees.
+Checked for each case and form: NumPy's values, every task block counted once, and for deterministic
+kernels the same bytes as in the unmodified form. The persistent form also runs with every claim
+size of `CLAIMS`, without loading the program again. Prints a row for each case and writes
+bench/results/conformance.json; exits 1 if anything disagrees.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from tests.conformance.suite.case import Form
 RESULT = Path(__file__).parent / "results" / "conformance.json"
 FORMS: tuple[Form, ...] = ("unmodified", "persistent", "sliced", "whole")
 CLAIMS = [Claims(chunk, ahead) for chunk in (1, 2, 7) for ahead in (0, 1, 5)]
-"""One at a time, a few and many, each with none, one and more in advance; the first is the usual.
+"""One, a few and many task blocks at a time, each with none, one and more in advance; the first is
+the default.
 
-A persistent block has a few task blocks to run in most cases, so larger numbers would be one way:
-the first claim takes all.
+A persistent block has only a few task blocks to run in most cases, so larger numbers would not
+differ: the first claim takes all.
 """
 _BLOCKS = 5
 
 
 def main() -> int:
-    """Runs, prints, keeps."""
+    """Run, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sms", type=int, default=2, help="virtual SMs")
     options = parser.parse_args()
@@ -79,7 +80,7 @@ def main() -> int:
 
 
 def run(device: CPUDevice, case: Case) -> tuple[dict[Form, str], dict[str, str]]:
-    """Verdicts by form, and of the persistent form by the ways to claim that are not the usual.
+    """Verdicts by form, and of the persistent form by claim size other than the default.
 
     A verdict is: same bytes, right, or wrong or failed with the reason after a colon.
     """
@@ -103,7 +104,7 @@ def run(device: CPUDevice, case: Case) -> tuple[dict[Form, str], dict[str, str]]
 
 
 def _judged(loaded: LoadedCase, first: Results | None) -> tuple[str, Results | None]:
-    """The verdict on one run, and what it left; ``first``: what the unmodified form left."""
+    """The verdict on one run, and its results; ``first``: results of the unmodified form."""
     case = loaded.case
     once = loaded.start()
     try:

@@ -1,12 +1,12 @@
-"""What fences and kill polls cost: every kernel of the conformance suite with and without them.
+"""The cost of fences and kill polls, for every kernel of the conformance suite.
 
     python bench/bench_fences.py [--rounds N] [--only CASE ...] [--tiny]
 
 Each kernel runs on one CPU device in its own form, as a job of many launches in a row so that
-starting a job does not count: as it would be without fences, with fences (all its arrays in one
-arena), and, where it has loops, with kill polls and no fences. The sides take turns in one process
-and work on the same arrays. What is compared is processor time, within rounds; reported is the
-median ratio of each kernel, their geometric mean, and the ten worst.
+starting a job does not count: without fences, with fences (all its arrays in one arena), and, where
+it has loops, with kill polls and no fences. The sides are interleaved in one process and work on
+the same arrays. Processor times are compared within rounds; reported are the median ratio of each
+kernel, their geometric mean, and the ten worst.
 
 Prints a table and writes bench/results/fences.json; a run that leaves out kernels only prints.
 """
@@ -65,7 +65,7 @@ class Row:
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15, help="samples of each side")
     parser.add_argument("--only", action="append", help="one case only, repeatable")
@@ -83,14 +83,14 @@ def main() -> int:
 def measure(
     cases: Sequence[Case], rounds: int, tiny: bool = False
 ) -> tuple[list[Row], dict[str, str]]:
-    """A row for each case that can run again and again, and why others are left out."""
+    """A row for each case that can run repeatedly, and the reasons why others are left out."""
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     for case in cases:
         form = form_of(case)
         if form is None or (case.headers and not headers_installed()):
             continue
-        # A job that does not end would keep its device busy: each case has one of its own.
+        # Each case has its own device: a job that does not end would keep it busy.
         with CPUDevice(1) as device:
             try:
                 rows.append(_measure(device, case, form, rounds, tiny))
@@ -108,7 +108,7 @@ def measure(
 
 
 def form_of(case: Case) -> Form | None:
-    """The resizable form that the case runs in here."""
+    """The resizable form in which the case runs here."""
     for form in ("persistent", "sliced"):
         if form in case.forms:
             return form

@@ -1,4 +1,4 @@
-"""Many clients of one daemon: is anything lost, is it fair, what does a client cost?
+"""Many clients of one daemon: lost jobs, fairness, and the cost of a client.
 
     python bench/bench_fleet.py [--seconds S] [--device cpu:N] [--short]
 
@@ -7,9 +7,9 @@ offline jobs for a minute, one at a time each, 16 connections in each of 4 proce
 checks the result of each of its jobs. Then 8 equal jobs that would run for long share the device
 for a few seconds, and their task blocks are counted.
 
-Fairness is Jain's index: of jobs done among the 64, and of task blocks done among the 8. Memory of
-an idle client is what the front's resident set grew by, divided by the clients. Processor time is
-the front's, which is one process; the device host's is the kernels'.
+Fairness is Jain's index: of jobs done among the 64, and of task blocks done among the 8. The memory
+of an idle client is the growth of the front's resident set, divided by the clients. Processor time
+is that of the front process; the kernels' is the device host's.
 
 Prints the figures and writes bench/results/fleet.json; with --short it only prints.
 """
@@ -44,11 +44,11 @@ AIM_FAIRNESS = 0.99
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--short", action="store_true", help="2 s; keeps nothing")
+    parser.add_argument("--short", action="store_true", help="2 s; writes no file")
     options = parser.parse_args()
     before = load()
     found = measure(options.device, 2.0 if options.short else options.seconds)
@@ -104,7 +104,7 @@ def measure(device: str, seconds: float) -> dict[str, Any]:
 
 
 class _Clients:
-    """A process of clients, ended with the stack."""
+    """A process with several clients; ends with the stack."""
 
     def __init__(self, stack: ExitStack, role: str, path: str, count: int, seconds: float) -> None:
         command = [sys.executable, "-m", "bench.load.fleet_clients", role, path]
@@ -122,7 +122,7 @@ class _Clients:
             raise RuntimeError(f"{count} {role} clients could not connect")
 
     def go(self) -> None:
-        """Lets busy clients begin and idle ones leave."""
+        """Let busy clients begin and idle ones leave."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -137,10 +137,10 @@ class _Clients:
 
 
 def _long_jobs(gpu: gc.Session, seconds: float) -> list[int]:
-    """Task blocks that equal jobs do in some time, once all of them have been waiting for room.
+    """Task blocks that equal jobs do in ``seconds``, after all have waited for capacity.
 
-    An online job that reserves the device keeps them waiting until the last one is there: offline
-    jobs share what comes free, and do not take from each other what they have.
+    An online job that reserves the whole device keeps them waiting until all are submitted: offline
+    jobs share the capacity that comes free, but take none from each other.
     """
     kernel = gpu.kernel(SOURCE, "tick")
     blocks, rounds = 1 << 16, np.int32(100_000)

@@ -1,16 +1,16 @@
-"""What it costs to copy arrays between a session's memory file and page-locked memory, on the host.
+"""The cost on the host of copying arrays between a session's memory file and page-locked memory.
 
     python bench/bench_host_copies.py [--rounds N]
 
-An array on a GPU is copied twice on its way: by the device host between the file and page-locked
-memory (`gpud.device.cuda.memory.staging`), and by the GPU over the bus; one while the other works
-on the part before. The slower of the two is what a client sees. This measures the first: the
-staging's own calls, 4 MiB at a time. Beside them, in turns: a plain copy in memory, which is the
-floor; a mapping of the file that is kept, and one that is made anew, as an array that is copied for
-the first time would need; larger and smaller parts; and two threads.
+An array for a GPU is copied twice: by the device host between the file and page-locked memory
+(`gpud.device.cuda.memory.staging`), and by the GPU over the bus; the two are pipelined, so that a
+client sees the slower one. This measures the first: the calls of the staging, 4 MiB at a time.
+Interleaved with them: a plain copy in memory, which is the floor; a mapping of the file that is
+kept, and one that is made anew, as for an array that is copied for the first time; larger and
+smaller parts; and two threads.
 
-Times are processor time, for others share the cores; those of wall-clock time are kept, too.
-Page-locked memory is stood in for by memory that is there. Prints a table and writes
+Times are processor time, since the machine is shared; wall-clock times are recorded, too. Ordinary
+resident memory stands in for page-locked memory. Prints a table and writes
 bench/results/host_copies.json.
 """
 
@@ -45,7 +45,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--rounds", type=int, default=21)
     samples = interleave(sides(), arguments.parse_args().rounds)
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def row(samples: Samples) -> dict[str, Any]:
-    """GB/s for each core that is used, and as the clock on the wall says."""
+    """GB/s for each core used, and by wall-clock time."""
     return {
         "cpu_gb_s": spread([ARRAY_BYTES / s / 1e9 for s in samples.cpu]).plain(),
         "wall_gb_s": spread([ARRAY_BYTES / s / 1e9 for s in samples.wall]).plain(),
@@ -81,7 +81,7 @@ def row(samples: Samples) -> dict[str, Any]:
 
 
 def sides() -> dict[str, Callable[[], None]]:
-    """What is measured, by name; the file and all memory are there before."""
+    """The copies to measure, by name; the file and all memory are resident before."""
     file = os.memfd_create("host-copies")
     os.ftruncate(file, ARRAY_BYTES)
     kept: Bytes = np.frombuffer(mmap.mmap(file, ARRAY_BYTES), np.uint8)

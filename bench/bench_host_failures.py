@@ -1,17 +1,17 @@
-"""Device hosts that die under load, and device calls that fail, one after the other.
+"""Recovery from device hosts that die under load, and from every device call that can fail.
 
     python bench/bench_host_failures.py [--kills N] [--clients N] [--device cpu:N] [--seed N]
     python bench/bench_host_failures.py --short
 
-First, `kill -9` of the device host at random moments while clients submit online and offline jobs,
+First, `kill -9` of the device host at random times while clients submit online and offline jobs,
 chains and streams. Each task block of each job counts itself in a cell, so that a lost or a doubled
-one is seen. The time to service is from the kill until a job that another client submits right then
-is done, with all that the new host has to load and compile on the way. Descriptors, child processes
-and resident memory of the daemon are compared before and after.
+one is detected. The time to service is from the kill until a job that another client submits at
+that time is done, including all that the new host has to load and compile. Descriptors, child
+processes and resident memory of the daemon are compared before and after.
 
 Then the n-th call of the device's interface fails, for n = 1, 2, 3 ... until the workload passes
-without a failure: as an error of the device, as an exception that nobody expects, and as the loss
-of the whole device. What is checked after each: tests/faults/test_host_calls.py.
+without a failure: as an error of the device, as an unexpected exception, and as the loss of the
+whole device. For the checks after each see tests/faults/test_host_calls.py.
 
 Prints the figures and writes bench/results/host_failures.json; with --short it only prints.
 """
@@ -43,13 +43,13 @@ SEED = 20260
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--device", default="cpu:2")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--short", action="store_true", help="5 kills, few calls; keeps nothing")
+    parser.add_argument("--short", action="store_true", help="5 kills, few calls; writes no file")
     options = parser.parse_args()
     before = load()
     print(f"seed {options.seed}")
@@ -97,7 +97,7 @@ def _figures(report: Report) -> dict[str, Any]:
 
 
 def _quarters(samples: list[int]) -> list[int]:
-    """The last of each quarter, which says whether it goes on growing."""
+    """The last sample of each quarter, which shows whether the value keeps growing."""
     return [samples[len(samples) * quarter // 4 - 1] for quarter in (1, 2, 3, 4)]
 
 

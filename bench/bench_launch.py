@@ -1,12 +1,12 @@
-"""What starting, chaining and releasing cost on the CPU device, in its own process.
+"""The cost of starting, chaining and releasing jobs on the CPU device, within one process.
 
     python bench/bench_launch.py [--repeat N] [--short]
 
-* An empty job: from the call that makes it to its callback; and what of that is Python before
-  native code runs, and until the first task block begins. The floor is a bare thread that is woken
-  through a futex and wakes the caller again.
+* An empty job: from the call that creates it to its callback; and its parts, Python before native
+  code runs, and the time until the first task block begins. The floor is a bare thread that is
+  woken through a futex and wakes the caller again.
 * A chain of 100 empty kernels against one empty kernel: the difference, for each further kernel;
-  with one task block each, and with 64, and made ready anew each time.
+  with one task block each, and with 64, and prepared anew each time.
 * Releases: a job has the whole device; then a more urgent one takes half of it. The time from the
   decision until the last released block is gone, beside the task block's own time, for task blocks
   of 0.1, 1 and 5 ms.
@@ -46,13 +46,13 @@ CHAIN = 100
 AIM_START_US, AIM_KERNEL_US = 40.0, 3.0
 BLOCKS_MS = (0.1, 1.0, 5.0)
 SWITCH_S = 0.0005
-"""As the device host has it."""
+"""The device host's setting."""
 
 Times = dict[str, list[float]]
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--short", action="store_true", help="a few samples")
@@ -149,7 +149,7 @@ class Launching:
             job.resize(whole)
             goal = job.progress[1] + 2 * self.device.sms
             wait_for(lambda goal=goal: job.progress[1] >= goal)  # type: ignore[misc]
-            # Task blocks are in step with nothing: look at another moment of theirs each time.
+            # Releases must hit task blocks at varying times: wait for a different time each round.
             time.sleep(block_us * (at % 10) / 1e7)
             gone.clear()
             began = time.perf_counter_ns()
@@ -191,7 +191,7 @@ class Launching:
         return LaunchSpec.of(self.empty, "persistent", blocks, 32, [])
 
     def _run(self, chain: Any, slices: int) -> tuple[float, float, float]:
-        """Microseconds until it was started, until its first block, until its callback."""
+        """Microseconds until the job was started, until its first block, until its callback."""
         over = threading.Event()
         ended_ns = 0
 
@@ -239,7 +239,7 @@ class EchoThread:
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
-    """Look again and again, and let other threads run between."""
+    """Poll until the condition holds, letting other threads run in between."""
     while not holds():
         time.sleep(20e-6)
 

@@ -1,4 +1,4 @@
-"""Out-of-bounds accesses: is every one contained and reported, and no neighbour touched?
+"""Out-of-bounds accesses: is each one contained and reported, and no other session's memory hit?
 
     python bench/bench_out_of_bounds.py [--cases N] [--seed S] [--device cpu:N] [--short]
 
@@ -41,17 +41,17 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "bench" / "results" / "out_of_bounds.json"
 CASES, SEED = 11_200, 5  # one in ten is legal, so that 10,000 are not
 ALONE_PART, WRITTEN_PART = 0.2, 0.1
-"""Parts of the cases: kernels with one kind of access each, and written in CUDA C++. Somewhat less
+"""Shares of the cases: kernels with one kind of access each, and kernels in CUDA C++. Somewhat less
 than another tenth are addresses that wrap around between threads."""
 
 
 def main() -> int:
-    """Runs, prints, keeps."""
+    """Run, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cases", type=int, default=CASES)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--device", default="cpu:1")
-    parser.add_argument("--short", action="store_true", help="500 cases; keeps nothing")
+    parser.add_argument("--short", action="store_true", help="500 cases; writes no file")
     options = parser.parse_args()
     before = load()
     cases = 500 if options.short else options.cases
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def measure(device: str, cases: int, seed: int) -> dict[str, Any]:
-    """Runs ``cases`` cases, or a few more."""
+    """Run ``cases`` cases, or a few more because of rounding."""
     tally = Tally()
     began = time.monotonic()
 

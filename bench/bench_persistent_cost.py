@@ -1,14 +1,14 @@
-"""What the persistent form costs: the same grids as unmodified and as persistent kernels.
+"""The cost of the persistent form: the same grids with unmodified and with persistent kernels.
 
     python bench/bench_persistent_cost.py [--rounds N] [--kernel NAME ...] [--tiny]
 
-Both run on one CPU device, in turns. The unmodified kernel is a plain launch; the persistent one is
-a job with M blocks for every SM (M: occupancy), as many as the device holds. Overhead is persistent
-time / unmodified time - 1, median over the rounds. A kernel's task blocks are made longer by its
-size: loop count, depth of the matrices, number of bodies. The block time is that of the unmodified
-kernel: its time times SMs, divided by its task blocks. A grid takes about 0.1 s, so that starting a
-job, once, does not hide what each task block costs; it has at least 16 task blocks for each SM, so
-that the last ones weigh little. Both forms must leave identical bytes.
+Both run on one CPU device, interleaved. The unmodified kernel is a plain launch; the persistent one
+is a job with M blocks for every SM (M: occupancy), as many as the device holds. Overhead is
+persistent time / unmodified time - 1, median over the rounds. A kernel's task blocks are made
+longer by its size: loop count, depth of the matrices, number of bodies. The block time is that of
+the unmodified kernel: its time times SMs, divided by its task blocks. A grid takes about 0.1 s, so
+that the one start of a job does not hide the cost of each task block; it has at least 16 task
+blocks for each SM, so that the last ones weigh little. Both forms must leave identical bytes.
 
 Prints a table and writes bench/results/persistent_cost.json and .md; a run that leaves out kernels
 or uses tiny grids only prints.
@@ -70,7 +70,7 @@ class Row:
 
     @property
     def counts(self) -> bool:
-        """Whether the aim speaks of blocks this long."""
+        """Whether the aim applies to blocks this long."""
         return self.block_us.median >= AIM_FROM_US
 
     def plain(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Forms:
-    """A workload's kernel on a device, as it is and rewritten."""
+    """A workload's kernel on a device, unmodified and persistent."""
 
     device: CPUDevice
     workload: Workload
@@ -96,16 +96,16 @@ class Forms:
     persistent: CPUKernel
 
     def ready(self, kernel: CPUKernel, arrays: Arrays) -> Ready:
-        """One of the two with its arguments."""
+        """One of the two kernels with its arguments."""
         return Ready(self.device, kernel, self.workload.block, arrays)
 
 
 class DifferentBytesError(Exception):
-    """The persistent form computed something else than the unmodified kernel."""
+    """The persistent form's result differs from the unmodified kernel's."""
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15, help="samples of each form")
     parser.add_argument("--kernel", action="append", help="one kernel only, repeatable")
@@ -152,9 +152,9 @@ def measure(device: CPUDevice, workload: Workload, rounds: int, tiny: bool = Fal
 
 
 def _size_for(forms: Forms, size: int, target_us: float, grid_s: float) -> int:
-    """The size whose blocks take about ``target_us``, looked for from ``size`` on."""
+    """The size whose blocks take about ``target_us``; the search starts at ``size``."""
     step = forms.workload.step
-    for _ in range(4):  # a block's time is not proportional to its size: come nearer
+    for _ in range(4):  # iterate: a block's time is not proportional to its size
         found = _block_us(forms, size, grid_s)
         size = max(1, round(size / step * target_us / found)) * step
         if abs(found / target_us - 1) < 0.1:
@@ -163,9 +163,9 @@ def _size_for(forms: Forms, size: int, target_us: float, grid_s: float) -> int:
 
 
 def _block_us(forms: Forms, size: int, grid_s: float) -> float:
-    """About how long a task block takes, in microseconds: the best of a few launches.
+    """The approximate duration of a task block in microseconds: the best of a few launches.
 
-    The grid is as large as the one to be measured, so that launching it weighs as little.
+    The grid is as large as the one to be measured, so that the launch itself weighs as little.
     """
     sms = forms.device.sms
     blocks, found = 4 * LEAST_BLOCKS_PER_SM * sms, float("inf")
@@ -183,7 +183,7 @@ def _block_us(forms: Forms, size: int, grid_s: float) -> float:
 
 
 def _blocks_for(device: CPUDevice, block_us: float, grid_s: float) -> int:
-    """Task blocks that take about ``grid_s`` together."""
+    """The number of task blocks that take about ``grid_s`` together."""
     least = LEAST_BLOCKS_PER_SM * device.sms
     return min(max(round(1e6 * grid_s * device.sms / block_us), least), MOST_BLOCKS)
 

@@ -5,9 +5,9 @@
 Both sides use all cores of this process and the same block shapes and data; both results are
 checked against NumPy before anything is timed. Launches of the two sides alternate. A ratio is
 PoCL's time divided by the CPU device's, so above 1 the CPU device is faster. Times are wall-clock
-from the call that launches to the return of the call that waits, compilation excluded; that is
-listed by itself. Prints a table and writes bench/results/pocl.json and .md; a run that leaves out
-kernels or uses tiny data only prints.
+from the call that launches to the return of the call that waits; compilation is listed separately.
+Prints a table and writes bench/results/pocl.json and .md; a run that leaves out kernels or uses
+tiny data only prints.
 
 Default mathematics is what each language gives without options; fast is ``--use_fast_math`` and
 ``-cl-fast-relaxed-math``.
@@ -90,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Failure:
-    """A kernel that one side does not run, or runs wrongly."""
+    """A kernel that one side does not run, or runs with a wrong result."""
 
     kernel: str
     math: str
@@ -99,7 +99,7 @@ class Failure:
 
 
 def main() -> int:
-    """Measures, prints, keeps; 1 if a kernel failed on either side."""
+    """Measure, print and write the results; 1 if a kernel failed on either side."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15, help="samples of each side")
     parser.add_argument("--kernel", action="append", help="one kernel only, repeatable")
@@ -151,7 +151,7 @@ def _measure_one(
         side = "pocl"
         theirs = OpenCLSide(pocl, pair, arrays, opencl_options)
         _check(arrays, theirs.run)
-    except Exception as error:  # noqa: BLE001 - a failure is a result, the others still count
+    except Exception as error:  # noqa: BLE001 - a failure is recorded, and the others run on
         return Failure(pair.name, kind, side, f"{type(error).__name__}: {error}")
     calls = {"gpud": ours.run, "pocl": theirs.run}
     samples = interleave(calls, rounds, batch_for(calls.values(), SAMPLE_S))
@@ -178,7 +178,7 @@ def _measure_one(
 
 
 class WrongResultError(Exception):
-    """What a side computed is not what NumPy expects."""
+    """A side's result differs from NumPy's."""
 
 
 def _check(arrays: Arrays, run: Callable[[], None]) -> None:

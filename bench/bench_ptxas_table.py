@@ -1,4 +1,4 @@
-"""What every kernel of the conformance suite takes of an SM, before and after rewriting.
+"""Resources that the conformance suite's kernels take of an SM, before and after rewriting.
 
     python bench/bench_ptxas_table.py [--arch sm_75 --arch sm_90 ...]
 
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Failure:
-    """A rewritten program that ptxas refused."""
+    """A rewritten program that ptxas rejected."""
 
     case: str
     arch: str
@@ -71,7 +71,7 @@ class Failure:
 
 
 def main() -> int:
-    """Assembles, prints, keeps; 1 if a rewritten program does not assemble."""
+    """Assemble, print and write the results; 1 if a rewritten program does not assemble."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--arch", action="append", help="a target, repeatable; default: three")
     archs = parser.parse_args().arch or list(ARCHS)
@@ -135,7 +135,7 @@ def _rows(case: Case, arch: str) -> list[Row]:
 
 
 def _as_loaded(ptx: str) -> str:
-    """A program as the CUDA device hands it to the driver."""
+    """A program as the CUDA device passes it to the driver."""
     return print_module(hoist_job_address(report_starts(flatten_module(parse(ptx)))))
 
 
@@ -153,7 +153,7 @@ def _blocks(case: Case, number: int, usages: tuple[Usage, ...]) -> tuple[int, in
 
 
 def _warps_by_registers(registers: int) -> int:
-    """Warps that an SM has registers for: each of its four parts gives them out by 256."""
+    """Warps for which an SM has registers; each of its four parts allocates units of 256."""
     granule = 256
     a_warp = -(-max(1, registers) * _WARP // granule) * granule
     return _REGISTERS // _PARTS // a_warp * _PARTS

@@ -1,18 +1,18 @@
-"""How fast the compiler rewrites: milliseconds for 1,000 lines of PTX, by stage, cold and cached.
+"""Speed of the compiler's rewriting: milliseconds for 1,000 lines of PTX, by stage.
 
     python bench/bench_rewrite_speed.py [--repeat N]
 
-Cold means that the compiler has not seen the program: its tables of operands and opcodes are
-emptied before every run, the disk cache is not asked; code and regular expressions are warm, as in
-a daemon. Programs are rewritten as for a client: with fences, and with variants of kernels that may
-have to be ended. Lines are those of the PTX that NVRTC wrote. Programs: every kernel of the
-conformance suite that compiles, in one sum, and generated kernels of 1,000 to 20,000 lines, each
-on its own.
+Runs are cold and cached. Cold means that the compiler has not seen the program: its tables of
+operands and opcodes are emptied before every run, and the disk cache is off; code and regular
+expressions are warm, as in a daemon. Programs are rewritten as for a client: with fences, and with
+variants of kernels that have kill polls. Lines are those of NVRTC's PTX. Programs: every kernel of
+the conformance suite that compiles, in one sum, and generated kernels of 1,000 to 20,000 lines,
+each separately.
 
-Beside it, from the same run: NVRTC, the peer (what rewriting adds to compiling), and the floor, one
-regular-expression match and one split for each line, which no parser in Python can do without; and
-the same without fences and variants, which the aim was set for.
-On a shared machine only the ratios to these two mean something. Prints a table and writes
+Measured in the same run: NVRTC, the peer (how much rewriting adds to compiling); the floor, one
+regular-expression match and one split for each line, which any parser in Python needs; and
+rewriting without fences and variants, for which the aim was set. On a shared machine only the
+ratios to NVRTC and the floor are meaningful. Prints a table and writes
 bench/results/rewrite_speed.json.
 """
 
@@ -123,7 +123,7 @@ class Row:
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--repeat", type=int, default=5, help="runs; the fastest counts")
     repeat = arguments.parse_args().repeat
@@ -159,7 +159,7 @@ def suite(repeat: int) -> Row:
         try:
             one = measure(case.name, case.program, case.options, case.arch, repeat)
         except (CompileError, KernelRejected):
-            continue  # cases that are there to be refused
+            continue  # cases that must be refused
         row.programs += 1
         row.lines += one.lines
         row.nvrtc += one.nvrtc
@@ -178,7 +178,7 @@ def generated(rounds: int, repeat: int) -> Row:
 
 
 def measure(name: str, source: str, options: tuple[str, ...], arch: str, repeat: int) -> Row:
-    """Times every stage for one program; the least of ``repeat`` runs, as others share the cores.
+    """Time every stage for one program: the least of ``repeat`` runs, as the machine is shared.
 
     Raises:
         CompileError, KernelRejected: it does not compile, or no kernel of it can be rewritten.
@@ -214,7 +214,7 @@ def _stages(text: str, *, safe: bool = True) -> dict[str, float]:
 
 
 class _Clocked(Compilation):
-    """A compilation that notes how long it is in each stage."""
+    """A compilation that records the duration of each stage."""
 
     def __init__(self, request: Request) -> None:
         self.seconds: dict[str, float] = {}
@@ -243,7 +243,7 @@ _LINE = re.compile(r"[ \t]*+(?:@(\S+)[ \t]++)?([a-z][\w.]*+)[ \t]*([^;\n]*+);")
 
 
 def _floor(text: str) -> int:
-    """The least that reading a program line by line takes."""
+    """The least work to read a program line by line."""
     found = 0
     for line in text.split("\n"):
         match = _LINE.match(line)
@@ -253,7 +253,7 @@ def _floor(text: str) -> int:
 
 
 def _forget() -> None:
-    """Empties the tables that the compiler fills from programs it has seen."""
+    """Empty the compiler's tables of operands and opcodes."""
     shared_table().clear()
     opcode.cache_clear()
     FLAGS.clear()

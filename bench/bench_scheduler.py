@@ -1,14 +1,14 @@
-"""How long the scheduler takes to decide, and to replay a log.
+"""Decision latency of the scheduler, and the speed of replaying a log.
 
     python bench/bench_scheduler.py [--events N] [--short]
 
 Decisions: `Scheduler.handle` for each kind of event, with 10 to 4,000 jobs alive on a device with
-16 SMs (`bench.load.scheduler_events`): percentiles of the time that passed, and of the processor
-time, which does not grow while others have the core. Beside it, in the same run, the floor: a
-handler that only looks up what to do and builds a command, as any scheduler in Python must.
+16 SMs (`bench.load.scheduler_events`): percentiles of wall-clock time, and of processor time, which
+does not grow while other processes have the core. The floor, measured in the same run, is a handler
+that only dispatches the event and builds a command, as any scheduler in Python must.
 
-Replay: a log of 100,000 events, in a process of its own: seconds, and memory above what the
-interpreter and the modules take.
+Replay: a log of 100,000 events, in a separate process: seconds, and memory beyond that of the
+interpreter and the modules.
 
 Prints a table and writes bench/results/scheduler.json; with --short it only prints.
 """
@@ -43,10 +43,10 @@ MIB = 1 << 20
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--events", type=int, default=100_000, help="of the log that is replayed")
-    parser.add_argument("--short", action="store_true", help="2,000 events; keeps nothing")
+    parser.add_argument("--short", action="store_true", help="2,000 events; writes no file")
     parser.add_argument("--replay", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.replay is not None:
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def decisions(jobs: int, count: int) -> dict[str, Any]:
-    """Times of ``count`` steps of a load with so many jobs alive, by the kind of event, and all."""
+    """Times of ``count`` steps of a load with ``jobs`` jobs alive, by kind of event and in all."""
     scheduler = Scheduler(Settings())
     floor = Floor()
     passed: dict[str, list[int]] = {}
@@ -123,7 +123,7 @@ def decisions(jobs: int, count: int) -> dict[str, Any]:
 
 
 class Floor:
-    """Takes an event and answers with one command, and decides nothing."""
+    """A handler that answers each event with one command and decides nothing."""
 
     def __init__(self) -> None:
         self._handlers = dict.fromkeys(ev.Event.__args__, self._answer)
@@ -136,7 +136,7 @@ class Floor:
 
 
 def measure_replay(events: int) -> dict[str, Any]:
-    """Writes a log of so many events and replays it in a process of its own."""
+    """Write a log of ``events`` events and replay it in a separate process."""
     settings = Settings()
     scheduler = Scheduler(settings)
     with tempfile.TemporaryDirectory(prefix="gpud-") as folder:
@@ -166,7 +166,7 @@ def measure_replay(events: int) -> dict[str, Any]:
 
 
 def replayed(path: Path) -> dict[str, Any]:
-    """Replays a log in this process."""
+    """Replay a log in this process."""
     before = peak_bytes()
     began = time.perf_counter()
     events = differences = 0

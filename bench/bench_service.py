@@ -1,13 +1,13 @@
-"""What the daemon adds to a kernel: round trips, submissions per second, sequences.
+"""The daemon's overhead: round trips, submissions per second, sequences.
 
     python bench/bench_service.py [--rounds N] [--device cpu:N] [--short]
 
-Beside each figure stands a floor measured in the same run, in turns: a bare msgpack echo over a
-Unix socket (`bench.load.echo_server`), which is what any request to another process costs at least.
-Three things are measured on a private daemon with an empty kernel of one block:
+For each figure a floor is measured in the same run, interleaved: a bare msgpack echo over a Unix
+socket (`bench.load.echo_server`), the least cost of any request to another process. Three things
+are measured on a private daemon with an empty kernel of one block:
 
-* round trip: ``submit()`` to ``result()``, one at a time, p50 and p99; also beside a relay through
-  as many processes and threads, in which nothing is done;
+* round trip: ``submit()`` to ``result()``, one at a time, p50 and p99; also compared with a relay
+  through as many processes and threads, which do no work;
 * pipelined submissions per second: 64 jobs in flight on 8 streams, and as many echoes in flight;
 * a sequence of 100 kernels: its time above that of a sequence of one kernel, for each further
   kernel. That includes what the kernels run.
@@ -43,11 +43,11 @@ AIMS = {"round_trip_ratio": 2.5, "pipelined_ratio": 0.1, "sequence_us_a_kernel":
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=15, help="turns of each side")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--short", action="store_true", help="two turns; keeps nothing")
+    parser.add_argument("--short", action="store_true", help="two turns; writes no file")
     options = parser.parse_args()
     before = load()
     found = measure(options.device, 2 if options.short else options.rounds)
@@ -156,7 +156,7 @@ def report(found: dict[str, Any]) -> None:
 
 
 def keep(found: dict[str, Any], before: dict[str, Any]) -> None:
-    """Writes the figures with the machine that they come from."""
+    """Write the figures, with a description of the machine."""
     result = {"machine": {**describe(), **before}, "aims": AIMS, **found}
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")

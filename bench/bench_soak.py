@@ -1,23 +1,22 @@
-"""An hour of good and hostile clients at one daemon: does anything grow, slow down, or get lost?
+"""An hour of good and hostile clients on one daemon: does anything grow, slow down, or get lost?
 
     python bench/bench_soak.py [--minutes M] [--seed S] [--out-of-bounds auto|on|off]
                                [--endless auto|on|off]
 
 One daemon, two processes of clients. The good ones (`bench.load.soak_clients`) check every result
 and record latencies; the hostile ones (`bench.load.hostile_clients`) are killed in the middle of a
-frame, send garbage, never read, trap, fail asserts, write out of bounds, never end, take all
-memory, stall the compiler, come and go by the thousand, cancel and resize by the hundred.
+frame, send garbage, never read, trap, fail asserts, write out of bounds, run for ever, take all
+memory, stall the compiler, open thousands of sessions, cancel and resize hundreds of jobs.
 
-Memory that is a process's own, its descriptors and threads are looked at every two seconds, for the
-front, the device host, the process that makes its machine code, and the compile worker. A warm-up,
-the first fifth, does not count. Then
+Private memory, descriptors and threads of the front, the device host, its compiler process and the
+compile worker are sampled every two seconds. A warm-up, the first fifth, does not count. Then
 
 * growth [MiB] is the median of the last quarter less that of the second quarter;
-* slope [MiB/h] is of the straight line with the least squares;
-* latency is of the first tenth after the warm-up and of the last tenth.
+* slope [MiB] is that of a least-squares line, for the whole time;
+* latency is that of the first tenth after the warm-up and of the last tenth.
 
-*auto* tries an act in another daemon first and leaves it out if the daemon is not proof against it
-yet, which the results say. Without another user (that is, without root) all clients are one user's.
+*auto* tries an act in another daemon first and leaves it out if that daemon does not contain it,
+which the results say. Without root all clients belong to one user.
 
 Prints a summary; writes bench/results/soak.json if it ran for its full hour, or with --keep.
 Exit status 1 if a result was wrong, a request unanswered, or something grew.
@@ -51,18 +50,18 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "bench" / "results" / "soak.json"
 SETTINGS = {"memory": "1 GiB", "session_memory": "256 MiB", "compile_timeout": "5 s"}
 WARM_UP = 0.2  # of the time
-AIM_GROWTH = 0.05  # of what the process has, or
-# LLVM keeps something of each program that was ever compiled, which is half of this in an hour.
+AIM_GROWTH = 0.05  # of the process's memory, or AIM_GROWTH_MIB if that is more
+# LLVM keeps some memory for each program ever compiled, which is half of this in an hour.
 AIM_GROWTH_MIB = 16.0
 _MIB = 1 << 20
 _AFTER_S = 120.0  # how long clients may take to end after their time
-_GONE_S = 30.0  # how long what a client had may stay once it has gone
+_GONE_S = 30.0  # by when a client's sessions, jobs and memory must be gone after its end
 _ROLES = ("front", "host", "native", "worker")
-_MOST_PROCESSES = dict.fromkeys(_ROLES, 1) | {"worker": 2}  # one device; what compile_workers says
+_MOST_PROCESSES = dict.fromkeys(_ROLES, 1) | {"worker": 2}  # one device; setting compile_workers
 
 
 def main() -> int:
-    """Soaks, prints, keeps."""
+    """Run, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", default="1")
@@ -85,12 +84,12 @@ def main() -> int:
 
 
 def chosen_acts(wishes: dict[str, str]) -> list[str]:
-    """The acts to do, after a try of those that are wished "auto"."""
-    return [name for name in ACTS if wishes.get(name, "on") == "on" or _proof(name, wishes)]
+    """The acts to run; those set to "auto" are tried first."""
+    return [name for name in ACTS if wishes.get(name, "on") == "on" or _contained(name, wishes)]
 
 
-def _proof(name: str, wishes: dict[str, str]) -> bool:
-    """Whether a daemon contains this act, its device host living on."""
+def _contained(name: str, wishes: dict[str, str]) -> bool:
+    """Whether a daemon contains this act: its device host survives."""
     if wishes[name] == "off":
         return False
     with Daemon("cpu:1", **SETTINGS) as daemon, closing(Talk(daemon.connect())) as talk:
@@ -108,7 +107,7 @@ def _proof(name: str, wishes: dict[str, str]) -> bool:
 
 
 def soak(seconds: float, seed: str, device: str, acts: Sequence[str]) -> dict[str, Any]:
-    """All figures; see `report`. ``problems`` is empty if all is well."""
+    """Run the benchmark; returns all figures, see `report`. ``problems`` is empty on success."""
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(device, **SETTINGS))
         started = _settled(daemon)
@@ -168,11 +167,11 @@ def _report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 Row = tuple[float, Sample]
-"""Seconds since the beginning, and how a process stood then."""
+"""Part of the time that had passed, and a sample of a process."""
 
 
 def _watch(daemon: Daemon, seconds: float, clients: Sequence[subprocess.Popen[str]]) -> list[Row]:
-    """Looks at the daemon until the time is over, or a process has ended that should not have."""
+    """Sample the daemon until the time is over, or the daemon or a client process has ended."""
     rows: list[Row] = []
     began = time.monotonic()
     period = min(2.0, seconds / 100)
@@ -185,9 +184,9 @@ def _watch(daemon: Daemon, seconds: float, clients: Sequence[subprocess.Popen[st
 
 
 def trend(rows: Sequence[Row], role: str) -> dict[str, Any]:
-    """How the processes of a role have changed after the warm-up; see the module.
+    """The growth of the processes of a role after the warm-up; see the module.
 
-    Time is in parts of the whole; the slope is for the whole time.
+    Times in ``rows`` are parts of the whole; the slope is for the whole time.
     """
     mine = [(at, one) for at, one in rows if one.role == role]
     counted = [(at, one) for at, one in mine if at >= WARM_UP]
@@ -223,7 +222,7 @@ def trend(rows: Sequence[Row], role: str) -> dict[str, Any]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the straight line with the least squares."""
+    """The slope of a least-squares line."""
     n = len(points)
     x, y = sum(at for at, _ in points) / n, sum(value for _, value in points) / n
     below = sum((at - x) ** 2 for at, _ in points)
@@ -238,13 +237,13 @@ def _status(daemon: Daemon) -> dict[str, Any]:
 
 
 def _left(daemon: Daemon) -> dict[str, int]:
-    """What is left once all clients have gone: sessions, jobs and memory, after a while."""
+    """Sessions, jobs and memory left after all clients have ended; waits up to `_GONE_S`."""
     end = time.monotonic() + _GONE_S
     while True:
         status = _status(daemon)
         used = sum(device["memory_used_bytes"] for device in status["devices"])
         left = {
-            "sessions": status["sessions"] - 1,  # who asks
+            "sessions": status["sessions"] - 1,  # this query's own session
             "clients": status["clients"] - 1,
             "jobs": sum(status["jobs"].values()),
             "memory_bytes": used,
@@ -255,12 +254,12 @@ def _left(daemon: Daemon) -> dict[str, int]:
 
 
 def _settled(daemon: Daemon) -> list[Sample]:
-    """The processes, once none is coming or going any more."""
+    """The daemon's processes, once their number is steady."""
     end = time.monotonic() + _GONE_S
     while True:
         found = daemon.samples()
         roles = Counter(one.role for one in found)
-        # The process for machine code is there as soon as a kernel has been asked for.
+        # The compiler process starts with the first kernel.
         steady = set(_ROLES) == {*roles, "native"} and not _too_many(roles)
         if steady or time.monotonic() > end:
             return found
@@ -284,7 +283,7 @@ def _counts(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _problems(found: dict[str, Any], bugs: list[str]) -> list[str]:
-    """What must not be."""
+    """Everything that fails the benchmark."""
     clients, hostile = found["good"], found["hostile"]
     problems = [f"the log tells of a bug: {line}" for line in bugs]
     problems += [f"{who} {one['died']}" for who, one in _named(found) if "died" in one]
@@ -292,7 +291,7 @@ def _problems(found: dict[str, Any], bugs: list[str]) -> list[str]:
     problems += [f"hostile clients: {line}" for line in hostile.get("problems", ())]
     for role, one in found["processes"].items():
         most = max(AIM_GROWTH_MIB, AIM_GROWTH * one.get("private_mib", {}).get("second_quarter", 0))
-        # Over minutes it is still finding out how much it needs.
+        # In the first minutes memory still grows to its working size.
         if found["seconds"] >= 1200 and one.get("growth_mib", 0) > most:
             problems.append(f"the {role} has grown by {one['growth_mib']} MiB")
     problems += [f"{many} {what} are left" for what, many in found["left"].items() if many]

@@ -4,9 +4,8 @@
 
 Every case that can be resized runs in persistent and in sliced form, several at once, with claims
 of one task block, of several, and in advance, while a seeded generator shrinks, grows, stops and
-resumes them. What is checked after every run and at every rest is written in
-`tests.conformance.stress`. Prints a table and writes bench/results/stress.json; exits 1 if anything
-was wrong.
+resumes them. `tests.conformance.stress` describes the checks after every run and at every pause.
+Prints a table and writes bench/results/stress.json; exits 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from tests.conformance.stress import stress
 from tests.conformance.suite import CASES
 
 HOW = (Claims(), Claims(4), Claims(1, 1), Claims(3, 2), Claims())
-"""How blocks claim, by turns; not as many as there are forms, so that each case has several."""
+"""Claim sizes, used in turn; their number differs from that of forms, so each case gets several."""
 
 RESULT = Path(__file__).parent / "results" / "stress.json"
 
 
 def main() -> int:
-    """Runs, prints, keeps."""
+    """Run, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--events", type=int, default=100_000, help="resizes of running jobs")
     parser.add_argument("--jobs", type=int, default=3, help="jobs that run at once")

@@ -1,11 +1,11 @@
-"""How soon a process answers while SM threads keep every core busy, by their scheduling policy.
+"""Wake-up latency of a process while SM threads keep all cores busy, by their scheduling policy.
 
     python bench/bench_wakeup_latency.py [--seconds S]
 
 A child process has one virtual SM for each core, and all of them run task blocks of about a
-millisecond. Another child echoes one byte over a socket pair; the time of a round trip is what two
-wake-ups cost. Policies are set on the SM threads alone. Interleaved in three repetitions, so that
-all of them see the same noise.
+millisecond. Another child echoes one byte over a socket pair; a round trip takes two wake-ups. The
+policies are set on the SM threads alone. They are interleaved in three repetitions, so that all see
+the same noise.
 
 Prints a table and writes bench/results/wakeup_latency.json.
 """
@@ -40,7 +40,7 @@ extern "C" __global__ void work(float* out) {
 
 
 def main() -> int:
-    """Measures, prints, keeps."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each policy, in all")
     parser.add_argument("--role", help=argparse.SUPPRESS)
@@ -72,7 +72,7 @@ def _row(times_ns: list[int]) -> dict[str, float]:
 
 
 def round_trips(policy: str, seconds: float) -> list[int]:
-    """Nanoseconds of each round trip under a policy."""
+    """Measure round trips under a policy, in nanoseconds."""
     with Child("echo") as echoing, Child(policy) as spinning:
         assert spinning.recv(1) == b"r", "the SMs did not start"
         times = []
@@ -82,7 +82,7 @@ def round_trips(policy: str, seconds: float) -> list[int]:
             echoing.send(b"x")
             echoing.recv(1)
             times.append(time.perf_counter_ns() - began)
-            time.sleep(0.001)  # a front sleeps between requests
+            time.sleep(0.001)  # like a front that sleeps between requests
         return times
 
 
@@ -104,7 +104,7 @@ class Child:
 
 
 def echo(descriptor: int) -> int:
-    """Send back what comes."""
+    """Send received bytes back."""
     with socket.socket(fileno=descriptor) as mine:
         while data := mine.recv(1):
             mine.send(data)

@@ -1,10 +1,10 @@
-"""The README's table of figures, made of the files under bench/results/.
+"""Generates the README's table of figures from the files under bench/results/.
 
     python bench/summary.py
 
 Each benchmark has a function here that turns its file into rows; a benchmark without a file has no
 row. Figures that miss their aim, and failures, are in the rows like all others. The table is
-rewritten between two markers; tests/unit/test_docs.py holds that it is current.
+rewritten between two markers; tests/unit/test_docs.py checks that it is current.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = tuple[str, str]
 
 
 def main() -> int:
-    """Rewrites the README's table."""
+    """Rewrite the README's table."""
     readme = ROOT / "README.md"
     text = readme.read_text()
     new = updated(text)
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def updated(text: str, results: Path = RESULTS) -> str:
-    """``text`` with the table between the markers made anew; without results, nothing is there."""
+    """``text`` with a new table between the markers; an empty one without results."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
@@ -54,7 +54,7 @@ def updated(text: str, results: Path = RESULTS) -> str:
 
 
 def table(results: Path = RESULTS) -> str:
-    """The table of all results that are there, with the machines that they come from."""
+    """The table of all existing results, with a description of the machines."""
     lines: list[str] = []
     machines: dict[str, None] = {}
     for name, (command, rows_of) in _ROWS.items():

@@ -1,1 +1,1 @@
-"""What the benchmarks share: timing in turns, the machine, tables, workloads and their arrays."""
+"""Code shared by the benchmarks: interleaved timing, machine, memory, tables, workloads, arrays."""

@@ -1,7 +1,7 @@
-"""A launch's arrays in memory that all sides of a comparison use in turn.
+"""A launch's arrays, in memory that all sides of a comparison share.
 
-With arrays of their own one side may get luckier pages than the other, which is worth tens of
-percent (transparent huge pages, cache sets); with the same memory all meet the same.
+With separate arrays one side may get better pages than the other, which makes tens of percent
+(transparent huge pages, cache sets).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Arrays:
         self.reset()
 
     def reset(self) -> None:
-        """Puts the first contents back."""
+        """Restore the initial contents."""
         for index, memory in self.memory.items():
             memory.view[:] = self._first[index].reshape(-1).view(np.uint8)
 

@@ -1,13 +1,14 @@
-"""Timing several ways of doing the same thing on a machine that others use too.
+"""Interleaved timing of several variants on a shared machine.
 
-Problem: on a shared machine the speed drifts by more than the differences that are looked for.
+Problem: on a shared machine the speed drifts by more than the differences to be measured.
 
-Approach: the sides take turns, one sample each a round, and the order turns round from round to
-round. Two samples of one round saw nearly the same machine, so ratios are taken within rounds; what
-is reported is the median ratio, with the quartiles as its spread.
+Approach: the variants (*sides*) take turns, one sample each a round, in an order that rotates from
+round to round. Two samples of one round saw nearly the same machine, so ratios are taken within
+rounds; reported is the median ratio, with the quartiles as its spread.
 
-Beside wall-clock time stands the processor time of all threads of the process. It does not grow
-while others have the core, so it shows whether a difference is the code's or the neighbours'.
+Beside wall-clock time the processor time of all threads of the process is recorded. It does not
+grow while other processes have the core, so it shows whether a difference is caused by the code or
+by other processes.
 
 Terms: a *sample* is the mean of one call over ``batch`` calls in a row, in seconds; a *round* is
 one sample of every side.
@@ -56,8 +57,8 @@ class Samples:
     """One side's samples, in seconds a call; index i is from round i.
 
     Attributes:
-        wall: time that passed.
-        cpu: time that the process's threads had a core, summed over threads.
+        wall: wall-clock time.
+        cpu: processor time, summed over the process's threads.
     """
 
     wall: list[float] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Samples:
 
 
 def cores_used(samples: Iterable[Samples]) -> float:
-    """Cores that the process had on average: far below what it has when neighbours were busy."""
+    """Cores that the process used on average: fewer than available if others were busy."""
     some = list(samples)
     return round(sum(sum(s.cpu) for s in some) / sum(sum(s.wall) for s in some), 2)
 
@@ -77,7 +78,7 @@ def cores_used(samples: Iterable[Samples]) -> float:
 def interleave(
     sides: Mapping[str, Callable[[], None]], rounds: int, batch: int = 1
 ) -> dict[str, Samples]:
-    """Samples of each side, which take turns."""
+    """Take samples of each side, interleaved; ``batch`` calls a sample."""
     samples = {name: Samples() for name in sides}
     names = list(sides)
     for index in range(rounds):
@@ -131,5 +132,5 @@ def geometric_mean(numbers: Iterable[float]) -> float:
 
 
 def load() -> dict[str, Any]:
-    """How busy the machine was in the last minute; runnable threads on average."""
+    """The machine's load average of the last minute: runnable threads."""
     return {"load_1min": round(os.getloadavg()[0], 2)}

@@ -1,7 +1,7 @@
-"""Kernels whose task blocks can be made as long as wanted, for what a task block costs.
+"""Kernels with task blocks of adjustable duration, to measure the cost of each task block.
 
-Each `Workload` grows its blocks with one integer, its *size*, and has as many task blocks as are
-asked for. All are deterministic: the forms of one kernel must leave identical bytes.
+One integer, its *size*, makes the task blocks of a `Workload` longer; the number of task blocks is
+free. All are deterministic: the forms of one kernel must leave identical bytes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["WORKLOADS", "Workload"]
 
 @dataclass(frozen=True)
 class Workload:
-    """A kernel, and how its launch is made from a size and a number of task blocks.
+    """A kernel, and its launch as a function of the size and the number of task blocks.
 
     Attributes:
-        output: the argument that the kernel writes.
+        output: index of the argument that the kernel writes.
         step: sizes are multiples of it.
-        targets_us: block times to measure at; none means one size only, `step`.
+        targets_us: block times to measure at; empty: one size only, `step`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Kernels written in CUDA C++ and in OpenCL C: what the CPU device and PoCL are compared on."""
+"""Kernels written in CUDA C++ and in OpenCL C, to compare the CPU device with PoCL."""
 
 from __future__ import annotations
 

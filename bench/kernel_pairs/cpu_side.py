@@ -38,13 +38,13 @@ class Ready:
         ]
 
     def launch(self) -> None:
-        """The whole grid at once, as the kernel is; for one that was not rewritten."""
+        """Run the whole grid as one plain launch; for a kernel that is not rewritten."""
         parameters = pack_parameters(self.kernel.parameters, self.values)
         handle = self.device.launch(self.kernel, self.grid, self.block, parameters)
         handle.result(_TIMEOUT_S)
 
     def job(self, blocks: int) -> None:
-        """As a job with ``blocks`` persistent blocks; for the persistent form."""
+        """Run the grid as a job with ``blocks`` persistent blocks; for the persistent form."""
         launch = LaunchSpec.of(self.kernel, "persistent", self.grid, self.block, self.values)
         job = Job(self.device, [launch])
         job.resize(blocks)

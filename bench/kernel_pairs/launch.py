@@ -1,4 +1,4 @@
-"""A kernel that does nothing: what starting and awaiting one launch takes."""
+"""A kernel that does nothing, to measure the cost of starting and awaiting one launch."""
 
 from __future__ import annotations
 

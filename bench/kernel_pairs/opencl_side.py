@@ -1,7 +1,7 @@
 """A pair's OpenCL C on PoCL, the peer that the CPU device is measured against.
 
-PoCL uses the arrays in place (`bench.harness.arrays`). Compiling is cold: neither PoCL's nor
-PyOpenCL's cache is asked.
+PoCL uses the arrays in place (`bench.harness.arrays`). Compilation is cold: PoCL's and PyOpenCL's
+caches are off.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PoCL:
         self.queue = self.cl.CommandQueue(self.context)
 
     def describe(self) -> dict[str, Any]:
-        """Versions and what PoCL calls its device; no paths."""
+        """Versions, and PoCL's name of its device; no paths."""
         return {
             "platform": self.device.platform.version,
             "device": self.device.name,
@@ -68,7 +68,7 @@ class OpenCLSide:
         began = time.perf_counter()
         program = cl.Program(pocl.context, pair.opencl)
         with warnings.catch_warnings():
-            # Clang's remarks on the source come as warnings of Python's.
+            # Clang's diagnostics arrive as Python warnings.
             warnings.simplefilter("ignore", cl.CompilerWarning)
             program.build(options=list(options), cache_dir=False)
         self.compile_s = time.perf_counter() - began
@@ -94,7 +94,7 @@ class OpenCLSide:
 
 
 def missing_pocl() -> str:
-    """What has to be installed for `PoCL`; empty if nothing."""
+    """The packages missing for `PoCL`; empty if none."""
     # PoCL reads its environment when it is loaded, so this must come before the first import.
     os.environ.setdefault("POCL_KERNEL_CACHE", "0")
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")

@@ -1,12 +1,12 @@
-"""A kernel in CUDA C++ and in OpenCL C, with its launch, its data and what must come out.
+"""A kernel in CUDA C++ and in OpenCL C, with its launch, its data and the expected results.
 
 Both texts are the same algorithm, step for step: the same blocks, tiles, barriers and index
 arithmetic. Where the languages name a function differently (``expf``, ``exp``) the default one of
 each language is used; with fast mathematics OpenCL's ``native_`` functions stand in, because that
 is what ``--use_fast_math`` selects on the other side (`FAST`).
 
-Terms: the *size* is one integer that a pair's data grow with; ``tiny`` is for tests, ``full`` is
-what is measured.
+Terms: the *size* is one integer with which a pair's data grow; ``tiny`` is for tests, ``full`` for
+measurements.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAST = r"""
 #define rsqrt native_rsqrt
 #endif
 """
-"""Goes before OpenCL C that calls these functions."""
+"""Prefix of OpenCL C sources that call these functions."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Problem:
         arguments: in the kernel's order; arrays are never changed, sides work on copies.
         expect: by argument index, which elements NumPy knows, and their values in float64 or as
             exact integers. A sample of the elements where all of them would take NumPy too long.
-        operations: floating-point or table operations of one launch, as a person counts them.
-        bytes: what one launch must move to and from memory at least.
+        operations: floating-point or table operations of one launch, counted by hand.
+        bytes: bytes that one launch must at least move to and from memory.
         rtol: relative tolerance of floating-point results.
         atol: absolute tolerance.
-        strays: share of the elements that may differ, for results that hang on the last bit.
+        strays: share of the elements that may differ, for results that depend on the last bit.
     """
 
     grid: Dim3
@@ -87,7 +87,7 @@ class Pair:
 
 
 def wrong(problem: Problem, index: int, result: npt.NDArray[Any]) -> str:
-    """What is wrong with the buffer of argument ``index`` after one launch; empty if nothing."""
+    """The error in the buffer of argument ``index`` after one launch, in words; empty if none."""
     where, expected = problem.expect[index]
     found = result[where]
     if found.shape != expected.shape:

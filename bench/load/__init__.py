@@ -1,1 +1,1 @@
-"""Load generators: good, hostile and killed clients, an echo server, events for the scheduler."""
+"""Load generators: good, hostile and killed clients, an echo server, scheduler events."""

@@ -1,14 +1,14 @@
-"""The floor under every request to a daemon: a bare msgpack echo over a Unix socket.
+"""A bare msgpack echo over a Unix socket: the latency floor of any request to a daemon.
 
     python -m bench.load.echo_server SOCKET [--relay]
 
-A server of its own process: uvloop, one Protocol, frames as gpud has them (four bytes of length,
-then msgpack), each decoded and encoded again. Nothing is checked and nothing is done. `Echo` is the
-blocking client. What gpud needs beyond this is gpud.
+A server in its own process: uvloop, one Protocol, gpud's framing (four bytes of length, then
+msgpack); each message is decoded and encoded again, and nothing else. `Echo` is the blocking
+client. The time that gpud needs beyond this is its own.
 
-With ``--relay`` the server does not answer by itself: it passes each message on to a process whose
-reading thread hands it to a second thread, which answers. These are the hops of a job through
-front, device host and SM, and nothing is done on the way.
+With ``--relay`` the server passes each message on to a process whose reading thread hands it to a
+second thread, which answers. These are the hops of a job through front, device host and SM, without
+their work.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Echo:
     """An echo server and a connection to it; both end with the context.
 
     Args:
-        relay: a message takes as many hops as a job does.
+        relay: whether a message takes as many hops as a job.
     """
 
     def __init__(self, *, relay: bool = False) -> None:
@@ -58,7 +58,7 @@ class Echo:
         ]
         self._server = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE)
         assert self._server.stdout is not None
-        self._server.stdout.readline()  # it listens
+        self._server.stdout.readline()  # sent once it listens
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self._reader = self._socket.makefile("rb")
@@ -80,7 +80,7 @@ class Echo:
         self._receive()
 
     def pipelined(self, count: int, in_flight: int = 64) -> None:
-        """``count`` messages, never more than ``in_flight`` unanswered, each sent by itself."""
+        """Send ``count`` messages one by one, with at most ``in_flight`` unanswered."""
         for number in range(count):
             if number >= in_flight:
                 self._receive()
@@ -129,7 +129,7 @@ async def _serve(path: str) -> None:
 
 
 def _relay(path: str) -> None:
-    """Serves one client: what it sends goes through `_answer`, in a process of its own."""
+    """Serve one client; a separate process answers its messages, see `_answer`."""
     front, host = socket.socketpair()
     if os.fork() == 0:
         front.close()

@@ -3,11 +3,11 @@
     python -m bench.load.fleet_clients idle|busy SOCKET COUNT SECONDS
 
 Opens COUNT connections and prints ``ready``. *Idle* ones then wait for a line on standard input.
-*Busy* ones wait for it too, submit one job after another for SECONDS, each from a thread of its
-own, check each result, and print what came of it as JSON.
+*Busy* ones wait for it too, then submit one job after another for SECONDS, each from its own
+thread, check each result, and print a report as JSON.
 
-The kernel adds 1 to every number of the client's array, so after k jobs each number must be k: a
-task block that was lost or ran twice, and a job that wrote where it should not, show.
+The kernel adds 1 to every number of the client's array, so after k jobs each number must be k. That
+detects a task block that was lost or ran twice, and a job that wrote into another's memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TASK_BLOCKS, BLOCK, ROUNDS = 32, 256, 20_000
 
 @dataclass
 class Report:
-    """What came of a busy client's jobs."""
+    """The results of a busy client's jobs."""
 
     jobs: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Report:
 
 
 def main() -> int:
-    """Runs the clients."""
+    """Run the clients."""
     role, path, count, seconds = sys.argv[1:]
     with ExitStack() as stack:
         clients = [stack.enter_context(gc.connect(path)) for _ in range(int(count))]
@@ -61,7 +61,7 @@ class _Work:
         self.report = Report()
         self._ticks = gpu.zeros(TASK_BLOCKS * BLOCK, np.uint32)
         self._kernel = gpu.kernel(SOURCE, "tick")
-        self._kernel.occupancy(BLOCK)  # asks now, so that it is not part of the minute
+        self._kernel.occupancy(BLOCK)  # compiled now, so that it is not part of the measurement
 
     def run(self, end_s: float) -> None:
         report = self.report

@@ -1,14 +1,14 @@
-"""What hostile clients do to a daemon, one act at a time, from a seed; for `bench_soak`.
+"""Hostile clients of a daemon: one act at a time, chosen from a seed; for `bench_soak`.
 
     python -m bench.load.hostile_clients SOCKET SEED SECONDS ACT...
 
-Each act is a few connections of its own, in the raw, with an account of what the daemon owes
-(`tests.faults.fuzz_live`); it says in a word what came of it. Acts follow each other at random
-times, until the seconds are over or standard input is closed. Then the counts by act and outcome
-are printed as JSON; what should not have come of an act is listed under ``problems``.
+Each act opens its own connections, speaks the protocol directly, and tracks which answers the
+daemon owes (`tests.faults.fuzz_live`); it returns its outcome in a few words. Acts follow each
+other at random intervals, until the seconds are over or standard input is closed. Then the counts
+by act and outcome are printed as JSON; unexpected outcomes are listed under ``problems``.
 
-The process has one thread, so that it can fork clients that it kills, and keeps nothing but counts.
-Where it is root its connections are another user's.
+The process has one thread, so that it can fork clients to kill, and keeps only counts. If it is
+root, its connections belong to another user.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ $again:
 }
 """,
 }
-# Each line more doubles what the compiler has to do.
+# Each further line doubles the compiler's work.
 _BOMB = (
     "template<int N, int M> struct T { static const int v = T<N-1,2*M>::v + T<N-1,2*M+1>::v; };\n"
     "template<int M> struct T<0,M> { static const int v = M; };\n"
@@ -84,7 +84,7 @@ _MIB = 1 << 20
 
 
 class HostileClients:
-    """The acts and what came of them.
+    """Runs acts and counts their outcomes.
 
     Args:
         path: the daemon's socket.
@@ -100,7 +100,7 @@ class HostileClients:
         self.problems: list[str] = []
 
     def run(self, name: str) -> None:
-        """Does an act and counts its outcome."""
+        """Run an act and count its outcome."""
         try:
             outcome = ACTS[name](self)
         except (Unanswered, OSError, AssertionError) as error:
@@ -110,13 +110,13 @@ class HostileClients:
         self.outcomes[f"{name}: {outcome}"] += 1
 
     def connect(self) -> socket.socket:
-        """A connection; another user's where that can be had."""
+        """A connection; as another user if this process is root."""
         sock = socket.socket(socket.AF_UNIX)
         root = os.geteuid() == 0
         if root:
             os.seteuid(NOBODY)
         try:
-            sock.connect(self._path)  # blocking: it waits while the queue of connections is full
+            sock.connect(self._path)  # blocks while the listener's backlog is full
         except BaseException:
             sock.close()
             raise
@@ -127,13 +127,13 @@ class HostileClients:
         return sock
 
     def talk(self) -> Talk:
-        """A connection that has said hello."""
+        """A connection with a session."""
         talk = Talk(self.connect())
         talk.ask(wm.Hello(1, 1, "hostile"))
         return talk
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for sock in self._deaf:
             sock.close()
         self._deaf.clear()
@@ -172,13 +172,13 @@ class HostileClients:
         return "killed"
 
     def _garbage(self) -> str:
-        """Fuzzed messages, all accounted for."""
+        """Fuzzed messages, whose answers are all checked."""
         seed = f"{self._seed}:{self._random.random()}"
         fuzz_connection(self.connect(), seed, 60, Counter(), {})
         return "accounted for"
 
     def _deaf_reader(self) -> str:
-        """Asks and asks, and never reads."""
+        """Sends requests and never reads the answers."""
         while len(self._deaf) >= 3:
             self._deaf.pop(0).close()
         sock = self.connect()
@@ -221,7 +221,7 @@ class HostileClients:
             return run_kernel(talk, name, **more)
 
     def _hog(self) -> str:
-        """Takes memory until there is no more, writes to some of it, and goes."""
+        """Allocates memory until none is left, writes to some of it, and disconnects."""
         with closing(self.talk()) as talk:
             size = self._random.choice([1, 16, 64]) * _MIB
             outcome = "had it all"
@@ -239,7 +239,7 @@ class HostileClients:
             return outcome
 
     def _bomb(self) -> str:
-        """A program that takes the compiler for ever, or all memory."""
+        """A program on which the compiler needs unbounded time or memory."""
         with closing(self.talk()) as talk:
             source = _BOMB % self._random.choice([18, 24, 30]) + f"\n// {self._random.random()}"
             answer = talk.ask(wm.Compile(2, 0, source, ()))
@@ -255,7 +255,7 @@ class HostileClients:
         return "50 of them"
 
     def _silent(self) -> str:
-        """Many connections that say nothing, or half a word."""
+        """Many connections that send nothing, or part of a frame's length."""
         socks = [self.connect() for _ in range(40)]
         for sock in socks[::2]:
             sock.sendall(b"\x08\0\0")
@@ -293,7 +293,7 @@ class HostileClients:
 
 
 def kernel(talk: Talk, source: str) -> int:
-    """Compiles a source and measures its first kernel; its module.
+    """Compile a source and measure its first kernel; returns the module.
 
     Raises:
         Unanswered: it was refused.
@@ -309,7 +309,7 @@ def kernel(talk: Talk, source: str) -> int:
 
 
 def run_kernel(talk: Talk, name: str, parameters: bytes = bytes(8), **more: Any) -> str:
-    """Runs one of `SOURCES`; the code of its error, or its state."""
+    """Run one of `SOURCES`; returns the code of its error, or its state."""
     module = kernel(talk, SOURCES[name])
     talk.message(_submit(1, module, 4, parameters, **more))
     talk.settle()
@@ -343,7 +343,7 @@ _SELDOM = {"compile bomb": 0.05, "memory hog": 0.5, "endless": 0.5}
 
 
 def main() -> int:
-    """Does acts until the time is over."""
+    """Run acts until the time is over."""
     path, seed, seconds, *names = sys.argv[1:]
     acts = HostileClients(path, seed)
     random = Random(seed)

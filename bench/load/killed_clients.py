@@ -4,11 +4,11 @@
 
 A small process that forks clients and kills them: it loads neither NumPy nor the client library,
 so that a client costs a millisecond. It reads one line for each round: ``[SEED, COUNT, NAME...]``.
-It then forks COUNT clients at once, each with one of the `DEATHS` that are named, or of all, kills
-each with SIGKILL after a time of its own, waits for them, and prints the deaths, when the last of
-them was, and when the kernel had ended them all (monotonic).
+It then forks COUNT clients at once, each with one of the `DEATHS` named, or of all, kills each with
+SIGKILL after a random time, waits for them, and prints the deaths, the time of the last kill, and
+the time when the operating system had ended them all (monotonic).
 
-The clients speak the protocol in the raw: half a frame is no problem for them.
+The clients speak the protocol directly, so that they can also send parts of frames.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _TIMEOUT_S = 60.0
 
 
 class Raw:
-    """A blocking client in the raw."""
+    """A blocking client without the client library."""
 
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -103,27 +103,27 @@ class Raw:
     def ask(self, make: Callable[[int], Any], cls: type[Any]) -> Any:
         """Send a request; its answer."""
         self._request += 1
-        with suppress(BrokenPipeError):  # why is there to be read
+        with suppress(BrokenPipeError):  # the reason can still be read
             self.send(make(self._request))
         return self.expect(cls)
 
     def hello(self) -> None:
-        """Become a session."""
+        """Open a session."""
         self.session = self.ask(lambda r: wm.Hello(r, wm.VERSION, "dying"), wm.Welcome).session
 
     def module(self, source: str = SOURCE) -> int:
-        """Compile and measure the kernel; its module."""
+        """Compile and measure the kernel; returns the module."""
         module: int = self.ask(lambda r: wm.Compile(r, 0, source, ()), wm.Compiled).module
         self.ask(lambda r: wm.Measure(r, module, 0, (32, 1, 1), 0), wm.Measured)
         return module
 
     def allocate(self, size: int) -> int:
-        """An array; its address."""
+        """Allocate an array; returns its address."""
         address: int = self.ask(lambda r: wm.Allocate(r, 0, size), wm.Allocated).address
         return address
 
     def map(self) -> mmap.mmap:
-        """The session's memory."""
+        """Map the session's memory."""
         return mmap.mmap(self.descriptors[0], self.arena.size)
 
     def submit(self, module: int, address: int, blocks: int, **more: Any) -> None:
@@ -133,7 +133,7 @@ class Raw:
         self.send(wm.Submit(self._jobs, 0, wm.CLIENT_PROTOCOL.encode_records([one]), **more))
 
     def close(self) -> None:
-        """End, in order."""
+        """Close the connection in the regular way."""
         self.sock.close()
         for descriptor in self.descriptors:
             os.close(descriptor)
@@ -164,7 +164,7 @@ def _idle(client: Raw, chance: random.Random) -> None:
 
 def _compiling(client: Raw, chance: random.Random) -> None:
     client.hello()
-    source = SOURCE.replace("1664525", str(chance.randrange(1 << 30)))  # nobody has it
+    source = SOURCE.replace("1664525", str(chance.randrange(1 << 30)))  # in no cache
     client.send(wm.Compile(1, 0, source, ()))
 
 
@@ -272,7 +272,7 @@ DEATHS: dict[str, Callable[[Raw, random.Random], None]] = {
 
 
 def main() -> int:
-    """Forks and kills, a round for each line."""
+    """Fork and kill clients, a round for each line."""
     path = sys.argv[1]
     for line in sys.stdin:
         seed, count, *names = json.loads(line)
@@ -290,7 +290,7 @@ def _round(path: str, chance: random.Random, count: int, names: list[str]) -> di
     )
     for at, pid in when:
         time.sleep(max(0.0, at - time.monotonic()))
-        os.kill(pid, signal.SIGKILL)  # it is a child that was not waited for: nobody else's
+        os.kill(pid, signal.SIGKILL)  # safe: an unreaped child keeps its pid
     killed_ns = time.monotonic_ns()
     ended = [os.waitpid(pid, 0)[1] for _, pid in when]
     return {

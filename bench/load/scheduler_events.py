@@ -1,4 +1,4 @@
-"""A load for the scheduler: many sessions, one device that answers at once, jobs of every kind."""
+"""A load for the scheduler: many sessions, one device that answers at once, all kinds of jobs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ DAY_NS = 86_400_000_000_000
 
 
 class LoadGenerator:
-    """Keeps about so many jobs alive: submits when there are fewer, else lets something happen.
+    """Keeps about ``jobs`` jobs alive: submits when there are fewer, else sends another event.
 
     A fifth of the jobs is online, the rest offline with and without a quota; a third are chains of
-    four launches; M is 1 to 16. Of what happens, half are ends, the rest releases, cancellations
-    and resizes.
+    four launches; M is 1 to 16. Half of the other events end jobs, the rest are releases,
+    cancellations and resizes.
 
     Args:
         handle: takes an event, returns its commands.
-        jobs: how many to keep alive.
-        sms: of the one device.
-        seed: of all choices.
+        jobs: number of jobs to keep alive.
+        sms: SMs of the one device.
+        seed: determines all choices.
     """
 
     def __init__(self, handle: Handle, jobs: int, sms: int = 16, seed: int = 1) -> None:
@@ -48,12 +48,12 @@ class LoadGenerator:
             self.send(ev.SessionOpened(0, SessionId(session)))
 
     def fill(self) -> None:
-        """Submits until as many jobs are alive as there are to be."""
+        """Submit jobs until ``jobs`` are alive."""
         while len(self.alive) < self.jobs:
             self.submit()
 
     def step(self) -> None:
-        """One thing happens; one to three events."""
+        """One step of the load: one to three events."""
         self.now_ns += 1000
         choice = self.draw.random()
         if len(self.alive) < self.jobs:
@@ -78,7 +78,7 @@ class LoadGenerator:
             self.send(ev.ResizeRequested(self.now_ns, 1, job, reservation, quota))
 
     def submit(self) -> None:
-        """A job of a random kind, in a stream of its own."""
+        """Submit a job of a random kind, in its own stream."""
         draw = self.draw
         session = draw.randrange(SESSIONS)
         self.numbers[session] += 1
@@ -97,13 +97,13 @@ class LoadGenerator:
         )  # fmt: skip
 
     def end(self, job: JobId) -> None:
-        """A job's last blocks leave, in two steps."""
+        """Report that a job's last blocks leave, in two steps."""
         slices, epoch = self.running[job]
         self.send(ev.BlocksLeft(self.now_ns, job, epoch, slices // 2, exhausted=True))
         self.send(ev.JobEnded(self.now_ns, job, failed=False, complete=True))
 
     def send(self, event: ev.Event) -> None:
-        """Hands an event over and takes in what follows."""
+        """Send an event, and apply the resulting commands."""
         for command in self.handle(event):
             if isinstance(command, out.StartJob):
                 self.running[command.job] = (command.slices, 0)

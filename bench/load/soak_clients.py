@@ -2,14 +2,14 @@
 
     python -m bench.load.soak_clients SOCKET SECONDS
 
-* *online*: every 50 ms a sequence of four launches with a reservation; its latency is from the
-  moment at which it was due to its result. One that is a second late is not made: it is *missed*.
+* *online*: every 50 ms a sequence of four launches with a reservation; its latency is from the time
+  at which it was due to its result. One that is a second late is not submitted: it is *missed*.
 * *offline*: two clients that submit one job after the other.
-* *visitors*: a new session each half second that runs one job and leaves.
+* *visitors*: a new session each half second that runs one job and disconnects.
 
 Every job's result is checked: a kernel adds 1 to each number of the client's array, so after k
-launches each number must be k. A job that fails, is lost or writes where it should not, shows.
-Prints one JSON object: jobs of each kind, what was wrong, and the latencies by tenths of the time.
+launches each number must be k. That detects jobs that fail, are lost, or write into others' memory.
+Prints one JSON object: jobs of each kind, problems, and the latencies by tenths of the time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ extern "C" __global__ void tick(unsigned* ticks, int rounds) {
 }"""
 TENTHS = 10
 _PERIOD_S = 0.05
-_GIVE_UP_S = 1.0  # a request that is so late when its turn comes is not made
+_GIVE_UP_S = 1.0  # a request that is this late is not submitted
 _VISIT_S = 0.5
 _BLOCK = 64
 _PATIENCE_S = 120.0
@@ -52,7 +52,7 @@ class SoakClients:
 
     Args:
         path: the daemon's socket.
-        seconds: how long they go on.
+        seconds: how long they run.
     """
 
     def __init__(self, path: str, seconds: float) -> None:
@@ -67,7 +67,7 @@ class SoakClients:
         self.missed = 0
 
     def run(self) -> dict[str, Any]:
-        """Blocks until the time is over."""
+        """Run all clients until the time is over; returns the report."""
         roles: list[tuple[str, Callable[[], None]]] = [
             ("online", self._online),
             ("offline", self._offline),
@@ -134,7 +134,7 @@ class SoakClients:
                 runs += 1
                 self._check("online", ticks, 4 * runs)
                 due += _PERIOD_S
-                while due < now - _GIVE_UP_S:  # a service would have turned these away
+                while due < now - _GIVE_UP_S:  # a service would have rejected these
                     self.missed += 1
                     due += _PERIOD_S
 
@@ -163,13 +163,13 @@ class SoakClients:
         bad = int((ticks.numpy() != expected).sum())
         if bad:
             self._note(f"{role}: {bad} numbers are not {expected}")
-            ticks.numpy()[:] = expected  # do not say it again for each job that follows
+            ticks.numpy()[:] = expected  # so that later jobs do not report it again
         with self._lock:
             self.jobs[role] += 1
 
 
 def main() -> int:
-    """Runs the clients."""
+    """Run the clients."""
     path, seconds = sys.argv[1:]
     print(json.dumps(SoakClients(path, float(seconds)).run()))
     return 0

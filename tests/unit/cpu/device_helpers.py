@@ -39,11 +39,11 @@ def pointer(memory: Memory) -> bytes:
 
 def until(holds: Callable[[], object]) -> None:
     """Wait until a condition holds; fail if it never does."""
-    nobody = threading.Event()
+    never_set = threading.Event()
     end = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < end, "the condition never came to hold"
-        nobody.wait(0.001)
+        never_set.wait(0.001)
 
 
 @cache
