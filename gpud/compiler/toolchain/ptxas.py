@@ -1,7 +1,7 @@
 """Runs ptxas, NVIDIA's assembler, if it is installed, to check rewritten PTX.
 
 gpud does not need it to run kernels. Tests assemble the rewriter's output, and the benchmark
-``bench/ptxas_table.py`` compares registers and shared memory before and after a rewrite.
+``bench/bench_ptxas_table.py`` compares registers and shared memory before and after a rewrite.
 
 Source: CUDA Binary Utilities and NVCC guides 13.0, ``ptxas --verbose``.
 """
