@@ -37,7 +37,7 @@ from gpud.compiler.cache import Cache
 from gpud.compiler.pipeline import Compilation, compile_program, gc_paused
 from gpud.compiler.ptx.model import opcode
 from gpud.compiler.ptx.operands import shared_table
-from gpud.compiler.reproducer import Request
+from gpud.compiler.request import Request
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda, nvrtc_version
 from gpud.errors import CompileError, KernelRejected
 from tests.conformance.suite import CASES

@@ -56,7 +56,8 @@ from gpud.compiler.ptx.model import Function, Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptx.verify import verify
-from gpud.compiler.reproducer import Request, write_reproducer
+from gpud.compiler.reproducer import write_reproducer
+from gpud.compiler.request import Request
 from gpud.compiler.request_key import request_key, versions
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, compile_cuda
 from gpud.errors import EmptySource, GpudError, InternalError, KernelRejected

@@ -11,40 +11,15 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Request", "is_ptx", "load_request", "write_reproducer"]
+from gpud.compiler.request import Request
+
+__all__ = ["load_request", "write_reproducer"]
 
 _FILE = "reproducer.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Everything that a compilation depends on but the machine: see `pipeline.compile_program`."""
-
-    source: str
-    options: tuple[str, ...]
-    arch: str
-    name_expressions: tuple[str, ...]
-    form: str | None
-    sm: int | None
-    fence: bool = True
-    kill: bool = True
-
-    @property
-    def is_ptx(self) -> bool:
-        """Whether the source is PTX."""
-        return is_ptx(self.source)
-
-
-def is_ptx(source: str) -> bool:
-    """Whether ``source`` is PTX: its first word starts with a dot, which C++'s cannot."""
-    from gpud.compiler.ptx.lexicon import BLANK
-
-    blank = BLANK.match(source)
-    return source.startswith(".", blank.end() if blank else 0)
 
 
 def write_reproducer(

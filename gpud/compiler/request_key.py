@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from gpud.compiler.cache import cache_key
-from gpud.compiler.reproducer import Request
+from gpud.compiler.request import Request
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.compiler.toolchain.nvrtc import nvrtc_version
 from gpud.errors import MissingDependency

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from gpud.compiler.cache import Cache, default_folder
 from gpud.compiler.pipeline import Program, compile_program
-from gpud.compiler.reproducer import is_ptx
+from gpud.compiler.request import is_ptx
 from gpud.compiler.request_key import rewriter_version
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, newest_arch, nvrtc_version

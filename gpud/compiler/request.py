@@ -1,0 +1,34 @@
+"""The request of a compilation: the input of the pipeline, the cache's key and reproducers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpud.compiler.ptx.lexicon import BLANK
+
+__all__ = ["Request", "is_ptx"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The arguments of a compilation; see `gpud.compiler.pipeline.compile_program`."""
+
+    source: str
+    options: tuple[str, ...]
+    arch: str
+    name_expressions: tuple[str, ...]
+    form: str | None
+    sm: int | None
+    fence: bool = True
+    kill: bool = True
+
+    @property
+    def is_ptx(self) -> bool:
+        """Whether the source is PTX."""
+        return is_ptx(self.source)
+
+
+def is_ptx(source: str) -> bool:
+    """Whether ``source`` is PTX: its first word starts with a dot, which C++'s cannot."""
+    blank = BLANK.match(source)
+    return source.startswith(".", blank.end() if blank else 0)
