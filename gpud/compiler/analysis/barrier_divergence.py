@@ -32,6 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gpud.compiler.analysis.barrier_ids import full_barrier_id
 from gpud.compiler.analysis.block_shape import Shape
 from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
 from gpud.compiler.analysis.cfg import ControlFlow
@@ -39,7 +40,6 @@ from gpud.compiler.analysis.effects import (
     BARRIER,
     CALL,
     COLLECTIVE,
-    Barrier,
     flags,
 )
 from gpud.compiler.analysis.uniformity import Level, Uniformity
@@ -50,11 +50,7 @@ __all__ = [
     "DivergenceHazards",
     "SyncKind",
     "find_divergence_hazards",
-    "full_barrier_id",
-    "loop_barrier_id",
 ]
-
-_BARRIER_IDS = 16
 
 
 class SyncKind(Enum):
@@ -189,37 +185,3 @@ def _mask_is_branch_ballot(ins: Instruction, branch: Instruction, uniformity: Un
     return isinstance(condition, Register) and uniformity.definitions.same_condition(
         condition, branch.guard.register
     )
-
-
-# -- barrier numbers ---------------------------------------------------------------------------
-
-
-def full_barrier_id(parts: Barrier) -> int | None:
-    """The number of a full-block ``sync`` barrier if it is a constant; ``None`` for any other."""
-    if parts.action == "sync" and parts.count is None:
-        return parts.constant_id
-    return None
-
-
-def loop_barrier_id(call_graph: CallGraph, entry: str, *, share_full: bool = False) -> int | None:
-    """The lowest barrier number that ``entry`` and its callees certainly do not use.
-
-    With ``share_full`` the numbers of full-block barriers count as free: exit-aware barriers all
-    use the loop's number.
-
-    Returns:
-        ``None`` if all are used, or if one is in a register that is not constant.
-    """
-    used: set[int] = set()
-    for uses in call_graph.closure(entry):
-        if not uses.bits & BARRIER:
-            continue
-        for ins in uses.noted:
-            if flags(ins.opcode) & BARRIER:
-                parts = call_graph.barrier(ins, uses)
-                number = parts.constant_id
-                if number is None:
-                    return None
-                if not share_full or full_barrier_id(parts) is None:
-                    used.add(number)
-    return next((number for number in range(_BARRIER_IDS) if number not in used), None)

@@ -18,9 +18,8 @@ from gpud.compiler.analysis.barrier_divergence import (
     DivergenceHazards,
     SyncKind,
     find_divergence_hazards,
-    full_barrier_id,
-    loop_barrier_id,
 )
+from gpud.compiler.analysis.barrier_ids import full_barrier_id, loop_barrier_id
 from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.data_layout import layout_bytes
 from gpud.compiler.analysis.effects import (

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpud.compiler.analysis.barrier_divergence import full_barrier_id
+from gpud.compiler.analysis.barrier_ids import full_barrier_id
 from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.effects import BARRIER, flags, is_call
