@@ -24,13 +24,14 @@ Source: PTX ISA 9.0, chapter 9.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpud.compiler.ptx.model import (
     Address,
     Immediate,
     Instruction,
+    Label,
     Not,
     Opcode,
     Operand,
@@ -68,6 +69,7 @@ __all__ = [
     "barrier",
     "callee",
     "calls",
+    "ends_in_terminator",
     "flags",
     "is_barrier",
     "is_call",
@@ -396,3 +398,11 @@ def callee(ins: Instruction) -> Operand:
         raise ValueError(f"not a call: {ins.opcode.text}")
     first = ins.operands[0]
     return ins.operands[1] if isinstance(first, Tuple) else first
+
+
+def ends_in_terminator(body: Sequence[Statement]) -> bool:
+    """Whether control never falls off the end of ``body``."""
+    last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
+    if not isinstance(last, Instruction) or last.guard is not None:
+        return False
+    return bool(flags(last.opcode) & TERMINATOR)

@@ -30,12 +30,11 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from gpud.compiler.abi.reserved_names import ASSERT, CONTROL, FAULT
-from gpud.compiler.analysis.effects import TERMINATOR, callee, calls, flags, is_call
+from gpud.compiler.analysis.effects import callee, calls, ends_in_terminator, is_call
 from gpud.compiler.ptx.model import (
     Address,
     Function,
@@ -51,7 +50,7 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["CONTEXT", "claim_beside", "ends_in_terminator", "merge_tails", "slot_of", "split_tails"]
+__all__ = ["CONTEXT", "claim_beside", "merge_tails", "slot_of", "split_tails"]
 
 CONTEXT: Final = ("ctl", "claim", "slots")
 """The first arguments of every report: see `gpud.compiler.passes.runtime.fault_functions`."""
@@ -86,14 +85,6 @@ def claim_beside(slot: Register) -> Register:
 def slot_of(control: str) -> Register:
     """The register with a persistent loop's slot address, from the name of its hidden parameter."""
     return Register(f"%{control.removesuffix(CONTROL)}_slot")
-
-
-def ends_in_terminator(body: Sequence[Statement]) -> bool:
-    """Whether control never falls off the end of ``body``."""
-    last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
-    if not isinstance(last, Instruction) or last.guard is not None:
-        return False
-    return bool(flags(last.opcode) & TERMINATOR)
 
 
 def merge_tails(body: list[Statement]) -> list[Statement]:

@@ -23,7 +23,14 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["CodeBuilder", "call_of_copy", "fresh_stem", "immediate", "map_functions"]
+__all__ = [
+    "CodeBuilder",
+    "call_of_copy",
+    "fresh_stem",
+    "immediate",
+    "map_functions",
+    "split_declarations",
+]
 
 
 def immediate(value: int) -> Immediate:
@@ -119,3 +126,15 @@ def map_functions(module: Module, change: Callable[[Function], Function]) -> Mod
     if all(new is old for new, old in zip(items, module.items, strict=True)):
         return module
     return Module(module.version, module.target, module.address_size, items)
+
+
+def split_declarations(body: list[Statement]) -> tuple[list[Statement], list[Statement]]:
+    """(declarations of registers and variables, the rest)."""
+    declarations: list[Statement] = []
+    rest: list[Statement] = []
+    for statement in body:
+        kind = type(statement)
+        (declarations if kind is RegisterDeclaration or kind is Variable else rest).append(
+            statement
+        )
+    return declarations, rest

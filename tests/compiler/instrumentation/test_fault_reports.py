@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpud.compiler.analysis.effects import ends_in_terminator
 from gpud.compiler.instrumentation.fault_reports import (
     claim_beside,
-    ends_in_terminator,
     merge_tails,
     split_tails,
 )

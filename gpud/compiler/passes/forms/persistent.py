@@ -63,7 +63,7 @@ from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, EXIT, FLAGS, RET
 from gpud.compiler.forms.classifier import Decision
 from gpud.compiler.forms.rules import SLOT_BYTES
 from gpud.compiler.instrumentation.fault_reports import claim_beside, slot_of
-from gpud.compiler.passes.builder import CodeBuilder, immediate, map_functions
+from gpud.compiler.passes.builder import CodeBuilder, immediate, map_functions, split_declarations
 from gpud.compiler.passes.forms.claim import add_claim
 from gpud.compiler.passes.forms.coordinates import compute, replace_specials, used_coordinates
 from gpud.compiler.passes.forms.exit_aware import loop_head_barrier
@@ -75,7 +75,6 @@ from gpud.compiler.ptx.model import (
     Module,
     Parameter,
     Register,
-    RegisterDeclaration,
     SpecialRegister,
     Statement,
     Symbol,
@@ -83,7 +82,7 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["claim_and_slot", "pass_persistent", "split_declarations"]
+__all__ = ["claim_and_slot", "pass_persistent"]
 
 _VERSION = (6, 0)  # barrier.sync and bar.warp.sync appeared in PTX 6.0
 _EVERY_LANE = -1
@@ -304,18 +303,6 @@ def _is_one_row(entry: Function) -> bool:
         return False
     sizes = [int(size) for size in required.removeprefix(".reqntid").split(",")]
     return all(size == 1 for size in sizes[1:])
-
-
-def split_declarations(body: list[Statement]) -> tuple[list[Statement], list[Statement]]:
-    """(declarations of registers and variables, the rest)."""
-    declarations: list[Statement] = []
-    rest: list[Statement] = []
-    for statement in body:
-        kind = type(statement)
-        (declarations if kind is RegisterDeclaration or kind is Variable else rest).append(
-            statement
-        )
-    return declarations, rest
 
 
 def _copies_asynchronously(uses: FunctionSummary) -> bool:

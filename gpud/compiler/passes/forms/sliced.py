@@ -27,9 +27,8 @@ from dataclasses import replace
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.forms.classifier import Decision
-from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions
+from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions, split_declarations
 from gpud.compiler.passes.forms.coordinates import compute, replace_specials, used_coordinates
-from gpud.compiler.passes.forms.persistent import split_declarations
 from gpud.compiler.ptx.model import (
     Address,
     Function,

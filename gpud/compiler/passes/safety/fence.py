@@ -35,11 +35,10 @@ from gpud.compiler.abi.reserved_names import ARENA, GRID_SYNC, HEAP
 from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.data_layout import size_and_align
-from gpud.compiler.analysis.effects import CLUSTER
+from gpud.compiler.analysis.effects import CLUSTER, ends_in_terminator
 from gpud.compiler.analysis.memory_accesses import ARITHMETIC
 from gpud.compiler.forms.classifier import Decision, Reason
 from gpud.compiler.forms.rules import GRID_REGISTERS
-from gpud.compiler.instrumentation.fault_reports import ends_in_terminator
 from gpud.compiler.instrumentation.fences import Fence, Range, declarations, emit, fence_register
 from gpud.compiler.instrumentation.kill_polls import with_job
 from gpud.compiler.passes.safety.access_checks import AllowedMemory, find_checks

@@ -32,10 +32,9 @@ from gpud.compiler.abi.reserved_names import is_killable, killable_variant
 from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
-from gpud.compiler.analysis.effects import TERMINATOR, flags
+from gpud.compiler.analysis.effects import TERMINATOR, ends_in_terminator, flags
 from gpud.compiler.analysis.trip_count import bounded_loops
 from gpud.compiler.forms.classifier import Decision
-from gpud.compiler.instrumentation.fault_reports import ends_in_terminator
 from gpud.compiler.instrumentation.kill_polls import declarations, emit, leave, with_job
 from gpud.compiler.passes.builder import call_of_copy
 from gpud.compiler.ptx.model import (

@@ -25,8 +25,7 @@ from dataclasses import replace
 
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.reserved_names import CONTROL
-from gpud.compiler.passes.builder import CodeBuilder, map_functions
-from gpud.compiler.passes.forms.persistent import split_declarations
+from gpud.compiler.passes.builder import CodeBuilder, map_functions, split_declarations
 from gpud.compiler.ptx.model import (
     Address,
     Function,

@@ -29,8 +29,7 @@ from dataclasses import replace
 
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.reserved_names import CONTROL, is_slots
-from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions
-from gpud.compiler.passes.forms.persistent import split_declarations
+from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions, split_declarations
 from gpud.compiler.ptx.model import (
     Address,
     Function,
