@@ -38,7 +38,7 @@ from gpud.compiler.ptx.model import (
 from gpud.compiler.ptx.printer import print_instruction
 from gpud.errors import KernelRejected
 
-__all__ = ["ARITHMETIC", "Access", "accesses", "is_familiar"]
+__all__ = ["ARITHMETIC", "Access", "accesses", "is_familiar", "unsupported_access"]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -98,12 +98,12 @@ def accesses(ins: Instruction) -> tuple[Access, ...]:
     if op.base in ARITHMETIC or op.base in _HARMLESS:
         return _NONE
     if flags(op) & (TEXTURE | SURFACE) or op.base == "gpud":
-        raise _refusal(ins)  # programs may not contain the devices' pseudo-instructions
+        raise unsupported_access(ins)  # programs may not contain the devices' pseudo-instructions
     for operand in ins.operands:
         if isinstance(operand, Address) or (
             isinstance(operand, RawOperand) and "[" in operand.text
         ):
-            raise _refusal(ins)
+            raise unsupported_access(ins)
     return _NONE
 
 
@@ -112,7 +112,8 @@ def is_familiar(base: str) -> bool:
     return base in ARITHMETIC or base in _FAMILIES or base in _HARMLESS
 
 
-def _refusal(ins: Instruction) -> KernelRejected:
+def unsupported_access(ins: Instruction) -> KernelRejected:
+    """The error for an instruction whose accesses cannot be checked."""
     return KernelRejected(
         "unsupported-instruction",
         "nothing can check which memory this instruction touches",
@@ -125,7 +126,7 @@ def _is_elsewhere(ins: Instruction) -> bool:
     """Whether the opcode names a space that is not fenced."""
     op = ins.opcode
     if state_space(op) == "const" and op.base not in ("ld", "ldu"):
-        raise _refusal(ins)  # constants cannot be written
+        raise unsupported_access(ins)  # constants cannot be written
     return state_space(op) not in ("global", "generic")
 
 
@@ -135,20 +136,20 @@ def _bytes(ins: Instruction) -> int:
     types = [m for m in map(_TYPE.fullmatch, modifiers) if m is not None]
     vectors = [m for m in modifiers if m[0] == "v" and m[1:].isdecimal()]
     if len(types) != 1 or len(vectors) > 1:
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     unit = int(types[0][1]) // 8 if types[0][1] else _NAMED[types[0][0]]
     if not vectors:
         return unit
     count = _VECTOR.fullmatch(vectors[0])
     if count is None:
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     return unit * int(count[1])
 
 
 def _one(ins: Instruction, operand: int, span: int, *, writes: bool) -> tuple[Access, ...]:
     """The single access of an instruction, with the state space of its opcode."""
     if operand >= len(ins.operands) or not isinstance(ins.operands[operand], Address):
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     generic = state_space(ins.opcode) == "generic"
     return (Access(operand, span, span, generic, writes),)
 
@@ -167,7 +168,7 @@ def _store(ins: Instruction) -> tuple[Access, ...]:
     if _is_elsewhere(ins):
         return _NONE
     if op.has("bulk") or (op.has("async") and state_space(op) == "generic"):
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     return _one(ins, 0, _bytes(ins), writes=True)
 
 
@@ -193,16 +194,16 @@ def _copy(ins: Instruction) -> tuple[Access, ...]:
     if op.has("mbarrier") and not op.has("bulk"):
         return _mbarrier(ins)
     if op.has("tensor"):
-        raise _refusal(ins)  # its addresses are in a tensor map
+        raise unsupported_access(ins)  # its addresses are in a tensor map
     if op.has("prefetch"):
         return _NONE
     if op.has("bulk"):
         return _bulk(ins)
     if modifiers[:1] != ("async",) or not op.has("global") or len(ins.operands) < 3:
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     size = ins.operands[2]
     if not isinstance(size, Immediate) or size.value not in (4, 8, 16):
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     count = len(ins.operands) - op.has("L2::cache_hint")
     if count == 3:
         return _one_of(ins, 1, size.value, size.value)
@@ -216,7 +217,7 @@ def _copy(ins: Instruction) -> tuple[Access, ...]:
 
 def _one_of(ins: Instruction, operand: int, span: int, align: int) -> tuple[Access, ...]:
     if not isinstance(ins.operands[operand], Address):
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     return (Access(operand, span, align, generic=False, writes=False),)
 
 
@@ -228,14 +229,14 @@ def _bulk(ins: Instruction) -> tuple[Access, ...]:
         if m.partition("::")[0] in ("global", "shared")
     ]
     if len(spaces) < 2 or len(ins.operands) < 3:
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     size = ins.operands[2]
     found = []
     for operand, space in enumerate(spaces[:2]):
         if space != "global":
             continue
         if not isinstance(ins.operands[operand], Address):
-            raise _refusal(ins)
+            raise unsupported_access(ins)
         span = size.value if isinstance(size, Immediate) else 0
         dynamic = None if isinstance(size, Immediate) else size
         if dynamic is not None or span:
@@ -251,7 +252,7 @@ def _discard(ins: Instruction) -> tuple[Access, ...]:
 
 def _multimem(ins: Instruction) -> tuple[Access, ...]:
     if ins.opcode.has("bulk") or ins.opcode.has("async"):
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     loads = ins.opcode.has("ld_reduce")
     return _one(ins, 1 if loads else 0, _bytes(ins), writes=not loads)
 
@@ -264,14 +265,14 @@ def _tensormap(ins: Instruction) -> tuple[Access, ...]:
         return _one(ins, 0, _LINE_BYTES, writes=True)
     if ins.opcode.has("cp_fenceproxy"):
         return _one(ins, 0, _LINE_BYTES, writes=True)
-    raise _refusal(ins)
+    raise unsupported_access(ins)
 
 
 def _shared_only(ins: Instruction) -> tuple[Access, ...]:
     """Instructions whose addresses, if they have any, must name shared memory."""
     has_address = any(isinstance(operand, Address) for operand in ins.operands)
     if has_address and state_space(ins.opcode) != "shared":
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     return _NONE
 
 
@@ -297,7 +298,7 @@ def _matrix(ins: Instruction) -> tuple[Access, ...]:
     bits = _UNITS.get(op.modifiers[-1])
     role = op.modifiers[1]
     if shape is None or bits is None or role not in "abcd" or not (op.has("row") or op.has("col")):
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     m, n, k = (int(part) for part in re.findall(r"\d+", shape))
     lines, length = {"a": (m, k), "b": (k, n), "c": (m, n), "d": (m, n)}[role]
     if op.has("col"):
@@ -305,7 +306,7 @@ def _matrix(ins: Instruction) -> tuple[Access, ...]:
     at = 1 if loads else 0
     place = ins.operands[at] if len(ins.operands) > at else None
     if not isinstance(place, Address):
-        raise _refusal(ins)
+        raise unsupported_access(ins)
     stride = ins.operands[2] if len(ins.operands) > 2 else Immediate(str(length), length)
     generic = state_space(op) == "generic"
     return (

@@ -45,6 +45,7 @@ from gpud.compiler.ptx.model import (
     Statement,
     Symbol,
     Tuple,
+    immediate,
     opcode,
 )
 
@@ -89,7 +90,7 @@ def emit(check: Check, line: int = 0) -> tuple[list[Statement], list[Statement]]
     if check.length is not None:
         hot.append(Instruction(opcode("cvt.u64.u32"), (_VALUE, value)))
         reported, relation, kind = _VALUE, "ge", "u32"
-        others = [Immediate(str(check.length), check.length)]
+        others = [immediate(check.length)]
     elif not others:  # nothing is a target
         relation, others = "eq", [value]
     held: Operand | None = None
@@ -109,7 +110,7 @@ def emit(check: Check, line: int = 0) -> tuple[list[Statement], list[Statement]]
         Label(miss),
         Instruction(
             opcode("call"),
-            (Symbol(FAULT), Tuple((_integer(FaultKind.TARGET), _integer(check.site), reported))),
+            (Symbol(FAULT), Tuple((immediate(FaultKind.TARGET), immediate(check.site), reported))),
             None,
             line,
         ),
@@ -205,7 +206,3 @@ def _guess(hot: Sequence[Statement], cold: Sequence[Statement]) -> Check | None:
         guard,
     )
     return check if emit(check) == (list(hot), list(cold)) else None
-
-
-def _integer(value: int) -> Immediate:
-    return Immediate(str(int(value)), int(value))

@@ -9,7 +9,6 @@ from gpud.compiler.analysis.effects import callee
 from gpud.compiler.ptx.model import (
     Function,
     Guard,
-    Immediate,
     Instruction,
     Label,
     Module,
@@ -20,6 +19,7 @@ from gpud.compiler.ptx.model import (
     Symbol,
     Tuple,
     Variable,
+    immediate,
     opcode,
 )
 
@@ -27,15 +27,9 @@ __all__ = [
     "CodeBuilder",
     "call_of_copy",
     "fresh_stem",
-    "immediate",
     "map_functions",
     "split_declarations",
 ]
-
-
-def immediate(value: int) -> Immediate:
-    """An integer literal."""
-    return Immediate(str(value), value)
 
 
 class CodeBuilder:

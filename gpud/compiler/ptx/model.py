@@ -50,6 +50,7 @@ __all__ = [
     "Tuple",
     "Variable",
     "Vector",
+    "immediate",
     "opcode",
 ]
 
@@ -90,6 +91,12 @@ class Immediate:
     text: str
     value: int
     kind: str = "int"
+
+
+@lru_cache(maxsize=4096)
+def immediate(value: int) -> Immediate:
+    """The `Immediate` for an integer."""
+    return Immediate(str(int(value)), int(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER
 from gpud.compiler.ptx.model import (
     Address,
     Guard,
-    Immediate,
     Instruction,
     Label,
     Operand,
@@ -21,6 +20,7 @@ from gpud.compiler.ptx.model import (
     Statement,
     Symbol,
     Tuple,
+    immediate,
     opcode,
 )
 
@@ -78,12 +78,12 @@ class _Writer:
         do("ld.const.u64", size, _SIZE)
         do("sub.s64", off, fence.register, base)
         if first:
-            do("add.s64", off, off, _integer(first))
-        do("sub.s64", last, size, _integer(fence.span))
+            do("add.s64", off, off, immediate(first))
+        do("sub.s64", last, size, immediate(fence.span))
         do("setp.gt.u64", out, off, last)
         if align > 1:
-            do("and.b64", low, off, _integer(align - 1))
-            do("setp.ne.or.s64", out, low, _integer(0), out)
+            do("and.b64", low, off, immediate(align - 1))
+            do("setp.ne.or.s64", out, low, immediate(0), out)
         if fence.guard is not None:
             may = fence.guard.register
             if fence.guard.negated:
@@ -110,7 +110,7 @@ class _Writer:
         """One member for which only the arena is legal: threads that come here have a fault."""
         do, member = self._do, self._fence.members[0]
         where, out, found = self._register("where"), self._register("out"), self._label("found", 0)
-        do("add.s64", where, self._fence.register, _integer(member.low))
+        do("add.s64", where, self._fence.register, immediate(member.low))
         if member.align > 1:
             do("setp.gt.u64", out, self._register("off"), self._register("last"))
             do("bra", found, when=out)
@@ -126,14 +126,14 @@ class _Writer:
         base, size, off, last, low = map(self._register, ("base", "size", "off", "last", "low"))
         where, out, also = map(self._register, ("where", "out", "also"))
         found = self._label("found", index)
-        do("add.s64", where, fence.register, _integer(member.low))
+        do("add.s64", where, fence.register, immediate(member.low))
         do("sub.s64", off, where, base)
-        do("sub.s64", last, size, _integer(member.span))
+        do("sub.s64", last, size, immediate(member.span))
         do("setp.le.u64", out, off, last)
         do("bra", found, when=out)
         for window in fence.windows:
             do(f"isspacep.{window}", out, where)
-            do("add.s64", off, where, _integer(member.span - 1))
+            do("add.s64", off, where, immediate(member.span - 1))
             do(f"isspacep.{window}", also, off)
             do("and.pred", out, out, also)
             do("bra", found, when=out)
@@ -144,8 +144,8 @@ class _Writer:
         self.body.append(Label(found.name, self._line))
         if member.align > 1:
             aligned = self._label("next", index)
-            do("and.b64", low, where, _integer(member.align - 1))
-            do("setp.eq.s64", out, low, _integer(0))
+            do("and.b64", low, where, immediate(member.align - 1))
+            do("setp.eq.s64", out, low, immediate(0))
             do("bra", aligned, when=out)
             do("call", Symbol(FAULT), self._arguments(FaultKind.MISALIGNED, member.site))
             do("trap")
@@ -158,35 +158,30 @@ class _Writer:
             do("ld.const.u64", off, Address(Symbol(HEAP)))
             do("sub.s64", off, where, off)
             do("ld.const.u64", last, Address(Symbol(HEAP), 8))
-            do("setp.ge.u64", also, last, _integer(span))
-            do("sub.s64", last, last, _integer(span))
+            do("setp.ge.u64", also, last, immediate(span))
+            do("sub.s64", last, last, immediate(span))
             do("setp.le.and.u64", out, off, last, also)
             do("bra", found, when=out)
             return
         if variable.size < span:
             return
         if variable.name == GRID_SYNC:
-            do("add.s64", off, JOB_REGISTER, _integer(words.GRID_SYNC))
+            do("add.s64", off, JOB_REGISTER, immediate(words.GRID_SYNC))
         else:
             how = "cvta.const.u64" if variable.space == "const" else "mov.u64"
             do(how, off, Symbol(variable.name))
         do("sub.s64", off, where, off)
-        do("setp.le.u64", out, off, _integer(variable.size - span))
+        do("setp.le.u64", out, off, immediate(variable.size - span))
         do("bra", found, when=out)
 
     def _arguments(self, kind: FaultKind, site: int) -> Tuple:
-        return Tuple((_integer(int(kind)), _integer(site), self._register("where")))
+        return Tuple((immediate(kind), immediate(site), self._register("where")))
 
 
 @lru_cache(maxsize=8192)
 def fence_register(name: str, number: int) -> Register:
     """The register ``name``, one of ``_REGISTERS``, of fence ``number``."""
     return Register(f"%{STEM}{name}_{number}")
-
-
-@lru_cache(maxsize=4096)
-def _integer(value: int) -> Immediate:
-    return Immediate(str(value), value)
 
 
 _BASE, _SIZE = Address(Symbol(ARENA)), Address(Symbol(ARENA), 8)

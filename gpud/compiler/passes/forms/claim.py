@@ -63,8 +63,16 @@ through every interleaving.
 from __future__ import annotations
 
 from gpud.compiler.abi import control_words as words
-from gpud.compiler.passes.builder import CodeBuilder, immediate
-from gpud.compiler.ptx.model import Address, Operand, Register, SpecialRegister, Symbol, Vector
+from gpud.compiler.passes.builder import CodeBuilder
+from gpud.compiler.ptx.model import (
+    Address,
+    Operand,
+    Register,
+    SpecialRegister,
+    Symbol,
+    Vector,
+    immediate,
+)
 
 __all__ = ["add_claim"]
 

@@ -38,7 +38,7 @@ from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.effects import BARRIER, flags, is_call
 from gpud.compiler.forms.classifier import Decision
-from gpud.compiler.passes.builder import CodeBuilder, call_of_copy, fresh_stem, immediate
+from gpud.compiler.passes.builder import CodeBuilder, call_of_copy, fresh_stem
 from gpud.compiler.ptx.model import (
     Directive,
     Function,
@@ -47,6 +47,7 @@ from gpud.compiler.ptx.model import (
     RegisterDeclaration,
     Statement,
     Variable,
+    immediate,
 )
 
 __all__ = ["loop_head_barrier", "pass_exit_aware"]

@@ -63,7 +63,7 @@ from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, EXIT, FLAGS, RET
 from gpud.compiler.forms.classifier import Decision
 from gpud.compiler.forms.rules import SLOT_BYTES
 from gpud.compiler.instrumentation.fault_reports import claim_beside, slot_of
-from gpud.compiler.passes.builder import CodeBuilder, immediate, map_functions, split_declarations
+from gpud.compiler.passes.builder import CodeBuilder, map_functions, split_declarations
 from gpud.compiler.passes.forms.claim import add_claim
 from gpud.compiler.passes.forms.coordinates import compute, replace_specials, used_coordinates
 from gpud.compiler.passes.forms.exit_aware import loop_head_barrier
@@ -79,6 +79,7 @@ from gpud.compiler.ptx.model import (
     Statement,
     Symbol,
     Variable,
+    immediate,
     opcode,
 )
 

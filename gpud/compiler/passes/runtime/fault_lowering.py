@@ -45,7 +45,7 @@ from gpud.compiler.forms.classifier import Decision, Form
 from gpud.compiler.forms.rules import PARAMETER_BYTES
 from gpud.compiler.instrumentation.fault_reports import CONTEXT, merge_tails
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER, has_job
-from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, immediate, map_functions
+from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions
 from gpud.compiler.passes.forms.hidden_parameters import HiddenParameters, propagate_needs
 from gpud.compiler.passes.forms.persistent import claim_and_slot
 from gpud.compiler.passes.runtime.fault_functions import VERSION, fault_functions
@@ -60,6 +60,7 @@ from gpud.compiler.ptx.model import (
     Statement,
     Symbol,
     Tuple,
+    immediate,
 )
 
 __all__ = ["pass_fault_lowering"]

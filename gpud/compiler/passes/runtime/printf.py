@@ -37,7 +37,7 @@ from gpud.compiler.analysis.data_layout import size_and_align
 from gpud.compiler.analysis.definitions import Definitions
 from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.forms.classifier import Decision
-from gpud.compiler.passes.builder import immediate, map_functions
+from gpud.compiler.passes.builder import map_functions
 from gpud.compiler.passes.runtime.printf_functions import print_functions
 from gpud.compiler.ptx.model import (
     Address,
@@ -52,6 +52,7 @@ from gpud.compiler.ptx.model import (
     Symbol,
     Tuple,
     Variable,
+    immediate,
 )
 
 __all__ = ["pass_printf"]

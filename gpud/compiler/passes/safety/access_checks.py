@@ -21,9 +21,13 @@ from dataclasses import dataclass, field, replace
 
 from gpud.compiler.abi.reserved_names import GRID_SYNC
 from gpud.compiler.analysis.data_layout import type_bytes
-from gpud.compiler.analysis.memory_accesses import ARITHMETIC, Access, accesses
+from gpud.compiler.analysis.memory_accesses import (
+    ARITHMETIC,
+    Access,
+    accesses,
+    unsupported_access,
+)
 from gpud.compiler.instrumentation.fences import Member, Range
-from gpud.compiler.passes.builder import immediate
 from gpud.compiler.ptx.model import (
     Address,
     Function,
@@ -36,10 +40,9 @@ from gpud.compiler.ptx.model import (
     Statement,
     Symbol,
     Variable,
+    immediate,
     opcode,
 )
-from gpud.compiler.ptx.printer import print_instruction
-from gpud.errors import KernelRejected
 
 __all__ = ["AllowedMemory", "Check", "Materializer", "RegisterWidths", "find_checks", "signed"]
 
@@ -184,10 +187,10 @@ class _Finder:
         address = ins.operands[access.operand]
         elsewhere = any(r.name != GRID_SYNC for r in self._visible)
         if not isinstance(size, Register) or elsewhere or not isinstance(address, Address):
-            raise _refusal(ins)
+            raise unsupported_access(ins)
         base, unit = address.base, access.align
         if not isinstance(base, Register) or self._widths.of(base) != 64:
-            raise _refusal(ins)
+            raise unsupported_access(ins)
         condition = _asked(size, ins.guard, self._widths)
         end = _made_end(base, size, self._widths)
         for register, low, making in ((base, 0, None), (None, -unit, end)):
@@ -243,15 +246,6 @@ def _may_hold(variable: Range, access: Access) -> bool:
     if variable.space == "const":
         return access.generic and not access.writes
     return True
-
-
-def _refusal(ins: Instruction) -> KernelRejected:
-    return KernelRejected(
-        "unsupported-instruction",
-        "nothing can check which memory this instruction touches",
-        instruction=print_instruction(ins),
-        line=ins.line or None,
-    )
 
 
 # -- what is made in front of a check ----------------------------------------------------------

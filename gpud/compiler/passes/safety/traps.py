@@ -38,7 +38,7 @@ from gpud.compiler.abi.reserved_names import ASSERT, FAULT
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.effects import CALL, FLAGS, TERMINATOR, TRAP, callee, written
 from gpud.compiler.forms.classifier import Decision
-from gpud.compiler.passes.builder import fresh_stem, immediate, map_functions
+from gpud.compiler.passes.builder import fresh_stem, map_functions
 from gpud.compiler.ptx.model import (
     Address,
     Function,
@@ -54,6 +54,7 @@ from gpud.compiler.ptx.model import (
     Symbol,
     Tuple,
     Variable,
+    immediate,
     opcode,
 )
 

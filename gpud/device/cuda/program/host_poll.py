@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpud.compiler.abi import control_words as cw
-from gpud.compiler.passes.builder import CodeBuilder, immediate, map_functions
+from gpud.compiler.passes.builder import CodeBuilder, map_functions
 from gpud.compiler.passes.forms.persistent import claim_and_slot
 from gpud.compiler.ptx.model import (
     Address,
@@ -36,6 +36,7 @@ from gpud.compiler.ptx.model import (
     SpecialRegister,
     Statement,
     Symbol,
+    immediate,
 )
 from gpud.device.cuda.program.report_starts import is_persistent
 
