@@ -186,7 +186,7 @@ def test_a_read_only_folder_still_serves(cache: Cache, caplog: pytest.LogCapture
 
 
 def hammer(folder: Path, start: Barrier, number: int, rounds: int) -> None:
-    """Writes and reads the same few keys as everybody else; exits with 1 on a wrong payload."""
+    """Writes and reads the same few keys as other processes; exits with 1 on a wrong payload."""
     cache = Cache(folder, limit_bytes=60_000)
     start.wait(timeout=60)
     for i in range(rounds):

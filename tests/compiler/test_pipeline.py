@@ -59,7 +59,7 @@ def test_every_sample_compiles_in_every_form(name: str, form: str | None) -> Non
         assert {kernel_of(name) for name in assemble(program.ptx, "sm_75")} == set(program.kernels)
 
 
-def test_a_block_shape_that_cannot_loop_has_a_sliced_twin_in_the_same_module() -> None:
+def test_a_block_shape_that_cannot_loop_has_a_sliced_variant_in_the_same_module() -> None:
     program = compile_program(
         'extern "C" __global__ void k(int* x) {'
         " if (threadIdx.x < 32) x[threadIdx.x] = __shfl_down_sync(~0u, threadIdx.x, 1); }"
@@ -78,7 +78,7 @@ def test_a_block_shape_that_cannot_loop_has_a_sliced_twin_in_the_same_module() -
     assert "atom" not in body  # it claims nothing
 
 
-def test_a_kernel_that_loops_in_every_shape_has_no_twin() -> None:
+def test_a_kernel_that_loops_in_every_shape_has_no_sliced_variant() -> None:
     (kernel,) = compile_program(KERNELS["saxpy"]).kernels.values()
     assert kernel.sliced_entry is None
     assert kernel.entry_for((48, 2, 1)) == kernel.entry

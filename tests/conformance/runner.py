@@ -151,7 +151,7 @@ class Run:
         self.arguments, self.expected = _reference(case.name, seed)
         self._memories = _copy_in(device, self.arguments)
         self.values = _values(self.arguments, self._memories)
-        """What is passed, as the bytes of each parameter."""
+        """The arguments, as the bytes of each parameter."""
         if case.counts == "argument":
             counters = device.allocate(4 * case.blocks)
             self.values.append(counters.address.to_bytes(8, "little"))
@@ -192,7 +192,7 @@ class Run:
         self._output += job.output
 
     def results(self) -> Results:
-        """What the run left behind."""
+        """The results of the run."""
         buffers = {}
         for index, memory in self._memories.items():
             argument = self.arguments[index]
@@ -252,7 +252,7 @@ def problems_of(run: Run) -> list[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _reference(name: str, seed: int) -> tuple[list[Any], Mapping[int | str, Expected]]:
-    """Arguments and what they lead to; exact references take up to a fifth of a second."""
+    """Arguments and expected results; exact references take up to a fifth of a second."""
     case = find(name)
     arguments = case.arguments(seed)
     return arguments, case.expect(list(arguments))

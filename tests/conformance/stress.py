@@ -47,7 +47,7 @@ _PATIENCE = 400
 
 @dataclass
 class Report:
-    """What a stress run did and found.
+    """The result of a stress run.
 
     Attributes:
         events: by kind; giving a job its first blocks is none.
@@ -120,7 +120,7 @@ def _turns(cases: Sequence[LoadedCase], seed: int) -> Iterator[tuple[LoadedCase,
 
 
 def _let_end(active: Sequence[_Active]) -> None:
-    """Give what still runs its blocks back, so that no kernel outlives the memory that it uses."""
+    """Give jobs that still run their blocks back, so that no kernel outlives its memory."""
     for one in active:
         one.job.resize(4)
         one.job.wait(LIMIT_S)

@@ -43,10 +43,10 @@ LOOPING = [case for case in CASES if case.forms and not case.headers][::9]
 
 
 @pytest.mark.parametrize("case", LOOPING, ids=lambda case: case.name)
-def test_killable_twins_agree_with_numpy(case: Case, device: CPUDevice) -> None:
+def test_killable_variants_agree_with_numpy(case: Case, device: CPUDevice) -> None:
     check(device, case)
 
 
-def test_the_choice_has_twins() -> None:
+def test_the_chosen_cases_have_variants() -> None:
     kernels = [rewritten(case.name).kernels[source_of(case.name).entry] for case in LOOPING]
     assert sum(kernel.killable for kernel in kernels) > len(LOOPING) // 4

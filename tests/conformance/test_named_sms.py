@@ -1,4 +1,4 @@
-"""Persistent blocks on SMs that are named leave, by the words and the PTX that a GPU runs too.
+"""Persistent blocks on named SMs leave, by the control words and PTX that a GPU uses, too.
 
 The rewritten kernel is launched as a plain grid, with control words in memory that the test writes:
 as `gpud.device.cuda` does, and as `gpud.device.cpu` on its own would not.

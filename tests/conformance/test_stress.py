@@ -1,4 +1,4 @@
-"""A short stress run, and proof that it sees faults: each planted one must make it fail."""
+"""A short stress run, and a test of it: each mutant of the rewriter must make it fail."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_runs_that_cannot_be_resized_are_refused(device: CPUDevice) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_makes_it_fail(fault: str, device: CPUDevice) -> None:
+def test_a_mutant_makes_it_fail(fault: str, device: CPUDevice) -> None:
     pattern, replacement, notice = FAULTS[fault]
     right = rewritten("saxpy", "persistent").ptx
     wrong, count = re.subn(pattern, replacement, right, count=1, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""The suite itself: it compiles, it covers what real programs use, its references stand alone."""
+"""The suite itself: it compiles, covers real programs, and its references are deterministic."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SHARES = tuple(Fraction(n, d) for d in (1, 2, 3, 7, 8) for n in range(1, 5 * d, 
 def history(
     seed: int, events: int, settings: Settings | None = None, world: World | None = None
 ) -> World:
-    """A world after about so many events, everything ended, every property checked."""
+    """A simulation after about ``events`` events, with all jobs ended and properties checked."""
     draw = random.Random(seed)
     if world is None:
         world = World(Scheduler(settings or random_settings(draw)))
@@ -45,7 +45,7 @@ def random_settings(draw: random.Random) -> Settings:
 
 
 def step(world: World, draw: random.Random) -> None:
-    """One thing happens."""
+    """Make one random event happen."""
     chance = draw.random()
     devices = list(world.sms)
     device = draw.choice(devices)
@@ -76,7 +76,7 @@ def step(world: World, draw: random.Random) -> None:
 
 
 def prepare(world: World, draw: random.Random) -> None:
-    """What jobs need arrives, or cannot be had."""
+    """A device gets what jobs need, or reports that it cannot."""
     for job in draw.sample(list(world.preparing), min(3, len(world.preparing))):
         if job in world.preparing:
             world.prepare(job, failed=draw.random() < 0.1)
@@ -100,7 +100,7 @@ def device_step(world: World, draw: random.Random, device: int) -> None:
 
 
 def revive(world: World, draw: random.Random, device: int) -> None:
-    """A host dies, maybe for good, or one comes up, perhaps with another number of SMs."""
+    """A host dies, maybe permanently, or one comes up, perhaps with another number of SMs."""
     state = str(world.scheduler.devices[device].state)
     final = draw.random() < 0.1
     if world.sms[device] is not None or state == "replacing" or (final and state != "gone"):

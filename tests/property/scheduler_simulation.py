@@ -1,4 +1,4 @@
-"""A world for the scheduler: devices that answer late and out of step, and a checker.
+"""A simulation for the scheduler: devices that answer late and out of order, and a checker.
 
 The devices are modelled from the contract of `gpud.core.commands` and `gpud.core.events` alone.
 Each job has an inbox of its own, so that commands of different jobs overtake each other; blocks
@@ -140,7 +140,7 @@ class Work:
 
 
 class World:
-    """Feeds a scheduler, plays the devices, and checks."""
+    """Sends events to a scheduler, simulates the devices, and checks properties."""
 
     def __init__(self, scheduler: Scheduler | None = None) -> None:
         self.scheduler = scheduler or Scheduler(Settings())
@@ -225,7 +225,7 @@ class World:
             self.send(ev.DrainRequested(self.now_ns, self.now_ns + after_ns))
 
     def pass_time(self, ns: int) -> None:
-        """Lets time pass; the timer fires if it is due."""
+        """Advances time; the timer fires if it is due."""
         self.now_ns += ns
         if self.timer_ns is not None and self.timer_ns <= self.now_ns:
             self.timer_ns = None
@@ -263,14 +263,14 @@ class World:
         self.sms[device] = None
 
     def prepare(self, job: JobId, *, failed: bool = False) -> None:
-        """A device has what a job needs, or cannot have it."""
+        """A device gets what a job needs, or reports that it cannot."""
         del self.preparing[job]
         if not failed:
             del self.lacking[job]
         self.send(ev.JobPrepared(self.now_ns, job, failed))
 
     def deliver(self, device: int) -> bool:
-        """The scheduler hears of the first thing that a device has said; whether there was one."""
+        """Delivers the first event of a device to the scheduler; returns whether there was one."""
         if not self.outbox[device]:
             return False
         event = self.outbox[device].popleft()._replace(now_ns=self.now_ns)
@@ -285,7 +285,7 @@ class World:
         return True
 
     def carry_out(self, device: int, job: JobId) -> None:
-        """A device takes a job's next command."""
+        """A device executes a job's next command."""
         work = self.work[device][job]
         if not work.inbox:
             return
@@ -312,7 +312,7 @@ class World:
             self._report(device, job)
 
     def leave(self, device: int, job: JobId, slices: int) -> None:
-        """Blocks that were told to leave do."""
+        """Blocks that were told to leave leave."""
         work = self.work[device][job]
         if not work.stuck and work.leaving:
             work.leaving -= min(slices, work.leaving)
@@ -596,7 +596,7 @@ class World:
         return False
 
     def check_awake(self) -> None:
-        """Nobody waits who could run."""
+        """Checks that no job waits that could run."""
         for job in self.live:
             blocked = str(self.scheduler.jobs[job].state) == "blocked"
             if blocked is not bool(self.followed(job)):

@@ -1,4 +1,4 @@
-"""What a structured kernel must compute: an interpreter that knows active threads and no more."""
+"""An interpreter of structured kernels, with a mask of active threads: the reference."""
 
 from __future__ import annotations
 

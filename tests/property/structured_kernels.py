@@ -1,8 +1,8 @@
 """Random structured kernels: generated, written as PTX, and interpreted in NumPy.
 
-Problem: the CPU device runs a block's threads as one while they go the same way, one by one where
-they part, and brings them together again. Every way in which that can happen must give what each
-thread would compute on its own.
+Problem: the CPU device runs a block's threads together while they are converged, one by one where
+they diverge, and reconverges them. In every case the results must be those that each thread would
+compute on its own.
 
 Approach: a kernel is a tree of statements. `Generator` makes one, `tests.property.structured_ptx`
 writes it down, and `tests.property.structured_interpreter` runs it with a mask of active threads,
@@ -87,7 +87,7 @@ class Kernel:
 
 
 class Generator:
-    """Makes kernels from a source of random numbers."""
+    """Generates kernels from a source of random numbers."""
 
     SHAPES = (
         *((n, 1, 1) for n in (1, 7, 31, 32, 33, 48, 64, 96, 128)), (16, 4, 1), (3, 5, 2), (8, 2, 4)

@@ -1,7 +1,7 @@
 """The scheduler's properties over random histories, and faults that each of them catches.
 
-Three ways to the same world (`tests.property.scheduler_simulation`): Hypothesis chooses what
-happens, and shrinks what fails; long histories come from seeds; and histories of schedulers with a
+Three uses of one simulation (`tests.property.scheduler_simulation`): Hypothesis chooses the
+events, and shrinks failures; long histories come from seeds; and histories of schedulers with a
 planted fault, in which the property that the fault breaks must be the one that is reported.
 """
 
@@ -55,7 +55,7 @@ SHARE = st.sampled_from(SHARES)
 
 
 class Histories(RuleBasedStateMachine):
-    """Hypothesis plays the clients, the operators, the clock, and what the devices do when."""
+    """Hypothesis chooses the actions of clients, operators, the clock and the devices."""
 
     world: World
 

@@ -1,4 +1,4 @@
-"""Random structured kernels give on the CPU device what their interpreter gives.
+"""Random structured kernels give the same results on the CPU device and in the interpreter.
 
 ``GPUD_STRUCTURED_KERNELS`` sets how many to try, 12 by default.
 """

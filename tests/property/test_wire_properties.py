@@ -1,4 +1,4 @@
-"""Every message of every protocol there and back; and any bytes at all."""
+"""Every message of every protocol round-trips, and arbitrary bytes are handled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single instructions read, write and do (gpud.compiler.analysis.effects)."""
+"""The effects of single instructions (gpud.compiler.analysis.effects)."""
 
 from __future__ import annotations
 

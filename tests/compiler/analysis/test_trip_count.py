@@ -1,4 +1,4 @@
-"""Loops that count from one constant to another."""
+"""Loops with a small constant trip count (gpud.compiler.analysis.trip_count)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ret;
 
 
 def ends(body: str) -> bool:
-    """Whether the only loop of a kernel is found to end soon."""
+    """Whether the only loop of a kernel has a small constant trip count."""
     module = entry(body)
     flow = ControlFlow(module.entries()["k"])
     assert len(flow.loops) == 1

@@ -74,7 +74,7 @@ def test_single_writes_under_a_divergent_branch_stay_uniform() -> None:
 
 
 def test_temporal_divergence() -> None:
-    """Threads that leave a loop in different rounds keep different values of what it wrote."""
+    """Threads that leave a loop in different iterations keep different values of its registers."""
     found = look("""
         mov.u32 %r3, %tid.x;
         mov.u32 %r1, 0;

@@ -1,4 +1,4 @@
-"""Joining reports and taking them apart: inverse, and sound on their own."""
+"""Fault reports: merging and splitting are inverse, and each gives a valid program."""
 
 from __future__ import annotations
 

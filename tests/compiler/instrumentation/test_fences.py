@@ -1,4 +1,4 @@
-"""Fences as records: what `emit` writes, `recognise` reads back, and nothing else."""
+"""Fences as records: `recognise` finds exactly what `emit` writes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_inverse(data: st.DataObject) -> None:
 @settings(max_examples=80, deadline=None)
 @given(fences(), st.data())
 def test_what_differs_is_no_fence(fence: Fence, data: st.DataObject) -> None:
-    """Whatever single instruction of it is missing or changed: it is left as it stands."""
+    """A fence of which any single instruction is missing or changed is not recognised."""
     function = placed(fence)
     body = list(function.body or [])
     hot, cold = recognise(function)[0].hot, recognise(function)[0].cold

@@ -1,4 +1,4 @@
-"""Checks, reports and polls change neither a kernel's form nor what the analyses see of it."""
+"""Checks, reports and polls change neither a kernel's form nor the results of analyses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_forms_are_the_same_with_and_without_checks(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES[::4])
 def test_the_analyses_see_the_same_in_a_checked_program(name: str) -> None:
-    """Classified again after the checks are in: a report is no way out for one thread alone."""
+    """Classified again with its checks: a report is no exit of one thread before others."""
     module = flatten_module(parse(source_of(name).ptx))
     plan = {entry: classify(module, entry) for entry in module.entries()}
     plan = {entry: one for entry, one in plan.items() if one.form is not Form.REJECTED}

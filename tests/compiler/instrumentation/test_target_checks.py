@@ -1,4 +1,4 @@
-"""Checks of jumps' and calls' targets: what is written is read back, nothing else is."""
+"""Checks of jump and call targets: `fold` finds exactly what `emit` writes."""
 
 from __future__ import annotations
 

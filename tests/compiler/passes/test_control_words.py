@@ -1,7 +1,7 @@
-"""Every access of rewritten programs to control words, held against the memory model of PTX.
+"""Checks every access of rewritten programs to control words against the memory model of PTX.
 
-Whatever reads or writes control words is looked at as text: the passes, their functions and the
-gate. Between accesses of different sizes, and for constants that change, nothing is promised
+The text of all code that reads or writes control words is checked: the passes, their functions and
+the gate. Nothing is guaranteed between accesses of different sizes, and for constants that change
 (PTX ISA 9.0, chapter 8 and ``ld.global.nc``), and no device on which the tests run would show it.
 """
 
@@ -66,7 +66,7 @@ def fields_of(record: list[Any]) -> dict[tuple[int, int], str]:
 
 
 def accesses(function: Function) -> Iterator[Access]:
-    """Those by registers that are named as addresses of records."""
+    """The accesses through registers with the names of addresses of records."""
     for ins in function.body or ():
         if not isinstance(ins, Instruction) or not ins.opcode.has("global"):
             continue
@@ -83,7 +83,7 @@ def accesses(function: Function) -> Iterator[Access]:
 
 
 def programs() -> Iterator[Module]:
-    """A program with all that passes plant, in each form, and the gate."""
+    """A program with all that passes insert, in each form, and the gate."""
     for form in ("persistent", "sliced", "whole"):
         plain = flatten_module(parse(compile_program(SOURCE, form=form).ptx))
         yield report_starts(add_host_poll(plain))

@@ -1,4 +1,4 @@
-"""Faults: the context that reports get, and runs in any order of threads after one."""
+"""Fault lowering: the context of reports, and runs after a fault in any order of threads."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_registers_and_labels_that_devices_recognise_are_refused(body: str) -> N
 
 
 @pytest.mark.parametrize("name", ["k__gpud_sliced", "f__gpud_killable"])
-def test_functions_may_not_be_called_like_twins(name: str) -> None:
+def test_functions_may_not_have_names_of_variants(name: str) -> None:
     text = print_module(program(f".func {name}() {{ ret; }}", ".visible .entry k() { ret; }"))
     with pytest.raises(KernelRejected, match=name) as caught:
         compile_program(text)

@@ -1,4 +1,4 @@
-"""Every kind of access has its fence: the right bytes, the right alignment, legal where it was."""
+"""Every kind of access has a fence with the right bytes, alignment and legal memory."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ MAKES = "mov.u64 %d9, s; cvta.shared.u64 %d9, %d9; cvta.local.u64 %d9, %d9;\n"
 
 @pytest.mark.parametrize("kind", GENERIC, ids=lambda kind: kind.id)
 def test_each_generic_access(kind: Kind) -> None:
-    """Windows that the module makes addresses in are legal; others are not even asked."""
+    """Windows to which the module makes addresses are legal; others are not tested."""
     (one,) = fences(DECLARED + MAKES + kind.text, target="sm_90")
     assert (one.low, one.span, one.align) == (kind.low, kind.span, kind.span)
     assert one.windows == ("shared", "local")
@@ -331,7 +331,7 @@ def test_inside_a_variable(text: str, inside: bool) -> None:
 
 
 def test_addressed_variables_are_legal() -> None:
-    """In code, in an initialiser; not those that nothing points to, nor constants for stores."""
+    """Addressed in code or an initialiser; not other variables, nor constants for stores."""
     module = program(
         ".global .align 8 .u64 pointer = generic(table);\n.global .align 8 .b8 alone[64];\n",
         TABLE, COEF,

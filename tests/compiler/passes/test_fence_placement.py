@@ -1,7 +1,8 @@
 """Every way in which a fence is dropped, merged or moved: where it happens, and where it must not.
 
-`count` is how many fences are left, `in_front` what stands right before a loop. The programs also
-run, over the end of the arena, with and without fences (`tests.compiler.support.fence_oracle`).
+`count` is the number of fences left, `in_front` whether one stands directly before a loop. The
+programs also run, past the end of the arena, with and without fences
+(`tests.compiler.support.fence_oracle`).
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def test_a_walking_pointer_shares_a_fence() -> None:
     ],
 )
 def test_not_merged_over(between: str) -> None:
-    """What follows is not certain to run, or is of another value."""
+    """The next access is not certain to follow, or is of another value."""
     extra = 1 if "[%d1]" in between else 0
     assert count(f"{LOAD}\n{between}\nst.global.u32 [%d0+4], %r2;") == 2 + extra
 
@@ -263,7 +264,7 @@ def test_what_was_moved_stands_for_the_whole_loop() -> None:
 
 
 def test_a_loop_at_the_very_start_has_nothing_in_front() -> None:
-    """A branch back to the first statement: what holds there on entry is nothing."""
+    """A branch back to the first statement: no facts hold there on entry."""
     module = program(
         ".visible .entry k(.param .u64 d0)\n{ .reg .b64 %d<2>; .reg .b32 %r<3>; .reg .pred %p<2>;\n"
         "$L:\nld.global.u32 %r1, [%d0];\n@%p1 bra $L;\nst.global.u32 [%d0], %r1;\nret;\n}"

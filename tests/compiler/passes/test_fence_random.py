@@ -1,8 +1,8 @@
-"""Random small programs: with fences they do the same, and no illegal access happens.
+"""Random small programs: fences do not change what they do, and no illegal access happens.
 
-The programs walk pointers over the edges of the arena, a variable and the windows of generic
-addresses, through branches and loops, so that merged, dropped and moved fences are tried. Each
-program runs from several places.
+The programs move pointers across the bounds of the arena, a variable and the windows of generic
+addresses, through branches and loops, to test merged, dropped and hoisted fences. Each program runs
+from several addresses.
 """
 
 from __future__ import annotations

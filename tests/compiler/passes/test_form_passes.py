@@ -259,7 +259,7 @@ def test_passes_run_in_order_and_only_on_their_forms() -> None:
         assert stages == [*seeing, *names, "fault-lowering"]
 
 
-def test_a_twin_shares_the_code_of_its_kernel_and_follows_it() -> None:
+def test_a_variant_shares_the_code_of_its_kernel_and_follows_it() -> None:
     module = program(".visible .entry a() { ret; }", ".visible .entry b() { ret; }")
     plan = {name: classify(module, name) for name in module.entries()}
     assert pass_variants(module, plan) is module
@@ -269,7 +269,7 @@ def test_a_twin_shares_the_code_of_its_kernel_and_follows_it() -> None:
     assert all(changed[name].body is module.entries()["a"].body for name in variants)
 
 
-def test_a_survey_that_reuses_one_before_finds_the_same() -> None:
+def test_a_call_graph_that_reuses_summaries_is_the_same() -> None:
     module = compiled(NESTED)
     stages: list[Module] = [module]
     plan = {"k": classify(module, "k", force=Form.SLICED)}

@@ -77,7 +77,7 @@ def test_a_poll_stands_before_the_branch_back() -> None:
     assert words.KILL == 28
 
 
-def test_only_killable_twins_change() -> None:
+def test_only_killable_variants_change() -> None:
     module = program(
         ".visible .entry k() { TOP: bra TOP; }", f".visible .entry {KILLABLE}() {{ TOP: bra TOP; }}"
     )
@@ -206,7 +206,7 @@ def test_recursion_has_a_poll_at_its_beginning(first: str, copies: tuple[str, ..
         assert body[:3] == emit(0)
 
 
-def test_what_cannot_run_long_has_no_twin() -> None:
+def test_what_cannot_run_long_has_no_variant() -> None:
     straight = CallGraph(entry("@%p1 bra END; mov.u32 %r1, 1; END: ret;"))
     assert not has_cycle(straight, "k")
     assert not may_run_long(straight, ["k"])
@@ -226,7 +226,7 @@ extern "C" __global__ void straight(int* x) { x[0] = 1; }
 """
 
 
-def test_a_program_knows_its_twins() -> None:
+def test_a_program_knows_its_variants() -> None:
     made = compile_program(SHUFFLE)
     found = Program.decode(made.encode())
     assert found == made
@@ -312,5 +312,5 @@ def test_an_endless_kernel_ends_when_it_is_told(spin: str, form: Form, seed: int
 
 
 def compiled_text(source: str) -> str:
-    """PTX in which the machine knows every instruction: nested scopes are gone."""
+    """PTX of instructions that the interpreter knows, without nested scopes."""
     return print_module(compiled(source))

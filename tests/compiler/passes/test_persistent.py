@@ -393,7 +393,7 @@ def test_blocks_on_named_sms_leave_and_the_others_finish(seed: int) -> None:
 
 
 def failures(change: Callable[[Module], Module]) -> int:
-    """How many of some runs go wrong when the rewritten kernels are changed."""
+    """How many of some runs fail if the rewritten kernels are changed."""
     found = 0
     for source in (BARE, COUNT):
         module = change(persistent(compiled(source)))
@@ -412,7 +412,7 @@ def test_the_runs_that_judge_the_faults_pass_without_one() -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_planted_faults_are_found(name: str) -> None:
+def test_mutants_are_found(name: str) -> None:
     assert failures(MUTANTS[name]) > 0
 
 
@@ -496,7 +496,7 @@ def test_rewritten_kernels_assemble(tmp_path: Path, sm: str, source: str, form: 
     assert done.returncode == 0, done.stderr
 
 
-def test_survey_finds_nothing_new_outside_the_loop() -> None:
+def test_the_call_graph_has_nothing_new_outside_the_loop() -> None:
     """The pass adds no call and no special register but those of the leader's test."""
     module = compiled(COUNT)
     before, after = CallGraph(module), CallGraph(persistent(module))

@@ -145,7 +145,7 @@ def test_an_assertion_that_cannot_be_followed_is_a_trap(stores: str) -> None:
     assert "__assertfail" in sites.sites[0].instruction
 
 
-def test_functions_report_too_and_twins_share_their_sites() -> None:
+def test_functions_report_too_and_variants_share_their_sites() -> None:
     module = program(
         ".func f() { trap; }",
         ".visible .entry k() { call f; trap; }",

@@ -1,4 +1,4 @@
-"""The parser, construct by construct: which node each piece of text becomes."""
+"""The parser, construct by construct: the node for each kind of text."""
 
 from __future__ import annotations
 

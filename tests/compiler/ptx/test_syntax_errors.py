@@ -1,4 +1,4 @@
-"""PTX that is refused: where each error points and what it says."""
+"""Syntax errors: their positions and messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA C++ kernels whose PTX between them has every shape that NVRTC emits."""
+"""CUDA C++ kernels whose PTX together has every construct that NVRTC emits."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One thread on a small world of memory: what a program touches, with fences and without.
+"""An oracle for fences: interprets one thread over a small model of memory.
 
-A second opinion on the fence pass, sharing no code with it: `run` steps through a flat function,
-byte by byte, and notes every access to memory that the arena, the windows and the variables do not
-hold. Without fences it goes on after such an access (a load gives 0, a store is lost), so that all
-accesses that a program would make are known; with fences it ends at the first report.
+It shares no code with the fence pass: `run` executes a flat function and records, byte by byte,
+every access outside the arena, the windows and the variables. Without fences it continues after
+such an access (a load returns 0, a store is ignored), so that all accesses that the program would
+make are known; with fences it ends at the first report.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MemoryAccess:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a run went."""
+    """The result of a run."""
 
     touches: list[MemoryAccess] = field(default_factory=list)
     fault: tuple[int, int, int] | None = None

@@ -1,7 +1,7 @@
-"""Rewriters with a fault planted: each makes a persistent kernel wrong in one known way.
+"""Mutants of the rewriter: each breaks persistent kernels in one known way.
 
-Tests of the rewriter, here and in the stress run, are themselves tested by these: each fault must
-make them fail. `MUTANTS` maps a fault's name to what turns a right module into the faulty one.
+They test the tests of the rewriter, here and in the stress run: each mutant must make them fail.
+`MUTANTS` maps a mutant's name to the function that turns a correct module into a faulty one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def one_slot(module: Module) -> Module:
 
 
 def no_barrier(module: Module) -> Module:
-    """Nobody waits at the loop's head."""
+    """There is no barrier at the loop's head."""
     return _changed(module, lambda i: () if i.opcode.text == "barrier.sync" else (i,))
 
 
 def lost_block(module: Module) -> Module:
-    """Its bit is looked at after the claim: a block that is told to release loses its claim."""
+    """The release is checked after the claim: a block that is told to release loses its claim."""
     claim = next(i for i in _instructions(module) if i.opcode.base == "atom" and _ours(i))
 
     def change(ins: Instruction) -> Iterable[Statement]:
@@ -57,12 +57,12 @@ def lost_block(module: Module) -> Module:
 
 
 def _tells(ins: Instruction) -> bool:
-    """Whether the loop's code asks here whether its block is released."""
+    """Whether the loop's code checks here whether its block is released."""
     return _ours(ins) and "_bits" in repr(ins.operands[1])
 
 
 def _after_look(claim: Instruction, told: Instruction) -> Change:
-    """A block that is told publishes "leave" instead of what it has claimed."""
+    """A block that is told to release publishes "leave" instead of its claim."""
     register = claim.operands[0]
     nothing = Immediate(str(words.NOTHING), words.NOTHING)
 
@@ -86,7 +86,7 @@ def counted_twice(module: Module) -> Module:
 
 
 def lost_rest(module: Module) -> Module:
-    """A block forgets what else it holds of a chunk, or has claimed in advance."""
+    """A block drops the rest of a chunk, and what it has claimed in advance."""
     held = [i for i in _instructions(module) if i.opcode.text == "bra" and "_empty" in repr(i)]
     return _changed(module, lambda i: (replace(i, guard=None),) if i in held else (i,))
 

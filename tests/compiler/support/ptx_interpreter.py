@@ -1,9 +1,9 @@
-"""A PTX machine that runs threads one instruction at a time, in any order.
+"""A PTX interpreter that runs threads one instruction at a time, in random order.
 
-The CPU device takes turns in a fixed order; a race in the claim loop would not show there. Here a
-random generator picks the next thread of all blocks that are resident, so a fast leader, a slow
-warp, and a host that shrinks and grows between any two instructions are all tried. It knows the
-instructions that the passes write and those of the kernels in these tests, integers only.
+The CPU device schedules threads in a fixed order, which hides races in the claim loop. Here a
+random generator picks the next thread of all resident blocks, so that fast leaders, slow warps, and
+a host that shrinks and grows between any two instructions all occur. It knows the instructions that
+the passes write and those of the kernels in these tests, integers only.
 
 Hardware rules that matter: a barrier waits for the threads of its block that have not exited; every
 thread counts for itself; memory is sequentially consistent.
@@ -53,7 +53,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 
 class MachineError(Exception):
-    """The program did something that it must not do."""
+    """The program did something illegal."""
 
 
 class Deadlock(MachineError):
@@ -61,11 +61,11 @@ class Deadlock(MachineError):
 
 
 class IllegalAddress(MachineError):
-    """An access to global memory that nobody allocated."""
+    """An access to global memory that is not allocated."""
 
 
 class Trapped(MachineError):
-    """A thread executed ``trap``: on a GPU that ends everybody's work."""
+    """A thread executed ``trap``, which ends the whole context on a GPU."""
 
 
 @dataclass(slots=True)
@@ -454,7 +454,7 @@ class Machine:
         self._release(thread.block)
 
     def _release(self, block: Block) -> None:
-        """Let the block's threads go on if all that have not exited wait at one barrier."""
+        """Release the block's threads if all that have not exited wait at one barrier."""
         if len({t.waits for t in block.threads}) != 1 or block.threads[0].waits is None:
             return
         anyone = any(t.says for t in block.threads)

@@ -1,4 +1,4 @@
-"""Block-wide barriers: reductions, ids, counts, arrivals, and threads that are no longer there.
+"""Block-wide barriers: reductions, ids, counts, arrivals, and threads that have exited.
 
 Source: PTX ISA 9.0, section 9.7.13.1 (``bar``, ``barrier``). A thread that has exited counts as
 arrived at every later ``bar.sync`` of its block; CUDA C++ Programming Guide 13.0 leaves that open

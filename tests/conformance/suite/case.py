@@ -1,4 +1,4 @@
-"""What a conformance case is: a kernel, its launch, its arguments and what must come out.
+"""Conformance cases: a kernel, its launch, its arguments and the expected results.
 
 Problem: every device, and every form that the rewriter makes of a kernel, must leave the same
 memory behind. Approach: a `Case` says everything about one kernel without naming a device, so

@@ -1,4 +1,4 @@
-"""Compare what a device left behind with what a case expects.
+"""Compares the results of a run with those that a case expects.
 
 Independent of any device: the runner, the stress run and the benchmarks hand over a `Results`
 and get back sentences that say what is wrong, none when all is right.
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Results:
-    """What a run left behind.
+    """The results of a run.
 
     Attributes:
         buffers: every device buffer by argument index, with its dtype and shape; those that hold

@@ -1,4 +1,4 @@
-"""Control flow: predicated exits, several returns, labels, scopes, loops that never agree.
+"""Control flow: predicated exits, several returns, labels, scopes, divergent loops.
 
 Source: PTX ISA 9.0, sections 4.3 (statements, scopes), 8 (predicated execution) and 9.7.12.
 """

@@ -1,4 +1,4 @@
-"""Spin locks that threads of one warp fight for.
+"""Spin locks for which threads of one warp compete.
 
 Since Volta the lanes of a warp make progress independently: the lane that holds the lock gets on
 even while its neighbours spin (CUDA C++ Programming Guide 13.0, "Independent Thread Scheduling").

@@ -1,4 +1,4 @@
-"""What outlives a thread: module state between launches, the device heap, printed lines.
+"""State beyond one thread: module variables between launches, the device heap, ``printf``.
 
 Source: CUDA C++ Programming Guide 13.0, sections "Formatted Output", "Assertion" and "Dynamic
 Global Memory Allocation and Operations".

@@ -1,4 +1,4 @@
-"""Instructions spelled as compilers spell them, where the other cases spell them otherwise.
+"""Instructions in the spelling of compilers, where it differs from that of the other cases.
 
 The order of scope, semantics, space and operation differs between NVRTC, CUDA's headers and
 Triton; ``.relu`` may follow the type; a load may name any type of the right size.

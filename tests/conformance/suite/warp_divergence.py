@@ -1,4 +1,4 @@
-"""Warp collectives of lanes that have parted, or of warps that have lost some.
+"""Warp collectives of diverged lanes, and of warps in which lanes have exited.
 
 Source: PTX ISA 9.0, sections 9.7.9.6 (``shfl.sync``) and 9.7.13.9 to 9.7.13.12 (``vote.sync``,
 ``activemask``). A collective names in its mask the lanes that take part; others may be elsewhere.
