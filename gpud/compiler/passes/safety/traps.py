@@ -5,7 +5,7 @@ instruction nor the thread. So do ``brkpt`` without a debugger and ``__assertfai
 
 Approach: each becomes a call, with its site number, of a function of gpud's that writes the fault
 to the job record and ends the thread (`gpud.compiler.passes.runtime.fault_lowering`). The ``trap``
-after the call is never reached; it tells analyses that the call does not return.
+after the call is never reached; it marks for analyses that the call does not return.
 
 Algorithm::
 
