@@ -32,7 +32,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
     """A job that has not ended. Only `gpud.core` modifies it; others may read it.
 
     A device executes resizes later than the scheduler decides them, so a job's size has several
-    views, all in slices:
+    views, in slices unless the table says otherwise:
 
     | attribute     | view                                                     | changes when      |
     | ------------- | -------------------------------------------------------- | ----------------- |
@@ -45,7 +45,8 @@ class JobRecord(Lifecycle[JobState, JobInput]):
     | `held`        | upper bound of what its blocks occupy or will occupy,    | any of the above  |
     |               | computed from `reported`, `grants` and `growths`         |                   |
     | `allocation`  | what is accounted to the job, in CapSM: `slices`, or     | any of the above  |
-    |               | `held` if exhausted and fewer; 0 while it is ending      |                   |
+    |               | `held` if fewer and the job is exhausted and not         |                   |
+    |               | exclusive; 0 while it is ending                          |                   |
 
     Attributes:
         id, session, device: as submitted.
