@@ -112,7 +112,7 @@ class Arenas:
     # -- for arenas
 
     def retire(self, arena: Arena, free: Callable[[], None]) -> None:
-        """Have a closed arena freed by its function ``free``."""
+        """Have a closed arena freed in the background, by calling ``free``."""
         self._arenas.pop(arena.address, None)
         self._executor.put(free)
 
