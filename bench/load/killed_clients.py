@@ -310,7 +310,7 @@ def _fork(path: str, death: str, chance: random.Random) -> int:
         DEATHS[death](client, chance)
         while True:
             time.sleep(60)
-    except BaseException as error:  # noqa: BLE001  (it must not go on as its parent)
+    except BaseException as error:  # noqa: BLE001 - the child must not return
         os.write(2, f"a client was refused ({death}): {error!r}\n".encode())
         os._exit(1)
     finally:

@@ -10,7 +10,7 @@ occurs (`gpud.device.host.running_job`).
 
 Properties:
 * a command that fails changes nothing, is answered by its error, and never ends the host;
-* so is a command that cannot be decoded; the host ends if it cannot tell what waits for the answer;
+* so is a command that cannot be decoded; the host ends if ticket and job are unknown;
 * a device that raises `gpud.errors.DeviceLost`, from any call, ends the host: its state is unknown
   from then on. So does a failure that no answer or event can report;
 * commands on modules are executed in the order in which they came;

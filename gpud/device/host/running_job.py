@@ -82,7 +82,7 @@ class RunningJob:
         finally:
             self._epoch = epoch
             self._resizing = False
-            self.report(wait=True)  # each resize has a report of its own
+            self.report(wait=True)  # each resize has its own report
 
     def end(self, error: GpudError | None = None) -> None:
         """Execute an `EndJob`; or end a job that cannot go on, with the error given."""
@@ -143,7 +143,7 @@ class RunningJob:
                 self._send(self._ended())
             except DeviceLost:
                 raise
-            except Exception as error:  # noqa: BLE001 - the front must hear of the end in any case
+            except Exception as error:  # noqa: BLE001 - the front needs a JobEnded in any case
                 what = InternalError(f"the job's end cannot be sent: {error}", stage="device host")
                 self._send(ended_at_once(self.number, what.to_wire()))
             return

@@ -88,7 +88,7 @@ class Case:
         socket.send_fds(self.front, [data], [] if descriptor is None else [descriptor])
         self.host.carry_out(next(self.link.receive()))
 
-    def told(self, data: bytes) -> list[Any]:
+    def answers(self, data: bytes) -> list[Any]:
         """The events that the host sends for a frame at once."""
         self.receive(data)
         self.decoder.feed(self.front.recv(1 << 16))
@@ -155,7 +155,7 @@ def cut(kind: Any, *fields: Any) -> bytes:
 @pytest.mark.parametrize("kind", TICKETED)
 def test_a_command_that_cannot_be_read_is_refused(kind: Any) -> None:
     case = Case(LOST)
-    (refused,) = case.told(cut(kind, 77, *"too many"))
+    (refused,) = case.answers(cut(kind, 77, *"too many"))
     assert (type(refused), refused.ticket) == (m.Refused, 77)
     assert f"{kind.__name__} cannot be read" in refused.error["message"]
     assert not case.lost
@@ -164,7 +164,7 @@ def test_a_command_that_cannot_be_read_is_refused(kind: Any) -> None:
 
 def test_a_start_that_cannot_be_read_is_the_end_of_its_job() -> None:
     case = Case(LOST)
-    (ended,) = case.told(cut(m.StartJob, 7, "a session"))
+    (ended,) = case.answers(cut(m.StartJob, 7, "a session"))
     assert (type(ended), ended.job, ended.complete) == (m.JobEnded, 7, False)
     assert "StartJob cannot be read" in ended.error["message"]
     case.close()

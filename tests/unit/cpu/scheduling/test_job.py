@@ -73,9 +73,9 @@ def test_on_done_is_called_exactly_once(device: CPUDevice, form: Form) -> None:
 def test_a_job_that_is_over_and_its_owner_form_no_cycle(device: CPUDevice) -> None:
     class Owner:
         def __init__(self, chain: Chain) -> None:
-            self.job = Job(device, chain, on_left=self.told, on_done=self.told)
+            self.job = Job(device, chain, on_left=self.called, on_done=self.called)
 
-        def told(self, job: Job) -> None:
+        def called(self, job: Job) -> None:
             pass
 
     gc.disable()  # only the collector frees a cycle
