@@ -159,7 +159,8 @@ class Daemon:
         rules = settings.scheduler_settings(config, validate=self._validate)
         if config.event_log is not None:
             self._event_log = EventLog(config.event_log, rules, loop)
-        self.runner = Runner(Scheduler(rules), loop, records, self._event_log)
+        arenas = Arenas(loop)
+        self.runner = Runner(Scheduler(rules), loop, records, arenas, self._event_log)
         self.runner.on_bug = self._fail
         limits = settings.host_limits(config)
         ours = self._connect is None and self._host_command is HOST_COMMAND
@@ -185,7 +186,6 @@ class Daemon:
             arguments=settings.compile_arguments(config),
             fences=config.fences,
         )
-        arenas = Arenas(loop)
         self.front = Front(config, outbox, self.runner, records, compiler, arenas, rules.floor)
 
     def _accept(self, listener: Listener) -> None:

@@ -95,9 +95,7 @@ class Front:
         self._followers: dict[int, Session] = {}
         self.counts = {"done": 0, "failed": 0, "cancelled": 0}
         runner.on_close_session = self._close_session
-        runner.arena_of = arenas.arena_of
         arenas.descriptors_left = self._descriptors_left
-        runner.nearest_array = arenas.nearest_array
         runner.user_of = self._user_of
 
     # -- connections and sessions

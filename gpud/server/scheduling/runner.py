@@ -28,11 +28,12 @@ from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
+from gpud.server.arrays.arenas import Arenas
 from gpud.server.compilation.modules import Module
 from gpud.server.hosts.device import Device
 from gpud.server.scheduling.event_log import EventLog
 from gpud.server.scheduling.jobs import Job
-from gpud.server.scheduling.symbolizer import NearestArray, symbolized
+from gpud.server.scheduling.symbolizer import symbolized
 from gpud.telemetry.records import Records
 from gpud.units import JobId, Partitions, SessionId, job_name
 
@@ -50,6 +51,7 @@ class Runner:
         scheduler: the scheduler.
         loop: the event loop.
         records: the history of events, allocations and jobs.
+        arenas: the memory of sessions' arrays.
         event_log: gets every event with the commands it caused; None: there is no log.
 
     Attributes:
@@ -57,6 +59,7 @@ class Runner:
         devices: by index.
         broken: whether the scheduler has failed; no event is handled any more.
         on_bug: called when that happens.
+        on_close_session: called when nothing of a closed session runs any more.
         user_of: finds the user of a session; None if the session is gone.
     """
 
@@ -65,6 +68,7 @@ class Runner:
         scheduler: Scheduler,
         loop: asyncio.AbstractEventLoop,
         records: Records,
+        arenas: Arenas,
         event_log: EventLog | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -76,8 +80,7 @@ class Runner:
         self.on_close_session: Callable[[SessionId], None] = lambda session: None
         self.on_bug: Callable[[], None] = lambda: None
         self.user_of: Callable[[int], int | None] = lambda session: None
-        self.arena_of: Callable[[int, int], tuple[int, int, int] | None] = lambda s, d: None
-        self.nearest_array: NearestArray = lambda session, device, address: None
+        self._arenas = arenas
         self._log = event_log
         self._events: deque[ev.Event] = deque()
         self._handling = False
@@ -224,6 +227,10 @@ class Runner:
         )
         self.feed(ev.DeviceFailed(now_ns, device.index, reason, final=True))
 
+    def arena_of(self, session: int, device: int) -> tuple[int, int, int] | None:
+        """(base, size, descriptor) of a session's arena on a device, if it has one there."""
+        return self._arenas.arena_of(session, device)
+
     def job_prepared(self, job: JobId, error: GpudError | None) -> None:
         """A host holds what a job needs, or preparing it failed with ``error``."""
         found = self.jobs.get(job)
@@ -253,7 +260,7 @@ class Runner:
             return
         failed = message.error is not None
         if message.error is not None and job.error is None:
-            job.error = symbolized(from_wire(message.error), job, self.nearest_array)
+            job.error = symbolized(from_wire(message.error), job, self._arenas.nearest_array)
         job.output = message.output
         job.progress = (message.done, message.total)
         job.first_block_ns = message.first_block_ns
