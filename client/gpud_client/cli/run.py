@@ -76,7 +76,7 @@ def run(
     ] = None,
     exclusive: Annotated[
         bool,
-        typer.Option("--exclusive", help="Reserve whole SMs, where nobody else's blocks are."),
+        typer.Option("--exclusive", help="Reserve whole SMs for this job alone."),
     ] = False,
     timeout: Annotated[
         float | None, typer.Option("--timeout", help="End the job after so many seconds.")

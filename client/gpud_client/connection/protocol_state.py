@@ -194,7 +194,7 @@ class ProtocolState:
         """Open the session."""
         welcome: Welcome = yield Request(lambda number: Hello(number, VERSION, program[:256]))
         if not isinstance(welcome, Welcome):
-            raise ConnectionLost("whoever listens there does not speak gpud's protocol")
+            raise ConnectionLost("the program that listens there does not speak gpud's protocol")
         self.session = welcome.session
         return welcome
 

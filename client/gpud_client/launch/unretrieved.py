@@ -43,7 +43,9 @@ def log_failed(name: str, what: str, error: Exception) -> None:
             if number < _EACH
             else f" (number {number:,}; the next to be logged is {number * 10:,})"
         )
-        _LOG.error("job %s (%s) failed, and nobody asked: %s%s", name, what, error, more)
+        _LOG.error(
+            "job %s (%s) failed, its result was not retrieved: %s%s", name, what, error, more
+        )
 
 
 def log_cancelled(jobs: Mapping[int, JobBase]) -> None:

@@ -234,7 +234,7 @@ class CompilePool:
     def _end_abandoned(self, worker: CompileWorker, source: Source) -> None:
         """Kill a worker whose request has no waiters any more."""
         if worker in self._workers and worker.source == source and source not in self._waiting:
-            worker.kill("worked for nobody")
+            worker.kill("was ended: its request was cancelled")
 
     # -- the workers
 

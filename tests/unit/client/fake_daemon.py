@@ -1,4 +1,4 @@
-"""A daemon for tests: it speaks the protocol over a real socket and does what the test says."""
+"""A fake daemon for tests: speaks the protocol over a real socket, with scripted answers."""
 
 from __future__ import annotations
 

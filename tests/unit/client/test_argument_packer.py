@@ -1,4 +1,4 @@
-"""Arguments: what is accepted, what is refused, and which bytes come out."""
+"""Packing of arguments: which are accepted or refused, and their bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays: values in and out, what is waited for, and when memory is given back."""
+"""Arrays: copies in both directions, the jobs that they wait for, and when memory is freed."""
 
 from __future__ import annotations
 

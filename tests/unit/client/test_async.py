@@ -1,4 +1,4 @@
-"""The same with ``await``."""
+"""The asyncio client."""
 
 from __future__ import annotations
 

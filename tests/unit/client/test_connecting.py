@@ -1,4 +1,4 @@
-"""Connections that cannot be, and what is said then."""
+"""Failures to connect, and their error messages."""
 
 from __future__ import annotations
 

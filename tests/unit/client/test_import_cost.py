@@ -1,4 +1,4 @@
-"""What is loaded with the client: nothing of the daemon, nothing heavy."""
+"""Importing the client loads neither the daemon nor large libraries."""
 
 from __future__ import annotations
 

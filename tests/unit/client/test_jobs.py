@@ -1,4 +1,4 @@
-"""Jobs: as futures, how they stand, and how they end."""
+"""Jobs: as futures, their state, and their end."""
 
 from __future__ import annotations
 

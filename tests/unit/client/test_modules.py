@@ -1,4 +1,4 @@
-"""Kernels and modules: what is asked of the daemon, and what is found in the answer."""
+"""Kernels and modules: the requests that they send, and the values taken from the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees of the things that the library gives is on its reference page."""
+"""The public attributes of the library's objects are on its reference page."""
 
 from __future__ import annotations
 

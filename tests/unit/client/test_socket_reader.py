@@ -1,4 +1,4 @@
-"""The baton's end: what a session that is closed hears, whoever was quicker."""
+"""The socket reader at the end of a session, which client or daemon may close first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a submission sends, and what is refused before anything is sent."""
+"""The messages of submissions, and the checks before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many threads on one connection: who reads, who wakes, and what never blocks."""
+"""Many threads on one connection: which thread reads, which ones wake, and what never blocks."""
 
 from __future__ import annotations
 

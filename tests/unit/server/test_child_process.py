@@ -1,4 +1,4 @@
-"""What is said of a child process that has ended."""
+"""The reasons reported for the end of a child process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices a daemon serves, and what it says where there is no GPU to serve."""
+"""Which devices a daemon serves, and its errors where there is no GPU."""
 
 from __future__ import annotations
 

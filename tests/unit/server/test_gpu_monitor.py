@@ -1,4 +1,4 @@
-"""A GPU's figures: read beside the event loop, and soft whatever NVML does."""
+"""The GPU monitor: reads on a thread, and tolerates every failure of NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that are silent are noticed; those that are slow are left alone."""
+"""Heartbeats: hosts that do not answer are reported; slow ones are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was being compiled when a host was lost: tried alone, cleared or refused."""
+"""Quarantine: a compilation during which a host was lost is tried alone, cleared or refused."""
 
 from __future__ import annotations
 

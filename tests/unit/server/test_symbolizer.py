@@ -1,4 +1,4 @@
-"""What the front adds to an error of a kernel, whatever the host says."""
+"""The fields that the front adds to a kernel's error, whatever the host sends."""
 
 from __future__ import annotations
 

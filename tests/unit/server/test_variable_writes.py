@@ -1,4 +1,4 @@
-"""What was written to variables is kept, the last value of each byte once."""
+"""Writes to variables are kept: the last value of each byte, once."""
 
 from __future__ import annotations
 
