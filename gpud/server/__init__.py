@@ -4,6 +4,7 @@ Everything here runs on one event loop, in one thread. Nothing here computes: pr
 in the compile workers, kernels run in the device hosts, and `gpud.core` schedules.
 
 Packages, in the order in which a launch flows: `ipc` (bytes to frames, child processes), `clients`
-(frames to messages, a handler for each), `compilation`, `arrays`, `scheduling` (events to the
-scheduler, and its commands), `hosts` (the device hosts). Results go back the same way.
+(frames to messages, a handler for each), `compilation`, `scheduling` (the jobs' records), `hosts`
+(the device hosts); `runner` feeds events to the scheduler and carries out its commands. Results go
+back the same way.
 """

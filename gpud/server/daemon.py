@@ -23,7 +23,7 @@ from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
 from gpud.errors import DeviceLost, Draining, GpudError, InternalError
 from gpud.server import logs, settings
-from gpud.server.arrays.arenas import Arenas
+from gpud.server.arenas import Arenas
 from gpud.server.clients.access import Peer, peer_of
 from gpud.server.compilation.compile_pool import CompilePool
 from gpud.server.front import Front
@@ -32,8 +32,8 @@ from gpud.server.hosts.interface import HOST_COMMAND, Connect
 from gpud.server.ipc import file_descriptors, systemd
 from gpud.server.ipc.listener import Listener, adopt, listen
 from gpud.server.ipc.stream import Outbox
+from gpud.server.runner import Runner
 from gpud.server.scheduling.event_log import EventLog
-from gpud.server.scheduling.runner import Runner
 from gpud.telemetry.records import Records
 
 __all__ = ["Daemon", "run"]

@@ -19,7 +19,7 @@ from gpud.core import events as ev
 from gpud.core.wait_reasons import waiting_reason
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, UnknownName
 from gpud.errors.base import shorten_error
-from gpud.server.arrays.arenas import Arenas
+from gpud.server.arenas import Arenas
 from gpud.server.clients.access import Peer, may_manage, user_name
 from gpud.server.clients.answers import Answers
 from gpud.server.clients.connection import Connection
@@ -32,8 +32,8 @@ from gpud.server.gpu_monitor import GpuMonitor
 from gpud.server.hosts.device import Device
 from gpud.server.ipc import file_descriptors
 from gpud.server.ipc.stream import Outbox, Stream
+from gpud.server.runner import Runner
 from gpud.server.scheduling.jobs import NAMES_KEPT, Job
-from gpud.server.scheduling.runner import Runner
 from gpud.telemetry.records import EventRecord, Records
 from gpud.units import JobId, SessionId
 from gpud.wire import messages as wm

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gpud.server.arrays import arenas as arenas_module
+from gpud.server import arenas as arenas_module
 from gpud.server.clients.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, Quota, User
 from gpud.server.compilation.fair_queue import FairQueue
 from gpud.server.ipc.stream import MESSAGES_PER_TURN

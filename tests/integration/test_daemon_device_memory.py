@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from gpud.device.host import messages as m
 from gpud.errors import InternalError, OutOfMemory
-from gpud.server.arrays.device_memory import MOST_PARTS
+from gpud.server.hosts.device_memory import MOST_PARTS
 from gpud.wire import messages as wm
 from tests.fake_host.host import FakeHost
 from tests.integration.daemon_world import Client, World, until

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SKIP = {".git", ".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-SKIP |= {".hypothesis", "build", "dist"}
+SKIP |= {".gpu", ".hypothesis", "build", "dist"}
 
 # Written in pieces, so that this file does not name what it looks for.
 FORBIDDEN = {

@@ -1,1 +1,7 @@
-"""The CPU device: virtual SMs that run rewritten PTX as native code, through LLVM."""
+"""The CPU device: virtual SMs that run rewritten PTX as native code, through LLVM.
+
+In the order in which a launch flows: `program` (loaded programs and their kernels), `codegen` with
+`lower` (from PTX to LLVM IR, when a kernel is first needed with a block shape), `scheduling`
+(gangs, and the placement of their workers on SMs), `sm` (the native loop that runs the workers).
+They share `ir` (LLVM IR) and `abi` (layouts of records in memory).
+"""

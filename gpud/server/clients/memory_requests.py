@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument
-from gpud.server.arrays.device_memory import DeviceArrays
 from gpud.server.clients.quota import ARRAY_BYTES
+from gpud.server.hosts.device_memory import DeviceArrays
 from gpud.units import SessionId
 from gpud.wire import messages as wm
 

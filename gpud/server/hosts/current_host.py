@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from gpud.errors import DeviceLost
-    from gpud.server.arrays.device_memory import DeviceArrays
+    from gpud.server.hosts.device_memory import DeviceArrays
     from gpud.server.hosts.resources import ResourceRegistry
 
 __all__ = ["CurrentHost"]

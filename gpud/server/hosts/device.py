@@ -33,8 +33,8 @@ from typing import Any
 
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, ProtocolError
-from gpud.server.arrays.device_memory import DeviceArrays
 from gpud.server.compilation.modules import Module
+from gpud.server.hosts.device_memory import DeviceArrays
 from gpud.server.hosts.dispatcher import JobDispatcher
 from gpud.server.hosts.interface import HOST_COMMAND, Connect, DeviceObserver, HostLimits
 from gpud.server.hosts.loader import Loader

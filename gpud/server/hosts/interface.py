@@ -38,7 +38,7 @@ class HostLimits(NamedTuple):
 
 
 class DeviceObserver(Protocol):
-    """Receives a device's notifications; implemented by `gpud.server.scheduling.runner.Runner`."""
+    """Receives a device's notifications; implemented by `gpud.server.runner.Runner`."""
 
     def device_ready(self, device: Device) -> None:
         """A host has become ready."""

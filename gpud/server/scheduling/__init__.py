@@ -1,1 +1,1 @@
-"""Runs the scheduler: feeds it events, carries out its commands, keeps the jobs' records."""
+"""What the front keeps of jobs: their records, progress, fault sites, and the event log."""

@@ -33,7 +33,7 @@ def symbolized(error: GpudError, job: Job, nearest_array: NearestArray) -> GpudE
     Args:
         error: as the device host sent it.
         job: the job that failed with it; it still has its chain.
-        nearest_array: see `gpud.server.arrays.arenas.Arenas.nearest_array`.
+        nearest_array: see `gpud.server.arenas.Arenas.nearest_array`.
     """
     if not isinstance(error, IllegalAddress | KernelTrap):
         return error

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gpud.device.cuda.device import CUDADevice
+from gpud.device.cuda.driver.machine_code import MachineCode
 from gpud.device.cuda.driver.watchdog import DriverWatchdog
 from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.launch.release_path import Slot
-from gpud.device.cuda.program.machine_code import MachineCode
 from gpud.device.interface import LaunchSpec
 from gpud.device.job import Job
 from gpud.errors import DeviceLost
@@ -299,7 +299,7 @@ def test_a_program_that_the_linker_rejects_is_loaded_as_ptx(function: str) -> No
 def test_little_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
-        monkeypatch.setattr("gpud.device.cuda.program.machine_code._MOST_BYTES", 100)
+        monkeypatch.setattr("gpud.device.cuda.driver.machine_code._MOST_BYTES", 100)
         code, driver = MachineCode(), device.driver
         texts = [f"{number:0>39}" for number in range(3)]
         assert [code.of(driver, text) for text in texts] == [f"{t}\0".encode() for t in texts]

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from gpud.server.arrays import memfd
+from gpud.server.ipc import memfd
 
 
 def test_sealed_zero_and_sparse() -> None:

@@ -13,6 +13,14 @@ from gpud.compiler.abi.reserved_names import GRID_SYNC, is_slots
 from gpud.compiler.analysis.data_layout import offsets
 from gpud.compiler.analysis.effects import callee, is_call, special_registers
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.abi.layout import (
+    BLOCK_ARGUMENT,
+    DataLayout,
+    ModuleLayout,
+    Shape,
+    align_up,
+    is_dynamic_shared,
+)
 from gpud.device.cpu.codegen.analysis.convergence import Convergence
 from gpud.device.cpu.codegen.analysis.regions import Regions
 from gpud.device.cpu.codegen.analysis.register_types import register_storage
@@ -26,7 +34,6 @@ from gpud.device.cpu.codegen.emit.device_functions import (
     failing_functions,
     frame_sizes,
 )
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.emit.fence_checks import define_exact_check
 from gpud.device.cpu.codegen.emit.fence_checks import metadata as checks_metadata
 from gpud.device.cpu.codegen.emit.flush_to_zero import (
@@ -38,16 +45,9 @@ from gpud.device.cpu.codegen.emit.lockstep import define_lockstep
 from gpud.device.cpu.codegen.emit.region_writer import KernelContext, RegionWriter
 from gpud.device.cpu.codegen.emit.thread_code import CallInfo
 from gpud.device.cpu.codegen.hoisting.merged_fences import MergedFences
-from gpud.device.cpu.codegen.layout import (
-    BLOCK_ARGUMENT,
-    DataLayout,
-    ModuleLayout,
-    Shape,
-    align_up,
-    is_dynamic_shared,
-)
 from gpud.device.cpu.codegen.preparation.induction import split_inductions
 from gpud.device.cpu.codegen.preparation.pipeline import Prepared, prepare
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["generate_kernel"]
 

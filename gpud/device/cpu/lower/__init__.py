@@ -12,7 +12,7 @@ operations for which a CPU without some extension would need a library call, and
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
 from gpud.device.cpu.lower import compare  # noqa: F401
 from gpud.device.cpu.lower.data_movement import (
     async_copy,  # noqa: F401

@@ -6,11 +6,11 @@ Source: PTX ISA 9.0, sections 9.7.5 (comparison), 9.7.7 (half precision) and 9.7
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand, Pair
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, constant, read, write
 from gpud.device.cpu.lower.floats.formats import flush, flush_half, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, constant, read, write
 
 __all__ = ["read_float"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
 from gpud.errors import KernelRejected
 
 __all__ = [

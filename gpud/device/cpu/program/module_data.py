@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpud.compiler.abi.reserved_names import ARENA, HEAP
 from gpud.compiler.analysis.data_layout import size_and_align, type_bytes
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.layout import ModuleLayout
+from gpud.device.cpu.abi.layout import ModuleLayout
 
 __all__ = ["ModuleData"]
 

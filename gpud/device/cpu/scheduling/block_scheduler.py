@@ -34,10 +34,10 @@ from itertools import islice
 from math import lcm
 from operator import attrgetter
 
+from gpud.device.cpu.abi.records import MAX_SLOTS
 from gpud.device.cpu.scheduling.chain import Chain
 from gpud.device.cpu.scheduling.gang import Gang
 from gpud.device.cpu.scheduling.worker import WorkerPool
-from gpud.device.cpu.sm.records import MAX_SLOTS
 from gpud.device.cpu.sm.virtual_sm import VirtualSM
 from gpud.errors import InvalidArgument
 

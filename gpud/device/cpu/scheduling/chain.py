@@ -21,8 +21,8 @@ import numpy as np
 
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.reserved_names import kernel_of
-from gpud.device.cpu.codegen.layout import HEADER, HIDDEN_ALIGNMENT, TEMPLATE_BYTES, WARP, align_up
-from gpud.device.cpu.sm.records import (
+from gpud.device.cpu.abi.layout import HEADER, HIDDEN_ALIGNMENT, TEMPLATE_BYTES, WARP, align_up
+from gpud.device.cpu.abi.records import (
     CHAIN,
     CHAIN_BYTES,
     NONE,

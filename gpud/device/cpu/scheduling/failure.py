@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.fast_division import coordinates
 from gpud.compiler.abi.fault_record import FaultKind, FaultRecord
+from gpud.device.cpu.abi.layout import HEADER, Failure, Space
+from gpud.device.cpu.abi.records import NONE
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES
-from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
 from gpud.device.cpu.scheduling.worker import Worker, word_of
-from gpud.device.cpu.sm.records import NONE
 from gpud.device.faults import error_of
 from gpud.device.readable import ReadableRanges
 from gpud.errors import IllegalAddress, KernelTrap

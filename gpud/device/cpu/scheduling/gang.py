@@ -30,10 +30,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 from gpud.compiler.abi import control_words as cw
-from gpud.device.cpu.scheduling.chain import Chain
-from gpud.device.cpu.scheduling.failure import failure_of
-from gpud.device.cpu.scheduling.worker import STAYS, Worker, word_of
-from gpud.device.cpu.sm.records import (
+from gpud.device.cpu.abi.records import (
     CHAIN,
     NONE,
     STAGE,
@@ -41,6 +38,9 @@ from gpud.device.cpu.sm.records import (
     ExitReason,
     WorkerState,
 )
+from gpud.device.cpu.scheduling.chain import Chain
+from gpud.device.cpu.scheduling.failure import failure_of
+from gpud.device.cpu.scheduling.worker import STAYS, Worker, word_of
 from gpud.device.printf import PrintfOutput
 from gpud.errors import GpudError
 

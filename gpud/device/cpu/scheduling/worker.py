@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpud.compiler.abi import control_words as cw
-from gpud.device.cpu.codegen.layout import HEADER, align_up
+from gpud.device.cpu.abi.layout import HEADER, align_up
+from gpud.device.cpu.abi.records import CONTROL, WORKER, WORKER_BYTES
 from gpud.device.cpu.program import printf
-from gpud.device.cpu.sm.records import CONTROL, WORKER, WORKER_BYTES
 from gpud.device.readable import ReadableRanges
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""A virtual SM: its OS thread, the native loop that it runs, and their records in memory."""
+"""A virtual SM: its OS thread, and the native loop that it runs."""

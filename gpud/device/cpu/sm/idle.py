@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import platform
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.sm.record_access import Record, compare, load, offset, store
-from gpud.device.cpu.sm.records import SM
+from gpud.device.cpu.abi.record_access import Record, compare, load, offset, store
+from gpud.device.cpu.abi.records import SM
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["back_off", "define_wake", "wait_for_doorbell"]
 

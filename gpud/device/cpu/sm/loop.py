@@ -40,13 +40,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import HEADER, Failure, Setup
-from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELDED, define_scheduler
-from gpud.device.cpu.program import jit
-from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
-from gpud.device.cpu.sm.next_block import LEAVE, RUN, define_next_block
-from gpud.device.cpu.sm.record_access import (
+from gpud.device.cpu.abi.layout import HEADER, Failure, Setup
+from gpud.device.cpu.abi.record_access import (
     Record,
     add,
     chain_of,
@@ -58,7 +53,7 @@ from gpud.device.cpu.sm.record_access import (
     store,
     worker_of,
 )
-from gpud.device.cpu.sm.records import (
+from gpud.device.cpu.abi.records import (
     BUSY_COUNT_BYTES,
     CHAIN_BYTES,
     MAX_SLOTS,
@@ -72,6 +67,11 @@ from gpud.device.cpu.sm.records import (
     ExitReason,
     WorkerState,
 )
+from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELDED, define_scheduler
+from gpud.device.cpu.ir import jit
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
+from gpud.device.cpu.sm.next_block import LEAVE, RUN, define_next_block
 from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn
 
 __all__ = ["CLOSING", "GONE", "NativeLoop", "native_loop"]

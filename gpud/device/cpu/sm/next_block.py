@@ -12,9 +12,8 @@ Properties:
 from __future__ import annotations
 
 from gpud.compiler.abi import control_words as cw
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import TEMPLATE_BYTES, Setup
-from gpud.device.cpu.sm.record_access import (
+from gpud.device.cpu.abi.layout import TEMPLATE_BYTES, Setup
+from gpud.device.cpu.abi.record_access import (
     Record,
     chain_of,
     compare,
@@ -25,7 +24,8 @@ from gpud.device.cpu.sm.record_access import (
     store,
     worker_of,
 )
-from gpud.device.cpu.sm.records import CONTROL, NONE, STAGE, STATUS, ClaimMode
+from gpud.device.cpu.abi.records import CONTROL, NONE, STAGE, STATUS, ClaimMode
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["LEAVE", "RUN", "WAIT", "define_next_block"]
 

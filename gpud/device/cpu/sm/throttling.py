@@ -17,9 +17,9 @@ Properties:
 
 from __future__ import annotations
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.sm.record_access import Record, compare, offset, worker_of
-from gpud.device.cpu.sm.records import NONE, SM, SM_SLOTS, WORKER, WORKER_BYTES
+from gpud.device.cpu.abi.record_access import Record, compare, offset, worker_of
+from gpud.device.cpu.abi.records import NONE, SM, SM_SLOTS, WORKER, WORKER_BYTES
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["define_may_run_released", "end_throttled_turn"]
 

@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gpud.device.cpu.abi.records import SM, SM_BYTES, SM_GONE
 from gpud.device.cpu.sm.loop import CLOSING, native_loop
-from gpud.device.cpu.sm.records import SM, SM_BYTES, SM_GONE
 
 __all__ = ["VirtualSM"]
 

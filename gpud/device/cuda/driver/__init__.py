@@ -1,1 +1,1 @@
-"""The CUDA driver: checked calls, the context, and threads for calls that may block."""
+"""The CUDA driver: checked calls, the context, linking, and threads for calls that may block."""

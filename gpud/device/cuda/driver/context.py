@@ -24,8 +24,8 @@ import threading
 from typing import Any
 
 from gpud.device.cuda.driver.calls import Driver
+from gpud.device.cuda.driver.machine_code import MachineCode
 from gpud.device.cuda.driver.watchdog import DriverWatchdog
-from gpud.device.cuda.program.machine_code import MachineCode
 from gpud.errors import InvalidArgument
 
 __all__ = ["Context"]

@@ -1,1 +1,1 @@
-"""Programs on the GPU: PTX passes at load time, linking, kernels and their occupancy."""
+"""Programs on the GPU: PTX passes at load time, kernels and their occupancy."""

@@ -9,9 +9,9 @@ import pytest
 
 from gpud.compiler.analysis.effects import written
 from gpud.compiler.ptx.model import Instruction
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.analysis.active_threads import ActiveThreads
 from gpud.device.cpu.codegen.analysis.thread_constants import ThreadConstants
-from gpud.device.cpu.codegen.layout import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.job import Job, LaunchSpec
 from tests.unit.cpu.codegen.prepared import instructions, kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpud.device.cpu.codegen.layout import Shape
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import pack_parameters
 from tests.unit.cpu.device_helpers import cuda, pointer, words

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.hoisting.hoisted_checks import HoistedChecks
 from gpud.device.cpu.codegen.hoisting.intervals import EXACT, Interval, IntervalArithmetic
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.errors import IllegalAddress
 from tests.unit.cpu.codegen.fenced_arena import ARENA_BYTES, HEAD, Arena, arena
 

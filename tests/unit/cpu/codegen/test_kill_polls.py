@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpud.device.cpu.codegen.layout import Shape
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Memory
 from gpud.device.job import Form, Job, LaunchSpec

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpud.device.cpu.codegen.layout import Shape
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import IllegalAddress
 from tests.unit.cpu.codegen.fenced_arena import ARENA_BYTES, HEAD, Arena, arena, ptx

@@ -10,11 +10,7 @@ from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.data_layout import offsets, size_and_align
 from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, TRAP, flags, is_call, written
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.analysis.regions import waits
-from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
-from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
-from gpud.device.cpu.codegen.analysis.stage_plan import StagePlan
-from gpud.device.cpu.codegen.layout import (
+from gpud.device.cpu.abi.layout import (
     BASE_ARRAYS,
     HEADER,
     HEADER_SIZE,
@@ -24,6 +20,10 @@ from gpud.device.cpu.codegen.layout import (
     align_up,
     base_array_offset,
 )
+from gpud.device.cpu.codegen.analysis.regions import waits
+from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
+from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
+from gpud.device.cpu.codegen.analysis.stage_plan import StagePlan
 from gpud.device.cpu.codegen.preparation.pipeline import prepare
 from gpud.errors import KernelRejected
 from tests.unit.cpu.codegen.prepared import (

@@ -7,7 +7,7 @@ import pytest
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.parser import parse
-from gpud.device.cpu.codegen.layout import Shape
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.preparation.bounds_checks import insert_bounds_checks
 from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import fold_pseudos, is_fence

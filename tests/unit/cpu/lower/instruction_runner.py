@@ -17,8 +17,8 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.cpu.ir.thread import Thread
 from gpud.device.cpu.lower import LOWERINGS
 
 __all__ = ["Array", "Instructions", "Operation", "address", "f2", "f4", "register"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.cpu.ir.thread import Thread
 from gpud.device.cpu.lower import LOWERINGS, lower, unsupported_error
 from gpud.device.cpu.lower.collectives import check_barrier, collective_kind
 from gpud.errors import REJECTIONS, KernelRejected

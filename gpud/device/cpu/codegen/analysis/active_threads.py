@@ -34,6 +34,7 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.analysis.regions import waits
 from gpud.device.cpu.codegen.analysis.thread_constants import (
     Mask,
@@ -41,7 +42,6 @@ from gpud.device.cpu.codegen.analysis.thread_constants import (
     Values,
     value_of,
 )
-from gpud.device.cpu.codegen.layout import Shape
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_check
 
 __all__ = ["ActiveThreads", "active_range"]

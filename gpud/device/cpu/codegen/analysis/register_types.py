@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from gpud.compiler.analysis.effects import is_call, read, state_space, written
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE
+from gpud.device.cpu.ir.thread import LLVM_TYPE
 
 __all__ = ["INTEGER_BITS", "WORD_BITS", "declared_types", "pointer_base", "register_storage"]
 

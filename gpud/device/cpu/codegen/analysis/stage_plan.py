@@ -29,11 +29,11 @@ from gpud.compiler.analysis.effects import (
     is_call,
     state_space,
 )
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.analysis.active_threads import ActiveThreads
 from gpud.device.cpu.codegen.analysis.convergence import Convergence
 from gpud.device.cpu.codegen.analysis.regions import waits
 from gpud.device.cpu.codegen.analysis.thread_constants import ThreadConstants
-from gpud.device.cpu.codegen.layout import Shape
 
 __all__ = ["Segment", "Stage", "StagePlan", "ends_the_block"]
 

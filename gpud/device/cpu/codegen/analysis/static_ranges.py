@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.abi.layout import WARP, Shape
 from gpud.device.cpu.codegen.analysis.register_types import INTEGER_BITS
-from gpud.device.cpu.codegen.layout import WARP, Shape
 
 __all__ = ["StaticRange", "StaticRanges"]
 

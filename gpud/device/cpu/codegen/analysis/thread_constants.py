@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.abi.layout import WARP, Shape
 from gpud.device.cpu.codegen.analysis.register_types import INTEGER_BITS
-from gpud.device.cpu.codegen.layout import WARP, Shape
 
 __all__ = ["Mask", "ThreadConstants", "Values", "value_of"]
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.layout import (
+from gpud.device.cpu.abi.layout import (
     HEADER,
     HIDDEN_ALIGNMENT,
     WARP,
@@ -18,6 +17,7 @@ from gpud.device.cpu.codegen.layout import (
     ModuleLayout,
     Shape,
 )
+from gpud.device.cpu.ir.emitter import Emitter
 from gpud.errors import KernelRejected
 
 __all__ = ["RESERVED", "RESERVED_BYTES", "KernelAddresses", "header_field"]
@@ -39,7 +39,7 @@ def header_field(e: Emitter, name: str, *, constant: bool = True) -> str:
 
 
 class KernelAddresses:
-    """Implements `gpud.device.cpu.codegen.emit.thread.Addresses` for one thread.
+    """Implements `gpud.device.cpu.ir.thread.Addresses` for one thread.
 
     Args:
         e: the function being written; its first argument is ``ptr %b``, the block.

@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import BARRIER, flags
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.analysis.regions import Regions, waits
-from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.layout import Shape
+from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["BoundaryTile", "may_guard_tile"]
 

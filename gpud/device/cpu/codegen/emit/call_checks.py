@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
+from gpud.device.cpu.abi.layout import Failure
 from gpud.device.cpu.codegen.emit.fault_reports import report_fields
-from gpud.device.cpu.codegen.layout import Failure
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode

@@ -22,18 +22,18 @@ from gpud.compiler.analysis.cfg import Block, ControlFlow
 from gpud.compiler.analysis.data_layout import size_and_align
 from gpud.compiler.analysis.effects import is_call
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.abi.layout import DataLayout, align_up
 from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
 from gpud.device.cpu.codegen.analysis.register_types import register_storage
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES
-from gpud.device.cpu.codegen.emit.emitter import Emitter
 from gpud.device.cpu.codegen.emit.fence_checks import stack_base
 from gpud.device.cpu.codegen.emit.flush_to_zero import FLUSHING_ATTRIBUTES
 from gpud.device.cpu.codegen.emit.region_writer import KernelContext
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, width, zero
 from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
-from gpud.device.cpu.codegen.layout import DataLayout, align_up
 from gpud.device.cpu.codegen.preparation.inliner import possible_callees
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_check, is_target
+from gpud.device.cpu.ir.emitter import Emitter
+from gpud.device.cpu.ir.thread import LLVM_TYPE, width, zero
 
 __all__ = ["define_function", "failing_functions", "frame_sizes"]
 

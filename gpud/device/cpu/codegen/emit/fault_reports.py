@@ -14,9 +14,9 @@ from __future__ import annotations
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.reserved_names import ASSERT, FAULT, LEAVE
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.emit.thread import Thread
-from gpud.device.cpu.codegen.layout import HEADER, Failure, Space
+from gpud.device.cpu.abi.layout import HEADER, Failure, Space
+from gpud.device.cpu.ir.emitter import Emitter
+from gpud.device.cpu.ir.thread import Thread
 
 __all__ = ["BREAKPOINT", "RAW_ASSERT", "report", "report_fields"]
 

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.abi.layout import Failure, Space
+from gpud.device.cpu.abi.record_access import load, offset
+from gpud.device.cpu.abi.records import CHAIN, WORKER, WORKER_BYTES
 from gpud.device.cpu.codegen.emit.addresses import header_field
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
 from gpud.device.cpu.codegen.emit.fault_reports import report_fields
-from gpud.device.cpu.codegen.layout import Failure, Space
 from gpud.device.cpu.codegen.preparation.fence_instruction import (
     SPACES,
     FenceOperands,
     decode_fence,
 )
 from gpud.device.cpu.codegen.preparation.provenance import MAX_ORIGINS
-from gpud.device.cpu.sm.record_access import load, offset
-from gpud.device.cpu.sm.records import CHAIN, WORKER, WORKER_BYTES
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.region_writer import KernelContext

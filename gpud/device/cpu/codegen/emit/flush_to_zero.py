@@ -19,7 +19,7 @@ import platform
 from collections.abc import Iterable
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["FLUSHING_ATTRIBUTES", "define_with_flushing", "wants_flushing"]
 

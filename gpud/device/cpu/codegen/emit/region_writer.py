@@ -13,16 +13,7 @@ from collections.abc import Callable, Mapping
 from gpud.compiler.analysis.cfg import Block
 from gpud.compiler.analysis.effects import BARRIER, barrier, flags, read, written
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
-from gpud.device.cpu.codegen.analysis.regions import Region, Regions, waits
-from gpud.device.cpu.codegen.emit.addresses import KernelAddresses
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.emit.fault_reports import report
-from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops, strip_mined_loops
-from gpud.device.cpu.codegen.emit.thread import zero
-from gpud.device.cpu.codegen.emit.thread_code import CallInfo, ThreadCode
-from gpud.device.cpu.codegen.hoisting.merged_fences import MergedFences
-from gpud.device.cpu.codegen.layout import (
+from gpud.device.cpu.abi.layout import (
     HEADER,
     STATE_STATUS_SHIFT,
     BlockLayout,
@@ -30,8 +21,17 @@ from gpud.device.cpu.codegen.layout import (
     Shape,
     Status,
 )
+from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
+from gpud.device.cpu.codegen.analysis.regions import Region, Regions, waits
+from gpud.device.cpu.codegen.emit.addresses import KernelAddresses
+from gpud.device.cpu.codegen.emit.fault_reports import report
+from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops, strip_mined_loops
+from gpud.device.cpu.codegen.emit.thread_code import CallInfo, ThreadCode
+from gpud.device.cpu.codegen.hoisting.merged_fences import MergedFences
 from gpud.device.cpu.codegen.runtime.collectives import Collectives
 from gpud.device.cpu.codegen.runtime.warp_exchange import array_slot
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
+from gpud.device.cpu.ir.thread import zero
 
 __all__ = ["KernelContext", "RegionWriter", "state_word"]
 

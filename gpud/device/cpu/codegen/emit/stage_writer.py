@@ -27,7 +27,6 @@ from gpud.device.cpu.codegen.analysis.stage_plan import Segment, Stage
 from gpud.device.cpu.codegen.emit.fault_reports import report
 from gpud.device.cpu.codegen.emit.stage_end import StageEnd, is_whole_warp_barrier, offers
 from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops
-from gpud.device.cpu.codegen.emit.thread import zero
 from gpud.device.cpu.codegen.hoisting.affine import AffinePointer
 from gpud.device.cpu.codegen.hoisting.hoisted_checks import HoistedChecks
 from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence, without_claim
@@ -38,6 +37,7 @@ from gpud.device.cpu.codegen.preparation.pseudo_instructions import (
     is_poll,
 )
 from gpud.device.cpu.codegen.runtime.warp_exchange import array_slot
+from gpud.device.cpu.ir.thread import zero
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.lockstep import LockstepWriter

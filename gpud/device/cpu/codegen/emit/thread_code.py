@@ -13,6 +13,7 @@ from gpud.compiler.abi.reserved_names import PRINT
 from gpud.compiler.analysis.effects import callee
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
+from gpud.device.cpu.abi.layout import HEADER
 from gpud.device.cpu.codegen.analysis.canonical_nans import computes_with_floats
 from gpud.device.cpu.codegen.analysis.register_types import pointer_base
 from gpud.device.cpu.codegen.emit.addresses import KernelAddresses, header_field
@@ -22,11 +23,10 @@ from gpud.device.cpu.codegen.emit.call_checks import (
     return_if_failed,
     switch,
 )
-from gpud.device.cpu.codegen.emit.emitter import Emitter
 from gpud.device.cpu.codegen.emit.fence_checks import check, poll
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
-from gpud.device.cpu.codegen.layout import HEADER
 from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_callees
+from gpud.device.cpu.ir.emitter import Emitter
+from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
 from gpud.device.cpu.lower import lower
 from gpud.device.cpu.lower.data_movement.load_store import Access
 from gpud.errors import KernelRejected

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.analysis.effects import written
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter
 from gpud.device.cpu.codegen.hoisting.slices import Slices, Step
 from gpud.device.cpu.codegen.hoisting.stride_arithmetic import FLAT, Strides, add
 from gpud.device.cpu.codegen.hoisting.thread_box import Box, span_of
 from gpud.device.cpu.codegen.hoisting.thread_strides import Widening, strides_of
+from gpud.device.cpu.ir.emitter import Emitter
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.stage_writer import StageWriter

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 
 if TYPE_CHECKING:
-    from gpud.device.cpu.codegen.emit.emitter import Emitter
+    from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["EXACT", "End", "Interval", "IntervalArithmetic"]
 

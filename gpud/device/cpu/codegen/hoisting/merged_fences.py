@@ -45,9 +45,9 @@ from gpud.device.cpu.codegen.preparation.fence_instruction import FenceOperands,
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
 
 if TYPE_CHECKING:
-    from gpud.device.cpu.codegen.emit.emitter import Emitter
     from gpud.device.cpu.codegen.emit.region_writer import KernelContext
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
+    from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["MergedFences"]
 

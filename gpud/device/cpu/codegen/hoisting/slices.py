@@ -31,7 +31,7 @@ from gpud.compiler.analysis.effects import (
 )
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.rematerialization import reads_unstable
-from gpud.device.cpu.codegen.emit.thread import zero
+from gpud.device.cpu.ir.thread import zero
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.stage_writer import StageWriter

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, overload
 
 if TYPE_CHECKING:
-    from gpud.device.cpu.codegen.emit.emitter import Emitter
+    from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["FLAT", "Stride", "Strides", "add", "multiply", "subtract"]
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter
 from gpud.device.cpu.codegen.hoisting.stride_arithmetic import Stride, Strides, add, multiply
+from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["AlignedRanges", "Box", "compared", "narrowed", "span_of"]
 

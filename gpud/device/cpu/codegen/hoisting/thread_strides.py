@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.register_types import WORD_BITS
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE
 from gpud.device.cpu.codegen.hoisting.stride_arithmetic import (
     FLAT,
     Stride,
@@ -23,13 +22,14 @@ from gpud.device.cpu.codegen.hoisting.stride_arithmetic import (
     multiply,
     subtract,
 )
+from gpud.device.cpu.ir.thread import LLVM_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpud.device.cpu.codegen.emit.emitter import Emitter
     from gpud.device.cpu.codegen.emit.region_writer import KernelContext
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
+    from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["Widening", "strides_of"]
 

@@ -40,11 +40,11 @@ from gpud.compiler.analysis.effects import (
 )
 from gpud.compiler.analysis.liveness import Liveness
 from gpud.compiler.ptx import model as ptx
+from gpud.device.cpu.abi.layout import Shape, is_dynamic_shared
 from gpud.device.cpu.codegen.analysis.register_types import declared_types
 from gpud.device.cpu.codegen.analysis.static_ranges import StaticRanges
 from gpud.device.cpu.codegen.analysis.thread_constants import ThreadConstants
 from gpud.device.cpu.codegen.hoisting.transfer_functions import signed
-from gpud.device.cpu.codegen.layout import Shape, is_dynamic_shared
 from gpud.device.cpu.codegen.preparation.fence_instruction import (
     NO_CLAIM,
     Member,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.instrumentation import fences
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.layout import Space
+from gpud.device.cpu.abi.layout import Space
 from gpud.device.cpu.codegen.preparation.provenance import allowed, opcode, origins_of
 
 __all__ = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpud.compiler.analysis.effects import is_call
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.layout import ModuleLayout
+from gpud.device.cpu.abi.layout import ModuleLayout
 
 __all__ = ["addressed_functions", "layout_module"]
 

@@ -46,8 +46,8 @@ from gpud.compiler.analysis.effects import (
 )
 from gpud.compiler.ptx import model as ptx
 from gpud.compiler.ptx.printer import print_instruction
+from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.analysis.spin_loops import spin_headers
-from gpud.device.cpu.codegen.layout import Shape
 from gpud.device.cpu.codegen.preparation.bounds_checks import insert_bounds_checks
 from gpud.device.cpu.codegen.preparation.inliner import Inliner, around
 from gpud.device.cpu.codegen.preparation.matrix_moves import expand_matrices

@@ -30,7 +30,7 @@ from gpud.compiler.abi.reserved_names import GRID_SYNC, HEAP
 from gpud.compiler.analysis.effects import callee, is_call, state_space, written
 from gpud.compiler.instrumentation import fences
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.layout import is_dynamic_shared
+from gpud.device.cpu.abi.layout import is_dynamic_shared
 from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_callees
 
 __all__ = ["MAX_ORIGINS", "allowed", "infer_origins", "opcode", "origins_of"]

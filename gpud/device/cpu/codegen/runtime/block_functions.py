@@ -5,14 +5,14 @@ They are compiled once, for blocks of any size: offsets are computed from the si
 
 from __future__ import annotations
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import (
+from gpud.device.cpu.abi.layout import (
     BASE_ARRAYS,
     HEADER,
     HEADER_SIZE,
     STATE_STATUS_SHIFT,
     base_array_offset,
 )
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = ["CUT_MASK", "BlockFunctions"]
 

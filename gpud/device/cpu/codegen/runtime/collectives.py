@@ -27,9 +27,9 @@ from __future__ import annotations
 
 from gpud.compiler.analysis.effects import barrier
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter
 from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
 from gpud.device.cpu.codegen.runtime.warp_exchange import ExchangeFunctions
+from gpud.device.cpu.ir.emitter import Emitter
 from gpud.device.cpu.lower.collectives import collective_kind
 
 __all__ = ["Collectives"]

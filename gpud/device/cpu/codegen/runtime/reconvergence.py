@@ -6,8 +6,8 @@ at each block, with the offsets of their per-thread arrays and of their block-wi
 
 from __future__ import annotations
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter
 from gpud.device.cpu.codegen.runtime.block_functions import CUT_MASK, BlockFunctions
+from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["ReconvergenceFunctions"]
 

@@ -11,9 +11,9 @@ Source: PTX ISA 9.0, 9.7.13 (barriers, votes, shuffles).
 
 from __future__ import annotations
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.layout import Status
+from gpud.device.cpu.abi.layout import Status
 from gpud.device.cpu.codegen.runtime.block_functions import CUT_MASK, BlockFunctions
+from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["RendezvousFunctions"]
 

@@ -22,11 +22,11 @@ arrived.
 from __future__ import annotations
 
 from gpud.compiler.abi import control_words as cw
-from gpud.device.cpu.codegen.emit.emitter import Emitter, IRModule
-from gpud.device.cpu.codegen.layout import STATE_STATUS_SHIFT, Failure, Setup, Status
+from gpud.device.cpu.abi.layout import STATE_STATUS_SHIFT, Failure, Setup, Status
 from gpud.device.cpu.codegen.runtime.block_functions import CUT_MASK
 from gpud.device.cpu.codegen.runtime.reconvergence import ReconvergenceFunctions
 from gpud.device.cpu.codegen.runtime.rendezvous import RendezvousFunctions
+from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
 __all__ = [
     "CONVERGED",

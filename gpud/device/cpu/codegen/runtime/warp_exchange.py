@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.layout import WARP, BlockLayout
+from gpud.device.cpu.abi.layout import WARP, BlockLayout
+from gpud.device.cpu.ir.emitter import Emitter
 from gpud.device.cpu.lower.collectives import CollectiveKind
 
 __all__ = ["ExchangeFunctions", "array_slot"]

@@ -9,11 +9,11 @@ Source: PTX ISA 9.0, section 9.7.9.25 (asynchronous copy).
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, constant, read
 from gpud.device.cpu.lower.data_movement.mbarrier import arrive
 from gpud.device.cpu.lower.data_movement.state_spaces import element, space_of
 from gpud.device.cpu.lower.registry import CACHE_HINTS, Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, constant, read
 
 
 @lowering("cp")

@@ -13,15 +13,15 @@ chapter 8 (memory consistency model).
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand, Symbol, Vector
-from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.emitter import Emitter
+from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.values import Value, read, write
 from gpud.device.cpu.lower.data_movement.state_spaces import SPACES, element, generic_shared
 from gpud.device.cpu.lower.floats.float_arithmetic import minimum_maximum
 from gpud.device.cpu.lower.floats.formats import flush, narrow, widen
 from gpud.device.cpu.lower.floats.half_arithmetic import add_halves
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
 from gpud.device.cpu.lower.registry import LLVM_ORDER, SCOPES, Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, read, write
 
 _OPERATIONS = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")
 _TYPES = {

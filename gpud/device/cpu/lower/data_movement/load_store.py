@@ -21,7 +21,8 @@ from gpud.compiler.ptx.model import (
     Operand,
     Vector,
 )
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.values import Value, constant, read, write
 from gpud.device.cpu.lower.data_movement.state_spaces import element, space_of
 from gpud.device.cpu.lower.registry import (
     CACHE_HINTS,
@@ -31,7 +32,6 @@ from gpud.device.cpu.lower.registry import (
     lowering,
     rejected,
 )
-from gpud.device.cpu.lower.values import Value, constant, read, write
 
 __all__ = ["Access"]
 

@@ -24,9 +24,9 @@ Source: PTX ISA 9.0, section 9.7.13.15 (mbarrier); the layout is gpud's own.
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Address, Immediate, Instruction
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, constant, read, write
 from gpud.device.cpu.lower.registry import SCOPES, Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, constant, read, write
 
 __all__ = ["arrive"]
 

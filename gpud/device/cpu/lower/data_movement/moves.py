@@ -6,9 +6,9 @@ Source: PTX ISA 9.0, sections 9.7.9.2 and 9.7.9.3 (mov).
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand, SpecialRegister, Symbol, Vector
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.values import constant, read, write
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import constant, read, write
 
 
 @lowering("mov")

@@ -9,9 +9,9 @@ Source: PTX ISA 9.0, chapter 5.1 and sections 9.7.9.20 (isspacep) and 9.7.9.19 (
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.values import Value, read, write
 from gpud.device.cpu.lower.registry import Modifiers, lowering
-from gpud.device.cpu.lower.values import Value, read, write
 
 __all__ = ["SPACES", "element", "generic_shared", "space_of"]
 

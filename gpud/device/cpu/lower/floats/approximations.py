@@ -33,12 +33,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, intrinsic, write
 from gpud.device.cpu.lower.compare import read_float
 from gpud.device.cpu.lower.floats.float_arithmetic import gross_approximation, read_double_high
 from gpud.device.cpu.lower.floats.formats import canonical, flush
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, intrinsic, write
 
 __all__ = ["exponential", "hyperbolic_tangent"]
 

@@ -10,14 +10,14 @@ Source: PTX ISA 9.0, section 9.7.9.21.
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
+from gpud.device.cpu.ir.values import Value, constant, intrinsic, read, write
 from gpud.device.cpu.lower.compare import read_float
 from gpud.device.cpu.lower.floats import formats
 from gpud.device.cpu.lower.floats.directed_rounding import directed
 from gpud.device.cpu.lower.floats.minifloats import MINIFLOATS, convert_minifloats
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 
 _INTEGER_ROUNDING = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 _FLOAT_ROUNDING = ("rn", "rz", "rm", "rp", "rna")

@@ -25,8 +25,8 @@ reference, "Constrained Floating-Point Intrinsics" and `llvm.set.rounding`.
 
 from __future__ import annotations
 
+from gpud.device.cpu.ir.values import Value, call
 from gpud.device.cpu.lower.floats.formats import round_double
-from gpud.device.cpu.lower.values import Value, call
 
 __all__ = ["directed"]
 

@@ -11,12 +11,12 @@ Source: PTX ISA 9.0, section 9.7.3 (floating point), 9.7.5 (mixed precision).
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, constant, intrinsic, read, write
 from gpud.device.cpu.lower.compare import read_float
 from gpud.device.cpu.lower.floats.directed_rounding import directed
 from gpud.device.cpu.lower.floats.formats import canonical, canonical_root, flush, saturate
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 
 __all__ = ["gross_approximation", "minimum_maximum", "mixed_precision", "read_double_high"]
 

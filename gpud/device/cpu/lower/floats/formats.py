@@ -29,7 +29,7 @@ Source: PTX ISA 9.0, section 9.7.3 (rounding, subnormals, NaN); S. Boldo and G. 
 
 from __future__ import annotations
 
-from gpud.device.cpu.lower.values import Value, intrinsic
+from gpud.device.cpu.ir.values import Value, intrinsic
 
 __all__ = [
     "NAN",

@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, read, write
 from gpud.device.cpu.lower.floats.approximations import exponential, hyperbolic_tangent
 from gpud.device.cpu.lower.floats.float_arithmetic import minimum_maximum, mixed_precision
 from gpud.device.cpu.lower.floats.formats import NAN, flush_half, narrow, round_to_odd, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, read, write
 
 __all__ = ["add_halves"]
 

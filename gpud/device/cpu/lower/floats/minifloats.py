@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, read, write
 from gpud.device.cpu.lower.floats.formats import narrow, widen
 from gpud.device.cpu.lower.integers.integer_arithmetic import join_halves, split_halves
 from gpud.device.cpu.lower.registry import Modifiers, rejected
-from gpud.device.cpu.lower.values import Value, read, write
 
 __all__ = ["MINIFLOATS", "convert_minifloats"]
 

@@ -10,9 +10,9 @@ Source: PTX ISA 9.0, sections 9.7.1.15 to 9.7.1.23 (bit fields), 9.7.8 (logic an
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Immediate, Instruction, Pair
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, constant, intrinsic, read, write
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, constant, intrinsic, read, write
 
 # -- logic
 

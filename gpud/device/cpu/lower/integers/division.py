@@ -20,10 +20,10 @@ Source: PTX ISA 9.0, sections 9.7.1.8 and 9.7.1.9; the bound is elementary.
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Immediate, Instruction
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, read, write
 from gpud.device.cpu.lower.integers.integer_arithmetic import INTEGERS
 from gpud.device.cpu.lower.registry import Modifiers, lowering
-from gpud.device.cpu.lower.values import Value, read, write
 
 
 @lowering("div", "rem", types=INTEGERS)

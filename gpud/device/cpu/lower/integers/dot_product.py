@@ -6,9 +6,9 @@ Source: PTX ISA 9.0, sections 9.7.1.24 and 9.7.1.25.
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction, Operand
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, read, write
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, read, write
 
 
 def _elements(t: Thread, operand: Operand, type_: str, bits: int) -> list[Value]:

@@ -9,9 +9,9 @@ a - b is a + ~b + 1, and the flag is the carry of that.
 from __future__ import annotations
 
 from gpud.compiler.ptx.model import Instruction
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, intrinsic, read, write
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, intrinsic, read, write
 
 __all__ = ["INTEGERS", "join_halves", "split_halves"]
 

@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass
 
 from gpud.compiler.ptx.model import Instruction, Operand, RawOperand, Register
-from gpud.device.cpu.codegen.emit.thread import Thread
+from gpud.device.cpu.ir.thread import Thread
+from gpud.device.cpu.ir.values import Value, constant, read, write
 from gpud.device.cpu.lower.registry import Modifiers, lowering, rejected
-from gpud.device.cpu.lower.values import Value, constant, read, write
 
 _SELECTED = re.compile(r"(-?)\s*([%$\w]+)(?:\.([bh])([0-9]+))?")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")

@@ -28,7 +28,7 @@ from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
-from gpud.server.arrays.arenas import Arenas
+from gpud.server.arenas import Arenas
 from gpud.server.compilation.modules import Module
 from gpud.server.hosts.device import Device
 from gpud.server.scheduling.event_log import EventLog

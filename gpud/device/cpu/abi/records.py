@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpud.compiler.abi import control_words as cw
-from gpud.device.cpu.codegen.layout import align_up
+from gpud.device.cpu.abi.layout import align_up
 
 __all__ = [
     "BUSY_COUNT_BYTES",

@@ -1,10 +1,10 @@
-"""Emits code that reads and writes the records of `gpud.device.cpu.sm.records`."""
+"""Emits code that reads and writes the records of `gpud.device.cpu.abi.records`."""
 
 from __future__ import annotations
 
-from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.layout import HEADER
-from gpud.device.cpu.sm.records import CHAIN, STAGE, STAGE_BYTES, WORKER, WORKER_BYTES
+from gpud.device.cpu.abi.layout import HEADER
+from gpud.device.cpu.abi.records import CHAIN, STAGE, STAGE_BYTES, WORKER, WORKER_BYTES
+from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = [
     "Record",

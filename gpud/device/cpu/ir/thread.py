@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter
+from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = ["LLVM_TYPE", "Addresses", "Thread", "width", "zero"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from gpud.compiler.analysis.data_layout import size_and_align
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.thread import width
+from gpud.device.cpu.ir.thread import width
 
 __all__ = [
     "BASE_ARRAYS",

@@ -20,8 +20,8 @@ from __future__ import annotations
 import struct
 
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.emitter import Emitter
-from gpud.device.cpu.codegen.emit.thread import LLVM_TYPE, Thread, width
+from gpud.device.cpu.ir.emitter import Emitter
+from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread, width
 
 __all__ = ["Number", "Value", "call", "constant", "intrinsic", "read", "write"]
 

@@ -7,7 +7,7 @@ Freeing many pages takes the kernel long, so a large range is punched on a threa
 the session wait meanwhile, since the range must read as zero before it is used again. For the same
 reason a file that holds much is punched on a thread when its session ends.
 
-If a device has its own memory (`gpud.server.arrays.device_memory`), a range is released there
+If a device has its own memory (`gpud.server.hosts.device_memory`), a range is released there
 first.
 
 A client maps its whole file, and can write where it has no array, to memory that no limit counts.
@@ -31,9 +31,8 @@ from typing import NamedTuple
 from gpud.core.memory.allocator import Arena
 from gpud.core.memory.ledger import FreeRange, Ledger, MemoryUsage
 from gpud.errors import GpudError, InternalError, LimitExceeded, UnknownName
-from gpud.server.arrays import memfd
-from gpud.server.arrays.device_memory import DeviceArrays
-from gpud.server.ipc import file_descriptors
+from gpud.server.hosts.device_memory import DeviceArrays
+from gpud.server.ipc import file_descriptors, memfd
 from gpud.server.settings import MemoryLimits
 from gpud.units import Address, SessionId
 

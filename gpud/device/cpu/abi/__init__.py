@@ -1,0 +1,1 @@
+"""Layouts and records in memory that Python, the native SM loop and generated code share."""

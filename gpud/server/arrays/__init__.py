@@ -1,1 +1,0 @@
-"""The memory behind arrays: arenas, their memory files, and copies in device memory."""
