@@ -34,9 +34,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpud.compiler.abi.fault_sites import SiteTable
-from gpud.compiler.abi.reserved_names import check_variant_names, killable_variant, sliced_variant
+from gpud.compiler.abi.reserved_names import killable_variant, sliced_variant
 from gpud.compiler.analysis.block_shape import Shape
 from gpud.compiler.analysis.call_graph import call_graph
+from gpud.compiler.analysis.name_checks import check_variant_names
 from gpud.compiler.cache import Cache
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
 from gpud.compiler.passes.flatten import flatten_module

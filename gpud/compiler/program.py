@@ -23,6 +23,7 @@ from gpud.compiler.abi.reserved_names import (
 )
 from gpud.compiler.analysis.block_shape import Shape, holds
 from gpud.compiler.analysis.data_layout import layout_bytes, size_and_align
+from gpud.compiler.analysis.effects import declarations
 from gpud.compiler.forms.form import Form, Reason
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
 from gpud.errors import KernelNotFound, KernelRejected, LaunchConfigError
@@ -313,7 +314,7 @@ def symbols_of(module: Module) -> dict[str, SymbolInfo]:
 
 def _shared(module: Module, entry: Function) -> Iterable[Variable]:
     """Static shared variables: the module's, and those that the entry declares."""
-    for items in (module.items, entry.body or ()):
+    for items in (module.items, declarations(entry.body or ())):
         for item in items:
             if type(item) is Variable and item.space == "shared" and item.linkage != "extern":
                 yield item

@@ -5,7 +5,8 @@ and gpud's own functions and variables next to the user's. They must not be conf
 
 Approach: a variant's name is the kernel's with a suffix; everything that a device recognises by
 name (functions that it treats as intrinsics, the arena's variable, the registers and labels of
-checks) has one fixed name, and programs that define such a name themselves are refused.
+checks) has one fixed name, and programs that define such a name themselves are refused
+(`gpud.compiler.analysis.name_checks`).
 
 Properties:
     inverse: ``kernel_of`` of any variant of a kernel, or variant of a variant, is the kernel.
@@ -13,21 +14,7 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
-
-from gpud.compiler.ptx.model import (
-    BranchTargets,
-    CallPrototype,
-    CallTargets,
-    Function,
-    Instruction,
-    Label,
-    Module,
-    RegisterDeclaration,
-    Variable,
-)
-from gpud.errors import KernelRejected
 
 __all__ = [
     "ARENA",
@@ -41,8 +28,7 @@ __all__ = [
     "NORETURN",
     "PRINT",
     "RESERVED",
-    "check_names",
-    "check_variant_names",
+    "RESERVED_PREFIXES",
     "is_killable",
     "is_slots",
     "kernel_of",
@@ -88,7 +74,7 @@ RESERVED: Final = NORETURN | {ARENA, HEAP}
 LOOP: Final = "gpud_loop"
 """Prefix of all names of a persistent loop, after ``%`` or ``$``."""
 
-_RESERVED_BEGINNINGS = (
+RESERVED_PREFIXES: Final = (
     "gpud_fence_",
     "gpud_kill_",
     "gpud_report_",
@@ -98,11 +84,6 @@ _RESERVED_BEGINNINGS = (
     PRINT,
 )
 """Prefixes of registers, labels and functions that devices recognise, after ``%`` or ``$``."""
-
-_DECLARING = (RegisterDeclaration, Label, Variable, BranchTargets, CallTargets, CallPrototype)
-
-_PSEUDO = "gpud"
-"""First word of the devices' pseudo-instructions, such as a fence as one instruction."""
 
 _SLOTS = "_slots"
 _SLICED = "__gpud_sliced"
@@ -137,53 +118,3 @@ def slots_of(control: str) -> str:
 def is_slots(variable: str) -> bool:
     """Whether a variable is a persistent loop's claim slots; no user variable has such a name."""
     return variable.startswith(LOOP) and variable.endswith(_SLOTS)
-
-
-def check_variant_names(module: Module) -> None:
-    """Checks that no function of a program has the name of a variant that gpud may add.
-
-    Raises:
-        KernelRejected: one has; reason code ``reserved-name``.
-    """
-    for function in module.functions():
-        if kernel_of(function.name) != function.name:
-            message = (
-                f"the program defines {function.name}: names that end so are gpud's; rename it"
-            )
-            raise KernelRejected("reserved-name", message, None, function.line or None)
-
-
-def check_names(module: Module) -> None:
-    """Checks that a program defines none of gpud's names; names of variants are allowed.
-
-    Raises:
-        KernelRejected: it defines one, or has one of the CPU device's pseudo-instructions; reason
-            code ``reserved-name``.
-    """
-    for name, line in _declared(module):
-        if name in RESERVED or name.lstrip("%$").startswith(_RESERVED_BEGINNINGS):
-            message = f"the program defines {name}, a name that gpud uses; rename it"
-            raise KernelRejected("reserved-name", message, None, line or None)
-    for function in module.functions():
-        for statement in function.body or ():
-            if isinstance(statement, Instruction) and statement.opcode.base == _PSEUDO:
-                raise KernelRejected(
-                    "reserved-name",
-                    "the program has an instruction that is gpud's own, not one of PTX",
-                    statement.opcode.text,
-                    statement.line or None,
-                )
-
-
-def _declared(module: Module) -> Iterator[tuple[str, int]]:
-    """All names that functions and bodies declare, with their lines."""
-    for item in module.items:
-        if isinstance(item, Variable):
-            yield item.name, item.line
-        elif isinstance(item, Function):
-            yield item.name, item.line
-            for parameter in (*item.parameters, *item.returns):
-                yield parameter.name, item.line
-            for statement in item.body or ():
-                if isinstance(statement, _DECLARING):
-                    yield statement.name, statement.line

@@ -4,8 +4,9 @@ Problem: whether a kernel can be resized depends on all the code that it can rea
 pointers included, and for most kernels it is decided by what they do *not* use.
 
 Approach: one pass over each function collects the union of its instructions' properties, its
-special registers and its calls; queries about a kernel use the closure of its call graph.
-Control-flow graphs are built only for functions that need them.
+special registers, its calls and its declarations; queries about a kernel use the closure of its
+call graph. Control-flow graphs are built only for functions that need them. A pass that adds to a
+body gives the summary of what it adds (`CallGraph.extend`); the rest is not summarised again.
 
 Terms: an *addressed* function is one whose address is taken, in code or in an initialiser; an
 indirect call may reach every addressed function of the module (or, with ``.calltargets``, those
@@ -14,6 +15,8 @@ listed, which are addressed too); an *external* is called but has no body in the
 Properties:
 * a function is in the closure of an entry if some sequence of calls can reach it;
 * each function is summarised once, however many entries reach it;
+* the summary of a function that a pass has extended includes that of its body; its instructions may
+  be equivalent ones of the function before the pass;
 * equal modules give equal results in equal order.
 
 Source: PTX ISA 9.0, sections 7.1 (functions) and 9.7.13 (``call``).
@@ -28,6 +31,7 @@ from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.definitions import Definitions
 from gpud.compiler.analysis.effects import (
     BARRIER,
+    BRANCH,
     CALL,
     CLUSTER,
     COLLECTIVE,
@@ -42,24 +46,36 @@ from gpud.compiler.analysis.effects import (
 )
 from gpud.compiler.ptx.model import (
     Address,
+    BranchTargets,
+    CallPrototype,
     CallTargets,
     Function,
     Immediate,
     Initializer,
     InitialValue,
     Instruction,
+    Label,
     Module,
+    Opcode,
     Register,
+    RegisterDeclaration,
     SpecialRegister,
+    Statement,
     Symbol,
+    SymbolOffset,
     Tuple,
     Variable,
     Vector,
 )
 
-__all__ = ["CallGraph", "FunctionSummary", "call_graph"]
+__all__ = ["CallGraph", "FunctionSummary", "call_graph", "summarize"]
 
 _NOTED = BARRIER | COLLECTIVE | EXIT | CALL | TENSOR | TEXTURE | SURFACE | CLUSTER
+_DECLARING = (RegisterDeclaration, Label, Variable, BranchTargets, CallTargets, CallPrototype)
+
+Declaring = RegisterDeclaration | Label | Variable | BranchTargets | CallTargets | CallPrototype
+"""Statements that give something its name."""
+_NO_FUNCTION = Function("func", "")
 
 
 @dataclass(slots=True)
@@ -78,12 +94,19 @@ class FunctionSummary:
     noted: list[Instruction] = field(default_factory=list)
     specials: dict[str, Instruction] = field(default_factory=dict)
     bases: dict[str, Instruction] = field(default_factory=dict)
+    opcodes: dict[str, Opcode] = field(default_factory=dict)
+    """All that there are, by their texts."""
     calls: dict[str, Instruction] = field(default_factory=dict)
     """Directly called functions, each with the first call."""
     indirect: Instruction | None = None
     """The first call through a register."""
     named: dict[str, None] = field(default_factory=dict)
-    """The symbols among operands and call arguments, except callees: addressed functions, too."""
+    """The symbols among operands and call arguments, except callees: addressed functions and
+    variables, too."""
+    declared: list[Declaring] = field(default_factory=list)
+    """The declarations of the body, in order."""
+    may_cycle: bool = False
+    """Whether the control flow may have a cycle: some branch goes to a preceding label."""
     definitions: Definitions | None = None
     """The definitions of its registers, computed on demand."""
 
@@ -104,13 +127,18 @@ class CallGraph:
             # There may be declarations before and after the definition, which has the body.
             if function.body is not None or function.name not in self.functions:
                 self.functions[function.name] = function
-        looked_at = {} if before is None else {id(u.function.body): u for u in before.uses.values()}
-        named: dict[str, None] = {}
+        known = {} if before is None else before._summaries()
+        self.named: dict[str, None] = {}
+        """What code and initialisers name (`FunctionSummary.named`), in order of discovery."""
+        named = self.named
         self.uses: dict[str, FunctionSummary] = {}
         for function in self.functions.values():
             if function.body is not None:
-                found = looked_at.get(id(function.body))
-                uses = _summarize(function) if found is None else replace(found, function=function)
+                found = known.get(id(function.body))
+                if found is None:
+                    uses = summarize(function.body, function)
+                else:
+                    uses = replace(found, function=function)
                 self.uses[function.name] = uses
                 named |= uses.named
         for item in module.items:
@@ -122,6 +150,40 @@ class CallGraph:
             f.name for f in self.functions.values() if ".noreturn" in f.attributes
         )
         self._flows: dict[str, ControlFlow] = {}
+        self._extended: list[FunctionSummary] = []
+
+    def extend(self, function: Function, made: Function, new: FunctionSummary) -> Function:
+        """Records that a pass has made ``made`` of ``function``, so that it need not be summarised.
+
+        Args:
+            function: One of the module's, with a body.
+            made: Its body has the statements of the other's, or equivalent ones, and more.
+            new: The summary of what was added; see `summarize`.
+
+        Returns:
+            ``made``.
+        """
+        old = self.uses[function.name]
+        self._extended.append(
+            FunctionSummary(
+                made,
+                old.bits | new.bits,
+                [*old.noted, *new.noted],
+                new.specials | old.specials,
+                new.bases | old.bases,
+                new.opcodes | old.opcodes,
+                new.calls | old.calls,
+                old.indirect or new.indirect,
+                old.named | new.named,
+                [*old.declared, *new.declared],
+                old.may_cycle or new.may_cycle,
+            )
+        )
+        return made
+
+    def _summaries(self) -> dict[int, FunctionSummary]:
+        """The known summaries by the identity of their bodies."""
+        return {id(uses.function.body): uses for uses in (*self.uses.values(), *self._extended)}
 
     def flow(self, name: str) -> ControlFlow:
         """The control-flow graph of a function with a body, computed once."""
@@ -203,27 +265,35 @@ def call_graph(module: Module) -> CallGraph:
     return found
 
 
-# -- helpers -----------------------------------------------------------------------------------
-
-
-def _summarize(function: Function) -> FunctionSummary:
+def summarize(body: Iterable[Statement], function: Function = _NO_FUNCTION) -> FunctionSummary:
+    """What ``body``, all of that of ``function`` or some statements, uses."""
     uses = FunctionSummary(function)
     specials, bases, named, noted = uses.specials, uses.bases, uses.named, uses.noted
+    opcodes = uses.opcodes
     known: dict[str, int] = {}
-    for statement in function.body or ():
+    above: set[str] = set()  # labels
+    for statement in body:
         if type(statement) is not Instruction:
-            if type(statement) is CallTargets:
-                named.update(dict.fromkeys(statement.targets))
-            elif type(statement) is Variable:
-                named |= _named(statement.init)
+            if isinstance(statement, _DECLARING):
+                uses.declared.append(statement)
+                if type(statement) is Label:
+                    above.add(statement.name)
+                elif type(statement) is CallTargets:
+                    named.update(dict.fromkeys(statement.targets))
+                elif type(statement) is Variable:
+                    named |= _named(statement.init)
             continue
         op = statement.opcode
         bits = known.get(op.text)
         if bits is None:
-            bits = known[op.text] = FLAGS[op.text] & _NOTED
+            bits = known[op.text] = FLAGS[op.text] & (_NOTED | BRANCH)
             uses.bits |= FLAGS[op.text]
+            opcodes[op.text] = op
             bases.setdefault(op.base, statement)
-        if bits:
+        if bits & BRANCH:
+            target = statement.operands[0]  # an indexed branch may go anywhere
+            uses.may_cycle |= not isinstance(target, Symbol) or target.name in above
+        elif bits:
             noted.append(statement)
             if bits & CALL:
                 _add_call(statement, uses)
@@ -236,11 +306,18 @@ def _summarize(function: Function) -> FunctionSummary:
                 specials.setdefault(operand.name, statement)
             elif type(operand) is Symbol:
                 named[operand.name] = None
+            elif type(operand) is SymbolOffset:
+                named[operand.symbol.name] = None
             elif type(operand) is Vector:
                 for item in operand.items:
                     if type(item) is SpecialRegister:
                         specials.setdefault(item.name, statement)
+                    elif type(item) is Symbol:
+                        named[item.name] = None
     return uses
+
+
+# -- helpers -----------------------------------------------------------------------------------
 
 
 def _add_call(ins: Instruction, uses: FunctionSummary) -> None:

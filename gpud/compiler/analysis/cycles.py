@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.cfg import ControlFlow
-from gpud.compiler.analysis.effects import BRANCH, FLAGS
 from gpud.compiler.analysis.graph import strong_components
-from gpud.compiler.ptx.model import Function, Instruction, Label, Symbol
 
 __all__ = ["has_cycle", "recursive", "retreating_edges"]
 
@@ -37,21 +35,7 @@ def retreating_edges(flow: ControlFlow) -> list[tuple[int, int]]:
 
 def has_cycle(call_graph: CallGraph, name: str) -> bool:
     """Whether the control flow of the function ``name`` has a cycle."""
-    return _may_have_cycle(call_graph.functions[name]) and bool(call_graph.flow(name).components)
-
-
-def _may_have_cycle(function: Function) -> bool:
-    """A quick test: in a flat body every cycle has a branch to a preceding label."""
-    above: set[str] = set()
-    for statement in function.body or ():
-        kind = type(statement)
-        if kind is Label:
-            above.add(statement.name)  # type: ignore[union-attr]
-        elif kind is Instruction and FLAGS[statement.opcode.text] & BRANCH:  # type: ignore[union-attr]
-            target = statement.operands[0]  # type: ignore[union-attr]
-            if not isinstance(target, Symbol) or target.name in above:
-                return True  # an indexed branch may go anywhere
-    return False
+    return call_graph.uses[name].may_cycle and bool(call_graph.flow(name).components)
 
 
 def recursive(call_graph: CallGraph) -> frozenset[str]:

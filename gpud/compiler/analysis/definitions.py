@@ -25,9 +25,13 @@ _OPPOSITE |= {second: first for first, second in _OPPOSITE.items()}
 
 
 class Definitions:
-    """The single definitions of the registers of a flat ``body``."""
+    """The single definitions of the registers of a flat ``body``.
+
+    ``several`` are the registers that more than one instruction writes.
+    """
 
     def __init__(self, body: Iterable[Statement]) -> None:
+        self.several: set[str] = set()
         self._found: dict[str, Instruction | None] = {}
         for statement in body:
             if type(statement) is Instruction:
@@ -37,8 +41,11 @@ class Definitions:
         """Note that ``ins`` writes ``targets``."""
         found = self._found
         for register in targets:
-            once = ins.guard is None and register.name not in found
-            found[register.name] = ins if once else None
+            if register.name in found:
+                found[register.name] = None
+                self.several.add(register.name)
+            else:
+                found[register.name] = ins if ins.guard is None else None
 
     def of(self, operand: Operand) -> Instruction | None:
         """The only write of a register; ``None`` if there are several, or it is predicated."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gpud.compiler.ptx.model import (
     Address,
@@ -69,7 +70,7 @@ __all__ = [
     "barrier",
     "callee",
     "calls",
-    "ends_in_terminator",
+    "declarations",
     "flags",
     "is_barrier",
     "is_call",
@@ -377,6 +378,11 @@ def barrier(ins: Instruction) -> Barrier:
     action = "arrive" if "arrive" in modifiers else "sync"
     count = ins.operands[1] if len(ins.operands) > 1 else None
     return Barrier(action, ins.operands[0], count)
+
+
+def declarations(body: Iterable[Statement]) -> Iterable[Statement]:
+    """What stands before the first instruction of a flat body: among it all declarations."""
+    return takewhile(lambda statement: type(statement) is not Instruction, body)
 
 
 def calls(body: Iterable[Statement]) -> list[tuple[int, Instruction]]:

@@ -70,7 +70,7 @@ def find_spin_loops(call_graph: CallGraph, entry: str) -> list[SpinLoop]:
     sized_by_call = any(_reads_grid_size(uses.specials) for uses in closure[1:])
     found = []
     for uses in closure:
-        if uses.bits & VOLATILE or uses.bits & CALL:
+        if uses.may_cycle and uses.bits & (VOLATILE | CALL):
             found += _spin_loops_of(call_graph.flow(uses.function.name), call_graph, sized_by_call)
     return found
 

@@ -33,8 +33,8 @@ Graphs", 2021 (synchronisation and temporal divergence).
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from enum import IntEnum
+from typing import NamedTuple
 
 from gpud.compiler.analysis.block_shape import Shape
 from gpud.compiler.analysis.cfg import ControlFlow
@@ -47,13 +47,14 @@ from gpud.compiler.analysis.effects import (
     MEMORY_READ,
     VOLATILE,
     barrier,
+    declarations,
     read,
     special_registers,
     state_space,
     written,
 )
 from gpud.compiler.analysis.thread_indices import REFINED, ThreadIndices
-from gpud.compiler.ptx.model import Address, Instruction, Symbol, Variable
+from gpud.compiler.ptx.model import Address, Instruction, Opcode, Symbol, Variable
 
 __all__ = ["Level", "Shape", "Uniformity"]
 
@@ -86,6 +87,34 @@ _CARRIES = ("add", "sub", "mad", "addc", "subc", "madc")
 _CARRY = "%%carry"  # the condition code that add.cc writes and addc reads
 
 
+_Write = tuple[Instruction, list[str], list[str], bool, bool]
+"""An instruction, the registers that it writes and reads, and two of its `_Traits`."""
+
+
+class _Traits(NamedTuple):
+    """What an opcode says of its instructions.
+
+    ``is_source``: their results may be less alike than what they read. ``joins``: a result is as
+    alike as what they read.
+    """
+
+    is_source: bool
+    joins: bool
+    reads_carry: bool
+    writes_carry: bool
+
+
+def _traits(op: Opcode) -> _Traits:
+    bits = FLAGS[op.text]
+    exchanges = bits & (CALL | BARRIER | COLLECTIVE)
+    return _Traits(
+        bool(exchanges or bits & MEMORY_READ or op.base in _SOURCES),
+        not exchanges and op.base not in REFINED,
+        op.base in _CARRIES and op.base[-1] == "c",
+        op.base in _CARRIES and op.has("cc"),
+    )
+
+
 class Uniformity:
     """Levels of the registers and branches of one function.
 
@@ -99,17 +128,14 @@ class Uniformity:
         self._is_entry = function.kind == "entry"
         self._parameters = frozenset(p.name for p in function.parameters)
         self._has_local = not self._is_entry or any(
-            isinstance(s, Variable) and s.space == "local" for s in function.body or ()
+            isinstance(s, Variable) and s.space == "local"
+            for s in declarations(function.body or ())
         )
         self._known: dict[str, int] = {}
-        self._writes: list[tuple[Instruction, list[str], list[str]]] = []
-        self._users: dict[str, list[int]] = {}
+        self._writes: list[_Write] = []
         self._guards: dict[str, list[int]] = {}
         self._written_in: dict[int, list[str]] = {}
-        self._count: dict[str, int] = {}
-        # The worklist, in order; and which instructions are divergent as soon as a source is.
-        self._queue: OrderedDict[int, None] = OrderedDict()
-        self._follows: list[bool] = []
+        self._risen = False
         self._marks: dict[tuple[int, int], int] = {}
         self.definitions = Definitions(())
         self._collect()
@@ -153,61 +179,64 @@ class Uniformity:
     # -- data flow -----------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Collect writers and readers of registers; queue the possible sources of divergence."""
-        users, count, writes = self._users, self._count, self._writes
+        """Collects writers of registers, and what they read."""
+        known: dict[str, _Traits] = {}
+        definitions, writes, carried = self.definitions, self._writes, False
         for block in self.flow.order:
             names: list[str] = []
             places = self.flow.blocks[block].places
             for place in places:
                 ins = place.instruction
+                traits = known.get(ins.opcode.text)
+                if traits is None:
+                    traits = known[ins.opcode.text] = _traits(ins.opcode)
                 targets = written(ins)
-                base = ins.opcode.base
-                carries = base in _CARRIES and (base[-1] == "c" or ins.opcode.has("cc"))
-                if not targets and not carries:
+                if not targets and not traits.writes_carry:
                     continue
-                self.definitions.add(ins, targets)
+                definitions.add(ins, targets)
                 results = [register.name for register in targets]
                 sources = [register.name for register in read(ins)]
-                if carries:
-                    if base[-1] == "c":
-                        sources.append(_CARRY)
-                    if ins.opcode.has("cc"):
-                        results.append(_CARRY)
-                number = len(writes)
-                writes.append((ins, results, sources))
+                # Registers alone, most often.
+                others = len(results) + len(sources) < len(ins.operands) + (ins.guard is not None)
+                is_source = traits.is_source or (others and bool(special_registers(ins)))
+                if traits.reads_carry:
+                    sources.append(_CARRY)
+                if traits.writes_carry:
+                    if carried:
+                        definitions.several.add(_CARRY)
+                    carried = True
+                    results.append(_CARRY)
+                writes.append((ins, results, sources, is_source, traits.joins and not is_source))
                 names += results
-                for name in results:
-                    count[name] = count.get(name, 0) + 1
-                for name in sources:
-                    if name in users:
-                        users[name].append(number)
-                    else:
-                        users[name] = [number]
-                bits = FLAGS[ins.opcode.text]
-                exchanges = bits & (CALL | BARRIER | COLLECTIVE)
-                self._follows.append(not exchanges and base not in REFINED)
-                source = exchanges or bits & MEMORY_READ or base in _SOURCES
-                if source or special_registers(ins):
-                    self._queue[number] = None
             self._written_in[block] = names
             if len(self.flow.blocks[block].successors) > 1:
                 for register in read(places[-1].instruction):
                     self._guards.setdefault(register.name, []).append(block)
 
     def _run(self) -> None:
-        queue, writes, known = self._queue, self._writes, self._known
-        while queue:
-            number, _ = queue.popitem(last=False)
-            ins, results, sources = writes[number]
-            found = self._result(ins, sources)
-            if found:
-                for name in results:
-                    if known.get(name, _UNIFORM) | found != known.get(name, _UNIFORM):
-                        self._propagate(name, found)
+        """Go over the writes in the order of the code until no level rises any more."""
+        known, open_ = self._known, self._writes
+        self._risen = True
+        while self._risen:
+            self._risen = False
+            below: list[_Write] = []
+            for write in open_:
+                ins, results, sources, is_source, joins = write
+                level = _UNIFORM
+                for name in sources:
+                    level |= known.get(name, _UNIFORM)
+                if not joins and (level or is_source):
+                    level = self._result(ins, sources)
+                if level:
+                    for name in results:
+                        self._raise(name, level)
+                if level != _DIVERGENT:  # it can rise no further
+                    below.append(write)
+            open_ = below
 
-    def _propagate(self, name: str, found: int) -> None:
+    def _raise(self, name: str, found: int) -> None:
+        known = self._known
         pending = [(name, found)]
-        known, writes, follows, users = self._known, self._writes, self._follows, self._users
         while pending:
             name, found = pending.pop()
             old = known.get(name, _UNIFORM)
@@ -215,13 +244,7 @@ class Uniformity:
             if new == old:
                 continue
             known[name] = new
-            for number in users.get(name, ()):
-                if new == _DIVERGENT and follows[number]:
-                    for result in writes[number][1]:
-                        if known.get(result) != _DIVERGENT:
-                            pending.append((result, _DIVERGENT))
-                else:
-                    self._queue[number] = None
+            self._risen = True
             for block in self._guards.get(name, ()):
                 level = self._branch(block)
                 if level:
@@ -246,7 +269,7 @@ class Uniformity:
                     continue
                 self._marks[mark, block] = old | level
                 written_here = self._written_in[block]
-                names += [n for n in written_here if mark == 1 or self._count[n] > 1]
+                names += [n for n in written_here if mark == 1 or n in self.definitions.several]
         return names
 
     # -- transfer ------------------------------------------------------------------------------

@@ -301,12 +301,13 @@ def _exit_in_function(case: Case) -> Reason | None:
 
 
 def _shared_memory_full(case: Case) -> Reason | None:
-    statements = (s for uses in case.closure for s in uses.function.body or ())
+    declared: list[object] = [*case.call_graph.module.items]
+    for uses in case.closure:
+        declared += uses.declared
     used = layout_bytes(
-        item
-        for items in (case.call_graph.module.items, statements)
-        for item in items
-        if type(item) is Variable and item.space == "shared" and item.linkage != "extern"
+        one
+        for one in declared
+        if type(one) is Variable and one.space == "shared" and one.linkage != "extern"
     )
     if used + SLOT_BYTES <= _STATIC_SHARED_BYTES:
         return None

@@ -8,7 +8,8 @@ Approach: a function has one call of each reporting function, its *tail*; a repo
 arguments to registers and jumps to the tail. Devices that treat a report as one instruction split
 the tails again first.
 
-Algorithm. ``call gpud_fault, (ctl, claim, slots, kind, site, address); trap;`` becomes::
+Algorithm. With the *context* that only the entry's form knows, ``ctl``, ``claim`` and ``slots``,
+``call gpud_fault, (kind, site, address); trap;`` becomes::
 
         mov.b32 %gpud_report_kind, kind;
         mov.b32 %gpud_report_site, site;
@@ -24,17 +25,20 @@ In persistent form the tail reads the claim from the slot that still holds it un
 is over, so that the claim's register need not be live until then.
 
 Properties:
-    inverse: `split_tails` undoes `merge_tails`, except for what follows the calls;
+    inverse: `split_tails` undoes `merge_tails`, except for the context of the calls and what
+        follows them;
     cheap: a report extends the live range of no register but those of its own arguments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gpud.compiler.abi.reserved_names import ASSERT, CONTROL, FAULT
-from gpud.compiler.analysis.effects import callee, calls, ends_in_terminator, is_call
+from gpud.compiler.abi import control_words as words
+from gpud.compiler.abi.reserved_names import ASSERT, CONTROL, FAULT, NORETURN
+from gpud.compiler.analysis.effects import TERMINATOR, callee, calls, flags, is_call
 from gpud.compiler.ptx.model import (
     Address,
     Function,
@@ -73,6 +77,7 @@ _MOVES: Final = {
     name: tuple((Register(f"%{_STEM}{key}"), kind, opcode(f"mov.{kind}")) for key, kind in own)
     for name, own in _OWN.items()
 }
+_NOTHING = Immediate(str(words.NOTHING), words.NOTHING)
 _TRAP = Instruction(opcode("trap"))
 _BRA = opcode("bra")
 
@@ -87,31 +92,41 @@ def slot_of(control: str) -> Register:
     return Register(f"%{control.removesuffix(CONTROL)}_slot")
 
 
-def merge_tails(body: list[Statement]) -> list[Statement]:
-    """``body`` with jumps to tails in place of complete reports; the same object if none."""
+def ends_in_terminator(body: Sequence[Statement]) -> bool:
+    """Whether control never falls off the end of ``body``."""
+    last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
+    if not isinstance(last, Instruction) or last.guard is not None:
+        return False
+    return bool(flags(last.opcode) & TERMINATOR)
+
+
+def merge_tails(body: Sequence[Statement], context: tuple[Operand, ...]) -> list[Statement]:
+    """A copy of ``body`` with ``context`` added to calls of `NORETURN`, and jumps to tails."""
     made: list[Statement] = []
-    tails: dict[str, tuple[Operand, ...]] = {}
+    tails: dict[str, None] = {}
     registers: dict[str, str] = {}
     done = 0
-    for at, statement in calls(body):
-        name = _reported(statement)
-        if name is None or at + 1 == len(body) or body[at + 1] != _TRAP:
+    for at, call in calls(body):
+        target = callee(call)
+        if not isinstance(target, Symbol) or target.name not in NORETURN:
             continue
         made += body[done:at]
-        done = at + 2
-        given = _arguments(statement)
-        tails.setdefault(name, given[: len(CONTEXT)])
-        line = statement.line
-        for (register, kind, move), value in zip(_MOVES[name], given[len(CONTEXT) :], strict=True):
+        done, line, name, given = at + 1, call.line, target.name, _arguments(call)
+        if name not in _OWN or call.guard is not None or body[done : done + 1] != [_TRAP]:
+            made.append(_completed(call, context))
+            continue
+        done += 1
+        tails[name] = None
+        for (register, kind, move), value in zip(_MOVES[name], given, strict=True):
             registers[register.name] = kind
             made.append(Instruction(move, (register, value), None, line))
         made.append(Instruction(_BRA, _JUMPS[name], None, line))
-    if not tails:
-        return body
     made += body[done:]
+    if not tails:
+        return made
     if not ends_in_terminator(made):
         made.append(Instruction(opcode("ret")))
-    for name, context in tails.items():
+    for name in tails:
         made += _tail(name, context, registers)
     return [*(RegisterDeclaration(kind, name) for name, kind in registers.items()), *made]
 
@@ -158,6 +173,14 @@ def _reported(statement: Statement) -> str | None:
         return None
     complete = len(_arguments(statement)) == len(CONTEXT) + len(_OWN[target.name])
     return target.name if complete else None
+
+
+def _completed(call: Instruction, context: tuple[Operand, ...]) -> Instruction:
+    given = _arguments(call)
+    if not given:  # nothing is recorded
+        context = (context[0], _NOTHING, context[2])
+    operands = (callee(call), Tuple((*context, *given)))
+    return Instruction(call.opcode, operands, call.guard, call.line)
 
 
 def _arguments(call: Instruction) -> tuple[Operand, ...]:

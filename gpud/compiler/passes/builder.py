@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.effects import callee
 from gpud.compiler.ptx.model import (
     Function,
@@ -77,12 +78,13 @@ class CodeBuilder:
         self.body.append(Instruction(opcode(text), made, guard))
 
 
-def fresh_stem(module: Module, wanted: str) -> str:
+def fresh_stem(call_graph: CallGraph, wanted: str) -> str:
     """A prefix of new names: ``wanted``, with a number if a declared name begins with it.
 
-    Leading ``%``, ``$`` and ``_`` are ignored, so that all names made from the prefix are new.
+    Leading ``%``, ``$`` and ``_`` are ignored, so that all names made from the prefix are new in
+    the module of the call graph.
     """
-    names = {name.lstrip("%$_") for name in _declared(module) if wanted in name}
+    names = {name.lstrip("%$_") for name in _declared(call_graph) if wanted in name}
     stem, number = wanted, 1
     while any(name.startswith(stem) for name in names):
         number += 1
@@ -90,18 +92,24 @@ def fresh_stem(module: Module, wanted: str) -> str:
     return stem
 
 
-def _declared(module: Module) -> Iterable[str]:
-    for item in module.items:
+def _declared(call_graph: CallGraph) -> Iterable[str]:
+    for item in call_graph.module.items:
         if isinstance(item, Function):
             yield item.name
             for parameter in (*item.parameters, *item.returns):
                 yield parameter.name
-            for statement in item.body or ():
-                kind = type(statement)
-                if kind is RegisterDeclaration or kind is Label or kind is Variable:
-                    yield statement.name  # type: ignore[union-attr]
         elif isinstance(item, Variable):
             yield item.name
+    for uses in call_graph.uses.values():
+        for statement in uses.declared:
+            yield statement.name
+
+
+def split_declarations(body: list[Statement]) -> tuple[list[Statement], list[Statement]]:
+    """(the declarations of registers and variables that a flat body begins with, the rest)"""
+    declaring = (RegisterDeclaration, Variable)
+    start = next((n for n, s in enumerate(body) if not isinstance(s, declaring)), len(body))
+    return body[:start], body[start:]
 
 
 def call_of_copy(call: Instruction, copies: Mapping[str, str]) -> Instruction:
@@ -120,15 +128,3 @@ def map_functions(module: Module, change: Callable[[Function], Function]) -> Mod
     if all(new is old for new, old in zip(items, module.items, strict=True)):
         return module
     return Module(module.version, module.target, module.address_size, items)
-
-
-def split_declarations(body: list[Statement]) -> tuple[list[Statement], list[Statement]]:
-    """(declarations of registers and variables, the rest)."""
-    declarations: list[Statement] = []
-    rest: list[Statement] = []
-    for statement in body:
-        kind = type(statement)
-        (declarations if kind is RegisterDeclaration or kind is Variable else rest).append(
-            statement
-        )
-    return declarations, rest

@@ -29,7 +29,7 @@ Source: PTX ISA 9.0, sections 4.4, 5.2 and 7.1; scoping of labels in inline asse
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from gpud.compiler.ptx.lexicon import covers_special_register, is_special_register
@@ -98,7 +98,7 @@ def _is_plain(function: Function) -> bool:
     """Whether nothing has to be renamed, so that only declarations are moved."""
     if any(p.space == "reg" for p in (*function.parameters, *function.returns)):
         return False
-    for statement in function.body or ():
+    for statement in _declaring(function.body or ()):
         kind = type(statement)
         if kind is Scope:
             return False
@@ -107,6 +107,11 @@ def _is_plain(function: Function) -> bool:
         ):
             return False
     return True
+
+
+def _declaring(body: Iterable[Statement]) -> list[Statement]:
+    """The statements of ``body`` that are no instructions: all declarations among them."""
+    return [statement for statement in body if type(statement) is not Instruction]
 
 
 class _Environment:
@@ -164,7 +169,7 @@ class _Flattener:
 
     def reserve(self, body: list[Statement]) -> None:
         """Marks the names that the outermost scope declares as taken: they are not renamed."""
-        for statement in body:
+        for statement in _declaring(body):
             if isinstance(statement, RegisterDeclaration):
                 if not _is_ordinary(statement):
                     continue
@@ -246,10 +251,10 @@ class _Flattener:
         elif declared.count is None:
             new = name if own else self.fresh(name)
             environment.declare(declared.name, Register(new))
-            self.registers.append((replace(declared, name=new), nested))
+            self.registers.append((_renamed(declared, new), nested))
         else:
             new = name if own else self.fresh_prefix(name, declared.count)
-            self.registers.append((replace(declared, name=new), False))
+            self.registers.append((_renamed(declared, new), False))
             if new != declared.name:
                 for i in range(declared.count):
                     environment.declare(f"{declared.name}{i}", Register(f"{new}{i}"))
@@ -318,7 +323,7 @@ class _Flattener:
                 append(statement)
 
     def labels(self, body: list[Statement], environment: _Environment, *, nested: bool) -> None:
-        for statement in body:
+        for statement in _declaring(body):
             if isinstance(statement, (Label, BranchTargets, CallTargets, CallPrototype)):
                 name = statement.name
                 new = self.fresh(name, hides=self.module_names) if nested else name
@@ -332,15 +337,15 @@ class _Flattener:
     def instruction(self, old: Instruction, environment: _Environment) -> Instruction:
         memo = environment.memo
         operands: list[Operand] = []
-
-        def look_up(operand: Register | Symbol) -> Operand:
-            return self.named(operand, environment)
-
         changed = False
         for operand in old.operands:
             new = memo.get(id(operand))
             if new is None:
-                new = memo[id(operand)] = replace_names(operand, look_up)
+                if isinstance(operand, (Register, Symbol)):  # most are
+                    new = self.named(operand, environment)
+                else:
+                    new = replace_names(operand, lambda one: self.named(one, environment))
+                memo[id(operand)] = new
             changed = changed or new is not operand
             operands.append(new)
         guard = old.guard
@@ -372,6 +377,10 @@ def _is_ordinary(declared: RegisterDeclaration) -> bool:
     return not (
         is_special_register(name) if count is None else covers_special_register(name, count)
     )
+
+
+def _renamed(declared: RegisterDeclaration, name: str) -> RegisterDeclaration:
+    return declared if declared.name == name else replace(declared, name=name)
 
 
 def _percent(name: str) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpud.compiler.abi.fault_sites import SiteTable
-from gpud.compiler.abi.reserved_names import check_names
+from gpud.compiler.analysis.call_graph import call_graph
+from gpud.compiler.analysis.name_checks import check_names
 from gpud.compiler.forms.classifier import Decision, Form
 from gpud.compiler.passes.forms.exit_aware import pass_exit_aware
 from gpud.compiler.passes.forms.grid_sync import pass_grid_sync
@@ -102,7 +103,7 @@ def rewrite(
     for decision in plan.values():
         decision.require()
     if plan:
-        check_names(module)
+        check_names(call_graph(module))
     chosen = {None} | ({"fence"} if fence else set()) | ({"kill"} if kill else set())
     sites = SiteTable(module) if sites is None else sites
     for one in PASSES:

@@ -18,7 +18,6 @@ from gpud.compiler.ptx.constants import OperandError, evaluate, integer
 from gpud.compiler.ptx.lexicon import (
     IDENTIFIER,
     INTEGER,
-    covers_special_register,
     is_special_register,
 )
 from gpud.compiler.ptx.model import (
@@ -99,21 +98,12 @@ class OperandTable(dict[str, Operand]):
         self[text] = operand
         return operand
 
-    def expect(self, prefix: str, count: int) -> None:
-        """Adds ``prefix0`` to ``prefix<count-1>`` at once, which is cheaper than one by one."""
-        if count > _EXPECTED or f"{prefix}{count - 1}" in self:
-            return
-        names = [f"{prefix}{i}" for i in range(count)]
-        if not covers_special_register(prefix, count):
-            self.update(zip(names, map(Register, names), strict=True))
-
     def declare(self, names: Mapping[str, Operand]) -> OperandTable:
         """The table for the rest of a scope that has declared ``names``."""
         return OperandTable({**self.names, **names}, self.outer or self) if names else self
 
 
 _SHARED = OperandTable()
-_EXPECTED = 1 << 13
 _SHARED_LIMIT = 1 << 15
 
 

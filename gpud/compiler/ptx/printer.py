@@ -83,15 +83,16 @@ def print_statement(statement: Statement) -> str:
 
 def print_operand(operand: Operand) -> str:
     """One operand as text."""
+    if isinstance(operand, (Register, SpecialRegister, Symbol)):  # most are
+        return operand.name
+    if isinstance(operand, Address):
+        base, offset = operand.base, operand.offset
+        if base is None:
+            return f"[{offset}]"
+        return f"[{base.name}+{offset}]" if offset else f"[{base.name}]"
     match operand:
-        case Register(name) | SpecialRegister(name) | Symbol(name):
-            return name
         case Immediate(text) | RawOperand(text):
             return text
-        case Address(base, offset):
-            if base is None:
-                return f"[{offset}]"
-            return f"[{base.name}+{offset}]" if offset else f"[{base.name}]"
         case Vector(items):
             return "{" + ", ".join(map(print_operand, items)) + "}"
         case Tuple(items):

@@ -45,16 +45,17 @@ SPACES = (".global", ".const", ".shared", ".local", ".param", ".tex")
 
 _LISTS = (".branchtargets", ".calltargets", ".callprototype")
 
-# One line that is one instruction without parentheses (calls), strings or comments inside.
+# One instruction without parentheses (calls), strings or comments inside, and the end of its line
+# if it stands there.
 _FAST = re.compile(
     r"[ \t]*+(?:@(!?[A-Za-z_$%][\w$]*+)[ \t]++)?([a-z][\w.:]*+)(?<!:)"
-    r"(?:[ \t]++([^;\n\"/()@]++))?;[ \t]*+(?://[^\n]*+)?\n",
+    r"(?:[ \t]++([^;\n\"/()@]++))?;[ \t]*+(?:(?://[^\n]*+)?\n)?",
     re.ASCII,
 )
 _FAST_LABEL = re.compile(r"([A-Za-z_$][\w$]*+):[ \t]*+\n", re.ASCII)
 _FAST_REGISTER = re.compile(
-    r"[ \t]*+\.reg[ \t]++\.((?!v[248]\b)[a-z]\w*+)[ \t]++([%A-Za-z_$][\w$]*+)"
-    r"(?:<([1-9][0-9]{0,5})>)?;[ \t]*+\n",
+    r"[ \t]*+\.reg[ \t]++\.((?!v[248]\b)[a-z]\w*+)[ \t]++"
+    r"([%A-Za-z_$][\w$]*+)(?:<([1-9][0-9]{0,5})>|((?:,[ \t]*+[%A-Za-z_$][\w$]*+)++))?;[ \t]*+\n?",
     re.ASCII,
 )
 _VECTOR_PARTS = re.compile(
@@ -137,7 +138,8 @@ class StatementParser(Cursor):
                     made.guard = guards[guard]
                 append(made)
                 pos = match.end()
-                line += 1
+                if text[pos - 1] == "\n":
+                    line += 1
                 continue
             first = text[pos : pos + 1]
             if first == "\n":
@@ -152,13 +154,13 @@ class StatementParser(Cursor):
                 continue
             match = register(text, pos)
             if match is not None:
-                declared = self._registers(match, line)
-                append(declared)
+                out += self._registers(match, line)
                 if self.table is not table:
                     table = self.table
                     look_up = table.__getitem__
                 pos = match.end()
-                line += 1
+                if text[pos - 1] == "\n":
+                    line += 1
                 continue
             self.pos, self.line = pos, line
             self.skip()
@@ -233,18 +235,17 @@ class StatementParser(Cursor):
             self.pos, self.line = at, line
             out.append(directive(self, "a statement"))
 
-    def _registers(self, match: re.Match[str], line: int) -> RegisterDeclaration:
-        """The declaration from a `_FAST_REGISTER` match."""
-        kind, name, count = match.groups()
-        declared = RegisterDeclaration(kind, name, int(count) if count else None, None, line)
-        self._declare([declared])
+    def _registers(self, match: re.Match[str], line: int) -> list[RegisterDeclaration]:
+        """The declarations from a `_FAST_REGISTER` match."""
+        kind, name, count, others = match.groups()
+        declared = [RegisterDeclaration(kind, name, int(count) if count else None, None, line)]
+        for other in others.split(",")[1:] if others else ():
+            declared.append(RegisterDeclaration(kind, other.strip(), None, None, line))
+        self._declare(declared)
         return declared
 
     def _declare(self, declared: list[RegisterDeclaration]) -> None:
         """Adds the registers to the operand table."""
-        for one in declared:
-            if one.count is not None and one.name[0] == "%":
-                shared_table().expect(one.name, one.count)
         odd = _register_names(declared, self.table.names)
         if odd:
             self.table = self.table.declare(odd)

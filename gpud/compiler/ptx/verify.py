@@ -27,6 +27,7 @@ from gpud.compiler.ptx.model import (
     CallPrototype,
     CallTargets,
     Function,
+    Immediate,
     Initializer,
     InitialValue,
     Instruction,
@@ -75,6 +76,10 @@ _COUNTS: Final[dict[str, tuple[int, int]]] = {
     for name in names.split()
 }
 _ANY_COUNT: Final = (0, 1 << 16)
+_JUMPS: Final = {"bra": "label", "brx": "list"}
+"""What the last operand names, by opcode."""
+_USUAL_REGISTERS: Final = 4
+"""Registers for a statement: hardly any program has more, most have one."""
 
 
 def verify(module: Module) -> None:
@@ -98,7 +103,7 @@ def verify(module: Module) -> None:
         if isinstance(item, Variable):
             _initial(item.init, top, item)
         elif isinstance(item, Function) and item.body is not None:
-            names = _Names(top)
+            names = _Names(top, room=len(item.body) * _USUAL_REGISTERS)
             for parameter in (*item.returns, *item.parameters):
                 if parameter.name != "_":
                     kind = "register" if parameter.space == "reg" else "variable"
@@ -107,15 +112,24 @@ def verify(module: Module) -> None:
 
 
 class _Names:
-    """The names that one scope declares, with their kinds: ``register``, ``label``..."""
+    """The names that one scope declares, with their kinds: ``register``, ``label``...
 
-    __slots__ = ("checked", "kinds", "outer", "ranges")
+    ``spelled`` are names of `ranges` that are written out: a look-up is cheaper than taking a name
+    apart. There are at most ``room`` of them, as a program may declare more than it has bytes.
+    ``checked`` has the identities of operands and guards that are right, ``counted`` the number of
+    operands with which an opcode is.
+    """
 
-    def __init__(self, outer: _Names | None) -> None:
+    __slots__ = ("checked", "counted", "kinds", "outer", "ranges", "room", "spelled")
+
+    def __init__(self, outer: _Names | None, room: int = 0) -> None:
         self.kinds: dict[str, str] = {}
         self.ranges: dict[str, int] = {}
+        self.spelled: set[str] = set()
+        self.room = room
         self.outer = outer
         self.checked: set[int] = set()
+        self.counted: dict[str, int] = {} if outer is None else outer.counted
 
     def add(self, name: str, kind: str, where: Statement | Function) -> None:
         if name in self.kinds:
@@ -127,7 +141,11 @@ class _Names:
     def add_range(self, declared: RegisterDeclaration) -> None:
         if declared.name in self.ranges:
             _fail(f"'{declared.name}<n>' is declared twice in one scope", declared.line, declared)
-        self.ranges[declared.name] = declared.count or 0
+        name, count = declared.name, declared.count or 0
+        self.ranges[name] = count
+        if count <= self.room:
+            self.room -= count
+            self.spelled.update([f"{name}{i}" for i in range(count)])
 
     def find(self, name: str) -> str | None:
         """The kind of ``name`` in this scope and those around it, None if it is not declared."""
@@ -136,14 +154,14 @@ class _Names:
             kind = scope.kinds.get(name)
             if kind is not None:
                 return kind
-            if scope._numbered(name):
+            if name in scope.spelled or scope._numbered(name):
                 return "register"
             scope = scope.outer
         return None
 
     def _numbered(self, name: str) -> bool:
         """Whether a ``prefix<n>`` declaration of this scope covers ``name``."""
-        digits = len(name) - len(name.rstrip("0123456789"))
+        digits = len(name) - len(name.rstrip("0123456789")) if self.ranges else 0
         for split in range(len(name) - digits, len(name)):
             count = self.ranges.get(name[:split])
             number = name[split:]
@@ -159,9 +177,19 @@ def _body(body: list[Statement], names: _Names) -> None:
         if isinstance(statement, (Label, BranchTargets, CallTargets, CallPrototype)):
             kind = "label" if isinstance(statement, Label) else "list"
             names.add(statement.name, kind, statement)
+    checked, counted, spelled = names.checked, names.counted, names.spelled
     for statement in body:
         if type(statement) is Instruction:
-            _instruction(statement, names)
+            operands, guard = statement.operands, statement.guard
+            known = counted.get(statement.opcode.text) == len(operands)
+            if not known or (guard is not None and id(guard) not in checked):
+                _instruction(statement, names)
+                continue
+            for operand in operands:
+                if id(operand) not in checked:
+                    if type(operand) is not Register or operand.name not in spelled:
+                        _operand(operand, names, statement)
+                    checked.add(id(operand))
         elif isinstance(statement, RegisterDeclaration):
             names.checked.clear()
             if statement.count is None:
@@ -200,19 +228,19 @@ def _instruction(instruction: Instruction, names: _Names) -> None:
     if not low <= len(operands) <= high:
         wanted = f"{low}" if low == high else f"{low} to {high}"
         _fail(f"{base} takes {wanted} operands, not {len(operands)}", instruction.line, instruction)
-    if instruction.guard is not None:
-        _operand(instruction.guard.register, names, instruction)
-    checked = names.checked
+    guard, checked = instruction.guard, names.checked
+    if guard is not None and id(guard) not in checked:
+        _operand(guard.register, names, instruction)
+        checked.add(id(guard))
     for operand in operands:
         if id(operand) not in checked:
             _operand(operand, names, instruction)
             checked.add(id(operand))
-    if base == "bra" and isinstance(target := operands[0], Symbol):
-        _all_are("label", (target.name,), names, instruction)
-    elif base == "brx":
-        listed = operands[1]
-        if isinstance(listed, Symbol):
-            _all_are("list", (listed.name,), names, instruction)
+    if base in _JUMPS:
+        if isinstance(target := operands[-1], Symbol):
+            _all_are(_JUMPS[base], (target.name,), names, instruction)
+    else:
+        names.counted[instruction.opcode.text] = len(operands)
 
 
 def _operand(operand: Operand, names: _Names, where: Instruction) -> None:
@@ -221,12 +249,15 @@ def _operand(operand: Operand, names: _Names, where: Instruction) -> None:
         if names.find(name) != "register" and not _is_element(name, names):
             _fail(f"register {name!r} is not declared", where.line, where)
         return
+    if type(operand) is Immediate:
+        return
     match operand:
         case Symbol(name):
             if name not in _PREDEFINED and names.find(name) is None:
                 _fail(f"{name!r} is not declared", where.line, where)
-        case Address(Register() | Symbol() as base, _):
-            _operand(base, names, where)
+        case Address(base, _):
+            if base is not None:
+                _operand(base, names, where)
         case SymbolOffset(symbol, _):
             _operand(symbol, names, where)
         case Not(register):

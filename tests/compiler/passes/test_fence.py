@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from gpud.compiler.abi.fault_sites import SiteTable
-from gpud.compiler.abi.reserved_names import ARENA, HEAP, check_names
+from gpud.compiler.abi.reserved_names import ARENA, HEAP
+from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.memory_accesses import ARITHMETIC, accesses
+from gpud.compiler.analysis.name_checks import check_names
 from gpud.compiler.forms.classifier import classify
 from gpud.compiler.instrumentation.fences import Fence, Range, recognise
 from gpud.compiler.passes.safety.fence import pass_fence
@@ -410,7 +412,7 @@ def test_a_body_that_falls_off_its_end_does_not_fall_into_the_cold_part() -> Non
 def test_reserved_names(text: str) -> None:
     module = program(text, BODY.format("ld.global.u32 %r1, [%d1];"))
     with pytest.raises(KernelRejected, match="a name that gpud uses") as caught:
-        check_names(module)
+        check_names(call_graph(module))
     assert caught.value.reason == "reserved-name"
 
 

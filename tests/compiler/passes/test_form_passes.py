@@ -6,7 +6,7 @@ import pytest
 
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.reserved_names import killable_variant, sliced_variant
-from gpud.compiler.analysis.call_graph import CallGraph
+from gpud.compiler.analysis.call_graph import CallGraph, call_graph
 from gpud.compiler.forms.classifier import Form, classify
 from gpud.compiler.passes.forms.hidden_parameters import needs_of
 from gpud.compiler.passes.pass_manager import PASSES, rewrite
@@ -20,6 +20,16 @@ from tests.compiler.support.ptx_interpreter import Machine
 
 LEAVE = "mov.u32 %r30, %tid.x; setp.gt.u32 %p9, %r30, 5; @%p9 ret;"
 REGISTERS = ".reg .b32 %r<32>; .reg .b64 %d<8>; .reg .pred %p<16>;"
+
+
+LOOPING = r"""
+__device__ __noinline__ int at(const int* n, int i) { return n[i * n[1]]; }
+extern "C" __global__ void k(int* x, const int* n) {
+    for (int i = 0; i < n[1]; i++) {
+        x[i * n[blockIdx.x]] += x[at(n, i)];
+        __syncthreads();
+    }
+}"""
 
 
 def in_form(module: Module, form: Form | None = None) -> Module:
@@ -284,6 +294,31 @@ def test_a_call_graph_that_reuses_summaries_is_the_same() -> None:
             reused += sum(id(uses.bases) in known for uses in found.uses.values())
         before = found
     assert reused > 0
+
+
+def test_at_least_what_a_look_finds_is_known_of_extended_functions() -> None:
+    module = compiled(LOOPING)
+    decision = classify(module, "k")
+    plan = {"k": decision, killable_variant("k"): decision}
+    extended = 0
+
+    def check(_: str, made: Module) -> None:
+        nonlocal extended
+        known, fresh = call_graph(made), CallGraph(made)
+        assert known.addressed == fresh.addressed
+        for name, uses in fresh.uses.items():
+            found = known.uses[name]
+            extended += found.bits != uses.bits or len(found.noted) != len(uses.noted)
+            assert found.function is uses.function
+            assert found.bits & uses.bits == uses.bits
+            assert found.calls.keys() == uses.calls.keys()
+            assert found.specials.keys() >= uses.specials.keys()
+            assert found.bases.keys() >= uses.bases.keys()
+            assert (found.indirect is None) == (uses.indirect is None)
+            assert found.may_cycle or not fresh.flow(name).components
+
+    rewrite(module, plan, fence=True, kill=True, after=check)
+    assert extended > 0
 
 
 def test_a_rejected_kernel_is_not_rewritten() -> None:

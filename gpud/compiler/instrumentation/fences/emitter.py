@@ -7,13 +7,14 @@ from functools import lru_cache
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.fault_record import FaultKind
 from gpud.compiler.abi.reserved_names import ARENA, FAULT, GRID_SYNC, HEAP
-from gpud.compiler.instrumentation.fences.record import Fence, Range
+from gpud.compiler.instrumentation.fences.record import Fence, Member, Range
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER
 from gpud.compiler.ptx.model import (
     Address,
     Guard,
     Instruction,
     Label,
+    Opcode,
     Operand,
     Register,
     RegisterDeclaration,
@@ -46,142 +47,162 @@ def declarations(count: int) -> list[Statement]:
 
 def emit(fence: Fence, line: int = 0) -> tuple[list[Statement], list[Statement]]:
     """The hot and the cold part of ``fence``; ``line`` is that of the access, for messages."""
-    return _Writer(fence, line).hot(), _Writer(fence, line).cold()
+    return _hot(fence, line), _Cold(fence, line).body
 
 
-class _Writer:
-    """Writes the parts of one fence."""
+def _hot(fence: Fence, line: int) -> list[Statement]:
+    """The statements before the first access."""
+    names, guard = _names(fence.number), fence.guard
+    base, size, off, last, out = names.base, names.size, names.off, names.last, names.out
+    low, span, align = fence.low, fence.span, fence.align
+    body: list[Statement] = [
+        Instruction(_LOAD, (base, _BASE), None, line),
+        Instruction(_LOAD, (size, _SIZE), None, line),
+        Instruction(_SUBTRACT, (off, fence.register, base), None, line),
+    ]
+    if low:
+        body.append(Instruction(_ADD, (off, off, immediate(low)), None, line))
+    body.append(Instruction(_SUBTRACT, (last, size, immediate(span)), None, line))
+    body.append(Instruction(_ABOVE, (out, off, last), None, line))
+    if align > 1:
+        body.append(Instruction(_MASK, (names.low, off, immediate(align - 1)), None, line))
+        body.append(Instruction(_ODD_OR, (out, names.low, _ZERO, out), None, line))
+    if guard is not None:
+        may = guard.register
+        if guard.negated:
+            may = fence_register("not", fence.number)
+            body.append(Instruction(_NOT, (may, guard.register), None, line))
+        body.append(Instruction(_AND, (out, out, may), None, line))
+    body.append(Instruction(_BRA, (names.cold,), names.is_out, line))
+    body.append(Label(names.warm.name, line))
+    return body
+
+
+class _Cold:
+    """Writes the statements for the end of the function."""
 
     def __init__(self, fence: Fence, line: int) -> None:
         self._fence = fence
         self._line = line
-        self.body: list[Statement] = []
-
-    def _register(self, name: str) -> Register:
-        return fence_register(name, self._fence.number)
-
-    def _label(self, name: str, member: int | None = None) -> Symbol:
-        which = f"{self._fence.number}" if member is None else f"{self._fence.number}_{member}"
-        return Symbol(f"${STEM}{name}_{which}")
-
-    def _do(self, text: str, *operands: Operand, when: Register | None = None) -> None:
-        guard = None if when is None else Guard(when)
-        self.body.append(Instruction(opcode(text), operands, guard, self._line))
-
-    def hot(self) -> list[Statement]:
-        """The statements before the first access."""
-        fence, do = self._fence, self._do
-        first, align = fence.low, fence.align
-        base, size, off, last, low = map(self._register, ("base", "size", "off", "last", "low"))
-        out = self._register("out")
-        do("ld.const.u64", base, _BASE)
-        do("ld.const.u64", size, _SIZE)
-        do("sub.s64", off, fence.register, base)
-        if first:
-            do("add.s64", off, off, immediate(first))
-        do("sub.s64", last, size, immediate(fence.span))
-        do("setp.gt.u64", out, off, last)
-        if align > 1:
-            do("and.b64", low, off, immediate(align - 1))
-            do("setp.ne.or.s64", out, low, immediate(0), out)
-        if fence.guard is not None:
-            may = fence.guard.register
-            if fence.guard.negated:
-                may = self._register("not")
-                do("not.pred", may, fence.guard.register)
-            do("and.pred", out, out, may)
-        do("bra", self._label("cold"), when=out)
-        self.body.append(Label(self._label("warm").name, self._line))
-        return self.body
-
-    def cold(self) -> list[Statement]:
-        """The statements for the end of the function."""
-        self.body.append(Label(self._label("cold").name, self._line))
-        fence = self._fence
+        self._names = _names(fence.number)
+        self.body: list[Statement] = [Label(self._names.cold.name, line)]
         if len(fence.members) == 1 and not fence.windows and not fence.variables:
-            self._only_report()
-            return self.body
-        for index in range(len(fence.members)):
-            self._member(index)
-        self._do("bra", self._label("warm"))
-        return self.body
+            self._only_report(fence.members[0])
+            return
+        for index, member in enumerate(fence.members):
+            self._member(index, member)
+        self._do(_BRA, self._names.warm)
 
-    def _only_report(self) -> None:
+    def _do(self, op: Opcode, *operands: Operand, when: Guard | None = None) -> None:
+        self.body.append(Instruction(op, operands, when, self._line))
+
+    def _label(self, name: str, member: int) -> Symbol:
+        return Symbol(f"${STEM}{name}_{self._fence.number}_{member}")
+
+    def _report(self, kind: FaultKind, member: Member) -> None:
+        own = Tuple((immediate(kind.value), immediate(member.site), self._names.where))
+        self._do(_CALL, _FAULT, own)
+        self._do(_TRAP)
+
+    def _only_report(self, member: Member) -> None:
         """One member for which only the arena is legal: threads that come here have a fault."""
-        do, member = self._do, self._fence.members[0]
-        where, out, found = self._register("where"), self._register("out"), self._label("found", 0)
-        do("add.s64", where, self._fence.register, immediate(member.low))
+        do, names = self._do, self._names
+        do(_ADD, names.where, self._fence.register, immediate(member.low))
         if member.align > 1:
-            do("setp.gt.u64", out, self._register("off"), self._register("last"))
-            do("bra", found, when=out)
-            do("call", Symbol(FAULT), self._arguments(FaultKind.MISALIGNED, member.site))
-            do("trap")
+            found = self._label("found", 0)
+            do(_ABOVE, names.out, names.off, names.last)
+            do(_BRA, found, when=names.is_out)
+            self._report(FaultKind.MISALIGNED, member)
             self.body.append(Label(found.name, self._line))
-        do("call", Symbol(FAULT), self._arguments(FaultKind.ADDRESS, member.site))
-        do("trap")
+        self._report(FaultKind.ADDRESS, member)
 
-    def _member(self, index: int) -> None:
-        fence, do = self._fence, self._do
-        member = fence.members[index]
-        base, size, off, last, low = map(self._register, ("base", "size", "off", "last", "low"))
-        where, out, also = map(self._register, ("where", "out", "also"))
+    def _member(self, index: int, member: Member) -> None:
+        fence, do, names = self._fence, self._do, self._names
+        where, off, last, out = names.where, names.off, names.last, names.out
         found = self._label("found", index)
-        do("add.s64", where, fence.register, immediate(member.low))
-        do("sub.s64", off, where, base)
-        do("sub.s64", last, size, immediate(member.span))
-        do("setp.le.u64", out, off, last)
-        do("bra", found, when=out)
+        do(_ADD, where, fence.register, immediate(member.low))
+        do(_SUBTRACT, off, where, names.base)
+        do(_SUBTRACT, last, names.size, immediate(member.span))
+        do(_WITHIN, out, off, last)
+        do(_BRA, found, when=names.is_out)
+        also = fence_register("also", fence.number)
         for window in fence.windows:
-            do(f"isspacep.{window}", out, where)
-            do("add.s64", off, where, immediate(member.span - 1))
-            do(f"isspacep.{window}", also, off)
-            do("and.pred", out, out, also)
-            do("bra", found, when=out)
+            lies = opcode(f"isspacep.{window}")
+            do(lies, out, where)
+            do(_ADD, off, where, immediate(member.span - 1))
+            do(lies, also, off)
+            do(_AND, out, out, also)
+            do(_BRA, found, when=names.is_out)
         for variable in fence.variables:
             self._variable(variable, member.span, found)
-        do("call", Symbol(FAULT), self._arguments(FaultKind.ADDRESS, member.site))
-        do("trap")
+        self._report(FaultKind.ADDRESS, member)
         self.body.append(Label(found.name, self._line))
         if member.align > 1:
             aligned = self._label("next", index)
-            do("and.b64", low, where, immediate(member.align - 1))
-            do("setp.eq.s64", out, low, immediate(0))
-            do("bra", aligned, when=out)
-            do("call", Symbol(FAULT), self._arguments(FaultKind.MISALIGNED, member.site))
-            do("trap")
+            do(_MASK, names.low, where, immediate(member.align - 1))
+            do(_EVEN, out, names.low, _ZERO)
+            do(_BRA, aligned, when=names.is_out)
+            self._report(FaultKind.MISALIGNED, member)
             self.body.append(Label(aligned.name, self._line))
 
     def _variable(self, variable: Range, span: int, found: Symbol) -> None:
-        do, off, where, out = self._do, *map(self._register, ("off", "where", "out"))
+        do, names = self._do, self._names
+        off, where, out = names.off, names.where, names.out
         if variable.name == HEAP:
-            last, also = self._register("last"), self._register("also")
-            do("ld.const.u64", off, Address(Symbol(HEAP)))
-            do("sub.s64", off, where, off)
-            do("ld.const.u64", last, Address(Symbol(HEAP), 8))
-            do("setp.ge.u64", also, last, immediate(span))
-            do("sub.s64", last, last, immediate(span))
-            do("setp.le.and.u64", out, off, last, also)
-            do("bra", found, when=out)
+            last, also = names.last, fence_register("also", self._fence.number)
+            do(_LOAD, off, Address(Symbol(HEAP)))
+            do(_SUBTRACT, off, where, off)
+            do(_LOAD, last, Address(Symbol(HEAP), 8))
+            do(opcode("setp.ge.u64"), also, last, immediate(span))
+            do(_SUBTRACT, last, last, immediate(span))
+            do(opcode("setp.le.and.u64"), out, off, last, also)
+            do(_BRA, found, when=names.is_out)
             return
         if variable.size < span:
             return
         if variable.name == GRID_SYNC:
-            do("add.s64", off, JOB_REGISTER, immediate(words.GRID_SYNC))
+            do(_ADD, off, JOB_REGISTER, immediate(words.GRID_SYNC))
         else:
             how = "cvta.const.u64" if variable.space == "const" else "mov.u64"
-            do(how, off, Symbol(variable.name))
-        do("sub.s64", off, where, off)
-        do("setp.le.u64", out, off, immediate(variable.size - span))
-        do("bra", found, when=out)
-
-    def _arguments(self, kind: FaultKind, site: int) -> Tuple:
-        return Tuple((immediate(kind), immediate(site), self._register("where")))
+            do(opcode(how), off, Symbol(variable.name))
+        do(_SUBTRACT, off, where, off)
+        do(_WITHIN, out, off, immediate(variable.size - span))
+        do(_BRA, found, when=names.is_out)
 
 
-@lru_cache(maxsize=8192)
+class _Names:
+    """The registers and labels that fences of one number have in common."""
+
+    __slots__ = ("base", "cold", "is_out", "last", "low", "off", "out", "size", "warm", "where")
+
+    def __init__(self, number: int) -> None:
+        self.base = fence_register("base", number)
+        self.size = fence_register("size", number)
+        self.off = fence_register("off", number)
+        self.last = fence_register("last", number)
+        self.low = fence_register("low", number)
+        self.where = fence_register("where", number)
+        self.out = fence_register("out", number)
+        self.is_out = Guard(self.out)
+        self.cold = Symbol(f"${STEM}cold_{number}")
+        self.warm = Symbol(f"${STEM}warm_{number}")
+
+
+@lru_cache(maxsize=1024)
+def _names(number: int) -> _Names:
+    return _Names(number)
+
+
 def fence_register(name: str, number: int) -> Register:
     """The register ``name``, one of ``_REGISTERS``, of fence ``number``."""
     return Register(f"%{STEM}{name}_{number}")
 
 
 _BASE, _SIZE = Address(Symbol(ARENA)), Address(Symbol(ARENA), 8)
+_FAULT, _ZERO = Symbol(FAULT), immediate(0)
+_LOAD = opcode("ld.const.u64")
+_ADD, _SUBTRACT, _MASK = opcode("add.s64"), opcode("sub.s64"), opcode("and.b64")
+_ABOVE, _WITHIN = opcode("setp.gt.u64"), opcode("setp.le.u64")
+_ODD_OR, _EVEN = opcode("setp.ne.or.s64"), opcode("setp.eq.s64")
+_NOT, _AND = opcode("not.pred"), opcode("and.pred")
+_BRA, _CALL, _TRAP = opcode("bra"), opcode("call"), opcode("trap")

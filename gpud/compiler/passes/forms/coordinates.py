@@ -59,8 +59,16 @@ def replace_specials(body: Iterable[Statement], instead: Mapping[str, Operand]) 
                 kind = type(operand)
                 if kind is Register:  # most are
                     continue
-                special = kind is SpecialRegister and operand.name in instead  # type: ignore[union-attr]
-                if special or kind is Vector or kind is Tuple:
+                if kind is SpecialRegister:
+                    reads = operand.name in instead  # type: ignore[union-attr]
+                elif kind is Vector or kind is Tuple:
+                    reads = any(
+                        type(item) is SpecialRegister and item.name in instead
+                        for item in operand.items  # type: ignore[union-attr]
+                    )
+                else:
+                    continue
+                if reads:
                     statement = _replaced(statement, instead)  # noqa: PLW2901
                     break
         append(statement)
@@ -69,8 +77,6 @@ def replace_specials(body: Iterable[Statement], instead: Mapping[str, Operand]) 
 
 def _replaced(ins: Instruction, instead: Mapping[str, Operand]) -> Instruction:
     operands = tuple(_operand(operand, instead) for operand in ins.operands)
-    if operands == ins.operands:
-        return ins
     return Instruction(ins.opcode, operands, ins.guard, ins.line)
 
 

@@ -74,7 +74,7 @@ def pass_exit_aware(module: Module, plan: Mapping[str, Decision]) -> Module:
     if not chosen:
         return module
     call_graph = call_graph_of(module)
-    stem = fresh_stem(module, "gpud_body")
+    stem = fresh_stem(call_graph, "gpud_body")
     items: list[Function | Variable | Directive] = []
     copies: list[Function] = []
     for item in module.items:

@@ -33,7 +33,7 @@ from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.effects import callee
 from gpud.compiler.forms.classifier import Decision
-from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions
+from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions, split_declarations
 from gpud.compiler.passes.forms.coordinates import COORDINATES, replace_specials, used_coordinates
 from gpud.compiler.ptx.model import (
     Address,
@@ -44,7 +44,6 @@ from gpud.compiler.ptx.model import (
     Operand,
     Parameter,
     Register,
-    RegisterDeclaration,
     SpecialRegister,
     Statement,
     Symbol,
@@ -70,7 +69,7 @@ def pass_coordinates(module: Module, plan: Mapping[str, Decision]) -> Module:
     needs = needs_of(call_graph)
     if not any(needs.values()):
         return module
-    writer = _Coordinates(fresh_stem(module, "gpud_place"), call_graph, needs)
+    writer = _Coordinates(fresh_stem(call_graph, "gpud_place"), call_graph, needs)
     return map_functions(module, writer.rewrite)
 
 
@@ -138,7 +137,7 @@ class HiddenParameters:
         """The values that ``function`` has without parameters, by key; may append to ``code``."""
         raise NotImplementedError
 
-    def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
+    def changed(self, function: Function, here: Mapping[str, Operand]) -> list[Statement]:
         """The rewritten body of ``function``, in which keys have the values in ``here``."""
         raise NotImplementedError
 
@@ -170,8 +169,13 @@ class HiddenParameters:
                 here[name] = register
                 load = f"ld.param.{self._kind(name)}"
                 code(load, register, Address(Symbol(parameter.name)))
-        self._walk(self.changed(function, here), here, code)
-        return replace(function, parameters=parameters, body=[*code.declarations, *code.body])
+        declarations, body = split_declarations(self.changed(function, here))
+        prologue, code.body = code.body, []
+        if passes_on:
+            self._walk(body, here, code)
+            body = code.body
+        made = [*declarations, *code.declarations, *prologue, *body]
+        return replace(function, parameters=parameters, body=made)
 
     def _kind(self, name: str) -> str:
         return "b64" if name in self._wide else "b32"
@@ -187,7 +191,6 @@ class HiddenParameters:
     def _walk(
         self, body: Iterable[Statement], here: Mapping[str, Operand], code: CodeBuilder
     ) -> None:
-        declarations: list[Statement] = []
         for statement in body:
             if type(statement) is Instruction:
                 if statement.opcode.base == "call":
@@ -198,11 +201,7 @@ class HiddenParameters:
                 parameters = (*statement.parameters, *added)
                 code.body.append(replace(statement, parameters=parameters))
                 continue
-            elif isinstance(statement, (Variable, RegisterDeclaration)):
-                declarations.append(statement)
-                continue
             code.body.append(statement)
-        code.declarations[:0] = declarations
 
     def _call(self, ins: Instruction, here: Mapping[str, Operand], code: CodeBuilder) -> None:
         target = callee(ins)
@@ -241,7 +240,7 @@ class _Coordinates(HiddenParameters):
     def offered(self, function: Function, code: CodeBuilder) -> dict[str, Operand]:
         return {name: SpecialRegister(name) for name in COORDINATES}
 
-    def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
+    def changed(self, function: Function, here: Mapping[str, Operand]) -> list[Statement]:
         own = self._needs.get(function.name, ()) if function.kind == "func" else ()
         return replace_specials(function.body or (), {name: here[name] for name in own})
 

@@ -57,7 +57,7 @@ from typing import NamedTuple
 
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.reserved_names import CONTROL, LOOP, slots_of
-from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
+from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary, summarize
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.effects import BARRIER, COLLECTIVE, EXIT, FLAGS, RETURN
 from gpud.compiler.forms.classifier import Decision
@@ -87,6 +87,7 @@ __all__ = ["claim_and_slot", "pass_persistent"]
 
 _VERSION = (6, 0)  # barrier.sync and bar.warp.sync appeared in PTX 6.0
 _EVERY_LANE = -1
+_AGAIN = opcode("bra")
 
 
 def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
@@ -105,7 +106,9 @@ def pass_persistent(module: Module, plan: Mapping[str, Decision]) -> Module:
         decision = plan.get(function.name)
         if decision is None or function.kind != "entry" or function.body is None:
             return function
-        return _around(function, _loop(_needs(function, decision, call_graph)))
+        loop = _loop(_needs(function, decision, call_graph))
+        made = _around(function, loop)
+        return call_graph.extend(function, made, loop.uses)
 
     changed = map_functions(module, change)
     return replace(changed, version=max(module.version, _VERSION))
@@ -188,6 +191,7 @@ class _Loop:
         head: the statements before the body.
         instead: the registers that replace coordinates in the body.
         leave: the statements after the body.
+        uses: the summary of all its statements.
     """
 
     def __init__(self, needs: _Needs) -> None:
@@ -204,6 +208,8 @@ class _Loop:
         self._leave_loop(leader)
         self.leave = code.body
         self.declarations = code.declarations
+        again = Instruction(_AGAIN, (self.start,))
+        self.uses = summarize([*self.declarations, *self.head, again, *self.leave])
 
     def _claim(self) -> Register:
         """Append the code that claims a task block or leaves; returns the leader's predicate."""
@@ -285,15 +291,14 @@ class _Loop:
 def _without_exits(body: list[Statement], start: Symbol) -> list[Statement]:
     """``body`` with branches to ``start`` in place of ``ret`` and ``exit``, and at its end."""
     made: list[Statement] = []
-    again = opcode("bra")
     for statement in body:
         if type(statement) is Instruction and FLAGS[statement.opcode.text] & (RETURN | EXIT):
-            statement = Instruction(again, (start,), statement.guard, statement.line)  # noqa: PLW2901
+            statement = Instruction(_AGAIN, (start,), statement.guard, statement.line)  # noqa: PLW2901
         made.append(statement)
     last = next((s for s in reversed(made) if isinstance(s, Instruction | Label)), None)
     ends = isinstance(last, Instruction) and last.guard is None
     if not (ends and isinstance(last, Instruction) and last.opcode.base in ("bra", "trap")):
-        made.append(Instruction(again, (start,)))
+        made.append(Instruction(_AGAIN, (start,)))
     return made
 
 
@@ -307,12 +312,6 @@ def _is_one_row(entry: Function) -> bool:
 
 
 def _copies_asynchronously(uses: FunctionSummary) -> bool:
-    if "cp" not in uses.bases:
-        return False
-    return any(
-        isinstance(statement, Instruction)
-        and statement.opcode.base == "cp"
-        and statement.opcode.has("async")
-        and not statement.opcode.has("bulk")
-        for statement in uses.function.body or ()
+    return "cp" in uses.bases and any(
+        op.base == "cp" and op.has("async") and not op.has("bulk") for op in uses.opcodes.values()
     )

@@ -51,7 +51,7 @@ def pass_sliced(module: Module, plan: Mapping[str, Decision]) -> Module:
     if not plan:
         return module
     call_graph = call_graph_of(module)
-    stem = fresh_stem(module, "gpud_slice")
+    stem = fresh_stem(call_graph, "gpud_slice")
 
     def change(function: Function) -> Function:
         if function.name not in plan or function.kind != "entry" or function.body is None:

@@ -13,7 +13,7 @@ Terms: the *context* is the control words' address (``ctl``), the running task b
 (``claim``) and an address in the loop's slots (``slots``); `NOTHING` stands for an absent one.
 
 Algorithm. ``call gpud_fault, (kind, site, address)`` becomes ``call gpud_fault, (ctl, claim, slots,
-kind, site, address)``; the other two likewise. Then the calls of each function are merged
+kind, site, address)``, the other two likewise, and the calls of each function are merged
 (`gpud.compiler.instrumentation.fault_reports`). ``ctl`` is loaded from its parameter at the start
 of the function: in an entry that is a constant, which takes no register until it is used. In
 persistent form ``claim`` and ``slots`` are the loop's own registers; otherwise both are `NOTHING`,
@@ -32,7 +32,7 @@ Source: design, sections 4.3 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gpud.compiler.abi import control_words as words
@@ -40,26 +40,28 @@ from gpud.compiler.abi.reserved_names import LEAVE, NORETURN
 from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.data_layout import layout_bytes
-from gpud.compiler.analysis.effects import callee, calls
 from gpud.compiler.forms.classifier import Decision, Form
 from gpud.compiler.forms.rules import PARAMETER_BYTES
 from gpud.compiler.instrumentation.fault_reports import CONTEXT, merge_tails
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER, has_job
-from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions
+from gpud.compiler.passes.builder import (
+    CodeBuilder,
+    fresh_stem,
+    map_functions,
+    split_declarations,
+)
 from gpud.compiler.passes.forms.hidden_parameters import HiddenParameters, propagate_needs
 from gpud.compiler.passes.forms.persistent import claim_and_slot
 from gpud.compiler.passes.runtime.fault_functions import VERSION, fault_functions
 from gpud.compiler.ptx.model import (
     Address,
     Function,
-    Instruction,
     Module,
     Operand,
     Parameter,
     Register,
     Statement,
     Symbol,
-    Tuple,
     immediate,
 )
 
@@ -87,7 +89,7 @@ def pass_fault_lowering(module: Module, plan: Mapping[str, Decision]) -> Module:
             own[name] = CONTEXT[:1]
     if not own:
         return module
-    writer = _Context(fresh_stem(module, "gpud_context"), call_graph, own, plan)
+    writer = _Context(fresh_stem(call_graph, "gpud_context"), call_graph, own, plan)
     changed = map_functions(module, writer.rewrite)
     called = {name for uses in call_graph.uses.values() for name in uses.calls}
     return _with_functions(replace(changed, version=max(changed.version, VERSION)), called)
@@ -123,12 +125,8 @@ class _Context(HiddenParameters):
             found["claim"], found["slots"] = claim_and_slot(function)
         return found
 
-    def changed(self, function: Function, here: Mapping[str, Operand]) -> Iterable[Statement]:
-        context = tuple(here[key] for key in CONTEXT)
-        body = list(function.body or ())
-        for at, call in calls(body):
-            if _is_report(call):
-                body[at] = _completed(call, context)
+    def changed(self, function: Function, here: Mapping[str, Operand]) -> list[Statement]:
+        body = merge_tails(function.body or (), tuple(here[key] for key in CONTEXT))
         if has_job(body):
             code = CodeBuilder(self._stem)
             ctl = here["ctl"]
@@ -136,8 +134,9 @@ class _Context(HiddenParameters):
                 ctl = code.register("ctl", "b64")
                 code("mov.u64", ctl, here["ctl"])
             code("ld.global.nc.u64", JOB_REGISTER, Address(ctl, words.JOB))
-            body = [*code.declarations, *code.body, *body]
-        return merge_tails(body)
+            declarations, rest = split_declarations(body)
+            body = [*code.declarations, *declarations, *code.body, *rest]
+        return body
 
 
 # -- helpers -----------------------------------------------------------------------------------
@@ -145,20 +144,6 @@ class _Context(HiddenParameters):
 
 def _reports(function: Function, call_graph: CallGraph) -> bool:
     return any(name in NORETURN for name in call_graph.uses[function.name].calls)
-
-
-def _is_report(call: Instruction) -> bool:
-    target = callee(call)
-    return isinstance(target, Symbol) and target.name in NORETURN
-
-
-def _completed(ins: Instruction, context: tuple[Operand, ...]) -> Instruction:
-    last = ins.operands[-1]
-    given = last.items if isinstance(last, Tuple) else ()
-    if not given:  # nothing is recorded
-        context = (context[0], immediate(words.NOTHING), context[2])
-    operands = (callee(ins), Tuple((*context, *given)))
-    return Instruction(ins.opcode, operands, ins.guard, ins.line)
 
 
 def _with_control(module: Module, plan: Mapping[str, Decision]) -> Module:

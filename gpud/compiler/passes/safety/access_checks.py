@@ -16,11 +16,12 @@ Properties:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpud.compiler.abi.reserved_names import GRID_SYNC
-from gpud.compiler.analysis.data_layout import type_bytes
+from gpud.compiler.analysis.data_layout import size_and_align, type_bytes
+from gpud.compiler.analysis.effects import declarations
 from gpud.compiler.analysis.memory_accesses import (
     ARITHMETIC,
     Access,
@@ -63,14 +64,26 @@ class AllowedMemory:
 
     ``windows`` are those to which the module makes generic addresses; ``parameters`` is the window
     of kernel parameters, for reads, if it makes such addresses. ``variables`` and ``constants``
-    are its addressed variables; ``known`` are all of its variables, each with its alignment.
+    are its addressed variables; ``known`` are the declarations of all of its variables.
     """
 
     windows: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     variables: tuple[Range, ...] = ()
     constants: tuple[Range, ...] = ()
-    known: Mapping[str, tuple[Range, int]] = field(default_factory=dict)
+    known: Mapping[str, Sequence[Variable]] = field(default_factory=dict)
+
+    def variable(self, name: str) -> tuple[Range, int] | None:
+        """The module's variable of that name, and its alignment."""
+        declared = self.known.get(name)
+        return None if declared is None else declared_range(declared)
+
+
+def declared_range(declared: Sequence[Variable]) -> tuple[Range, int]:
+    """The variable that is ``declared``, once or several times, and its alignment."""
+    sizes = [size_and_align(one) for one in declared]
+    size, align = (min(promised) for promised in zip(*sizes, strict=True))
+    return Range(declared[0].name, declared[0].space, size), align
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +140,7 @@ class _Finder:
         self._site = site
         self._allowed = allowed
         self._widths = RegisterWidths(function)
-        own = [s for s in function.body or () if isinstance(s, Variable)]
+        own = [s for s in declarations(function.body or ()) if isinstance(s, Variable)]
         self._hidden = {p.name for p in (*function.parameters, *function.returns)}
         self._hidden |= {variable.name for variable in own}
         self._visible = tuple(r for r in allowed.variables if r.name not in self._hidden)
@@ -220,7 +233,7 @@ class _Finder:
         if access.generic and not access.writes:
             found += self._constants
         if isinstance(base, Symbol) and base.name not in self._hidden:
-            known = self._allowed.known.get(base.name)
+            known = self._allowed.variable(base.name)
             if known is not None and known[0] not in found and _may_hold(known[0], access):
                 found += (known[0],)
         return found
@@ -230,7 +243,7 @@ class _Finder:
         address = ins.operands[access.operand]
         if not isinstance(address, Address) or not isinstance(address.base, Symbol):
             return False
-        known = self._allowed.known.get(address.base.name)
+        known = self._allowed.variable(address.base.name)
         if known is None or address.base.name in self._hidden or access.rows > 1:
             return False
         variable, align = known
@@ -324,7 +337,7 @@ class RegisterWidths:
         for parameter in (*function.parameters, *function.returns):
             if parameter.space == "reg":
                 self._single[parameter.name] = _bits(parameter.type)
-        for statement in function.body or ():
+        for statement in declarations(function.body or ()):
             if isinstance(statement, RegisterDeclaration):
                 into = self._single if statement.count is None else self._ranges
                 into[statement.name] = _bits(statement.type)

@@ -26,41 +26,43 @@ Source: design, section 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.fault_sites import SiteTable
 from gpud.compiler.abi.reserved_names import ARENA, GRID_SYNC, HEAP
-from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary
+from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary, summarize
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
-from gpud.compiler.analysis.data_layout import size_and_align
-from gpud.compiler.analysis.effects import CLUSTER, ends_in_terminator
+from gpud.compiler.analysis.effects import CLUSTER
 from gpud.compiler.analysis.memory_accesses import ARITHMETIC
 from gpud.compiler.forms.classifier import Decision, Reason
 from gpud.compiler.forms.rules import GRID_REGISTERS
-from gpud.compiler.instrumentation.fences import Fence, Range, declarations, emit, fence_register
-from gpud.compiler.instrumentation.kill_polls import with_job
-from gpud.compiler.passes.safety.access_checks import AllowedMemory, find_checks
+from gpud.compiler.instrumentation.fault_reports import ends_in_terminator
+from gpud.compiler.instrumentation.fences import (
+    Fence,
+    Member,
+    Range,
+    declarations,
+    emit,
+    fence_register,
+)
+from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER, with_job
+from gpud.compiler.passes.safety.access_checks import AllowedMemory, declared_range, find_checks
 from gpud.compiler.passes.safety.fence_placement import PlacedFence, place_fences
 from gpud.compiler.ptx.model import (
     Address,
     Directive,
     Function,
     Guard,
-    Immediate,
     Initializer,
     InitialValue,
     Instruction,
     Module,
-    Operand,
     Register,
     Statement,
-    Symbol,
-    SymbolOffset,
-    Tuple,
     Variable,
-    Vector,
     opcode,
 )
 from gpud.errors import KernelRejected
@@ -154,8 +156,20 @@ def _fenced(
         made.append(changed.get(position, statement))
     if not ends_in_terminator(made):
         made.append(Instruction(opcode("ret")))
-    made = [*declarations(len(placed)), *made, *cold]
-    return replace(function, body=with_job(made) if _GRID_RANGE in allowed.variables else made)
+    body = [*declarations(len(placed)), *made, *cold]
+    fenced = replace(function, body=with_job(body) if _GRID_RANGE in allowed.variables else body)
+    return call_graph.extend(function, fenced, _uses_of_fences())
+
+
+@cache
+def _uses_of_fences() -> FunctionSummary:
+    """What fences use, of whatever kind they are."""
+    member = Member(1, 2, 2, 0)
+    variables = _HEAP_RANGE, _GRID_RANGE, Range("", "global", 2), Range("", "const", 2)
+    everything = Fence(0, JOB_REGISTER, (member,), None, ("shared", "local", "param"), variables)
+    hot, cold = emit(everything)
+    # The cold part goes back to the hot one, but nothing goes from there to it again.
+    return replace(summarize([*hot, *cold]), may_cycle=False)
 
 
 def _fence_of(number: int, one: PlacedFence) -> tuple[Fence, list[Statement]]:
@@ -189,40 +203,27 @@ def _through(ins: Instruction, operand: int, register: Register) -> Instruction:
 
 def _allowed_memory(call_graph: CallGraph) -> AllowedMemory:
     """The memory besides the arena that is legal for the accesses of the module."""
-    known: dict[str, tuple[Range, int]] = {}
-    for item in call_graph.module.items:
-        if isinstance(item, Variable) and item.space in ("global", "const"):
-            size, align = size_and_align(item)
-            if item.name in known:  # declared again: what both declarations guarantee
-                size = min(size, known[item.name][0].size)
-                align = min(align, known[item.name][1])
-            known[item.name] = (Range(item.name, item.space, size), align)
-    addressed: dict[str, None] = {}
-    spaces: dict[str, None] = {}
-    for item in call_graph.module.items:
-        if isinstance(item, Variable):
-            for leaf in _leaves(item.init):
-                addressed.setdefault(leaf.name)
-                if leaf.generic and leaf.name in known:
-                    spaces.setdefault(known[leaf.name][0].space)
+    variables = [item for item in call_graph.module.items if isinstance(item, Variable)]
+    known: dict[str, list[Variable]] = {}
+    for one in variables:
+        if one.space in ("global", "const"):
+            known.setdefault(one.name, []).append(one)
+    spaces = {
+        known[leaf.name][0].space
+        for one in variables
+        for leaf in _leaves(one.init)
+        if leaf.generic and leaf.name in known
+    }
     cluster = allocates = syncs_grid = False
     for uses in call_graph.uses.values():
         allocates = allocates or "malloc" in uses.calls or "free" in uses.calls
         cluster = cluster or bool(uses.bits & CLUSTER)
         syncs_grid = syncs_grid or any(name in uses.specials for name in GRID_REGISTERS)
-        if not known and "cvta" not in uses.bases:
-            continue
-        for statement in uses.function.body or ():
-            kind = type(statement)
-            if kind is Instruction:
-                op = statement.opcode  # type: ignore[union-attr]
-                if op.base == "cvta" and not op.has("to"):
-                    spaces.setdefault(op.modifiers[0].partition("::")[0])
-                if known:
-                    _note_named(statement.operands, addressed)  # type: ignore[union-attr]
-            elif kind is Variable:
-                addressed.update((leaf.name, None) for leaf in _leaves(statement.init))  # type: ignore[union-attr]
-    ranges = [known[name][0] for name in known if name in addressed]
+        if "cvta" in uses.bases:
+            makes = [op for op in uses.opcodes.values() if op.base == "cvta" and not op.has("to")]
+            spaces.update(op.modifiers[0].partition("::")[0] for op in makes)
+    addressed = [name for name in known if name in call_graph.named]
+    ranges = [declared_range(known[name])[0] for name in addressed]
     constants = [r for r in ranges if r.space == "const"]
     shared = "shared::cluster" if cluster else "shared"
     windows = [shared] if "shared" in spaces else []
@@ -246,20 +247,6 @@ def _leaves(value: InitialValue | None) -> Iterator[Initializer]:
             yield from _leaves(item)
     elif isinstance(value, Initializer):
         yield value
-
-
-def _note_named(operands: Iterable[Operand], found: dict[str, None]) -> None:
-    """Add to ``found`` the names whose addresses ``operands`` take: all outside brackets."""
-    for operand in operands:
-        kind = type(operand)
-        if kind is Register or kind is Address or kind is Immediate:
-            continue
-        if isinstance(operand, Symbol):
-            found[operand.name] = None
-        elif isinstance(operand, SymbolOffset):
-            found[operand.symbol.name] = None
-        elif isinstance(operand, Tuple | Vector):
-            _note_named(operand.items, found)
 
 
 def _variables_first(

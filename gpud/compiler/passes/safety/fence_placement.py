@@ -89,39 +89,49 @@ def place_fences(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedFence
 
 def _merged(seen: Iterable[NumberedCheck]) -> list[PlacedFence]:
     """Fences for the checks of one block that no fact covers, in order."""
-    groups: list[list[NumberedCheck]] = []
-    last: dict[tuple[object, ...], list[NumberedCheck]] = {}
+    groups: list[_Group] = []
+    last: dict[tuple[object, ...], _Group] = {}
     for one in seen:
         if one.covered:
             continue
         check = one.check
         key = (one.origin, one.condition, one.stretch, check.windows, check.variables)
         group = last.get(key)
-        if group is not None and _fits(group, one):
-            group.append(one)
-        else:
-            last[key] = group = [one]
+        if group is None or not group.takes(one):
+            last[key] = group = _Group(one)
             groups.append(group)
-    return [_placed(group) for group in groups]
+    return [group.placed() for group in groups]
 
 
-def _fits(group: list[NumberedCheck], one: NumberedCheck) -> bool:
-    """Whether one fence can check ``group`` and ``one``: its length and alignments fit."""
-    members = [(each.low, each.check.member) for each in (*group, one)]
-    low = min(at for at, _ in members)
-    if max(at + member.span for at, member in members) - low > HULL_BYTES:
-        return False
-    return all((at - low) % member.align == 0 for at, member in members)
+class _Group:
+    """Checks for all of which one comparison and one alignment can stand."""
 
+    def __init__(self, first: NumberedCheck) -> None:
+        self._checks = [first]
+        self._low = first.low
+        self._high = first.low + first.check.member.span
 
-def _placed(group: list[NumberedCheck]) -> PlacedFence:
-    first = group[0]
-    to_register = first.check.member.low - first.low
-    members = [
-        replace(one.check.member, low=signed(one.low + to_register), site=one.check.member.site)
-        for one in group
-    ]
-    return PlacedFence(first.check, members)
+    def takes(self, one: NumberedCheck) -> bool:
+        """Takes in ``one`` if it fits."""
+        member = one.check.member
+        low, high = min(self._low, one.low), max(self._high, one.low + member.span)
+        if high - low > HULL_BYTES or (one.low - low) % member.align:
+            return False
+        moves = low != self._low
+        if moves and any((each.low - low) % each.check.member.align for each in self._checks):
+            return False
+        self._low, self._high = low, high
+        self._checks.append(one)
+        return True
+
+    def placed(self) -> PlacedFence:
+        """Their fence."""
+        first = self._checks[0]
+        to_register = first.check.member.low - first.low
+        members = [
+            replace(one.check.member, low=signed(one.low + to_register)) for one in self._checks
+        ]
+        return PlacedFence(first.check, members)
 
 
 # -- between blocks ----------------------------------------------------------------------------

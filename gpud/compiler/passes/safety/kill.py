@@ -27,9 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 
 from gpud.compiler.abi.reserved_names import is_killable, killable_variant
-from gpud.compiler.analysis.call_graph import CallGraph
+from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary, summarize
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
 from gpud.compiler.analysis.effects import TERMINATOR, ends_in_terminator, flags
@@ -138,6 +139,12 @@ class _Cycles:
         return [name for name in order if name in found]
 
 
+@cache
+def _uses_of_polls() -> FunctionSummary:
+    """What any number of polls use."""
+    return summarize([*emit(0), *leave()])
+
+
 class _Writer:
     """Rewrites entries and functions that need polls, or call functions that do."""
 
@@ -170,7 +177,11 @@ class _Writer:
             return replace(function, body=[*head, *body])
         if not ends_in_terminator(body):
             body.append(Instruction(opcode("ret")))
-        return replace(function, body=with_job([*declarations(polls), *head, *body, *leave()]))
+        body = with_job([*declarations(polls), *head, *body, *leave()])
+        polled = replace(function, body=body)
+        if self._copies:  # it calls others than before
+            return polled
+        return self._call_graph.extend(function, polled, _uses_of_polls())
 
     def _places(self, function: Function) -> frozenset[int]:
         """The positions in the body before which polls stand."""

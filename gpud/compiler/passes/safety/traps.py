@@ -72,15 +72,16 @@ def pass_traps(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -
         plan: the entries to rewrite.
         sites: the table to which the site of each is added.
     """
+    call_graph = call_graph_of(module)
     concerned = {
         name
-        for name, uses in call_graph_of(module).uses.items()
+        for name, uses in call_graph.uses.items()
         if (uses.function.kind == "func" or name in plan)
         and (uses.bits & TRAP or "brkpt" in uses.bases or _ASSERTFAIL in uses.calls)
     }
     if not concerned:
         return module
-    stem = fresh_stem(module, "gpud_trap")
+    stem = fresh_stem(call_graph, "gpud_trap")
 
     def change(function: Function) -> Function:
         if function.name not in concerned or function.body is None:

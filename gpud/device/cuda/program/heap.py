@@ -181,9 +181,9 @@ $end:
 
 def with_own_heap(program: Module) -> Module:
     """Have ``program``, flat and with `HEAP`, use heap functions for ``malloc`` and ``free``."""
-    stem = fresh_stem(program, "gpud_heap_of")
-    renamed = {"malloc": Symbol(f"{stem}_take"), "free": Symbol(f"{stem}_give")}
     found = call_graph(program)
+    stem = fresh_stem(found, "gpud_heap_of")
+    renamed = {"malloc": Symbol(f"{stem}_take"), "free": Symbol(f"{stem}_give")}
 
     def change(function: Function) -> Function:
         uses = found.uses.get(function.name)

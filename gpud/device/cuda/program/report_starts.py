@@ -29,6 +29,7 @@ from dataclasses import replace
 
 from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.reserved_names import CONTROL, is_slots
+from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.passes.builder import CodeBuilder, fresh_stem, map_functions, split_declarations
 from gpud.compiler.ptx.model import (
     Address,
@@ -54,7 +55,7 @@ def is_persistent(entry: Function) -> bool:
 
 def report_starts(program: Module) -> Module:
     """Have every rewritten kernel of a flat program report its start."""
-    stem = fresh_stem(program, "gpud_begun")
+    stem = fresh_stem(call_graph(program), "gpud_begun")
 
     def change(function: Function) -> Function:
         if function.kind != "entry" or function.body is None or not is_rewritten(function):
