@@ -137,6 +137,7 @@ class _Names:
         if kind == "register" and self._numbered(name):
             _fail(f"{name!r} is declared twice in one scope", where.line, where)
         self.kinds[name] = kind
+        self.spelled.discard(name)
 
     def add_range(self, declared: RegisterDeclaration) -> None:
         if declared.name in self.ranges:
@@ -146,6 +147,7 @@ class _Names:
         if count <= self.room:
             self.room -= count
             self.spelled.update([f"{name}{i}" for i in range(count)])
+            self.spelled.difference_update(self.kinds)
 
     def find(self, name: str) -> str | None:
         """The kind of ``name`` in this scope and those around it, None if it is not declared."""

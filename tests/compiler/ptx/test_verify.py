@@ -30,6 +30,10 @@ def test_good_programs_pass_nested_and_flat(name: str) -> None:
         ("st.global.u32 [nowhere], 1;", "'nowhere' is not declared"),
         ("mov.b64 {%r1, %s1}, %rd1;", "register '%s1' is not declared"),
         ("setp.eq.s32 %p1|%q, %r1, 0;", "register '%q' is not declared"),
+        (
+            ".shared .b32 %q1; .reg .b32 %q<3>; mov.u32 %r1, %q2; mov.u32 %r1, %q1;",
+            "register '%q1' is not declared",
+        ),
         ("bra L;", "'L' is not declared"),
         ("bra g;", "'g' is no label in sight"),
         ("{ L: ret; } bra L;", "'L' is not declared"),
