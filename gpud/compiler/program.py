@@ -22,8 +22,8 @@ from gpud.compiler.abi.reserved_names import (
     sliced_variant,
 )
 from gpud.compiler.analysis.block_shape import Shape, holds
+from gpud.compiler.analysis.bodies import declarations
 from gpud.compiler.analysis.data_layout import layout_bytes, size_and_align
-from gpud.compiler.analysis.effects import declarations
 from gpud.compiler.forms.form import Form, Reason
 from gpud.compiler.ptx.model import Function, Module, Parameter, Variable
 from gpud.errors import KernelNotFound, KernelRejected, LaunchConfigError

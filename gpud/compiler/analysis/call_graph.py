@@ -24,7 +24,7 @@ Source: PTX ISA 9.0, sections 7.1 (functions) and 9.7.13 (``call``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gpud.compiler.analysis.cfg import ControlFlow
@@ -180,6 +180,19 @@ class CallGraph:
             )
         )
         return made
+
+    def declared_names(self) -> Iterator[tuple[str, int]]:
+        """All names that the module declares, in functions too, each with its line."""
+        for item in self.module.items:
+            if isinstance(item, Variable):
+                yield item.name, item.line
+            elif isinstance(item, Function):
+                yield item.name, item.line
+                for parameter in (*item.parameters, *item.returns):
+                    yield parameter.name, item.line
+                uses = self.uses.get(item.name)
+                for statement in () if uses is None else uses.declared:
+                    yield statement.name, statement.line
 
     def _summaries(self) -> dict[int, FunctionSummary]:
         """The known summaries by the identity of their bodies."""

@@ -24,15 +24,12 @@ Source: PTX ISA 9.0, chapter 9.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from gpud.compiler.ptx.model import (
     Address,
     Immediate,
     Instruction,
-    Label,
     Not,
     Opcode,
     Operand,
@@ -40,7 +37,6 @@ from gpud.compiler.ptx.model import (
     RawOperand,
     Register,
     SpecialRegister,
-    Statement,
     Symbol,
     SymbolOffset,
     Tuple,
@@ -69,8 +65,6 @@ __all__ = [
     "Barrier",
     "barrier",
     "callee",
-    "calls",
-    "declarations",
     "flags",
     "is_barrier",
     "is_call",
@@ -380,20 +374,6 @@ def barrier(ins: Instruction) -> Barrier:
     return Barrier(action, ins.operands[0], count)
 
 
-def declarations(body: Iterable[Statement]) -> Iterable[Statement]:
-    """What stands before the first instruction of a flat body: among it all declarations."""
-    return takewhile(lambda statement: type(statement) is not Instruction, body)
-
-
-def calls(body: Iterable[Statement]) -> list[tuple[int, Instruction]]:
-    """The calls of a flat body, each with its position."""
-    return [
-        (at, statement)
-        for at, statement in enumerate(body)
-        if type(statement) is Instruction and statement.opcode.base == "call"
-    ]
-
-
 def callee(ins: Instruction) -> Operand:
     """The callee of a ``call``: a `Symbol`, or the `Register` of an indirect call.
 
@@ -404,11 +384,3 @@ def callee(ins: Instruction) -> Operand:
         raise ValueError(f"not a call: {ins.opcode.text}")
     first = ins.operands[0]
     return ins.operands[1] if isinstance(first, Tuple) else first
-
-
-def ends_in_terminator(body: Sequence[Statement]) -> bool:
-    """Whether control never falls off the end of ``body``."""
-    last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
-    if not isinstance(last, Instruction) or last.guard is not None:
-        return False
-    return bool(flags(last.opcode) & TERMINATOR)

@@ -5,11 +5,9 @@ Source: `gpud.compiler.abi.reserved_names`, which says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpud.compiler.abi.reserved_names import RESERVED, RESERVED_PREFIXES, kernel_of
 from gpud.compiler.analysis.call_graph import CallGraph
-from gpud.compiler.ptx.model import Function, Module, Variable
+from gpud.compiler.ptx.model import Module
 from gpud.errors import KernelRejected
 
 __all__ = ["check_names", "check_variant_names"]
@@ -39,7 +37,7 @@ def check_names(call_graph: CallGraph) -> None:
         KernelRejected: it defines one, or has one of the CPU device's pseudo-instructions; reason
             code ``reserved-name``.
     """
-    for name, line in _declared(call_graph):
+    for name, line in call_graph.declared_names():
         if name in RESERVED or name.lstrip("%$").startswith(RESERVED_PREFIXES):
             message = f"the program defines {name}, a name that gpud uses; rename it"
             raise KernelRejected("reserved-name", message, None, line or None)
@@ -52,17 +50,3 @@ def check_names(call_graph: CallGraph) -> None:
                 found.opcode.text,
                 found.line or None,
             )
-
-
-def _declared(call_graph: CallGraph) -> Iterator[tuple[str, int]]:
-    """All names that functions and bodies declare, with their lines."""
-    for item in call_graph.module.items:
-        if isinstance(item, Variable):
-            yield item.name, item.line
-        elif isinstance(item, Function):
-            yield item.name, item.line
-            for parameter in (*item.parameters, *item.returns):
-                yield parameter.name, item.line
-            uses = call_graph.uses.get(item.name)
-            for statement in () if uses is None else uses.declared:
-                yield statement.name, statement.line

@@ -37,6 +37,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from gpud.compiler.analysis.block_shape import Shape
+from gpud.compiler.analysis.bodies import declarations
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.definitions import Definitions
 from gpud.compiler.analysis.effects import (
@@ -47,7 +48,6 @@ from gpud.compiler.analysis.effects import (
     MEMORY_READ,
     VOLATILE,
     barrier,
-    declarations,
     read,
     special_registers,
     state_space,

@@ -38,7 +38,8 @@ from typing import Final
 
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.reserved_names import ASSERT, CONTROL, FAULT, NORETURN
-from gpud.compiler.analysis.effects import TERMINATOR, callee, calls, flags, is_call
+from gpud.compiler.analysis.bodies import calls, ends_in_terminator
+from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.ptx.model import (
     Address,
     Function,
@@ -90,14 +91,6 @@ def claim_beside(slot: Register) -> Register:
 def slot_of(control: str) -> Register:
     """The register with a persistent loop's slot address, from the name of its hidden parameter."""
     return Register(f"%{control.removesuffix(CONTROL)}_slot")
-
-
-def ends_in_terminator(body: Sequence[Statement]) -> bool:
-    """Whether control never falls off the end of ``body``."""
-    last = next((s for s in reversed(body) if isinstance(s, (Instruction, Label))), None)
-    if not isinstance(last, Instruction) or last.guard is not None:
-        return False
-    return bool(flags(last.opcode) & TERMINATOR)
 
 
 def merge_tails(body: Sequence[Statement], context: tuple[Operand, ...]) -> list[Statement]:

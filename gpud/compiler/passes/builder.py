@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpud.compiler.analysis.call_graph import CallGraph
@@ -84,25 +84,12 @@ def fresh_stem(call_graph: CallGraph, wanted: str) -> str:
     Leading ``%``, ``$`` and ``_`` are ignored, so that all names made from the prefix are new in
     the module of the call graph.
     """
-    names = {name.lstrip("%$_") for name in _declared(call_graph) if wanted in name}
+    names = {name.lstrip("%$_") for name, _ in call_graph.declared_names() if wanted in name}
     stem, number = wanted, 1
     while any(name.startswith(stem) for name in names):
         number += 1
         stem = f"{wanted}{number}"
     return stem
-
-
-def _declared(call_graph: CallGraph) -> Iterable[str]:
-    for item in call_graph.module.items:
-        if isinstance(item, Function):
-            yield item.name
-            for parameter in (*item.parameters, *item.returns):
-                yield parameter.name
-        elif isinstance(item, Variable):
-            yield item.name
-    for uses in call_graph.uses.values():
-        for statement in uses.declared:
-            yield statement.name
 
 
 def split_declarations(body: list[Statement]) -> tuple[list[Statement], list[Statement]]:

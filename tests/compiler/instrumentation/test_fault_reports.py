@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpud.compiler.analysis.effects import ends_in_terminator
+from gpud.compiler.analysis.bodies import ends_in_terminator
 from gpud.compiler.instrumentation.fault_reports import (
     claim_beside,
     merge_tails,

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpud.compiler.abi.reserved_names import GRID_SYNC
+from gpud.compiler.analysis.bodies import declarations
 from gpud.compiler.analysis.data_layout import size_and_align, type_bytes
-from gpud.compiler.analysis.effects import declarations
 from gpud.compiler.analysis.memory_accesses import (
     ARITHMETIC,
     Access,

@@ -28,9 +28,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpud.compiler.abi.fault_sites import SiteTable
+from gpud.compiler.analysis.bodies import ends_in_terminator
 from gpud.compiler.analysis.call_graph import CallGraph
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
-from gpud.compiler.analysis.effects import callee, ends_in_terminator, is_call
+from gpud.compiler.analysis.effects import callee, is_call
 from gpud.compiler.forms.classifier import Decision
 from gpud.compiler.instrumentation import target_checks
 from gpud.compiler.passes.builder import map_functions

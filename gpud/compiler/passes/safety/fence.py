@@ -33,13 +33,13 @@ from functools import cache
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.fault_sites import SiteTable
 from gpud.compiler.abi.reserved_names import ARENA, GRID_SYNC, HEAP
+from gpud.compiler.analysis.bodies import ends_in_terminator
 from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary, summarize
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.effects import CLUSTER
 from gpud.compiler.analysis.memory_accesses import ARITHMETIC
 from gpud.compiler.forms.classifier import Decision, Reason
 from gpud.compiler.forms.rules import GRID_REGISTERS
-from gpud.compiler.instrumentation.fault_reports import ends_in_terminator
 from gpud.compiler.instrumentation.fences import (
     Fence,
     Member,

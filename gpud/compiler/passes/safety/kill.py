@@ -30,10 +30,11 @@ from dataclasses import replace
 from functools import cache
 
 from gpud.compiler.abi.reserved_names import is_killable, killable_variant
+from gpud.compiler.analysis.bodies import ends_in_terminator
 from gpud.compiler.analysis.call_graph import CallGraph, FunctionSummary, summarize
 from gpud.compiler.analysis.call_graph import call_graph as call_graph_of
 from gpud.compiler.analysis.cycles import has_cycle, recursive, retreating_edges
-from gpud.compiler.analysis.effects import TERMINATOR, ends_in_terminator, flags
+from gpud.compiler.analysis.effects import TERMINATOR, flags
 from gpud.compiler.analysis.trip_count import bounded_loops
 from gpud.compiler.forms.classifier import Decision
 from gpud.compiler.instrumentation.kill_polls import declarations, emit, leave, with_job
