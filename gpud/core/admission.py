@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from gpud.core.capacity import slices_above, slices_below
 from gpud.core.device import DeviceRecord
 from gpud.core.events import ResizeRequested
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobState
+from gpud.core.policy import Policy
 from gpud.core.session import SessionRecord
 from gpud.core.settings import Settings
 from gpud.errors import (
@@ -27,9 +27,6 @@ from gpud.errors import (
     UnknownName,
 )
 from gpud.units import Partitions
-
-if TYPE_CHECKING:
-    from gpud.core.policies import Policy
 
 __all__ = ["check_amounts", "check_resize", "check_submission", "size"]
 

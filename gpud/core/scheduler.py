@@ -40,10 +40,12 @@ from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.core.job_table import JobTable
 from gpud.core.lifecycles import DeviceInput, DeviceState, JobInput, JobState, SessionState
-from gpud.core.policies import POLICIES, Policy
+from gpud.core.policies import POLICIES
+from gpud.core.policy import Policy
 from gpud.core.settings import Settings
 from gpud.core.sort_keys import preparation_key
 from gpud.core.timers import Due, Timer, Timers
+from gpud.core.validate import validate
 from gpud.errors import (
     Draining,
     GpudError,
@@ -144,14 +146,13 @@ class Scheduler:
         return self.job_table.finished
 
     def validate(self) -> None:
-        """Checks every invariant; see `gpud.core.validate`.
+        """Check every invariant; see `gpud.core.validate`.
 
         Raises:
             InternalError: one does not hold. The message says which, and for which object.
         """
-        from gpud.core.validate import validate
-
-        validate(self)
+        keeps = self.policy.keeps_reservations
+        validate(self.devices, self.sessions, self.jobs, keeps_reservations=keeps)
 
     # -- submission
 

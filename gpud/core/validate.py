@@ -8,45 +8,55 @@ equal_logs) are checked by the tests, against a model of a device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from gpud.core.capacity import to_fraction
 from gpud.core.device import DeviceRecord
 from gpud.core.job import JobRecord
 from gpud.core.lifecycles import DeviceState, JobState
+from gpud.core.session import SessionRecord
 from gpud.errors import InternalError
-
-if TYPE_CHECKING:
-    from gpud.core.scheduler import Scheduler
+from gpud.units import JobId, SessionId
 
 __all__ = ["problems", "validate"]
 
 
-def validate(scheduler: Scheduler) -> None:
-    """Checks every invariant.
+def validate(
+    devices: Mapping[int, DeviceRecord],
+    sessions: Mapping[SessionId, SessionRecord],
+    jobs: Mapping[JobId, JobRecord],
+    *,
+    keeps_reservations: bool,
+) -> None:
+    """Check every invariant of a scheduler with these devices, open sessions and unfinished jobs.
 
     Raises:
         InternalError: one is violated; the message lists all violations, each with the history of
             the object concerned.
     """
-    found = list(problems(scheduler))
-    if found:
-        raise InternalError("; ".join(found), stage="scheduler")
+    violations = list(problems(devices, sessions, jobs, keeps_reservations=keeps_reservations))
+    if violations:
+        raise InternalError("; ".join(violations), stage="scheduler")
 
 
-def problems(scheduler: Scheduler) -> Iterator[str]:
-    """Yields the violations, each beginning with the name of the property."""
-    for device in scheduler.devices.values():
-        yield from _device(device, keeps_reservations=scheduler.policy.keeps_reservations)
-    for session in scheduler.sessions.values():
+def problems(
+    devices: Mapping[int, DeviceRecord],
+    sessions: Mapping[SessionId, SessionRecord],
+    jobs: Mapping[JobId, JobRecord],
+    *,
+    keeps_reservations: bool,
+) -> Iterator[str]:
+    """Yield the violations, each beginning with the name of the property."""
+    for device in devices.values():
+        yield from _device(device, keeps_reservations=keeps_reservations)
+    for session in sessions.values():
         for job in session.jobs.values():
-            if scheduler.jobs.get(job.id) is not job:
+            if jobs.get(job.id) is not job:
                 yield f"sessions: {_story(job)} is in {session.what} and nowhere else"
-    if sum(len(session.jobs) for session in scheduler.sessions.values()) != len(scheduler.jobs):
+    if sum(len(session.jobs) for session in sessions.values()) != len(jobs):
         yield "sessions: there are jobs without a session"
-    for job in scheduler.jobs.values():
-        on_record = scheduler.devices[job.device].jobs.get(job.id) is job
+    for job in jobs.values():
+        on_record = devices[job.device].jobs.get(job.id) is job
         if on_record is (job.state in (JobState.BLOCKED, JobState.PREPARING)):
             yield f"filed: {_story(job)} is {'' if on_record else 'not '}on its device's record"
 

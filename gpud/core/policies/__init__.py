@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from gpud.core.policies.equal import Equal
 from gpud.core.policies.fifo import Fifo
-from gpud.core.policies.interface import Policy
 from gpud.core.policies.reservations import Reservations
+from gpud.core.policy import Policy
 
-__all__ = ["POLICIES", "Policy"]
+__all__ = ["POLICIES"]
 
 _ALL: tuple[type[Policy], ...] = (Reservations, Fifo, Equal)
 

@@ -26,7 +26,7 @@ class Equal:
     keeps_reservations: ClassVar[bool] = False
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.size`."""
+        """As `gpud.core.policy.Policy.size`."""
         assert device.sms is not None, "sizes are computed for a device of known size"
         error = admission.size(job, device.sms, device.floor_sms, device.partitions)
         if job.online:
@@ -36,7 +36,7 @@ class Equal:
         return error
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.resize`."""
+        """As `gpud.core.policy.Policy.resize`."""
         if job.whole:
             return InvalidArgument(
                 f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
@@ -48,7 +48,7 @@ class Equal:
         return None
 
     def rebalance(self, device: DeviceRecord) -> None:
-        """As `gpud.core.policies.interface.Policy.rebalance`."""
+        """As `gpud.core.policy.Policy.rebalance`."""
         sharing = []
         left = device.capacity
         for job in device.jobs.values():

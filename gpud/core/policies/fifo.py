@@ -25,20 +25,20 @@ class Fifo:
     keeps_reservations: ClassVar[bool] = True
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.size`."""
+        """As `gpud.core.policy.Policy.size`."""
         assert device.sms is not None, "sizes are computed for a device of known size"
         error = admission.size(job, device.sms, device.floor_sms, device.partitions)
         job.least = job.most
         return error
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.resize`: refused."""
+        """As `gpud.core.policy.Policy.resize`: refused."""
         return InvalidArgument(
             f"job {job.name} runs under the policy {self.name}, which resizes no jobs"
         )
 
     def rebalance(self, device: DeviceRecord) -> None:
-        """As `gpud.core.policies.interface.Policy.rebalance`."""
+        """As `gpud.core.policy.Policy.rebalance`."""
         waiting = device.waiting
         while waiting:
             job = waiting[0][2]

@@ -53,12 +53,12 @@ class Reservations:
     keeps_reservations: ClassVar[bool] = True
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.size`."""
+        """As `gpud.core.policy.Policy.size`."""
         assert device.sms is not None, "sizes are computed for a device of known size"
         return admission.size(job, device.sms, device.floor_sms, device.partitions)
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
-        """As `gpud.core.policies.interface.Policy.resize`."""
+        """As `gpud.core.policy.Policy.resize`."""
         if job.whole:
             return InvalidArgument(
                 f"job {job.name} runs a kernel in form whole, which cannot be resized once it runs"
@@ -75,7 +75,7 @@ class Reservations:
         return None
 
     def rebalance(self, device: DeviceRecord) -> None:
-        """As `gpud.core.policies.interface.Policy.rebalance`."""
+        """As `gpud.core.policy.Policy.rebalance`."""
         waiting = device.waiting_online
         while waiting:
             job = waiting[0][2]

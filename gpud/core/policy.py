@@ -1,4 +1,4 @@
-"""The interface of scheduling policies."""
+"""The interface of scheduling policies; `gpud.core.policies` has them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Policy(Protocol):
     keeps_reservations: ClassVar[bool]
 
     def size(self, job: JobRecord, device: DeviceRecord) -> GpudError | None:
-        """Computes the job's sizes, or returns why the device can never grant what it asks for."""
+        """Compute the job's sizes, or return why the device can never grant what it asks for."""
         ...
 
     def resize(self, device: DeviceRecord, job: JobRecord) -> GpudError | None:
-        """Applies new sizes to a started job, or returns why they cannot be applied."""
+        """Apply new sizes to a started job, or return why they cannot be applied."""
         ...
 
     def rebalance(self, device: DeviceRecord) -> None:
-        """Starts, grows and shrinks jobs after something has changed.
+        """Start, grow and shrink jobs after something has changed.
 
         Called after every change. It must do all that is possible now: what it leaves undone is
         not tried again before the next change.
