@@ -41,7 +41,7 @@ def check_amounts(
     *,
     exclusive: bool = False,
 ) -> GpudError | None:
-    """Checks the shares of a submission, in CapSM, independently of the device.
+    """Check the shares of a submission, in CapSM, independently of the device.
 
     Returns the error, or None if there is none.
     """
@@ -68,7 +68,7 @@ def check_submission(
     policy: Policy,
     settings: Settings,
 ) -> GpudError | None:
-    """Computes the sizes of a new job; returns why it is refused, or None if it is accepted."""
+    """Compute the sizes of a new job; return why it is refused, or None if it is accepted."""
     most = settings.max_jobs_per_session
     if len(session.jobs) >= most:
         return LimitExceeded(
@@ -95,7 +95,7 @@ def check_submission(
 
 
 def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:
-    """Checks a resize independently of what is free; returns why it is refused, or None."""
+    """Check a resize independently of what is free; return why it is refused, or None."""
     if (event.reservation is None) == (event.quota is None):
         return InvalidArgument("a resize gives either a reservation or a quota")
     error = check_amounts(event.reservation, event.quota)
@@ -117,7 +117,7 @@ def check_resize(job: JobRecord, event: ResizeRequested) -> GpudError | None:
 
 
 def size(job: JobRecord, sms: int, floor: Fraction, partitions: Partitions) -> GpudError | None:
-    """Computes ``least``, ``most`` and ``quota_slices`` of a job for a device of ``sms`` SMs.
+    """Compute ``least``, ``most`` and ``quota_slices`` of a job for a device of ``sms`` SMs.
 
     ``floor`` is the CapSM that online jobs leave to offline ones, ``partitions`` the SMs that the
     device can dedicate to single jobs. Returns an error if the device can never grant what the job

@@ -47,7 +47,7 @@ assert all(SCALE % occupancy == 0 for occupancy in range(1, MOST_SLICES + 1))
 
 
 def counted_occupancy(occupancy: int) -> int:
-    """Returns M as the scheduler counts it: at most `MOST_SLICES`.
+    """Return M as the scheduler counts it: at most `MOST_SLICES`.
 
     Raises:
         ValueError: ``occupancy`` is less than 1.
@@ -58,25 +58,25 @@ def counted_occupancy(occupancy: int) -> int:
 
 
 def slice_of(occupancy: int) -> Amount:
-    """Returns the amount of one slice, for an M that `counted_occupancy` returned."""
+    """Return the amount of one slice, for an M that `counted_occupancy` returned."""
     return Amount(SCALE // occupancy)
 
 
 def amount_of(sms: int | Fraction) -> Amount:
-    """Returns ``sms`` CapSM as an amount, rounded down."""
+    """Return ``sms`` CapSM as an amount, rounded down."""
     return Amount(math.floor(sms * SCALE))
 
 
 def to_fraction(amount: int) -> Fraction:
-    """Returns an amount as CapSM, exactly."""
+    """Return an amount as CapSM, exactly."""
     return Fraction(amount, SCALE)
 
 
 def slices_above(share: Fraction, occupancy: int) -> int:
-    """Returns ``share`` CapSM in slices, rounded up, as for a reservation."""
+    """Return ``share`` CapSM in slices, rounded up, as for a reservation."""
     return math.ceil(share * occupancy)
 
 
 def slices_below(share: Fraction, occupancy: int) -> int:
-    """Returns ``share`` CapSM in slices, rounded down, as for a quota."""
+    """Return ``share`` CapSM in slices, rounded down, as for a quota."""
     return math.floor(share * occupancy)

@@ -47,7 +47,7 @@ class JobQueue(list[Entry]):
     """Jobs sorted by a key of two integers, the second of which is unique to the job."""
 
     def jobs(self) -> list[JobRecord]:
-        """Returns the jobs in order."""
+        """Return the jobs in order."""
         return [entry[2] for entry in self]
 
 
@@ -113,17 +113,17 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
 
     @property
     def what(self) -> str:
-        """Returns how messages refer to the device."""
+        """How messages refer to the device."""
         return f"device {self.index}"
 
     @property
     def free(self) -> int:
-        """Returns the amount that is not allocated, which online jobs may take."""
+        """The amount that is not allocated, which online jobs may take."""
         return self.capacity - self.allocated
 
     @property
     def physically_free(self) -> int:
-        """Returns the amount that offline jobs may take.
+        """The amount that offline jobs may take.
 
         It is negative while online jobs wait for released blocks to leave.
         """
@@ -139,7 +139,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
     # -- called by policies
 
     def start(self, job: JobRecord, slices: int) -> None:
-        """Starts a waiting job."""
+        """Start a waiting job."""
         self._starts += 1
         job.start_order = self._starts
         job.step(_START, self.now_ns)
@@ -151,7 +151,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.update(job)
 
     def resize(self, job: JobRecord, slices: int) -> None:
-        """Changes the slices of a started job."""
+        """Change the slices of a started job."""
         job.set_slices(slices)
         self.resized[job.id] = job
         if slices == 0 and job.state is _RUNNING:
@@ -165,7 +165,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
     # -- called by the scheduler
 
     def add(self, job: JobRecord) -> None:
-        """Adds a job that waits for capacity."""
+        """Add a job that waits for capacity."""
         self.jobs[job.id] = job
         # It has no allocation yet: this is all of `update` that is needed.
         self.dirty = True
@@ -175,7 +175,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._update_queues(job)
 
     def remove(self, job: JobRecord) -> None:
-        """Removes a job whose state is already one of ended jobs."""
+        """Remove a job whose state is already one of ended jobs."""
         if self.jobs.pop(job.id, None) is None:
             return
         self.resized.pop(job.id, None)
@@ -188,7 +188,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.update(job)
 
     def requeue(self, job: JobRecord) -> None:
-        """Removes a job, to be prepared again: its host was lost before it received the job."""
+        """Remove a job, to be prepared again: its host was lost before it received the job."""
         del self.jobs[job.id]
         self.resized.pop(job.id, None)
         job.step(JobInput.REQUEUE, self.now_ns)
@@ -196,7 +196,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.update(job)
 
     def update(self, job: JobRecord) -> None:
-        """Updates sums and queues after a job has changed."""
+        """Update sums and queues after a job has changed."""
         self.dirty = True
         state = job.state
         piece = job.slice
@@ -243,7 +243,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self._update_queues(job)
 
     def expire_holds(self, now_ns: int) -> None:
-        """Makes the capacity of expired holds available to offline jobs."""
+        """Make the capacity of expired holds available to offline jobs."""
         while self.holds and self.holds[0][0] <= now_ns:
             self.held_back -= self.holds.popleft()[1]
             self.dirty = True
@@ -258,13 +258,13 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         self.dirty = True
 
     def mark_lost(self) -> None:
-        """Clears the holds after the host was lost; its jobs were removed before."""
+        """Clear the holds after the host was lost; its jobs were removed before."""
         self.holds.clear()
         self.held_back = 0
         self.dirty = True
 
     def take_commands(self) -> list[Command]:
-        """Returns the commands for all decisions since the last call.
+        """Return the commands for all decisions since the last call.
 
         Commands that shrink jobs come before those that start and grow jobs.
         """
@@ -285,7 +285,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
         return smaller + started + larger
 
     def lost_error(self, what: str, culprit: JobId | None = None) -> DeviceLost:
-        """Returns the error for a job that the device cannot run.
+        """Return the error for a job that the device cannot run.
 
         ``what`` says what has happened to the device, as a predicate.
         """
@@ -295,7 +295,7 @@ class DeviceRecord(Lifecycle[DeviceState, DeviceInput]):
     # -- queues
 
     def queue_entries(self, job: JobRecord) -> list[tuple[JobQueue, Entry]]:
-        """Returns the queues that a job belongs in now, with its entries there."""
+        """Return the queues that a job belongs in now, with its entries there."""
         state = job.state
         if state is _WAITING:
             if job.online and self._separates_online:

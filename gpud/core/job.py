@@ -21,7 +21,7 @@ _BLOCKED = JobState.BLOCKED  # a global: looking it up in its class takes ten ti
 
 @lru_cache(maxsize=256)
 def _launch_sizes(launches: tuple[LaunchShape, ...]) -> tuple[int, Amount, bool, int]:
-    """Returns (occupancy, slice, whole, use) of a job; cached, since most launches recur."""
+    """Return (occupancy, slice, whole, use) of a job; cached, since most launches recur."""
     occupancy = counted_occupancy(min(launch.occupancy for launch in launches))
     whole = not all(launch.resizable for launch in launches)
     use = max(-(-launch.task_blocks * occupancy // launch.occupancy) for launch in launches)
@@ -171,17 +171,17 @@ class JobRecord(Lifecycle[JobState, JobInput]):
 
     @property
     def name(self) -> str:
-        """Returns the job's printed name, such as ``"3.17"``."""
+        """The job's printed name, such as ``"3.17"``."""
         return job_name(self.id)
 
     @property
     def what(self) -> str:
-        """Returns how messages refer to the job: ``"job 3.17"``."""
+        """How messages refer to the job: ``"job 3.17"``."""
         return f"job {self.name}"
 
     @property
     def allocation(self) -> Fraction:
-        """Returns the job's current allocation in CapSM, exact."""
+        """The job's current allocation in CapSM, exact."""
         return to_fraction(self.alloc)
 
     @property
@@ -196,19 +196,19 @@ class JobRecord(Lifecycle[JobState, JobInput]):
 
     @property
     def partition(self) -> int:
-        """Returns how many whole SMs are dedicated to it from its start on; 0 if not exclusive."""
+        """How many whole SMs are dedicated to it from its start on; 0 if not exclusive."""
         return self.least // self.occupancy if self.exclusive else 0
 
     @property
     def growth_room(self) -> int:
-        """Returns by how many slices it could grow, if there were capacity.
+        """By how many slices it could grow, if there were capacity.
 
         Blocks being released count toward its quota until they have left.
         """
         return min(self.most - self.slices, self.quota_slices - self.held)
 
     def whole_need(self, sms: int) -> int:
-        """Returns the slices that its launches in form ``whole`` need at once on ``sms`` SMs."""
+        """Return the slices that its launches in form ``whole`` need at once on ``sms`` SMs."""
         occupancy = self.occupancy
         return max(
             -(-min(launch.task_blocks, sms * launch.occupancy) * occupancy // launch.occupancy)
@@ -217,12 +217,12 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         )
 
     def begin(self, slices: int) -> None:
-        """Sets the initial slices of a job that starts."""
+        """Set the initial slices of a job that starts."""
         self.slices = self.sent_slices = self.reported = self.held = slices
         self.grants.append((0, slices))
 
     def reset(self) -> None:
-        """Clears all that a start has set: the device was lost before it received the job."""
+        """Clear all that a start has set: the device was lost before it received the job."""
         self.prepared_generation = None
         self.slices = self.sent_slices = self.reported = self.held = self.epoch = 0
         self.exhausted = False
@@ -231,7 +231,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self.started_ns = None
 
     def set_slices(self, slices: int) -> None:
-        """Changes the size of a started job; the command for the device has the next epoch.
+        """Change the size of a started job; the command for the device has the next epoch.
 
         Growing launches new blocks: blocks already being released are not retained.
         """
@@ -250,7 +250,7 @@ class JobRecord(Lifecycle[JobState, JobInput]):
         self._count_held()
 
     def blocks_left(self, epoch: int, held: int, *, exhausted: bool) -> bool:
-        """Applies a `BlocksLeft` report; returns whether `held` or `exhausted` changed."""
+        """Apply a `BlocksLeft` report; return whether `held` or `exhausted` changed."""
         before = self.held, self.exhausted
         self.reported = held
         self.exhausted = self.exhausted or exhausted

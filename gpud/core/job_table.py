@@ -72,7 +72,7 @@ class JobTable:
     # -- beginning
 
     def add(self, job: JobRecord, session: SessionRecord, after: Iterable[JobId]) -> None:
-        """Adds an accepted job, at the end of its stream."""
+        """Add an accepted job, at the end of its stream."""
         self.jobs[job.id] = job
         session.add(job)
         for other in dict.fromkeys(after):
@@ -110,7 +110,7 @@ class JobTable:
     # -- ending
 
     def end(self, job: JobRecord, cause: GpudError) -> None:
-        """Ends a job for ``cause``: at once if it has not started, else as its blocks leave."""
+        """End a job for ``cause``: at once if it has not started, else as its blocks leave."""
         if job.state is _ENDING:
             return
         if not job.started:
@@ -130,7 +130,7 @@ class JobTable:
         self.ended(job, _input(error), error)
 
     def ended(self, job: JobRecord, by: JobInput, error: GpudError | None = None) -> None:
-        """Removes a job that has ended from all tables, and unblocks its successors."""
+        """Remove a job that has ended from all tables, and unblock its successors."""
         job.step(by, self.now_ns)
         del self.jobs[job.id]
         device = self._devices[job.device]
@@ -161,13 +161,13 @@ class JobTable:
     # -- sessions
 
     def open_session(self, session: SessionId) -> None:
-        """Adds the session of a client that has connected."""
+        """Add the session of a client that has connected."""
         if session in self.sessions:
             raise InternalError(f"session {session} was opened twice", stage="scheduler")
         self.sessions[session] = SessionRecord(session, self.now_ns)
 
     def close_session(self, session: SessionId) -> None:
-        """Ends the jobs of a disconnected client; its session closes when the last has ended."""
+        """End the jobs of a disconnected client; its session closes when the last has ended."""
         record = self.sessions.get(session)
         if record is None or record.state is not _OPEN:
             return

@@ -171,11 +171,11 @@ class Lifecycle(Generic[S, I]):
 
     @property
     def what(self) -> str:
-        """Returns how messages refer to the object, such as ``"job 3.17"``."""
+        """How messages refer to the object, such as ``"job 3.17"``."""
         raise NotImplementedError
 
     def step(self, by: I, now_ns: int) -> S:
-        """Makes the transition for an input and returns the new state.
+        """Make the transition for an input and return the new state.
 
         Raises:
             InternalError: the table has no such transition. The state is unchanged.

@@ -57,18 +57,18 @@ class Step(NamedTuple):
 
 
 def write_header(settings: Settings) -> str:
-    """Returns the first line of a log, without a line break."""
+    """Return the first line of a log, without a line break."""
     values = {name: _value(value) for name, value in dataclasses.asdict(settings).items()}
     return json.dumps({"gpud_event_log": VERSION, "settings": values})
 
 
 def write_line(event: Event, commands: Iterable[Command]) -> str:
-    """Returns the line of an event and the commands that it caused, without a line break."""
+    """Return the line of an event and the commands that it caused, without a line break."""
     return json.dumps({"event": _plain(event), "commands": [_plain(c) for c in commands]})
 
 
 def replay(lines: Iterable[str]) -> list[Command]:
-    """Returns all commands that a log's events cause; arguments and errors as for `steps`."""
+    """Return all commands that a log's events cause; arguments and errors as for `steps`."""
     return [command for step in steps(lines) for command in step.commands]
 
 
@@ -113,7 +113,7 @@ def _parsed(number: int, line: str, read: Callable[[Any], _T]) -> _T:
 
 
 def _read_header(data: Mapping[str, Any]) -> tuple[Any, Settings | None]:
-    """Returns the log's version, and its settings if that is `VERSION`."""
+    """Return the log's version, and its settings if that is `VERSION`."""
     version = data["gpud_event_log"]
     return version, Settings(**data["settings"]) if version == VERSION else None
 
@@ -123,7 +123,7 @@ def _read_line(data: Mapping[str, Any]) -> tuple[Event, list[Any] | None]:
 
 
 def read_event(data: Mapping[str, Any]) -> Event:
-    """Returns the event that ``data``, the plain form that `write_line` writes, describes.
+    """Return the event that ``data``, the plain form that `write_line` writes, describes.
 
     Raises:
         KeyError, TypeError, ValueError: ``data`` describes no event.
@@ -138,7 +138,7 @@ def read_event(data: Mapping[str, Any]) -> Event:
 
 
 def _plain(item: Any) -> dict[str, Any]:
-    """Returns an event or a command as JSON data."""
+    """Return an event or a command as JSON data."""
     fields = zip(item._fields, item, strict=True)
     return {"type": type(item).__name__, **{name: _value(value) for name, value in fields}}
 

@@ -114,7 +114,7 @@ class Scheduler:
         }
 
     def handle(self, event: ev.Event) -> list[out.Command]:
-        """Applies one event and returns the resulting commands, to be executed in order.
+        """Apply one event and return the resulting commands, to be executed in order.
 
         Commands that end or shrink jobs come before those that start or grow jobs.
 
@@ -142,7 +142,7 @@ class Scheduler:
 
     @property
     def finished(self) -> dict[JobId, JobRecord]:
-        """Returns the jobs that the last event finished. Read-only, valid until the next event."""
+        """The jobs that the last event finished. Read-only, valid until the next event."""
         return self.job_table.finished
 
     def validate(self) -> None:

@@ -24,11 +24,11 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
 
     @property
     def what(self) -> str:
-        """Returns how messages refer to the session."""
+        """How messages refer to the session."""
         return f"session {self.session}"
 
     def add(self, job: JobRecord) -> None:
-        """Appends a job to its stream."""
+        """Append a job to its stream."""
         self.jobs[job.id] = job
         stream = job.submission.stream
         before = self._last.get(stream)
@@ -38,7 +38,7 @@ class SessionRecord(Lifecycle[SessionState, SessionInput]):
         self._last[stream] = job
 
     def remove(self, job: JobRecord) -> JobRecord | None:
-        """Removes a job from its stream; returns the job that has become its head, if any."""
+        """Remove a job from its stream; return the job that has become its head, if any."""
         del self.jobs[job.id]
         before, after = job.stream_prev, job.stream_next
         job.stream_prev = job.stream_next = None

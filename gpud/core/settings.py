@@ -48,7 +48,7 @@ class Settings:
                 raise InvalidArgument(f"{name} must be {least} or more, not {value}")
 
     def floor(self, sms: int) -> Fraction:
-        """Returns `offline_floor` in CapSM for a device of ``sms`` SMs, at most ``sms``."""
+        """Return `offline_floor` in CapSM for a device of ``sms`` SMs, at most ``sms``."""
         text = str(self.offline_floor).strip()
         if not text.rstrip("% ").strip("0."):
             return Fraction(0)

@@ -31,7 +31,7 @@ def preparation_key(job: JobRecord) -> tuple[bool, int, int]:
 
 
 def level(amount: int, weight: int) -> int:
-    """Returns the level, amount / weight, as a fixed-point number; only for comparisons."""
+    """Return the level, amount / weight, as a fixed-point number; only for comparisons."""
     return (amount << _LEVEL_BITS) // weight
 
 

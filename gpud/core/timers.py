@@ -35,23 +35,23 @@ class Timers:
         self.due: list[Due] = []
 
     def add(self, at_ns: int, what: Timer, subject: int) -> None:
-        """Adds a timer."""
+        """Add a timer."""
         heappush(self.due, (at_ns, what, subject))
 
     def pop(self, now_ns: int) -> Due | None:
-        """Removes and returns the first timer if its time has been reached."""
+        """Remove and return the first timer if its time has been reached."""
         if self.due and self.due[0][0] <= now_ns:
             return heappop(self.due)
         return None
 
     def first_ns(self, is_relevant: Callable[[Due], bool]) -> int | None:
-        """Returns the time of the first timer that is still relevant, and drops those before it."""
+        """Return the time of the first timer that is still relevant, and drop those before it."""
         while self.due and not is_relevant(self.due[0]):
             heappop(self.due)
         return self.due[0][0] if self.due else None
 
     def prune(self, expected: int, is_relevant: Callable[[Due], bool]) -> None:
-        """Drops obsolete timers if they may be most of all; about ``expected`` are relevant."""
+        """Drop obsolete timers if they may be most of all; about ``expected`` are relevant."""
         if len(self.due) > _PRUNE_FROM + 4 * expected:
             self.due = [due for due in self.due if is_relevant(due)]
             heapify(self.due)

@@ -11,7 +11,7 @@ __all__ = ["waiting_reason"]
 
 
 def waiting_reason(job: JobRecord, device: DeviceRecord) -> str | None:
-    """Returns why a job for ``device`` does not run now; None if it has capacity."""
+    """Return why a job for ``device`` does not run now; None if it has capacity."""
     if job.state is JobState.BLOCKED:
         if job.stream_prev is not None:
             return f"follows job {job.stream_prev.name} in its stream"

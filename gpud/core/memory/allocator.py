@@ -63,7 +63,7 @@ class ArenaAllocator:
         self.ends: list[int] = [arena.base + arena.size]
 
     def allocate(self, asked: int) -> Address | None:
-        """Returns the address of a new array of ``asked`` bytes; None: no hole is large enough."""
+        """Return the address of a new array of ``asked`` bytes; None: no hole is large enough."""
         size = whole_pages(asked)
         holes = zip(self.starts, self.ends, strict=True)
         index = next((at for at, (start, end) in enumerate(holes) if end - start >= size), None)
@@ -85,7 +85,7 @@ class ArenaAllocator:
         self.waiting_bytes += whole_pages(size)
 
     def reclaim(self, oldest_job: int | None) -> list[tuple[Address, int]]:
-        """Removes the waiting arrays whose last job is before ``oldest_job``; None: all of them.
+        """Remove the waiting arrays whose last job is before ``oldest_job``; None: all of them.
 
         Returns:
             Their addresses and bytes in whole pages, to be passed to `release`.
@@ -99,7 +99,7 @@ class ArenaAllocator:
         return found
 
     def release(self, address: Address, size: int) -> None:
-        """Makes ``size`` bytes in whole pages a hole, merged with adjacent holes."""
+        """Make ``size`` bytes in whole pages a hole, merged with adjacent holes."""
         end = address + size
         index = bisect_left(self.starts, address)
         joins_left = index > 0 and self.ends[index - 1] == address
@@ -117,16 +117,16 @@ class ArenaAllocator:
         self.used -= size
 
     def holes(self) -> list[tuple[Address, int]]:
-        """Returns the address and the bytes of each hole."""
+        """Return the address and the bytes of each hole."""
         ends = zip(self.starts, self.ends, strict=True)
         return [(Address(start), end - start) for start, end in ends]
 
     def largest_hole(self) -> int:
-        """Returns the bytes of the largest hole."""
+        """Return the bytes of the largest hole."""
         return max((size for _, size in self.holes()), default=0)
 
     def nearest(self, address: int) -> tuple[Address, int] | None:
-        """Returns the address and requested size of the array nearest to ``address``.
+        """Return the address and requested size of the array nearest to ``address``.
 
         Arrays that wait to be freed count, as jobs may still use them. None: there are no arrays.
         """
@@ -139,7 +139,7 @@ class ArenaAllocator:
         return min(arrays, key=distance, default=None)
 
     def validate(self) -> None:
-        """Checks every property that can be checked on one state.
+        """Check every property that can be checked on one state.
 
         Raises:
             InternalError: one is violated.
@@ -164,12 +164,12 @@ class ArenaAllocator:
 
 
 def whole_pages(size: int) -> int:
-    """Returns the bytes of the pages that hold ``size`` bytes."""
+    """Return the bytes of the pages that hold ``size`` bytes."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def require(holds: bool, what: str) -> None:
-    """Checks a condition on the accounting; ``what`` names its violation.
+    """Check a condition on the accounting; ``what`` names its violation.
 
     Raises:
         InternalError: ``holds`` is False.

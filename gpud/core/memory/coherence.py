@@ -101,32 +101,32 @@ class CoherenceTracker:
     # -- arrays
 
     def allocated(self, session: SessionId, address: int, size: int) -> None:
-        """Adds a new array of zeroes."""
+        """Add a new array of zeroes."""
         state = self._sessions.setdefault(session, _SessionArrays())
         assert address not in state.arrays, "an array lies where another waits to be freed"
         state.arrays[address] = _Array(size, state.epoch)
 
     def freed(self, session: SessionId, address: int, last_job: int) -> None:
-        """Marks an array as freed by its session; jobs up to ``last_job`` may still use it."""
+        """Mark an array as freed by its session; jobs up to ``last_job`` may still use it."""
         self._array(session, address).last_job = last_job
 
     def removed(self, session: SessionId, address: int) -> None:
-        """Removes a freed array, which no job can use any more."""
+        """Remove a freed array, which no job can use any more."""
         state = self._sessions[session]
         del state.arrays[address]
         state.lost.pop(address, None)
 
     def closed(self, session: SessionId) -> None:
-        """Removes a closed session with all its arrays."""
+        """Remove a closed session with all its arrays."""
         self._sessions.pop(session, None)
 
     def arrays(self, session: SessionId) -> list[ArrayExtent]:
-        """Returns the arrays to restore on a new host, in the order of their allocation."""
+        """Return the arrays to restore on a new host, in the order of their allocation."""
         state = self._sessions.get(session)
         return [] if state is None else [_held(at, one) for at, one in state.arrays.items()]
 
     def array(self, session: SessionId, address: int) -> ArrayExtent | None:
-        """Returns one array as `arrays` does; None if it does not exist any more."""
+        """Return one array as `arrays` does; None if it does not exist any more."""
         state = self._sessions.get(session)
         one = None if state is None else state.arrays.get(address)
         return None if one is None else _held(address, one)
@@ -134,19 +134,19 @@ class CoherenceTracker:
     # -- jobs
 
     def job_started(self, session: SessionId) -> None:
-        """Records that a job of the session was started."""
+        """Record that a job of the session was started."""
         state = self._sessions.setdefault(session, _SessionArrays())
         state.epoch += 1
         state.running += 1
 
     def job_ended(self, session: SessionId) -> None:
-        """Records that a job of the session has ended."""
+        """Record that a job of the session has ended."""
         state = self._sessions[session]
         state.epoch += 1
         state.running -= 1
 
     def lost_arrays(self, session: SessionId, number: int) -> LostArrays | None:
-        """Returns the lost arrays that job ``number`` could use; None if it may run."""
+        """Return the lost arrays that job ``number`` could use; None if it may run."""
         state = self._sessions.get(session)
         if state is None or not state.lost:
             return None
@@ -164,7 +164,7 @@ class CoherenceTracker:
     # -- copies
 
     def check(self, session: SessionId, address: int, offset: int, size: int) -> None:
-        """Checks that a range lies in an array of the session.
+        """Check that a range lies in an array of the session.
 
         Raises:
             UnknownName: there is no such array.
@@ -178,7 +178,7 @@ class CoherenceTracker:
             )
 
     def written(self, session: SessionId, address: int, offset: int, size: int) -> None:
-        """Records that the session has written a range to the file, to be copied to the device.
+        """Record that the session has written a range to the file, to be copied to the device.
 
         Raises:
             UnknownName, InvalidArgument: as `check`.
@@ -198,7 +198,7 @@ class CoherenceTracker:
         return not state.running and state.arrays[address].good_at == state.epoch
 
     def begin_read(self, session: SessionId, address: int) -> int:
-        """Records that a range is about to be copied to the file; returns `end_read`'s epoch."""
+        """Record that a range is about to be copied to the file; return `end_read`'s epoch."""
         state = self._sessions[session]
         state.arrays[address].blank = False
         return state.epoch
@@ -206,7 +206,7 @@ class CoherenceTracker:
     def end_read(
         self, session: SessionId, address: int, offset: int, size: int, epoch: int
     ) -> None:
-        """Records that a range was copied to the file; ``epoch`` is what `begin_read` returned."""
+        """Record that a range was copied to the file; ``epoch`` is what `begin_read` returned."""
         state = self._sessions.get(session)
         array = None if state is None else state.arrays.get(address)
         if state is None or array is None or array.lost is not None:
@@ -215,11 +215,11 @@ class CoherenceTracker:
             array.good_at = epoch
 
     def loss_reason(self, session: SessionId, address: int) -> str | None:
-        """Returns why an array's values are lost, as a predicate of "its values"; None if not."""
+        """Return why an array's values are lost, as a predicate of "its values"; None if not."""
         return self._array(session, address).lost
 
     def mark_lost(self, session: SessionId, address: int, reason: str) -> None:
-        """Marks an array as lost, for ``reason``."""
+        """Mark an array as lost, for ``reason``."""
         state = self._sessions.get(session)
         array = None if state is None else state.arrays.get(address)
         if state is not None and array is not None:
@@ -228,7 +228,7 @@ class CoherenceTracker:
             state.lost[address] = None
 
     def host_lost(self, reason: str) -> list[tuple[SessionId, int, int]]:
-        """Records that the host was lost with the contents of its device's memory.
+        """Record that the host was lost with the contents of its device's memory.
 
         Args:
             reason: as for `mark_lost`.

@@ -109,13 +109,13 @@ class Ledger:
     # -- sessions
 
     def open(self, session: SessionId, user: int) -> None:
-        """Adds a session, whose memory counts for ``user``."""
+        """Add a session, whose memory counts for ``user``."""
         if session in self._users:
             raise InternalError(f"session {session} is open already", stage="memory")
         self._users[session] = user
 
     def close(self, session: SessionId) -> list[Arena]:
-        """Removes a session with all its arrays, which no device uses any more.
+        """Remove a session with all its arrays, which no device uses any more.
 
         Returns:
             Its arenas, whose memory is to be unmapped.
@@ -134,12 +134,12 @@ class Ledger:
         return closed
 
     def arena(self, session: SessionId, device: int) -> Arena | None:
-        """Returns the session's arena on a device; None if it has none yet."""
+        """Return the session's arena on a device; None if it has none yet."""
         allocator = self._arenas.get((session, device))
         return None if allocator is None else allocator.arena
 
     def open_arena(self, session: SessionId, device: int) -> Arena:
-        """Returns the session's arena on a device; creates it if it has none.
+        """Return the session's arena on a device; create it if it has none.
 
         Raises:
             UnknownName: there is no such session or device.
@@ -150,14 +150,14 @@ class Ledger:
         return self._allocator(session, device).arena
 
     def holes(self, session: SessionId, device: int) -> list[FreeRange]:
-        """Returns the ranges of an arena that are in no array, nor wait to be freed."""
+        """Return the ranges of an arena that are in no array, nor wait to be freed."""
         allocator = self._arenas.get((session, device))
         if allocator is None:
             return []
         return [FreeRange(session, device, start, size) for start, size in allocator.holes()]
 
     def array_bytes(self, session: SessionId, device: int) -> int:
-        """Returns the bytes of the session's arrays on a device, waiting ones included."""
+        """Return the bytes of the session's arrays on a device, waiting ones included."""
         allocator = self._arenas.get((session, device))
         return 0 if allocator is None else allocator.used
 
@@ -191,7 +191,7 @@ class Ledger:
         return address
 
     def reserve(self, session: SessionId, device: int, size: int) -> None:
-        """Counts ``size`` bytes that are in no array, 0 or more.
+        """Count ``size`` bytes that are in no array, 0 or more.
 
         Raises:
             OutOfMemory: a limit would be exceeded.
@@ -261,7 +261,7 @@ class Ledger:
     # -- queries
 
     def nearest(self, session: SessionId, device: int, address: int) -> tuple[Address, int] | None:
-        """Returns the address and requested size of the array nearest to ``address``.
+        """Return the address and requested size of the array nearest to ``address``.
 
         Arrays that wait to be freed count, as jobs may still use them. None: there are no arrays.
         """
@@ -269,18 +269,18 @@ class Ledger:
         return None if allocator is None else allocator.nearest(address)
 
     def used_bytes(self, device: int) -> int:
-        """Returns the used bytes of a device."""
+        """Return the used bytes of a device."""
         return self._used[device]
 
     def available_bytes(self, session: SessionId, device: int) -> int:
-        """Returns the size of the largest array that the session could allocate now."""
+        """Return the size of the largest array that the session could allocate now."""
         left, _ = self._left(session, self._user(session), device)
         allocator = self._arenas.get((session, device))
         most = self._arena_bytes[device] if allocator is None else allocator.largest_hole()
         return min(left, most) // PAGE_BYTES * PAGE_BYTES
 
     def usage(self) -> Iterator[MemoryUsage]:
-        """Yields the usage of each session on each device where it has an arena, oldest first.
+        """Yield the usage of each session on each device where it has an arena, oldest first.
 
         Arenas that are created or removed during the iteration are left out.
         """
@@ -298,7 +298,7 @@ class Ledger:
                 )
 
     def validate(self) -> None:
-        """Checks every property that can be checked on one state.
+        """Check every property that can be checked on one state.
 
         Raises:
             InternalError: one is violated.
@@ -335,7 +335,7 @@ class Ledger:
             raise UnknownName(f"there is no device {device}; this daemon has {len(self._used)}")
 
     def _allocator(self, session: SessionId, device: int) -> ArenaAllocator:
-        """Returns the allocator of the session's arena on a device; creates both if missing."""
+        """Return the allocator of the session's arena on a device; create both if missing."""
         allocator = self._arenas.get((session, device))
         if allocator is None:
             allocator = self._arenas[session, device] = ArenaAllocator(
@@ -358,7 +358,7 @@ class Ledger:
         return allocator
 
     def _left(self, session: SessionId, user: int, device: int) -> tuple[int, str]:
-        """Returns how many more bytes the session may use, and the limit that is reached first."""
+        """Return how many more bytes the session may use, and the limit that is reached first."""
         allocator = self._arenas.get((session, device))
         own = self._reserved.get((session, device), 0) + (
             0 if allocator is None else allocator.used

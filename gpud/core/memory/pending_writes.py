@@ -30,13 +30,13 @@ class PendingWrites:
         self._numbers = 0
 
     def begin(self, session: SessionId, last_job: int) -> int:
-        """Records a write of a session, after its job ``last_job``; returns the write's number."""
+        """Record a write of a session, after its job ``last_job``; return the write's number."""
         self._numbers += 1
         self._last_jobs.setdefault(session, {})[self._numbers] = last_job
         return self._numbers
 
     def end(self, session: SessionId, writes: Iterable[int]) -> None:
-        """Removes writes that have arrived or are no longer needed; unknown ones are ignored."""
+        """Remove writes that have arrived or are no longer needed; unknown ones are ignored."""
         left = self._last_jobs.get(session)
         if left is None:
             return
@@ -51,5 +51,5 @@ class PendingWrites:
         return left is not None and next(iter(left.values())) < job
 
     def closed(self, session: SessionId) -> None:
-        """Removes a closed session."""
+        """Remove a closed session."""
         self._last_jobs.pop(session, None)

@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
 
 
 def fill(free: int, candidates: Sequence[Candidate]) -> list[int]:
-    """Returns how many slices each candidate gets of the amount ``free``."""
+    """Return how many slices each candidate gets of the amount ``free``."""
     if len(candidates) == 1:
         return [min(candidates[0].room, free // candidates[0].piece)]
     if not candidates:
@@ -82,7 +82,7 @@ def fill(free: int, candidates: Sequence[Candidate]) -> list[int]:
 
 
 def _common_level(free: int, candidates: Sequence[Candidate]) -> int:
-    """Returns the highest level to which ``free`` can raise all, or slightly less, never more."""
+    """Return the highest level to which ``free`` can raise all, or slightly less, never more."""
     # The total weight of the growing jobs changes at the levels where a job begins to grow and
     # where its room is used up. Rounding the first down and the second up overestimates the cost.
     changes = []

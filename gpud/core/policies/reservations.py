@@ -170,7 +170,7 @@ def _grow_or_start(device: DeviceRecord, job: JobRecord, slices: int) -> None:
 
 
 def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
-    """Returns the first waiting jobs, up to one of which no slice fits or that is in form whole."""
+    """Return the first waiting jobs, up to one of which no slice fits or that is in form whole."""
     found = []
     for _, _, job in device.waiting:
         free -= job.slice
@@ -181,7 +181,7 @@ def _waiting(device: DeviceRecord, free: int) -> list[JobRecord]:
 
 
 def _releasable(device: DeviceRecord) -> int:
-    """Returns the amount that offline jobs can be made to release."""
+    """Return the amount that offline jobs can be made to release."""
     if not device.floor:
         return device.releasable
     offline = device.allocated - device.online_allocated
@@ -189,7 +189,7 @@ def _releasable(device: DeviceRecord) -> int:
 
 
 def _online_room(device: DeviceRecord) -> int:
-    """Returns by how much the allocations of online jobs could grow."""
+    """Return by how much the allocations of online jobs could grow."""
     floor = device.floor if device.working else 0
     reservable = device.capacity - floor - device.online_allocated
     return min(reservable, device.free + _releasable(device))

@@ -31,7 +31,7 @@ Entry = tuple[int, int, JobRecord]
 def choose_victims(
     entries: Sequence[Entry], shortfall: int, most: int
 ) -> list[tuple[JobRecord, int]] | None:
-    """Returns jobs and the slices that each keeps, or None if they cannot release enough.
+    """Return jobs and the slices that each keeps, or None if they cannot release enough.
 
     Args:
         entries: the jobs that can shrink, sorted by `gpud.core.sort_keys.size_key`.
@@ -58,7 +58,7 @@ def choose_victims(
 def _take(
     job: JobRecord, missing: int, most: int, chosen: list[tuple[JobRecord, int]]
 ) -> tuple[int, int]:
-    """Adds a job to ``chosen``; returns what is still missing and what may still be released."""
+    """Add a job to ``chosen``; return what is still missing and what may still be released."""
     piece = job.slice
     has = job.alloc // piece
     slices = min(has, -(-missing // piece), most // piece)
