@@ -256,7 +256,7 @@ def until_back(gpu: gc.Session, killed_ns: int, sessions: int, pause_s: float = 
 
 
 def settled(front: int, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The `usage` of the daemon, once it does not change any more.
+    """Return the `usage` of the daemon, once it does not change any more.
 
     With ``before`` once nothing has grown: hosts drop a session shortly after the front does.
     """
@@ -270,7 +270,7 @@ def settled(front: int, before: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def usage(front: int) -> dict[str, Any]:
-    """Processes, descriptors and memory of the daemon and its children, by role."""
+    """Return processes, descriptors and memory of the daemon and its children, by role."""
     roles: dict[str, list[int]] = {"front": [front], "host": [], "worker": []}
     for pid in _children(front):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -289,7 +289,7 @@ def _children(pid: int) -> list[int]:
 
 
 def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What has grown but should not have.
+    """Return what has grown but should not have.
 
     A second compile worker may have been started; it stays. So does the host's compiler process, to
     which the host has a socket. Memory may grow by records of ended jobs, compiled programs and the
@@ -309,7 +309,7 @@ def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Prints the figures."""
+    """Print the figures."""
     back, reaped = found["back_ms"], found["reaped_ms"]
     before, after = found["before"], found["after"]
     rows = {

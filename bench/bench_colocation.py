@@ -139,7 +139,7 @@ def _line(row: Row, run: Comparison) -> str:
 
 
 def report(rows: list[Row]) -> None:
-    """Prints the table."""
+    """Print the table."""
     print(f"\n{'block':>7} {'load':>5}  {'policy':<14}{'r99':>18}{'harvest':>22}  aim at 1 ms")
     for row in rows:
         head = f"{row.block_ms:>4g} ms {row.load:>5g}  {row.policy:<14}"

@@ -104,7 +104,7 @@ def run(device: CPUDevice, case: Case) -> tuple[dict[Form, str], dict[str, str]]
 
 
 def _judged(loaded: LoadedCase, first: Results | None) -> tuple[str, Results | None]:
-    """The verdict on one run, and its results; ``first``: results of the unmodified form."""
+    """Return the verdict on one run, and its results; ``first``: results of the unmodified form."""
     case = loaded.case
     once = loaded.start()
     try:

@@ -83,7 +83,7 @@ def main() -> int:
 def measure(
     cases: Sequence[Case], rounds: int, tiny: bool = False
 ) -> tuple[list[Row], dict[str, str]]:
-    """A row for each case that can run repeatedly, and the reasons why others are left out."""
+    """Return a row for each case that can run repeatedly, and why the others are left out."""
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     for case in cases:
@@ -108,7 +108,7 @@ def measure(
 
 
 def form_of(case: Case) -> Form | None:
-    """The resizable form in which the case runs here."""
+    """Return the resizable form in which the case runs here."""
     for form in ("persistent", "sliced"):
         if form in case.forms:
             return form
@@ -182,7 +182,7 @@ def _call(device: CPUDevice, chain: Any) -> Callable[[], None]:
 
 
 def report(rows: Sequence[Row], left_out: dict[str, str]) -> None:
-    """Prints the summary."""
+    """Print the summary."""
     for name, why in left_out.items():
         print(f"left out: {name}: {why}")
     for side, values in _columns(rows).items():
@@ -205,7 +205,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[tuple[str, float]]]:
 def keep(
     rows: Sequence[Row], left_out: dict[str, str], rounds: int, before: dict[str, Any]
 ) -> None:
-    """Writes the figures."""
+    """Write the figures."""
     summary = {}
     for side, values in _columns(rows).items():
         numbers = [value for _, value in values]

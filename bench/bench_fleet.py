@@ -162,7 +162,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Prints the figures."""
+    """Print the figures."""
     least, most = found["least_and_most_jobs_of_a_client"]
     rows = {
         "clients attached, of these submitting": f"{found['clients']}, {found['submitting']}",

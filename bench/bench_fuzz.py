@@ -148,7 +148,7 @@ def fuzz_parser(seed: str, first: int, messages: int, end: float) -> dict[str, A
 
 
 def tables(outcomes: Outcomes) -> dict[str, Any]:
-    """Counts by outcome, by kind and outcome, and by type of corruption."""
+    """Return the counts by outcome, by kind and outcome, and by type of corruption."""
     by_outcome: Counter[str] = Counter()
     by_how: Counter[str] = Counter()
     by_kind: dict[str, Counter[str]] = {}
@@ -316,7 +316,7 @@ def _keep_tail(process: subprocess.Popen[str], tail: list[str]) -> None:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Prints the figures."""
+    """Print the figures."""
     print(f"{found['messages']:,} messages, seed {found['seed']}")
     for name in ("live", "coverage", "parser"):
         part = found.get(name)

@@ -81,7 +81,7 @@ def row(samples: Samples) -> dict[str, Any]:
 
 
 def sides() -> dict[str, Callable[[], None]]:
-    """The copies to measure, by name; the file and all memory are resident before."""
+    """Return the copies to measure, by name; the file and all memory are resident before."""
     file = os.memfd_create("host-copies")
     os.ftruncate(file, ARRAY_BYTES)
     kept: Bytes = np.frombuffer(mmap.mmap(file, ARRAY_BYTES), np.uint8)

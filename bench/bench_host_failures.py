@@ -97,7 +97,7 @@ def _figures(report: Report) -> dict[str, Any]:
 
 
 def _quarters(samples: list[int]) -> list[int]:
-    """The last sample of each quarter, which shows whether the value keeps growing."""
+    """Return the last sample of each quarter, which shows whether the value keeps growing."""
     return [samples[len(samples) * quarter // 4 - 1] for quarter in (1, 2, 3, 4)]
 
 
@@ -113,7 +113,7 @@ async def _calls(kind: str, numbers: Any) -> dict[str, Any]:
 
 
 def show_kills(report: Report) -> None:
-    """Prints the figures of the first part."""
+    """Print the figures of the first part."""
     found = _figures(report)
     service = ", ".join(f"{name} {value} ms" for name, value in found["service_ms"].items())
     jobs = Counter(found["jobs"])
@@ -139,7 +139,7 @@ def show_kills(report: Report) -> None:
 
 
 def show_calls(kind: str, found: dict[str, Any]) -> None:
-    """Prints the figures of the second part, for one way to fail."""
+    """Print the figures of the second part, for one way to fail."""
     print(
         f"device calls that fail as {kind!r}: {found['failed']} of up to "
         f"{found['calls_of_the_workload']}, {found['hosts_ended']} hosts ended"

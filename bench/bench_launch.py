@@ -171,7 +171,7 @@ class Launching:
         }
 
     def _calibrated(self, block_ms: float) -> tuple[int, float]:
-        """(rounds of the loop, microseconds) of a task block of about ``block_ms``."""
+        """Return (rounds of the loop, microseconds) of a task block of about ``block_ms``."""
         rounds = 10_000
         for _ in range(3):
             took = min(self._block_us(rounds) for _ in range(5))
@@ -179,7 +179,7 @@ class Launching:
         return rounds, min(self._block_us(rounds) for _ in range(5))
 
     def _block_us(self, rounds: int) -> float:
-        """A task block's own time, from a job of several on every SM at once."""
+        """Return a task block's own time, from a job of several on every SM at once."""
         values = [self.out.address.to_bytes(8, "little"), rounds.to_bytes(4, "little")]
         blocks = 16 * self.device.sms
         spec = LaunchSpec.of(self.work, "persistent", blocks, 32, values)
@@ -254,7 +254,7 @@ def _row(samples: Sequence[float]) -> dict[str, float]:
 
 
 def report(rows: dict[str, dict[str, float]], releases: Sequence[dict[str, float]]) -> None:
-    """Prints the tables."""
+    """Print the tables."""
     width = max(map(len, rows))
     print(f"{'microseconds':<{width}}{'p50':>9}{'p99':>9}{'least':>9}")
     for name, row in rows.items():

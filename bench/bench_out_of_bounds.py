@@ -107,7 +107,7 @@ def _legal(side: str) -> bool:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Prints the counts, by kind of access and by side."""
+    """Print the counts, by kind of access and by side."""
     for title, place in (("access", 0), ("side", 1)):
         rows: dict[str, Counter[str]] = {}
         for row in found["counts"]:

@@ -152,7 +152,7 @@ def measure(device: CPUDevice, workload: Workload, rounds: int, tiny: bool = Fal
 
 
 def _size_for(forms: Forms, size: int, target_us: float, grid_s: float) -> int:
-    """The size whose blocks take about ``target_us``; the search starts at ``size``."""
+    """Return the size whose blocks take about ``target_us``; the search starts at ``size``."""
     step = forms.workload.step
     for _ in range(4):  # iterate: a block's time is not proportional to its size
         found = _block_us(forms, size, grid_s)
@@ -163,7 +163,7 @@ def _size_for(forms: Forms, size: int, target_us: float, grid_s: float) -> int:
 
 
 def _block_us(forms: Forms, size: int, grid_s: float) -> float:
-    """The approximate duration of a task block in microseconds: the best of a few launches.
+    """Return the approximate duration of a task block in microseconds: the best of a few launches.
 
     The grid is as large as the one to be measured, so that the launch itself weighs as little.
     """
@@ -183,7 +183,7 @@ def _block_us(forms: Forms, size: int, grid_s: float) -> float:
 
 
 def _blocks_for(device: CPUDevice, block_us: float, grid_s: float) -> int:
-    """The number of task blocks that take about ``grid_s`` together."""
+    """Return the number of task blocks that take about ``grid_s`` together."""
     least = LEAST_BLOCKS_PER_SM * device.sms
     return min(max(round(1e6 * grid_s * device.sms / block_us), least), MOST_BLOCKS)
 
@@ -226,7 +226,7 @@ def _over_one(ratio: Spread) -> Spread:
 
 
 def report(rows: list[Row]) -> None:
-    """Prints the table."""
+    """Print the table."""
     print("overhead of the persistent form: persistent / unmodified - 1")
     print(
         f"{'kernel':<14}{'block us':>10}{'task blocks':>13}{'overhead':>10}{'(CPU)':>9}  quartiles"
@@ -256,7 +256,7 @@ def _summary(rows: list[Row]) -> str:
 
 
 def keep(rows: list[Row], sms: int, rounds: int, before: dict[str, Any]) -> None:
-    """Writes bench/results/persistent_cost.json and .md."""
+    """Write bench/results/persistent_cost.json and .md."""
     import llvmlite.binding as llvm
 
     command = f"python bench/bench_persistent_cost.py --rounds {rounds}"

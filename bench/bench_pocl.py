@@ -182,7 +182,7 @@ class WrongResultError(Exception):
 
 
 def _check(arrays: Arrays, run: Callable[[], None]) -> None:
-    """Runs once on the first contents and compares with NumPy."""
+    """Run once on the first contents and compare with NumPy."""
     arrays.reset()
     run()
     for index in arrays.problem.expect:
@@ -192,7 +192,7 @@ def _check(arrays: Arrays, run: Callable[[], None]) -> None:
 
 
 def report(rows: list[Row], failures: list[Failure]) -> None:
-    """Prints the table."""
+    """Print the table."""
     for kind in dict.fromkeys(row.math for row in rows):
         some = [row for row in rows if row.math == kind]
         print(f"\n{kind} mathematics; PoCL / gpud: above 1 the CPU device is faster")
@@ -218,7 +218,7 @@ def report(rows: list[Row], failures: list[Failure]) -> None:
 def keep(
     rows: list[Row], failures: list[Failure], pocl: PoCL, rounds: int, before: dict[str, Any]
 ) -> None:
-    """Writes bench/results/pocl.json and .md."""
+    """Write bench/results/pocl.json and .md."""
     import llvmlite.binding as llvm
 
     from gpud.compiler.toolchain.nvrtc import nvrtc_version

@@ -101,7 +101,7 @@ class _Skip(Exception):
 
 
 def _rows(case: Case, arch: str) -> list[Row]:
-    """The kernels of one case.
+    """Return the kernels of one case.
 
     Raises:
         _Skip: it is refused by design, or needs a newer target, or ptxas refuses the original.
@@ -135,7 +135,7 @@ def _rows(case: Case, arch: str) -> list[Row]:
 
 
 def _as_loaded(ptx: str) -> str:
-    """A program as the CUDA device passes it to the driver."""
+    """Return a program as the CUDA device passes it to the driver."""
     return print_module(hoist_job_address(report_starts(flatten_module(parse(ptx)))))
 
 
@@ -160,7 +160,7 @@ def _warps_by_registers(registers: int) -> int:
 
 
 def _virtual(wanted: str, arch: str) -> str:
-    """The architecture to compile for: the case's own where it is for one device only."""
+    """Return the architecture to compile for: the case's own where it is for one device only."""
     return wanted if wanted[-1] in "af" else f"compute_{arch.removeprefix('sm_')}"
 
 

@@ -105,7 +105,7 @@ class Row:
         return seconds * 1e6 / self.lines
 
     def plain(self) -> dict[str, Any]:
-        """The row as it is kept."""
+        """Return the row as it is kept."""
         stages = {name: round(self.per_thousand(s), 3) for name, s in self.stages.items()}
         return {
             "name": self.name,
@@ -153,7 +153,7 @@ def main() -> int:
 
 
 def suite(repeat: int) -> Row:
-    """The sum over the conformance suite."""
+    """Return the sum over the conformance suite."""
     row = Row("conformance suite", 0, 0, 0.0, 0.0)
     for case in CASES:
         try:
@@ -172,7 +172,7 @@ def suite(repeat: int) -> Row:
 
 
 def generated(rounds: int, repeat: int) -> Row:
-    """A large kernel of about 1,000 lines a round."""
+    """Return a large kernel of about 1,000 lines a round."""
     options = (f"-DROUNDS={rounds}",)
     return measure(f"generated x{rounds}", GENERATED, options, "compute_75", repeat)
 
@@ -243,7 +243,7 @@ _LINE = re.compile(r"[ \t]*+(?:@(\S+)[ \t]++)?([a-z][\w.]*+)[ \t]*([^;\n]*+);")
 
 
 def _floor(text: str) -> int:
-    """The least work to read a program line by line."""
+    """Return the least work to read a program line by line."""
     found = 0
     for line in text.split("\n"):
         match = _LINE.match(line)

@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def decisions(jobs: int, count: int) -> dict[str, Any]:
-    """Times of ``count`` steps of a load with ``jobs`` jobs alive, by kind of event and in all."""
+    """Time ``count`` steps of a load with ``jobs`` jobs alive, by kind of event and in all."""
     scheduler = Scheduler(Settings())
     floor = Floor()
     passed: dict[str, list[int]] = {}

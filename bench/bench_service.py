@@ -128,7 +128,7 @@ def _pipelined(kernel: gc.Kernel, streams: list[gc.Stream], count: int) -> None:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Prints the figures beside their aims."""
+    """Print the figures beside their aims."""
 
     def mid(name: str) -> float:
         return float(found[name]["median"])

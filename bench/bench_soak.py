@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def chosen_acts(wishes: dict[str, str]) -> list[str]:
-    """The acts to run; those set to "auto" are tried first."""
+    """Return the acts to run; those set to "auto" are tried first."""
     return [name for name in ACTS if wishes.get(name, "on") == "on" or _contained(name, wishes)]
 
 
@@ -184,7 +184,7 @@ def _watch(daemon: Daemon, seconds: float, clients: Sequence[subprocess.Popen[st
 
 
 def trend(rows: Sequence[Row], role: str) -> dict[str, Any]:
-    """The growth of the processes of a role after the warm-up; see the module.
+    """Return the growth of the processes of a role after the warm-up; see the module.
 
     Times in ``rows`` are parts of the whole; the slope is for the whole time.
     """
@@ -222,7 +222,7 @@ def trend(rows: Sequence[Row], role: str) -> dict[str, Any]:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """The slope of a least-squares line."""
+    """Return the slope of a least-squares line."""
     n = len(points)
     x, y = sum(at for at, _ in points) / n, sum(value for _, value in points) / n
     below = sum((at - x) ** 2 for at, _ in points)
@@ -254,7 +254,7 @@ def _left(daemon: Daemon) -> dict[str, int]:
 
 
 def _settled(daemon: Daemon) -> list[Sample]:
-    """The daemon's processes, once their number is steady."""
+    """Return the daemon's processes, once their number is steady."""
     end = time.monotonic() + _GONE_S
     while True:
         found = daemon.samples()
@@ -311,7 +311,7 @@ def _named(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def report(found: dict[str, Any]) -> None:
-    """Prints the figures."""
+    """Print the figures."""
     clients, hostile = found["good"], found["hostile"]
     print(f"{found['seconds']:g} s, seed {found['seed']}")
     if found["acts_left_out"]:

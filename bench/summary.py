@@ -54,7 +54,7 @@ def updated(text: str, results: Path = RESULTS) -> str:
 
 
 def table(results: Path = RESULTS) -> str:
-    """The table of all existing results, with a description of the machines."""
+    """Return the table of all existing results, with a description of the machines."""
     lines: list[str] = []
     machines: dict[str, None] = {}
     for name, (command, rows_of) in _ROWS.items():

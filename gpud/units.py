@@ -77,7 +77,7 @@ _NUMBERS = (1 << 32) - 1
 
 
 def share(value: Share, *, capacity: int | Fraction) -> CapSM:
-    """Converts a share as a user wrote it into an exact number of CapSM.
+    """Convert a share as a user wrote it into an exact number of CapSM.
 
     A float stands for the decimal number that Python prints for it, so ``0.1`` is 1/10 and not
     the nearest binary fraction. Whether the share fits the device is not checked here but at
@@ -118,7 +118,7 @@ def share(value: Share, *, capacity: int | Fraction) -> CapSM:
 
 
 def job_id(session: int, number: int) -> JobId:
-    """Returns the identifier of a session's job.
+    """Return the identifier of a session's job.
 
     Args:
         session: 0 or more.
@@ -133,17 +133,17 @@ def job_id(session: int, number: int) -> JobId:
 
 
 def job_pair(job: JobId) -> tuple[SessionId, int]:
-    """Returns (session, number) of a job."""
+    """Return (session, number) of a job."""
     return SessionId(job >> 32), job & _NUMBERS
 
 
 def job_name(job: JobId) -> str:
-    """Returns the printed name of a job: ``"3.17"`` for job 17 of session 3."""
+    """Return the printed name of a job: ``"3.17"`` for job 17 of session 3."""
     return f"{job >> 32}.{job & _NUMBERS}"
 
 
 def parse_job(text: str) -> JobId:
-    """Returns the job with a printed name: the inverse of `job_name`.
+    """Return the job with a printed name: the inverse of `job_name`.
 
     Raises:
         ValueError: ``text`` is not two numbers separated by a dot, or one exceeds 32 bits.

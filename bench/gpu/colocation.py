@@ -158,7 +158,7 @@ def measured_sizes(gpu: Gpu, online: Sequence[Online], offline: Sequence[Offline
 
 @contextmanager
 def opened(name: str, gpu: Gpu) -> Iterator[System]:
-    """A system, ready to be measured; its processes are ended with the context."""
+    """Return a system, ready to be measured; its processes are ended with the context."""
     with ExitStack() as stack:
         if name == "gpud":
             session = stack.enter_context(gc.local("cuda"))
@@ -187,7 +187,7 @@ def opened(name: str, gpu: Gpu) -> Iterator[System]:
 
 @contextmanager
 def mps() -> Iterator[dict[str, str]]:
-    """An MPS control daemon of this process; yields the environment of its clients.
+    """Run an MPS control daemon of this process; yield the environment of its clients.
 
     Raises:
         FileNotFoundError: MPS is not installed.
@@ -239,7 +239,7 @@ def compared(
     name: str, online: Online, offline: Offline, load: float,
     seen: WindowResult, alone: WindowResult, rate_alone: float, busy: float,
 ) -> Row:  # fmt: skip
-    """The row of a window with both sides, compared with each side alone."""
+    """Return the row of a window with both sides, compared with each side alone."""
     at = {
         percent: percentile(seen.latencies_s, percent) / percentile(alone.latencies_s, percent)
         for percent in (99, 99.9)
@@ -253,7 +253,7 @@ def compared(
 
 
 def line(row: Row) -> str:
-    """A row of the printed table."""
+    """Return a row of the printed table."""
     return (
         f"  {row.system:<12}{row.online:<5}{row.offline:<15} load {row.load:g}: r99 {row.r99:.3f}, "
         f"p99 {1e3 * row.p99_s:.2f} ms, r99.9 {row.r999:.2f}, b {row.b:.3f}, "

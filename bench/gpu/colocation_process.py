@@ -79,7 +79,7 @@ class Native:
         self.out: Buffer = self.gpu.buffer(np.zeros(THREADS * OUT_BLOCKS, np.float32))
 
     def sequence(self, sizes: list[Sized], *, online: bool) -> NativeSequence:
-        """Launches that are started together; makes their context current in this thread."""
+        """Make launches that are started together; make their context current in this thread."""
         from bench.gpu.instrumentation.driver import check
 
         cu, gpu = self.gpu.cu, self.gpu
@@ -303,7 +303,7 @@ class GpudOffline:
 
 
 def sides(task: dict[str, Any]) -> tuple[OnlineSide | None, OfflineSide | None]:
-    """The sides that a task asks for; see `main`."""
+    """Return the sides that a task asks for; see `main`."""
     online_sizes = [Sized(**one) for one in task.get("online") or ()]
     offline_size = Sized(**task["offline"]) if task.get("offline") else None
     kernels: int = task.get("batch", 1)

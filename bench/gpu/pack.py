@@ -42,7 +42,7 @@ def pins(names: Sequence[str]) -> list[str]:
 
 
 def command(python: str, target: Path) -> list[str]:
-    """The command that fetches the packages and unpacks them into ``target``."""
+    """Return the command that fetches the packages and unpacks them into ``target``."""
     platforms = [
         word
         for number in PLATFORMS

@@ -35,7 +35,7 @@ def need_gpu() -> None:
 
 
 def release_path() -> str:
-    """The configured release path, ``GPUD_RELEASE_PATH``, which started daemons use as well."""
+    """Return the release path, from ``GPUD_RELEASE_PATH``; daemons started here use it, too."""
     return load(file=os.devnull).release_path
 
 

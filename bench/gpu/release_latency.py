@@ -92,7 +92,7 @@ class Row:
     half_sms: int = 0
 
     def aim_us(self) -> float:
-        """The aim for p99 of `gone`: 20 us at blocks of 10 us, else 5 us + 1.1 block times."""
+        """Return the aim for p99 of `gone`: 20 us at blocks of 10 us, else 5 us + 1.1 of them."""
         return 20.0 if self.target_us == 10 else 5.0 + 1.1 * self.target_us
 
     def plain(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def measure(
 
 
 def line(row: Row) -> str:
-    """A row of the printed table."""
+    """Return a row of the printed table."""
     gone, first = quantiles_us(row.gone), quantiles_us(row.first)
     left = f"{gone['p50']:>10.1f} {gone['p99']:>8.1f}" if row.gone else f"{'-':>10} {'-':>8}"
     met = "" if not row.gone else "met" if gone["p99"] <= row.aim_us() else "MISSED"
@@ -275,7 +275,7 @@ def line(row: Row) -> str:
 
 
 def _middle(counts: list[int]) -> int | None:
-    """The median; None if there is no value."""
+    """Return the median; None if there is no value."""
     return sorted(counts)[len(counts) // 2] if counts else None
 
 

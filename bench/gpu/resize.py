@@ -145,7 +145,7 @@ def step_through(job: Job, slots: int, step_s: float) -> list[tuple[int, float, 
 
 
 def steps_of(notes: Notes, commands: list[tuple[int, float, int]], each: int) -> list[Step]:
-    """The result of every command but the last, which the job's end interrupts."""
+    """Return the result of every command but the last, which the job's end interrupts."""
     found = []
     for (at, share, slots), (until, _, _) in pairwise(commands):
         moments = np.arange(at, until, max(1, (until - at) // 500), dtype=np.int64)

@@ -223,7 +223,7 @@ def timed(gpu: Gpu, side: Side, batch: int, stream: object) -> float:
 
 
 def line(row: Row) -> str:
-    """A row of the printed table."""
+    """Return a row of the printed table."""
     used = "/".join(str(count) for count in row.registers.values())
     short = "" if row.counts else "  short: not in the mean"
     told = (f"{row.sides[side].median:.3f}" if side in row.sides else "-" for side in SIDES)

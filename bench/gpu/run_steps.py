@@ -85,7 +85,7 @@ class StepRunner:
             self.state.pop(name, None)
 
     def turns(self) -> Iterator[tuple[Step, float]]:
-        """The steps to run, each with its limit in seconds; the order is the module's."""
+        """Return the steps to run, each with its limit in seconds; the order is the module's."""
         had: set[str] = set()
         for wanted in (None, "cut", "failed"):
             for step in self._steps:

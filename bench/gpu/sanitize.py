@@ -29,7 +29,7 @@ LIMIT_S = 590
 
 
 def command(tool: str, only: str = "") -> list[str]:
-    """The command to run."""
+    """Return the command to run."""
     tests = "tests/gpu/test_conformance.py"
     words = f"test_rewritten and ({only})" if only else "test_rewritten"
     return [

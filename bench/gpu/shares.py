@@ -83,7 +83,7 @@ class Side:
         return self._kernel.submit(self.blocks, THREADS, arguments, stream=self._stream, **share)
 
     def notes(self) -> Notes:
-        """The notes of the task blocks that have run."""
+        """Return the notes of the task blocks that have run."""
         return Notes.of(self._notes.get().tobytes())
 
 
@@ -151,7 +151,7 @@ def measure(
 
 
 def loops_for(gpu: gc.Session, kernel: gc.Kernel, slots: int, block_us: float) -> int:
-    """The loops with which a task block takes about ``block_us``."""
+    """Return the loops with which a task block takes about ``block_us``."""
     side = Side(gpu, kernel, 1.0, 4 * slots)
     loops = 1000
     for _ in range(5):
@@ -177,7 +177,7 @@ def until_all_run(jobs: Sequence[gc.Job]) -> None:
 
 
 def common_windows(notes: Sequence[Notes], window_ns: int) -> list[int]:
-    """The begins of the windows during all of which all jobs ran."""
+    """Return the start times of the windows throughout which all jobs ran."""
     first = max(int(one.began.min()) for one in notes) + window_ns
     last = min(int(one.ended.max()) for one in notes) - window_ns
     return list(range(first, last - window_ns + 1, window_ns))

@@ -51,7 +51,7 @@ class Step:
     several: bool = False
 
     def arguments(self, *, trial: bool = False) -> list[str]:
-        """The arguments for Python."""
+        """Return the arguments for Python."""
         settings = self.trial or () if trial else self.more
         if self.script:
             return [self.script, *self.target, *settings]
@@ -62,7 +62,7 @@ class Step:
                 *settings]  # fmt: skip
 
     def variables(self) -> dict[str, str]:
-        """What to add to the environment."""
+        """Return what to add to the environment."""
         return self.environment if self.script else {**NO_AUTOLOAD, **self.environment}
 
 

@@ -19,7 +19,7 @@ Row = tuple[str, str, str]
 
 
 def rows(results: Path) -> dict[str, list[Row]]:
-    """The rows of all existing results, by where and when they were measured."""
+    """Return the rows of all existing results, by where and when they were measured."""
     found: dict[str, list[Row]] = {}
     for pattern, rows_of in _ROWS.items():
         for path in sorted(results.glob(f"gpu_{pattern}.json")):
@@ -35,7 +35,7 @@ def rows(results: Path) -> dict[str, list[Row]]:
 
 
 def source(found: Mapping[str, Any]) -> str:
-    """The GPU, the driver, the release path and the date of results."""
+    """Return the GPU, the driver, the release path and the date of results."""
     path = f"release path {found['release_path']}"
     return f"{found['gpu']}, driver {found['driver']}, {path}, {found['date'][:10]}"
 
@@ -159,7 +159,7 @@ _ROWS: dict[str, Callable[[str, Result], Iterator[tuple[str, str]]]] = {
 
 
 def _target(name: str) -> str:
-    """The Makefile's target that writes a result."""
+    """Return the Makefile's target that writes a result."""
     kind, _, rest = name.partition("_")
     if kind == "tests":
         return f"gpu-test-{rest}"

@@ -217,7 +217,7 @@ def _green(busy: BusyKernel, pair: Callable[[str, Act, str, Callable[[Any], Any]
 
 
 def launches(busy: BusyKernel) -> dict[str, dict[str, Any]]:
-    """Launches on another stream, waited for: arguments of `BusyKernel.run_beside` by name.
+    """Return a launch on another stream, waited for: arguments of `BusyKernel.run_beside` by name.
 
     "Behind": queued behind the busy kernel, on its stream or waiting for it. Shared memory is
     requested beside a block without any on each SM, so that the SMs need another split.
@@ -263,7 +263,7 @@ def launches(busy: BusyKernel) -> dict[str, dict[str, Any]]:
 
 
 def divided_alike(busy: BusyKernel) -> dict[str, Any]:
-    """The launch with much shared memory again, with a busy kernel that prefers as much."""
+    """Return the launch with much shared memory again, with a busy kernel that prefers as much."""
     cu = busy.gpu.cu
     which = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
     kinds = cu.CUshared_carveout
@@ -316,7 +316,7 @@ def leaves(busy: BusyKernel) -> dict[str, float]:
 
 
 def _words(busy: BusyKernel) -> Iterator[tuple[str, bytes]]:
-    """A word in host and in device memory: its address as a parameter."""
+    """Return a word in host and in device memory: its address as a parameter."""
     mapped, own = busy.gpu.host_words(8), busy.gpu.buffer(np.zeros(8, np.uint32))
     for where, address in (("host", mapped.address), ("device", own.address)):
         yield where, address.to_bytes(8, "little")

@@ -40,6 +40,6 @@ class Arrays:
             memory.view[:] = self._first[index].reshape(-1).view(np.uint8)
 
     def result(self, index: int) -> npt.NDArray[Any]:
-        """The array of argument ``index``, with its shape and dtype; not a copy."""
+        """Return the array of argument ``index``, with its shape and dtype; not a copy."""
         like = self._first[index]
         return self.memory[index].view.view(like.dtype).reshape(like.shape)

@@ -16,5 +16,5 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]], texts: in
 
 
 def quartiles(spread: Spread, form: str) -> str:
-    """The quartiles in a format such as ``.2f``: ``"1.20 to 1.31"``."""
+    """Return the quartiles in a format such as ``.2f``: ``"1.20 to 1.31"``."""
     return f"{spread.low:{form}} to {spread.high:{form}}"

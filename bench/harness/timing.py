@@ -116,21 +116,21 @@ def spread(numbers: Sequence[float]) -> Spread:
 
 
 def percentile_us(times_ns: Sequence[int], percent: int) -> float:
-    """A percentile in microseconds, of times in nanoseconds: one of these, not interpolated."""
+    """Return a percentile of times in nanoseconds, in microseconds; not interpolated."""
     ordered = sorted(times_ns)
     return round(ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] / 1e3, 1)
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
-    """The ratios above / below within each round."""
+    """Return the ratios above / below within each round."""
     return spread([a / b for a, b in zip(above, below, strict=True)])
 
 
 def geometric_mean(numbers: Iterable[float]) -> float:
-    """The n-th root of the product."""
+    """Return the n-th root of the product."""
     return statistics.geometric_mean(numbers)
 
 
 def load() -> dict[str, Any]:
-    """The machine's load average of the last minute: runnable threads."""
+    """Return the machine's load average of the last minute: runnable threads."""
     return {"load_1min": round(os.getloadavg()[0], 2)}

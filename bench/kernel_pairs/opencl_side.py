@@ -94,7 +94,7 @@ class OpenCLSide:
 
 
 def missing_pocl() -> str:
-    """The packages missing for `PoCL`; empty if none."""
+    """Return the packages missing for `PoCL`; empty if none."""
     # PoCL reads its environment when it is loaded, so this must come before the first import.
     os.environ.setdefault("POCL_KERNEL_CACHE", "0")
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
@@ -108,7 +108,7 @@ def missing_pocl() -> str:
 
 
 def _devices(cl: Any) -> list[Any]:
-    """The CPU devices of PoCL; none without an ICD loader or without PoCL."""
+    """Return the CPU devices of PoCL; none without an ICD loader or without PoCL."""
     try:
         platforms = cl.get_platforms()
     except cl.Error:  # the loader knows no platform at all

@@ -87,7 +87,7 @@ class Pair:
 
 
 def wrong(problem: Problem, index: int, result: npt.NDArray[Any]) -> str:
-    """The error in the buffer of argument ``index`` after one launch, in words; empty if none."""
+    """Return what is wrong in the buffer of argument ``index`` after a launch; may be empty."""
     where, expected = problem.expect[index]
     found = result[where]
     if found.shape != expected.shape:

@@ -67,7 +67,7 @@ __kernel void matmul_naive(__global const float* restrict a, __global const floa
 
 
 def matmul(rows: int, cols: int, depth: int) -> Problem:
-    """A product of ``rows x depth`` and ``depth x cols`` in 16x16 blocks."""
+    """Return a product of ``rows x depth`` and ``depth x cols`` in 16x16 blocks."""
     rng = np.random.default_rng(6)
     a = rng.standard_normal((rows, depth), np.float32)
     b = rng.standard_normal((depth, cols), np.float32)

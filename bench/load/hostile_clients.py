@@ -110,7 +110,7 @@ class HostileClients:
         self.outcomes[f"{name}: {outcome}"] += 1
 
     def connect(self) -> socket.socket:
-        """A connection; as another user if this process is root."""
+        """Return a connection; as another user if this process is root."""
         sock = socket.socket(socket.AF_UNIX)
         root = os.geteuid() == 0
         if root:
@@ -127,7 +127,7 @@ class HostileClients:
         return sock
 
     def talk(self) -> Talk:
-        """A connection with a session."""
+        """Return a connection with a session."""
         talk = Talk(self.connect())
         talk.ask(wm.Hello(1, 1, "hostile"))
         return talk
@@ -141,7 +141,7 @@ class HostileClients:
     # -- acts
 
     def _killed(self) -> str:
-        """A client with running jobs dies in the middle of a frame."""
+        """Let a client with running jobs die in the middle of a frame."""
         sock = self.connect()
         ready, says = os.pipe()
         pid = os.fork()
@@ -178,7 +178,7 @@ class HostileClients:
         return "accounted for"
 
     def _deaf_reader(self) -> str:
-        """Sends requests and never reads the answers."""
+        """Send requests and never read the answers."""
         while len(self._deaf) >= 3:
             self._deaf.pop(0).close()
         sock = self.connect()
@@ -239,7 +239,7 @@ class HostileClients:
             return outcome
 
     def _bomb(self) -> str:
-        """A program on which the compiler needs unbounded time or memory."""
+        """Return a program on which the compiler needs unbounded time or memory."""
         with closing(self.talk()) as talk:
             source = _BOMB % self._random.choice([18, 24, 30]) + f"\n// {self._random.random()}"
             answer = talk.ask(wm.Compile(2, 0, source, ()))

@@ -82,7 +82,7 @@ class Raw:
         self.sock.sendall(wm.CLIENT_PROTOCOL.encode(message))
 
     def expect(self, cls: type[Any]) -> Any:
-        """The next message of this class; others are dropped."""
+        """Return the next message of this class; others are dropped."""
         while True:
             while self._received:
                 message = self._received.pop(0)

@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``gpud`` and returns its exit status, see `gpud_client.cli.exit_status`.
+    """Run ``gpud`` and return its exit status, see `gpud_client.cli.exit_status`.
 
     Args:
         arguments: Command-line arguments without the program's name; None: those of this process.

@@ -53,7 +53,7 @@ class Check(NamedTuple):
 
 
 def run_checks() -> list[Check]:
-    """Runs all checks, in the order of `CHECKS`. Blocks for up to a second."""
+    """Run all checks, in the order of `CHECKS`. Blocks for up to a second."""
     found = []
     for name, look in CHECKS.items():
         try:
@@ -362,7 +362,7 @@ def _limit(value: int) -> str:
 
 
 def _cgroup(name: str) -> str:
-    """Returns the text of a file of this process's control group (v2), empty if there is none."""
+    """Return the text of a file of this process's control group (v2), empty if there is none."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text("ascii").splitlines():
             if line.startswith("0::"):
@@ -372,7 +372,7 @@ def _cgroup(name: str) -> str:
 
 
 def _existing(folder: Path) -> Path:
-    """Returns ``folder`` or its nearest ancestor that exists."""
+    """Return ``folder`` or its nearest ancestor that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder

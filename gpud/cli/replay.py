@@ -104,7 +104,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _settings(first: str, policy: str | None, validate: bool) -> Settings | None:
-    """Returns the log's settings as changed by the flags; None if they change nothing."""
+    """Return the log's settings as changed by the flags; None if they change nothing."""
     if policy is None and not validate:
         return None
     from gpud.core.settings import Settings

@@ -43,7 +43,7 @@ def serve(config: Path | None, exit_with_parent: bool, **settings: Any) -> None:
 
 
 def _check_flags(settings: Mapping[str, Any]) -> None:
-    """Reports invalid flags as wrong usage, unlike invalid variables or an invalid file."""
+    """Report invalid flags as wrong usage, unlike invalid variables or an invalid file."""
     from gpud.core.scheduler import Scheduler
     from gpud.server.settings import device_specs, scheduler_settings
 
@@ -56,7 +56,7 @@ def _check_flags(settings: Mapping[str, Any]) -> None:
 
 
 def _signature() -> inspect.Signature:
-    """Returns the signature that Typer reads: an option for each setting, and two others."""
+    """Return the signature that Typer reads: an option for each setting, and two others."""
     only = inspect.Parameter.KEYWORD_ONLY
     config = Annotated[
         Path | None,
@@ -111,7 +111,7 @@ serve.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _follow(parent: int) -> None:
-    """Makes this process drain, as on SIGTERM, when its parent has ended.
+    """Make this process drain, as on SIGTERM, when its parent has ended.
 
     ``PR_SET_PDEATHSIG`` is not used: it watches the thread that started this process, and the
     threads of a notebook end long before it does.

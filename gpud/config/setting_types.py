@@ -38,21 +38,21 @@ class SettingType:
 
     @property
     def metavar(self) -> str:
-        """Returns the placeholder for a value in help texts."""
+        """The placeholder for a value in help texts."""
         raise NotImplementedError
 
     def from_text(self, text: str) -> Any:
-        """Parses the text of a flag or variable; raises a ValueError that says what it must be."""
+        """Parse the text of a flag or variable; raise a ValueError that says what it must be."""
         raise NotImplementedError
 
     def from_toml(self, value: Any) -> Any:
-        """Converts a value of a TOML file; raises a ValueError that says what it must be."""
+        """Convert a value of a TOML file; raise a ValueError that says what it must be."""
         if type(value) is not str:
             raise ValueError(self.describe())
         return self.from_text(value)
 
     def describe(self) -> str:
-        """Returns the allowed values in words that complete "must be"."""
+        """Return the allowed values in words that complete "must be"."""
         raise NotImplementedError
 
 
@@ -333,55 +333,55 @@ class _SocketPath(_Location):
 
 
 def integer(least: int, most: int) -> SettingType:
-    """An integer from ``least`` to ``most``."""
+    """Return the type of integers from ``least`` to ``most``."""
     return _Integer(least, most)
 
 
 def choice(*words: str) -> SettingType:
-    """One of ``words``."""
+    """Return the type whose values are ``words``."""
     return _Choice(words)
 
 
 def switch() -> SettingType:
-    """A boolean."""
+    """Return the type of booleans."""
     return _Switch()
 
 
 def word(what: str) -> SettingType:
-    """A name that is resolved elsewhere; ``what`` completes "must be"."""
+    """Return the type of names that are resolved elsewhere; ``what`` completes "must be"."""
     return _Word(what)
 
 
 def listed(item: SettingType) -> SettingType:
-    """One or more values of type ``item``; a tuple."""
+    """Return the type of tuples of one or more values of type ``item``."""
     return _Listed(item)
 
 
 def duration(unit: str, *, most_s: int, least_ns: int = 0) -> SettingType:
-    """A duration in nanoseconds; a number without unit is in ``unit``."""
+    """Return the type of durations in nanoseconds; a number without unit is in ``unit``."""
     return _Duration(unit, most_s, least_ns)
 
 
 def memory(least: int = 1, most: int = 1 << 62, *, of: str | None = None) -> SettingType:
-    """An amount of memory in bytes; or, if ``of`` names another amount, a `Fraction` of it."""
+    """Return the type of bytes of memory, or of a `Fraction` of what ``of`` names."""
     return _Memory(least, most, of)
 
 
 def amount() -> SettingType:
-    """A share of a device, 0 included, as text."""
+    """Return the type of shares of a device, 0 included, as texts."""
     return _Amount()
 
 
 def mode() -> SettingType:
-    """File permissions."""
+    """Return the type of file permissions."""
     return _Mode()
 
 
 def location() -> SettingType:
-    """A path."""
+    """Return the type of paths."""
     return _Location()
 
 
 def socket_location() -> SettingType:
-    """A path that is valid for a Unix socket."""
+    """Return the type of paths that are valid for a Unix socket."""
     return _SocketPath()

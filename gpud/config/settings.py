@@ -210,20 +210,20 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def origin(self, name: str) -> str:
-        """Returns where a setting's value comes from, human-readable, by field name or key."""
+        """Return where a setting's value comes from, human-readable, by field name or key."""
         name = next((one.name for one in SETTINGS if name in (one.name, one.key)), name)
         return self.origins.get(name, "the default")
 
     def memory_bytes(self, machine_bytes: int) -> int:
-        """Returns `memory` in bytes, for a machine or a GPU with ``machine_bytes``."""
+        """Return `memory` in bytes, for a machine or a GPU with ``machine_bytes``."""
         return _part(self.memory, machine_bytes)
 
     def user_memory_bytes(self, memory_bytes: int) -> int:
-        """Returns `user_memory` in bytes, at most ``memory_bytes``, that of the device."""
+        """Return `user_memory` in bytes, at most ``memory_bytes``, that of the device."""
         return min(memory_bytes, _part(self.user_memory, memory_bytes))
 
     def session_memory_bytes(self, memory_bytes: int) -> int:
-        """Returns `session_memory` in bytes, at most ``memory_bytes``, that of the device."""
+        """Return `session_memory` in bytes, at most ``memory_bytes``, that of the device."""
         return min(memory_bytes, _part(self.session_memory, memory_bytes))
 
 

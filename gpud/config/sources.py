@@ -27,7 +27,7 @@ def load(
     environ: Mapping[str, str] = os.environ,
     file: str | os.PathLike[str] | None = None,
 ) -> Config:
-    """Loads the settings.
+    """Load the settings.
 
     Args:
         flags: texts by key (``"drain_timeout"``), or lists of texts where a flag may be repeated;
@@ -54,7 +54,7 @@ def load(
 
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Returns the configuration file that is read by default, None if there is none.
+    """Return the configuration file that is read by default, None if there is none.
 
     It is ``$GPUD_CONFIG``, which must then exist; else ``$XDG_CONFIG_HOME/gpud/gpud.toml`` (by
     default in ``~/.config``); else ``/etc/gpud/gpud.toml``.
@@ -142,7 +142,7 @@ def _from_file(path: Path | None, required: bool) -> Iterator[tuple[str, Any, st
 
 
 def _line(text: str, key: str) -> str:
-    """Returns the line of a key as ":7"; empty if it is written in an unusual way."""
+    """Return the line of a key as ":7"; empty if it is written in an unusual way."""
     pattern = re.compile(rf"\s*\[?[\"']?{re.escape(key)}[\"']?\s*[=.\]]")
     for number, line in enumerate(text.splitlines(), 1):
         if pattern.match(line):

@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the demo; blocks for about 45 seconds.
+    """Run the demo; blocks for about 45 seconds.
 
     Args:
         arguments: command-line arguments, see ``gpud demo --help``; None: those of this process.

@@ -23,7 +23,7 @@ class Change(NamedTuple):
 
 
 def changes_in(trace: Mapping[str, Any]) -> Iterator[Change]:
-    """Yields the allocation changes in a daemon's trace; other events are ignored.
+    """Yield the allocation changes in a daemon's trace; other events are ignored.
 
     The lane of an online job is ``online``, that of an offline job the name of its kernel.
     """
@@ -45,7 +45,7 @@ def changes_in(trace: Mapping[str, Any]) -> Iterator[Change]:
 def stacked(
     changes: Iterable[Change], lanes: Sequence[str], start_s: float, end_s: float
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Computes the total allocation of each lane as a step function between two times.
+    """Compute the total allocation of each lane as a step function between two times.
 
     Args:
         changes: in any order; those before ``start_s`` determine the state at the beginning.
@@ -81,7 +81,7 @@ _REQUIRED = {"X": ("name", "ts", "dur"), "C": ("name", "ts", "args"), "M": ("nam
 
 
 def trace_problems(trace: Mapping[str, Any]) -> list[str]:
-    """Returns what is invalid in a Chrome trace; empty if nothing.
+    """Return what is invalid in a Chrome trace; empty if nothing.
 
     Source: "Trace Event Format", the document that Chromium and Perfetto refer to.
     """

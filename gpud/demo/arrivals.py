@@ -8,7 +8,7 @@ __all__ = ["poisson"]
 
 
 def poisson(per_second: float, seconds: float, seed: int) -> list[float]:
-    """Returns arrival times in seconds from the start, ascending, all below ``seconds``.
+    """Return arrival times in seconds from the start, ascending, all below ``seconds``.
 
     The times between arrivals are independent and exponential. The same arguments give the same
     times on every machine.

@@ -30,7 +30,7 @@ class BackgroundLoad:
         self._began = _now()
 
     def share(self) -> float | None:
-        """Returns the average share of all cores that other programs used; None if unknown."""
+        """Return the average share of all cores that other programs used; None if unknown."""
         now = _now()
         if self._began is None or now is None:
             return None
@@ -38,7 +38,7 @@ class BackgroundLoad:
 
 
 def others(before: Moment, after: Moment, cores: int) -> float:
-    """Returns the share of ``cores`` that other processes used; 0 if no time has passed."""
+    """Return the share of ``cores`` that other processes used; 0 if no time has passed."""
     passed, busy, ours = (now - then for now, then in zip(after, before, strict=True))
     return max(0.0, busy - ours) / (passed * cores) if passed > 0 else 0.0
 
@@ -56,7 +56,7 @@ def _now() -> Moment | None:
 
 
 def _tree(root: int) -> int:
-    """Returns the CPU ticks of a process and its descendants, including those already reaped."""
+    """Return the CPU ticks of a process and its descendants, including those already reaped."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in _PROC.iterdir():

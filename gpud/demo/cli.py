@@ -96,7 +96,7 @@ class _Demo:
         self._others: float | None = None
 
     def run(self) -> int:
-        """Runs all measurements, reports them, and returns the exit status."""
+        """Run all measurements, report them, and return the exit status."""
         options = self._options
         self._out.mkdir(parents=True, exist_ok=True)
         print("Three offline jobs keep a device full; online requests arrive at random moments.")

@@ -78,7 +78,7 @@ class Comparison:
     harvest: float
 
     def plain(self) -> dict[str, Any]:
-        """Returns the values for JSON, to four significant digits."""
+        """Return the values for JSON, to four significant digits."""
         values: dict[str, Any] = {"policy": self.policy}
         for name, value in vars(self).items():
             if isinstance(value, float):
@@ -102,7 +102,7 @@ class Experiment:
         self._offline = offline
 
     def warm_up(self) -> None:
-        """Runs every kernel once, so that nothing is compiled or allocated in a window."""
+        """Run every kernel once, so that nothing is compiled or allocated in a window."""
         for client in self._offline:
             client.run_once()
         for number in range(2):
@@ -157,7 +157,7 @@ def _counts(clients: Sequence[OfflineClient]) -> list[tuple[float, int]]:
 
 @contextmanager
 def open_experiment(device: str, policy: str, sizes: Sizes) -> Iterator[Experiment]:
-    """Opens an `Experiment` on a private daemon with this device and policy."""
+    """Open an `Experiment` on a private daemon with this device and policy."""
     with ExitStack() as stack:
         gpu = stack.enter_context(gc.local(device, policy=policy))
 
@@ -171,7 +171,7 @@ def open_experiment(device: str, policy: str, sizes: Sizes) -> Iterator[Experime
 
 
 def sizes_for(device: str, *, block_s: float, job_s: float, request_s: float) -> Sizes:
-    """Determines problem sizes that give the wanted durations, by measuring on a separate daemon.
+    """Determine problem sizes that give the wanted durations, by measuring on a separate daemon.
 
     Args:
         device: as for ``gpud serve --device``.
@@ -187,7 +187,7 @@ def sizes_for(device: str, *, block_s: float, job_s: float, request_s: float) ->
 def compare(
     together: Window, online_alone: Window, offline_alone: Window, sizes: Sizes
 ) -> Comparison:
-    """Computes the metrics of a co-located window.
+    """Compute the metrics of a co-located window.
 
     Raises:
         ValueError: a window lacks data because of problems in it.

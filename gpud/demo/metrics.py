@@ -31,7 +31,7 @@ _RUN = 8
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns a percentile of ``values``, linearly interpolated.
+    """Return a percentile of ``values``, linearly interpolated.
 
     Raises:
         ValueError: there are no values, or the percentage is outside 0 to 100.
@@ -46,14 +46,14 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def r99(together: Sequence[float], alone: Sequence[float]) -> float:
-    """Returns the p99 of the latencies together / alone."""
+    """Return the p99 of the latencies together / alone."""
     return percentile(together, 99) / percentile(alone, 99)
 
 
 def offline_rate(
     together: Mapping[str, float], alone: Mapping[str, float], work: Mapping[str, float]
 ) -> float:
-    """Returns b: offline work per second together / alone, over several kernels.
+    """Return b: offline work per second together / alone, over several kernels.
 
     Args:
         together: task blocks per second by kernel.
@@ -72,7 +72,7 @@ def offline_rate(
 
 
 def harvest(rate: float, busy: float) -> float:
-    """Returns the harvest b / (1 - u), with b = ``rate`` and u = ``busy``.
+    """Return the harvest b / (1 - u), with b = ``rate`` and u = ``busy``.
 
     Raises:
         ValueError: ``busy`` is not in 0 to 1, 1 excluded.
@@ -83,7 +83,7 @@ def harvest(rate: float, busy: float) -> float:
 
 
 def jain(amounts: Sequence[float]) -> float:
-    """Returns Jain's fairness index of ``amounts``; 1 if all are 0.
+    """Return Jain's fairness index of ``amounts``; 1 if all are 0.
 
     Raises:
         ValueError: there are no amounts, or one is negative.
@@ -95,7 +95,7 @@ def jain(amounts: Sequence[float]) -> float:
 
 
 def interval_of_r99(together: Sequence[float], alone: Sequence[float]) -> Interval:
-    """Returns the 90 % interval of r99 by bootstrap, deterministic in its arguments.
+    """Return the 90 % interval of r99 by bootstrap, deterministic in its arguments.
 
     Args:
         together: latencies in order of arrival.

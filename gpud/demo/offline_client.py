@@ -107,23 +107,23 @@ class OfflineClient:
 
     @property
     def jobs(self) -> int:
-        """Returns the number of jobs that have ended, all of them checked."""
+        """The number of jobs that have ended, all of them checked."""
         return self._ended
 
     def task_blocks_done(self) -> int:
-        """Returns the task blocks done, including the running job's; asks the daemon."""
+        """Return the task blocks done, including the running job's; asks the daemon."""
         with self._lock:
             running = self._job.progress[0] if self._job is not None else 0
             return self._ended * self._problem.total + running
 
     def start(self) -> None:
-        """Starts running jobs in a thread; returns at once."""
+        """Start running jobs in a thread; return at once."""
         self._stop.clear()
         self._thread = threading.Thread(target=self._work, name=f"offline {self.name}")
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops after the running job; returns when that has ended and was checked."""
+        """Stop after the running job; return when that has ended and was checked."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -132,7 +132,7 @@ class OfflineClient:
             self.problems.append(f"{self.name}: after {self._ended} jobs, {found}")
 
     def run_once(self) -> None:
-        """Runs one job, from submission to the check of its result.
+        """Run one job, from submission to the check of its result.
 
         Raises:
             gpud_client.GpudError: the job failed.

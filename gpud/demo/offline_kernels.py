@@ -41,7 +41,7 @@ class Problem:
 
     @property
     def total(self) -> int:
-        """Returns the number of task blocks of the grid."""
+        """The number of task blocks of the grid."""
         return math.prod(self.grid)
 
 
@@ -69,7 +69,7 @@ class OfflineKernel:
 
 
 def runs_wrong(runs: Array, jobs: int) -> str:
-    """Returns what is wrong with the task blocks' counts after ``jobs`` jobs; empty if nothing."""
+    """Return what is wrong with the task blocks' counts after ``jobs`` jobs; empty if nothing."""
     missed, doubled = int((runs < jobs).sum()), int((runs > jobs).sum())
     if missed or doubled:
         return f"{missed} task blocks ran too seldom, {doubled} too often"
@@ -77,7 +77,7 @@ def runs_wrong(runs: Array, jobs: int) -> str:
 
 
 def differences(result: Array, expected: Array, rtol: float, atol: float = 0.0) -> str:
-    """Returns how many elements differ by more than the tolerances; empty if none does."""
+    """Return how many elements differ by more than the tolerances; empty if none does."""
     # Negated, so that NaN counts as different.
     close = np.abs(result - expected) <= atol + rtol * np.abs(expected)
     if close.all():
@@ -132,7 +132,7 @@ extern "C" __global__ void pricer(const float* strikes, float2* prices, int roun
 
 
 def black_scholes(strikes: Array) -> Array:
-    """Returns the prices of European calls at ``strikes``, in closed form, float64."""
+    """Return the prices of European calls at ``strikes``, in closed form, float64."""
     spread = _VOLATILITY * math.sqrt(_YEARS)
     discount = math.exp(-_RATE * _YEARS)
     upper = (np.log(_SPOT / strikes) + (_RATE + _VOLATILITY**2 / 2) * _YEARS) / spread
@@ -144,7 +144,7 @@ def _normal(x: Array) -> Array:
 
 
 def _pricer(task_blocks: int, rounds: int) -> Problem:
-    """Makes a problem of European calls, one strike for each task block."""
+    """Make a problem of European calls, one strike for each task block."""
     strikes = np.linspace(70, 130, task_blocks, dtype=np.float32)
     exact = black_scholes(strikes.astype(np.float64))
     drift = (_RATE - _VOLATILITY**2 / 2) * _YEARS
@@ -200,7 +200,7 @@ extern "C" __global__ void matmul(const float* a, const float* b, float* c, int 
 
 
 def _matmul(task_blocks: int, rounds: int) -> Problem:
-    """Makes a problem of ``rounds`` times A B; with small integers, sums are exact in any order."""
+    """Make a problem of ``rounds`` times A B; with small integers, sums are exact in any order."""
     across = max(1, math.isqrt(task_blocks))
     down = -(-task_blocks // across)
     rng = np.random.default_rng(1)
@@ -247,7 +247,7 @@ extern "C" __global__ void nbody(const float4* __restrict__ heavy, const float4*
 
 
 def _nbody(task_blocks: int, rounds: int) -> Problem:
-    """Makes a problem of one step of 256 light bodies per task block, 64 heavy ones per round."""
+    """Make a problem of one step of 256 light bodies per task block, 64 heavy ones per round."""
     rng = np.random.default_rng(3)
     light, heavy = task_blocks * _BODIES_PER_BLOCK, rounds * _SOURCES_PER_ROUND
     sources, place, speed = (rng.standard_normal((n, 4), np.float32) for n in (heavy, light, light))

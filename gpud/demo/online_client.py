@@ -45,7 +45,7 @@ class Answers:
 
 
 def layers_for(gpu: gc.Session, request_s: float) -> int:
-    """Returns how many layers make a request run about ``request_s`` seconds on an idle device."""
+    """Return how many layers make a request run about ``request_s`` seconds on an idle device."""
     trial = OnlineClient(gpu, _TRIAL_LAYERS)
     trial.answer(0)
     ran = min(trial.answer(number) for number in range(1, 6))
@@ -86,16 +86,16 @@ class OnlineClient:
             self._slots.append(_Slot(chain, gpu.stream(), output.numpy(), served.numpy()))
 
     def submit(self, number: int) -> gc.Job:
-        """Submits request ``number``; it uses input ``number`` modulo `INPUTS`."""
+        """Submit request ``number``; it uses input ``number`` modulo `INPUTS`."""
         slot = self._slots[number % SLOTS]
         return self._gpu.sequence(slot.calls, reservation="100%", stream=slot.stream)
 
     def answer(self, number: int) -> float:
-        """Submits a request and waits for its answer; returns its running time in seconds."""
+        """Submit a request and wait for its answer; return its running time in seconds."""
         return self._take(number, self.submit(number))
 
     def serve(self, arrivals_s: list[float], began_s: float) -> Answers:
-        """Submits requests as they arrive; returns when all are answered.
+        """Submit requests as they arrive; return when all are answered.
 
         Args:
             arrivals_s: arrival times in seconds after ``began_s``, ascending.
@@ -127,7 +127,7 @@ class OnlineClient:
         return answers
 
     def check(self) -> None:
-        """Compares how often each row was computed with how often it was requested."""
+        """Compare how often each row was computed with how often it was requested."""
         for number, slot in enumerate(self._slots):
             wrong = int((slot.served != slot.answered).sum())
             if wrong:

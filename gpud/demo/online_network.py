@@ -76,12 +76,12 @@ class Network:
     expected: npt.NDArray[np.float64]
 
     def wrong(self, number: int, output: npt.NDArray[Any]) -> str:
-        """Returns what is wrong with the output for input ``number``; empty if correct."""
+        """Return what is wrong with the output for input ``number``; empty if correct."""
         return differences(output, self.expected[number], rtol=2e-3, atol=1e-7)
 
 
 def network(layers: int) -> Network:
-    """Returns a fixed random network of ``layers`` dense layers, scaled to preserve magnitudes."""
+    """Return a fixed random network of ``layers`` dense layers, scaled to preserve magnitudes."""
     rng = np.random.default_rng(4)
     weights = [
         (rng.standard_normal((WIDTH, WIDTH)) * np.sqrt(2 / WIDTH)).astype(np.float32)

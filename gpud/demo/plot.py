@@ -45,7 +45,7 @@ class Panel:
 
 
 def excerpt(arrivals_s: Sequence[float], seconds: float) -> float:
-    """Returns the start of the busiest ``seconds``, relative to the first arrival."""
+    """Return the start of the busiest ``seconds``, relative to the first arrival."""
     if not arrivals_s:
         return 0.0
     counts = [
@@ -65,7 +65,7 @@ def draw(
     names: Mapping[str, str],
     seconds: float,
 ) -> None:
-    """Writes the picture as PNG.
+    """Write the picture as PNG.
 
     Args:
         panels: the runs, from top to bottom.

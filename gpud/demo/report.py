@@ -15,7 +15,7 @@ _TAKEN = 1.05
 def table(
     alone_s: tuple[float, float], compared: Sequence[Comparison], names: Mapping[str, str]
 ) -> str:
-    """Returns the table of results.
+    """Return the table of results.
 
     Args:
         alone_s: p50 and p99 of the online requests without offline work.
@@ -54,7 +54,7 @@ def table(
 
 
 def conclusion(compared: Sequence[Comparison], names: Mapping[str, str]) -> str:
-    """Returns one line: the result with reservations, the others', and whether the aim is met."""
+    """Return one line: the result with reservations, the others', and whether the aim is met."""
     first, *others = compared
     met = first.r99 <= AIM_R99 and first.harvest >= AIM_HARVEST
     aim = f"(aim: r99 at most {AIM_R99}, harvest at least {AIM_HARVEST}: "
@@ -68,7 +68,7 @@ def conclusion(compared: Sequence[Comparison], names: Mapping[str, str]) -> str:
 
 
 def note(one: Comparison) -> str:
-    """Returns the results of one run as text for the picture."""
+    """Return the results of one run as text for the picture."""
     return f"online p99: {_short(one.r99)} x alone,   offline work: {one.offline_rate:.0%} of alone"
 
 

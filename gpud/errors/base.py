@@ -53,7 +53,7 @@ class GpudError(Exception):
         return (from_wire, (self.to_wire(),))
 
     def to_wire(self) -> dict[str, Any]:
-        """Returns the error as plain data: ``code``, ``message`` and ``fields`` by name."""
+        """Return the error as plain data: ``code``, ``message`` and ``fields`` by name."""
         return {
             "code": self.code,
             "message": self.message,
@@ -62,7 +62,7 @@ class GpudError(Exception):
 
     @classmethod
     def _rebuild(cls, message: str, fields: Mapping[str, Plain]) -> Self:
-        """Creates the error from its message and fields, bypassing the subclass's constructor."""
+        """Create the error from its message and fields, bypassing the subclass's constructor."""
         # Only the __new__ of the built-in class that determines the instance's memory layout is
         # accepted; with several built-in bases it need not be the first one in the MRO.
         layout: Any = cls
@@ -75,7 +75,7 @@ class GpudError(Exception):
 
 
 def from_wire(data: Mapping[str, Any]) -> GpudError:
-    """Returns the error that `GpudError.to_wire` encoded, with the same type.
+    """Return the error that `GpudError.to_wire` encoded, with the same type.
 
     An unknown code, from a newer version, becomes a plain `GpudError` whose message starts with
     that code. Unknown fields are dropped, absent ones are None.
@@ -94,7 +94,7 @@ def from_wire(data: Mapping[str, Any]) -> GpudError:
 
 
 def error_classes() -> Iterator[type[GpudError]]:
-    """Yields `GpudError` and each of its subclasses once, parents before children."""
+    """Yield `GpudError` and each of its subclasses once, parents before children."""
     seen = [GpudError]
     for cls in seen:
         seen.extend(child for child in cls.__subclasses__() if child not in seen)
@@ -130,13 +130,13 @@ class DeviceError(GpudError):
 
 
 def shorten(text: str, length: int = 120) -> str:
-    """Returns ``text`` as one line of at most ``length`` characters, for a message."""
+    """Return ``text`` as one line of at most ``length`` characters, for a message."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def shorten_error(error: GpudError, length: int, most: int) -> GpudError:
-    """Returns the error for keeping: itself, unless one of its texts is longer than ``length``.
+    """Return the error for keeping: itself, unless one of its texts is longer than ``length``.
 
     Then each text is shortened to that, and each tuple to its first ``most`` items.
     """

@@ -51,7 +51,7 @@ class InternalError(DaemonError):
 
 
 def pip_command(extra: str = "") -> str:
-    """Returns the command that installs an extra of gpud in this process's environment.
+    """Return the command that installs an extra of gpud in this process's environment.
 
     gpud is on no package index. The pip of this environment finds it installed, and adds what the
     extra requires; any other pip would not find it, hence the interpreter's path.

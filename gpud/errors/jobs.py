@@ -218,7 +218,7 @@ def _what_address(
     array: tuple[int, int] | None,
     distance: int | None,
 ) -> tuple[str, str]:
-    """Returns what is wrong with an address, and what to do about it."""
+    """Return what is wrong with an address, and what to do about it."""
     where = "" if space in (None, "global") else f" in {space} memory"
     near = _near(address, array, distance)
     if misaligned:
@@ -247,7 +247,7 @@ def _near(address: int, array: tuple[int, int] | None, distance: int | None) -> 
 def _place(
     kernel: str | None, launch: int | None, task_block: Dim3 | None, thread: Dim3 | None
 ) -> tuple[str, ...]:
-    """Describes where in a job a fault happened, in parts."""
+    """Describe where in a job a fault happened, in parts."""
     parts = (
         None if kernel is None else f"in {kernel}",
         None if launch is None else f"launch {launch}",
@@ -260,7 +260,7 @@ def _place(
 def _instruction(
     instruction: str | None, line: int | None, file: str | None, file_line: int | None
 ) -> tuple[str, ...]:
-    """Describes the instruction of a fault, as one part or none."""
+    """Describe the instruction of a fault, as one part or none."""
     source = None if file is None else file if file_line is None else f"{file}:{file_line}"
     lines = [text for text in (line and f"PTX line {line}", source) if text]
     if instruction is None:

@@ -220,7 +220,7 @@ class LaunchConfigError(CallerError, ValueError):
 
     @classmethod
     def check_together(cls, grid: Sequence[int], occupancy: int, sms: int) -> None:
-        """Checks that all blocks of a grid can be resident at once.
+        """Check that all blocks of a grid can be resident at once.
 
         Args:
             grid: number of blocks in x, y, z.

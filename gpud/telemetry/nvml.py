@@ -88,7 +88,7 @@ class NvmlReader:
         self._events = self._listen()
 
     def read(self) -> GPUState:
-        """Returns the present state of the GPU. Takes up to a few milliseconds."""
+        """Return the present state of the GPU. Takes up to a few milliseconds."""
         nvml, device = self._nvml, self._device
         rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, device)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, device)
@@ -107,7 +107,7 @@ class NvmlReader:
         )
 
     def xid_events(self) -> list[int]:
-        """Returns the Xid codes since the last call, oldest first; none if NVML has no such events.
+        """Return the Xid codes since the last call, oldest first; none if NVML has no such events.
 
         NVIDIA's document "Xid Errors" explains the codes.
         """
@@ -121,7 +121,7 @@ class NvmlReader:
         return found
 
     def close(self) -> None:
-        """Ends the use of NVML."""
+        """End the use of NVML."""
         if self._open:
             self._open = False
             if self._events is not None:
@@ -143,7 +143,7 @@ class NvmlReader:
         return events
 
     def _errors(self, kind: int) -> int | None:
-        """Returns the number of memory ECC errors of a kind since the driver was loaded."""
+        """Return the number of memory ECC errors of a kind since the driver was loaded."""
         since = self._nvml.NVML_VOLATILE_ECC
         count: int | None = self._ask(
             self._nvml.nvmlDeviceGetTotalEccErrors, self._device, kind, since
@@ -162,7 +162,7 @@ def _field(answer: Any, name: str) -> int | None:
 
 
 def _found(nvml: Any, gpu: str) -> Any:
-    """Returns NVML's handle of a GPU."""
+    """Return NVML's handle of a GPU."""
     try:
         return nvml.nvmlDeviceGetHandleByUUID(gpu)
     except nvml.NVMLError:

@@ -79,21 +79,21 @@ class Records:
         self.on_event: Callable[[EventRecord], None] | None = None
 
     def add_event(self, at_ns: int, event: str, uid: int | None, *fields: tuple[str, Any]) -> None:
-        """Records an event and passes it to `on_event`."""
+        """Record an event and pass it to `on_event`."""
         record = EventRecord(at_ns, event, uid, fields)
         self.events.append(record)
         if self.on_event is not None:
             self.on_event(record)
 
     def describe(self, record: EventRecord) -> dict[str, Any]:
-        """Returns an event in the form of `gpud.wire.messages.Happened`."""
+        """Return an event in the form of `gpud.wire.messages.Happened`."""
         at_s = (record.at_ns + self.epoch_ns) / 1e9
         fields = {name: _plain(name, value) for name, value in record.fields}
         return {"at_s": at_s, "event": record.event, **fields}
 
 
 def trace_header(start_ns: int) -> dict[str, Any]:
-    """Returns the fields of a trace other than ``traceEvents``."""
+    """Return the fields of a trace other than ``traceEvents``."""
     # The origin of the trace's times, so that they can be aligned with times measured elsewhere.
     return {"displayTimeUnit": "ms", "otherData": {"start_monotonic_ns": start_ns}}
 
@@ -104,7 +104,7 @@ def trace_events(
     now_ns: int,
     devices: Iterable[tuple[int, str]],
 ) -> Iterator[dict[str, Any]]:
-    """Yields allocations over time in the trace event format that Perfetto and Chrome read.
+    """Yield allocations over time in the trace event format that Perfetto and Chrome read.
 
     Each device is a process, each job a thread of it with one slice from its start to its end, and
     a counter per device stacks the allocations of its jobs, in CapSM. Times begin at ``start_ns``.
@@ -160,7 +160,7 @@ def _run(first: AllocationChange, end_ns: int, start_ns: int, thread: int) -> di
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Returns a field of an event as it is shown; converted on request, as few events are read."""
+    """Return a field of an event as it is shown; converted on request, as few events are read."""
     if name == "job":
         return job_name(value)
     return value.to_wire() if isinstance(value, GpudError) else value

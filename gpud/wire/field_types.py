@@ -45,7 +45,7 @@ class FieldType:
     __slots__ = ()
 
     def check(self, value: Any) -> Any:
-        """Validates ``value`` and returns it, with lists converted to tuples.
+        """Validate ``value`` and return it, with lists converted to tuples.
 
         Raises:
             ProtocolError: it is not of this type; the message says what was expected and received.
@@ -53,19 +53,19 @@ class FieldType:
         raise NotImplementedError
 
     def describe(self) -> str:
-        """Returns the type in words, for the reference page and for error messages."""
+        """Return the type in words, for the reference page and for error messages."""
         raise NotImplementedError
 
     def most_bytes(self) -> int | None:
-        """Returns the most bytes that a valid value has in msgpack; None if unbounded."""
+        """Return the most bytes that a valid value has in msgpack; None if unbounded."""
         raise NotImplementedError
 
     def most_items(self) -> int:
-        """Returns the most items that an array within a valid value has; 0 without arrays."""
+        """Return the most items that an array within a valid value has; 0 without arrays."""
         return 0
 
     def expression(self, value: str, names: dict[str, Any]) -> str:
-        """Returns a Python expression equivalent to `check` applied to the expression ``value``.
+        """Return a Python expression equivalent to `check` applied to the expression ``value``.
 
         It handles valid values inline and calls `check` for the rest.
 
@@ -290,58 +290,58 @@ class _Plain(FieldType):
 
 
 def uint(bits: int, *, least: int = 0, most: int | None = None) -> FieldType:
-    """An unsigned integer of ``bits`` bits, from ``least`` to ``most`` where given."""
+    """Return the type of unsigned integers of ``bits`` bits, ``least`` to ``most`` where given."""
     return _Uint(least, (1 << bits) - 1 if most is None else most)
 
 
 def text(most: int) -> FieldType:
-    """Text of at most ``most`` characters."""
+    """Return the type of texts of at most ``most`` characters."""
     return _Text(most)
 
 
 def blob(most: int) -> FieldType:
-    """At most ``most`` bytes, as msgpack bin."""
+    """Return the type of at most ``most`` bytes, as msgpack bin."""
     return _Blob(most)
 
 
 def flag() -> FieldType:
-    """True or false."""
+    """Return the type of booleans: true or false."""
     return _Flag()
 
 
 def choice(*names: str) -> FieldType:
-    """One of the texts ``names``."""
+    """Return the type whose values are the texts ``names``."""
     return _Choice(names)
 
 
 def optional(item: FieldType) -> FieldType:
-    """Nil, or a value of type ``item``."""
+    """Return the type of nil and the values of type ``item``."""
     return _Optional(item)
 
 
 def listed(item: FieldType, least: int, most: int) -> FieldType:
-    """An array of ``least`` to ``most`` values of type ``item``; decoded as a tuple."""
+    """Return the type of arrays of ``least`` to ``most`` ``item``; decoded as tuples."""
     return _Listed(item, least, most)
 
 
 def pair(first: FieldType, second: FieldType) -> FieldType:
-    """An array of two values of the given types; decoded as a tuple."""
+    """Return the type of pairs of values of the given types; decoded as tuples."""
     return _Pair(first, second)
 
 
 def amount() -> FieldType:
-    """An exact amount greater than 0, (numerator, denominator); they may have common factors."""
+    """Return the type of exact amounts over 0: numerator and denominator, in any terms."""
     positive = uint(63, least=1)
     return _Amount(positive, positive)
 
 
 def plain() -> FieldType:
-    """Any msgpack value without extension types; only for fields that a trusted peer sends."""
+    """Return the type of all msgpack values but extensions; for fields of a trusted peer only."""
     return _Plain()
 
 
 def shown(value: Any) -> str:
-    """Returns a short description of any value, for error messages."""
+    """Return a short description of any value, for error messages."""
     if isinstance(value, str):
         return f"the text {value!r}" if len(value) <= 40 else f"a text of {len(value)} characters"
     if isinstance(value, bytes):
@@ -356,6 +356,6 @@ def shown(value: Any) -> str:
 
 
 def _count(number: int) -> str:
-    """Returns a number as text, a large power of two in the form 2^n."""
+    """Return a number as text, a large power of two in the form 2^n."""
     large = number >= 1 << 16 and number & (number - 1) == 0
     return f"2^{number.bit_length() - 1}" if large else str(number)

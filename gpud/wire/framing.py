@@ -50,7 +50,7 @@ class FrameDecoder:
         return len(self._buffer) - self._start
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Appends a piece of the stream; ``data`` is copied.
+        """Append a piece of the stream; ``data`` is copied.
 
         Raises:
             FrameError: the stream is already known to be broken.
@@ -63,7 +63,7 @@ class FrameDecoder:
         self._buffer += data
 
     def frames(self) -> Iterator[bytes]:
-        """Yields the body of each complete frame, once, in order.
+        """Yield the body of each complete frame, once, in order.
 
         An iterator that was abandoned may be resumed, or replaced by a new one.
 
@@ -116,7 +116,7 @@ class FrameDecoder:
 
 
 def frame(body: bytes) -> bytes:
-    """Returns the frame with the given body.
+    """Return the frame with the given body.
 
     Raises:
         FrameError: the body is empty, or its length does not fit 4 bytes.
@@ -125,7 +125,7 @@ def frame(body: bytes) -> bytes:
 
 
 def header(size: int) -> bytes:
-    """Returns the frame header for a body of ``size`` bytes.
+    """Return the frame header for a body of ``size`` bytes.
 
     Raises:
         FrameError: ``size`` is 0, negative, or does not fit 4 bytes.

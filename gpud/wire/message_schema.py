@@ -82,7 +82,7 @@ class MessageSchema:
         self.numbered = named.get(first) if code is not None else None
 
     def build(self, values: Sequence[Any]) -> Any:
-        """Validates the fields and returns the message or record.
+        """Validate the fields and return the message or record.
 
         Raises:
             ProtocolError: the number of fields or a field is wrong.
@@ -98,7 +98,7 @@ class MessageSchema:
             raise self._explained(values) from None
 
     def number(self, values: Sequence[Any]) -> dict[str, int]:
-        """Returns the request or job number of a message, as fields of an error about it."""
+        """Return the request or job number of a message, as fields of an error about it."""
         if self.numbered is None or not values:
             return {}
         try:
@@ -107,7 +107,7 @@ class MessageSchema:
             return {}
 
     def walk(self, unpacker: Any, body: bytes | memoryview, count: int) -> None:
-        """Checks the sizes of ``count`` packed fields, without unpacking them.
+        """Check the sizes of ``count`` packed fields, without unpacking them.
 
         Raises:
             ProtocolError: a field is larger than valid, or an array or map where none is valid.
@@ -127,7 +127,7 @@ class MessageSchema:
                 )
 
     def _explained(self, values: Sequence[Any]) -> ProtocolError:
-        """Returns the error for the first invalid field."""
+        """Return the error for the first invalid field."""
         for field, value in zip(self.fields, values, strict=True):
             try:
                 field.type.check(value)
@@ -145,7 +145,7 @@ class MessageSchema:
 
 
 def _compiled(cls: type[Any], fields: Sequence[Field]) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function that validates a value for each field and returns a ``cls`` of them."""
+    """Return a function that validates a value for each field and returns a ``cls`` of them."""
     names: dict[str, Any] = {"cls": cls, "new": tuple.__new__}
     variables = [f"field_{index}" for index in range(len(fields))]
     checked = [

@@ -64,7 +64,7 @@ class MessageTable:
     # -- declaring
 
     def message(self, sender: Sender) -> Callable[[int], Callable[[type[_T]], type[_T]]]:
-        """Returns a decorator factory: ``@client(7)`` declares the message with code 7.
+        """Return a decorator factory: ``@client(7)`` declares the message with code 7.
 
         Codes are 0 to 127 and unique among all messages of the table.
         """
@@ -82,7 +82,7 @@ class MessageTable:
         return with_code
 
     def record(self) -> Callable[[type[_T]], type[_T]]:
-        """Returns a decorator that declares a record, a part of messages."""
+        """Return a decorator that declares a record, a part of messages."""
 
         def declare(cls: type[_T]) -> type[_T]:
             self.records.append(cls)
@@ -91,7 +91,7 @@ class MessageTable:
         return declare
 
     def schema(self, cls: type[Any]) -> MessageSchema:
-        """Returns the schema of a message or record class.
+        """Return the schema of a message or record class.
 
         Raises:
             KeyError: the table has no such class.
@@ -107,7 +107,7 @@ class MessageTable:
     # -- encoding
 
     def encode(self, message: Any) -> bytes:
-        """Returns the frame of a message, without validating its fields: see `check`.
+        """Return the frame of a message, without validating its fields: see `check`.
 
         Raises:
             ProtocolError: a field has a value that msgpack cannot encode.
@@ -121,7 +121,7 @@ class MessageTable:
             raise ProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
 
     def encode_with(self, message: Any, parts: Sequence[bytes]) -> list[bytes]:
-        """Encodes a message whose last field is already packed.
+        """Encode a message whose last field is already packed.
 
         Args:
             message: the message, with None as its last field.
@@ -137,7 +137,7 @@ class MessageTable:
         return [header(len(head) + sum(map(len, parts))) + head, *parts]
 
     def check(self, message: _T) -> _T:
-        """Validates a message before it is sent; returns it as its receiver will decode it.
+        """Validate a message before it is sent; return it as its receiver will decode it.
 
         Raises:
             ProtocolError: the receiver would refuse it.
@@ -146,7 +146,7 @@ class MessageTable:
         return checked
 
     def encode_records(self, records: Iterable[Any]) -> bytes:
-        """Returns an array of records as msgpack, for a binary field."""
+        """Return an array of records as msgpack, for a binary field."""
         try:
             return bytes(msgpack.packb([tuple(record) for record in records]))
         except (TypeError, ValueError, OverflowError) as error:
@@ -155,7 +155,7 @@ class MessageTable:
     # -- decoding
 
     def decode(self, body: bytes | memoryview, sender: Sender) -> Any:
-        """Decodes and validates the body of a frame; returns the message as its named tuple.
+        """Decode and validate the body of a frame; return the message as its named tuple.
 
         Args:
             body: of one frame.
@@ -188,7 +188,7 @@ class MessageTable:
             raise ProtocolError(error.message, **schema.number(values)) from None
 
     def decode_record(self, cls: type[_T], fields: Any) -> _T:
-        """Validates the array of a record's fields and returns the record.
+        """Validate the array of a record's fields and return the record.
 
         Raises:
             ProtocolError: ``fields`` is not a valid record.
@@ -201,7 +201,7 @@ class MessageTable:
     def decode_records(
         self, cls: type[_T], data: bytes | memoryview, *, least: int = 0, most: int = 1 << 16
     ) -> tuple[_T, ...]:
-        """Returns the records that `encode_records` wrote.
+        """Return the records that `encode_records` wrote.
 
         Raises:
             ProtocolError: ``data`` is no array of ``least`` to ``most`` valid records.
@@ -242,7 +242,7 @@ class MessageTable:
         return schema
 
     def _limit(self, sender: Sender) -> int:
-        """Returns the longest array to unpack in a message whose code is not known yet."""
+        """Return the longest array to unpack in a message whose code is not known yet."""
         if sender not in self._most_items:
             found = [
                 self.schema(cls).most_items for cls, by in self._senders.items() if by is sender
@@ -273,7 +273,7 @@ class MessageTable:
             raise _no_msgpack(error) from error
 
     def _walk_records(self, data: bytes | memoryview, schema: MessageSchema, most: int) -> None:
-        """Does the same for an array of records."""
+        """Do the same for an array of records."""
         unpacker = _feeding(data)
         try:
             for _ in range(min(unpacker.read_array_header(), most + 1)):
@@ -306,7 +306,7 @@ def _feeding(data: bytes | memoryview) -> Any:
 
 
 def _number_bytes(first: int) -> int:
-    """Returns the packed size of an unsigned integer with this first byte."""
+    """Return the packed size of an unsigned integer with this first byte."""
     return 1 if first < 0x80 else 1 + (1 << first - 0xCC)
 
 

@@ -25,7 +25,7 @@ MAX_PATH_BYTES: Final = 107
 def socket_path(
     explicit: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path:
-    """Returns the path to connect to, or to listen on.
+    """Return the path to connect to, or to listen on.
 
     Args:
         explicit: the path that the caller asked for; has precedence.
@@ -41,7 +41,7 @@ def socket_path(
 
 
 def default_socket_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Returns ``$XDG_RUNTIME_DIR/gpud/gpud.sock``.
+    """Return ``$XDG_RUNTIME_DIR/gpud/gpud.sock``.
 
     Where that variable is not set it is ``/run/gpud/gpud.sock`` for root and
     ``/tmp/gpud-UID/gpud.sock`` for others.
@@ -86,7 +86,7 @@ def check_fallback_folder(path: str | os.PathLike[str]) -> None:
 
 
 def checked_socket_path(path: str | os.PathLike[str]) -> Path:
-    """Returns ``path`` if it is valid for a Unix socket.
+    """Return ``path`` if it is valid for a Unix socket.
 
     Raises:
         InvalidArgument: it is empty, contains a zero byte, or is longer than `MAX_PATH_BYTES`.

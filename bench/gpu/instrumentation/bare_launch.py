@@ -53,7 +53,7 @@ class Arrays:
             self._buffers[index].set(first)
 
     def outputs(self) -> list[bytes]:
-        """The outputs' contents now."""
+        """Return the outputs' contents now."""
         return [self._buffers[index].get().tobytes() for index in self.launch.outputs]
 
 

@@ -70,7 +70,7 @@ class BusyKernel:
         self._hold = self.function("hold")
 
     def function(self, name: str) -> Function:
-        """A kernel of the module."""
+        """Return a kernel of the module."""
         return self._module.function(name)
 
     def capacity(self, threads: int) -> int:

@@ -70,7 +70,7 @@ def between(first: Offset, last: Offset, host_ns: int) -> int:
 
 
 def offset_of(samples: Iterable[ClockSample], tick_ns: int = 0) -> Offset:
-    """The offset that all samples allow; ``tick_ns`` is the step of the device's timer.
+    """Return the offset that all samples allow; ``tick_ns`` is the step of the device's timer.
 
     If the clocks drift, so that no offset fits all samples, the middle between the crossed bounds,
     with half their distance as uncertainty.
@@ -98,7 +98,7 @@ class GpuClock:
         self._stream = gpu.stream()
 
     def __call__(self) -> Offset:
-        """The offset now."""
+        """Return the offset now."""
         with self._gpu.current():
             return offset_of(self.samples())
 

@@ -46,7 +46,7 @@ class DriverError(Exception):
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """The results of a call of ``cuda.bindings``, without its status.
+    """Return the results of a call of ``cuda.bindings``, without its status.
 
     Raises:
         DriverError: the status is not success.
@@ -119,7 +119,7 @@ class Gpu:
         return int(check(self.cu.cuDeviceGetAttribute(which, self.device)))
 
     def describe(self) -> dict[str, Any]:
-        """The GPU and its driver, for results; makes no call, as the context may be lost."""
+        """Return the GPU and its driver, for results; make no call, as the context may be lost."""
         return self._described
 
     def _describe(self) -> dict[str, Any]:
@@ -156,11 +156,11 @@ class Gpu:
     # -- work
 
     def stream(self, priority: int = 0) -> Any:
-        """A stream that does not wait for the default one; a lower number is more urgent."""
+        """Return a stream that does not wait for the default one; a lower number is more urgent."""
         return check(self.cu.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
 
     def event(self) -> Event:
-        """An event that records the time."""
+        """Return an event that records the time."""
         return Event(self)
 
     def load(self, ptx: str) -> Module:
@@ -176,7 +176,7 @@ class Gpu:
 
 
 def _driver_release() -> str:
-    """The driver's version as nvidia-smi prints it, ``"580.159"``, from NVML."""
+    """Return the driver's version as nvidia-smi prints it, ``"580.159"``, from NVML."""
     try:
         import pynvml
 
@@ -277,7 +277,7 @@ class Module:
             raise DriverError(f"the driver refused the PTX: {error}") from error
 
     def function(self, name: str) -> Function:
-        """The kernel ``name``."""
+        """Return the kernel ``name``."""
         found = check(self._gpu.cu.cuModuleGetFunction(self._module, name.encode()))
         return Function(self._gpu, found, parameters_of(self._program.entries()[name]))
 
@@ -321,7 +321,7 @@ class Function:
         stream: Any,
         shared: int = 0,
     ) -> None:
-        """A plain launch.
+        """Return a plain launch.
 
         Args:
             grid: raw blocks in x, y, z.
@@ -338,7 +338,7 @@ class Function:
         check(cu.cuLaunchKernel(self.handle, gx, gy, gz, bx, by, bz, shared, stream, at, 0))
 
     def _pointers(self, buffer: bytes) -> tuple[Any, Any]:
-        """The buffer in C memory and the array of pointers to its parameters, made once."""
+        """Return the buffer in C memory and the array of pointers to its parameters, made once."""
         found = self._kept.get(buffer)
         if found is None:
             raw = ctypes.create_string_buffer(buffer, max(len(buffer), 1))

@@ -107,17 +107,17 @@ class Notes:
         return len(self.began)
 
     def between(self, first_ns: int, last_ns: int) -> Notes:
-        """Notes of the task blocks that were running at some moment in [first, last]."""
+        """Return the notes of the task blocks that were running at some moment in [first, last]."""
         some = (self.ended >= first_ns) & (self.began <= last_ns)
         return Notes(self.began[some], self.ended[some], self.place[some], self.sm[some])
 
     def block_ns(self) -> Times:
-        """The duration of each task block."""
+        """Return the duration of each task block."""
         found: Times = self.ended - self.began
         return found
 
     def bridged(self, gap_ns: int = BRIDGE_NS) -> Notes:
-        """Notes with each end moved to the next begin at the same place, if that follows soon.
+        """Return the notes, each end moved to the next begin at its place, if that follows soon.
 
         In the gap the persistent block claims its next task block: it is resident all the while.
         """
@@ -186,7 +186,7 @@ def freed_sms(notes: Notes, decision_ns: int, gone_ns: int) -> int:
 
 
 def tick_ns(notes: Notes) -> int:
-    """The step of the device's timer, estimated as the least difference between two noted times."""
+    """Return the step of the device's timer: the least difference between two noted times."""
     times = np.unique(np.concatenate([notes.began, notes.ended]))
     return int(np.diff(times).min(initial=1 << 30)) if len(times) > 1 else 0
 
@@ -214,7 +214,7 @@ class Memory:
             self._memory.view[:] = 0
 
     def read(self, size: int | None = None) -> bytes:
-        """A copy of the first ``size`` bytes, or of all."""
+        """Return a copy of the first ``size`` bytes, or of all."""
         if self._copied:
             found: bytes = self._memory.download(size)
             return found
@@ -249,7 +249,7 @@ class NotedKernel:
         self.most = most
 
     def spec(self, blocks: int, loops: int) -> LaunchSpec:
-        """A launch of ``blocks`` task blocks."""
+        """Return a launch of ``blocks`` task blocks."""
         assert blocks <= self.most
         values = [
             self._notes.address.to_bytes(8, "little"),
@@ -263,11 +263,11 @@ class NotedKernel:
         self._notes.clear()
 
     def notes(self, blocks: int | None = None) -> Notes:
-        """The notes of the first ``blocks`` task blocks; None: of all."""
+        """Return the notes of the first ``blocks`` task blocks; None: of all."""
         return Notes.of(self._notes.read(None if blocks is None else NOTE_BYTES * blocks))
 
     def loops_for(self, block_us: float, run: Callable[[int], Notes]) -> int:
-        """The loops with which a task block takes ``block_us``; ``run`` runs some with N loops."""
+        """Return the loops of a task block of ``block_us``; ``run`` runs some with N loops."""
         loops = 1000
         for _ in range(6):
             took = float(np.median(run(loops).block_ns())) / 1e3

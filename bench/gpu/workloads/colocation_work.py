@@ -97,13 +97,13 @@ def _loops(timer: Timer, blocks: int, wanted_us: float) -> int:
 
 
 def sized_online(online: Online, slots: int, timer: Timer) -> list[Sized]:
-    """The kernels of a request; the size for each length is found once."""
+    """Return the kernels of a request; the size for each length is found once."""
     blocks = _ONLINE_WAVES * slots
     found = {us: Sized(blocks, _loops(timer, blocks, us)) for us in set(online.kernels_us)}
     return [found[us] for us in online.kernels_us]
 
 
 def sized_offline(offline: Offline, slots: int, timer: Timer) -> Sized:
-    """An offline kernel."""
+    """Return an offline kernel."""
     blocks = offline.waves * slots
     return Sized(blocks, _loops(timer, blocks, 1e3 * offline.kernel_ms))

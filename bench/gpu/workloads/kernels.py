@@ -36,7 +36,7 @@ def _flat(n: int) -> Dim3:
 
 
 def _rows(n: int) -> Dim3:
-    """A block for each row of 1024 elements."""
+    """Return a block for each row of 1024 elements."""
     return n // 1024, 1, 1
 
 
@@ -75,7 +75,7 @@ class OneKernel:
 
 @functools.lru_cache(maxsize=2)
 def inputs(n: int) -> list[npt.NDArray[Any]]:
-    """``a``, ``b`` and ``out`` for n elements, not to be changed; ``out`` is poisoned."""
+    """Return ``a``, ``b`` and ``out`` for n elements, not to be changed; ``out`` is poisoned."""
     rng = np.random.default_rng(17)
     a, b = rng.standard_normal((2, n), np.float32)
     return [a, b, np.full(n, -7.5, np.float32)]
