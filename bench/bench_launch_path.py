@@ -1,0 +1,306 @@
+"""What one warm launch costs on its way: Python calls, files, processor time, in each process.
+
+    python bench/bench_launch_path.py [--rounds N] [--jobs N] [--functions N] [--short]
+
+A launch passes the client, the front and the device host. Two private daemons are measured with a
+kernel of one block whose arguments differ from job to job:
+
+* calls: in the first, a profile hook in every process counts the calls of Python functions by file
+  and function; counts before and after `CALLS` round trips are subtracted. Only functions of gpud
+  and of its client count, in the table of files; those of libraries are given as one number;
+* processor time: in the second, without the hook, the processor time of each process over
+  ``--jobs`` jobs, one at a time (round trips) and with 64 in flight (pipelined), from the kernel's
+  accounting of its threads. The device host's includes the SM threads that run the task blocks.
+
+Prints the figures and the ``--functions`` most called functions of each process, and writes
+bench/results/launch_path.json; with --short it only prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import gpud_client as gc
+from bench.harness.machine import describe
+from bench.harness.timing import load, spread
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = Path(__file__).parent / "results" / "launch_path.json"
+KERNEL = 'extern "C" __global__ void put(int* out, int i, float a) { out[i & 1023] = (int)a; }'
+CALLS, IN_FLIGHT, STREAMS = 400, 64, 8
+SIDES = ("client", "front", "device host")
+_POLL_S = 0.02
+_HOOK = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from bench.bench_launch_path import count_calls
+count_calls()
+"""
+
+
+# -- in every measured process -------------------------------------------------------------------
+
+
+def count_calls() -> None:
+    """Count the calls of Python functions in this process from now on.
+
+    A thread writes the counts to ``$GPUD_CALLS/NAME-PID.json`` each time that a new file
+    ``NAME.ask`` appears there. Threads started later are counted as well, that one is not.
+    """
+    folder = Path(os.environ["GPUD_CALLS"])
+    counts: Counter[tuple[str, str]] = Counter()
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            code = frame.f_code
+            counts[code.co_filename, code.co_qualname] += 1
+
+    def answer() -> None:
+        answered: set[str] = set()
+        while folder.exists():
+            for asked in folder.glob("*.ask"):
+                if asked.stem not in answered:
+                    answered.add(asked.stem)
+                    rows = [[*key, number] for key, number in list(counts.items())]
+                    part = folder / f"{asked.stem}-{os.getpid()}.part"
+                    part.write_text(json.dumps({"command": sys.orig_argv, "calls": rows}))
+                    part.rename(part.with_suffix(".json"))
+            time.sleep(_POLL_S)
+
+    threading.Thread(target=answer, name="counts", daemon=True).start()
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+
+
+@contextmanager
+def _counting(folder: Path) -> Iterator[None]:
+    """Have processes that are started meanwhile count their calls, and this one as well."""
+    (folder / "sitecustomize.py").write_text(_HOOK)
+    changed = {
+        "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
+        "GPUD_CALLS": str(folder),
+    }
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    count_calls()
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def measure_calls(device: str) -> dict[str, Any]:
+    """Count the calls of a warm round trip by side, file and function."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with _counting(folder), gc.local(device) as gpu:
+            one = _one_by_one(gpu)
+            for _ in range(100):
+                one()
+            before = _ask(folder, "before")
+            for _ in range(CALLS):
+                one()
+            after = _ask(folder, "after")
+    sides: dict[str, Any] = {}
+    for side in SIDES:
+        counts = after[side]
+        counts.subtract(before[side])
+        ours = {key: n / CALLS for key, n in counts.items() if n >= CALLS / 2 and _is_ours(key[0])}
+        sides[side] = {
+            "calls": round(sum(ours.values()), 1),
+            "files": len({file for file, _ in ours}),
+            "library_calls": round(
+                sum(n for (file, _), n in counts.items() if not _is_ours(file)) / CALLS, 1
+            ),
+            "functions": [
+                [_short(file), function, round(number, 2)]
+                for (file, function), number in sorted(ours.items(), key=lambda item: -item[1])
+            ],
+        }
+    return sides
+
+
+def measure_time(device: str, jobs: int, rounds: int) -> dict[str, Any]:
+    """Measure the processor time of each side for a job, in microseconds."""
+    samples: dict[str, dict[str, list[float]]] = {
+        way: {side: [] for side in SIDES} for way in ("round trips", "pipelined")
+    }
+    with gc.local(device) as gpu:
+        pids = _sides(gpu.query("status")["pid"])
+        one, many = _one_by_one(gpu), _pipelined(gpu)
+        ways: dict[str, Callable[[int], None]] = {
+            "round trips": lambda count: _repeat(one, count),
+            "pipelined": many,
+        }
+        for way in ways.values():
+            way(jobs)
+        for _ in range(rounds):
+            for name, way in ways.items():
+                before = {side: _processor_ns(pid) for side, pid in pids.items()}
+                way(jobs)
+                for side, pid in pids.items():
+                    us = (_processor_ns(pid) - before[side]) / jobs / 1e3
+                    samples[name][side].append(us)
+    figures: dict[str, Any] = {}
+    for name, by_side in samples.items():
+        figures[name] = {side: spread(values).plain() for side, values in by_side.items()}
+        sums = [sum(values) for values in zip(*by_side.values(), strict=True)]
+        figures[name]["all"] = spread(sums).plain()
+    return figures
+
+
+def _one_by_one(gpu: gc.Session) -> Callable[[], None]:
+    """Return a function that submits a launch with other arguments each time, and waits for it."""
+    kernel, out = gpu.kernel(KERNEL, "put"), gpu.zeros(1024, "int32")
+    number = 0
+
+    def one() -> None:
+        nonlocal number
+        number += 1
+        kernel.submit(1, 32, (out, number, float(number))).result(30)
+
+    return one
+
+
+def _repeat(call: Callable[[], None], count: int) -> None:
+    for _ in range(count):
+        call()
+
+
+def _pipelined(gpu: gc.Session) -> Callable[[int], None]:
+    """Return a function that submits so many launches, `IN_FLIGHT` at a time."""
+    kernel, out = gpu.kernel(KERNEL, "put"), gpu.zeros(1024, "int32")
+    streams = [gpu.stream() for _ in range(STREAMS)]
+
+    def many(count: int) -> None:
+        flying: deque[gc.Job] = deque()
+        for i in range(count):
+            if len(flying) >= IN_FLIGHT:
+                flying.popleft().result(30)
+            stream = streams[i % STREAMS]
+            flying.append(kernel.submit(1, 32, (out, i, float(i)), stream=stream))
+        for job in flying:
+            job.result(30)
+
+    return many
+
+
+def _ask(folder: Path, name: str) -> dict[str, Counter[tuple[str, str]]]:
+    """Return the counts of each side; waits until all three have written theirs."""
+    (folder / f"{name}.ask").touch()
+    sides: dict[str, Counter[tuple[str, str]]] = {}
+    deadline = time.monotonic() + 20
+    while len(sides) < len(SIDES):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"only {', '.join(sides) or 'no process'} wrote its counts")
+        time.sleep(_POLL_S)
+        for path in folder.glob(f"{name}-*.json"):
+            written = json.loads(path.read_text())
+            calls = Counter({(file, function): n for file, function, n in written["calls"]})
+            own = int(path.stem.rpartition("-")[2]) == os.getpid()
+            side = "client" if own else _side_of(" ".join(written["command"]))
+            if side is not None:
+                sides[side] = calls
+    return sides
+
+
+def _side_of(command: str) -> str | None:
+    if "gpud.device.host" in command and "native" not in command:
+        return "device host"
+    return "front" if " serve" in command else None
+
+
+def _sides(front: int) -> dict[str, int]:
+    """Return the process of each side, for the front with this process id."""
+    pids = {"client": os.getpid(), "front": front}
+    for task in Path(f"/proc/{front}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if _side_of(command) == "device host":
+                pids["device host"] = int(child)
+    return pids
+
+
+def _processor_ns(pid: int) -> int:
+    """Return the processor time that the threads of a process have had."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+
+def _is_ours(file: str) -> bool:
+    return f"{os.sep}gpud{os.sep}" in file or f"{os.sep}gpud_client{os.sep}" in file
+
+
+def _short(file: str) -> str:
+    for top in ("gpud_client", "gpud"):
+        head, found, tail = file.rpartition(f"{os.sep}{top}{os.sep}")
+        if found and head:
+            return f"{top}/{tail}"
+    return file
+
+
+# -- reporting -------------------------------------------------------------------------------------
+
+
+def report(calls: dict[str, Any], times: dict[str, Any], functions: int) -> None:
+    """Print the tables."""
+    columns = "calls", "files", "library_calls"
+    print(f"{'a warm launch':<14}{'calls':>8}{'files':>8}{'library calls':>15}", end="")
+    print(f"{'us, round trips':>17}{'us, pipelined':>15}")
+    every = {"all": {name: sum(calls[side][name] for side in SIDES) for name in columns}}
+    for side, row in {**calls, **every}.items():
+        counted = f"{row['calls']:>8.1f}{row['files']:>8}{row['library_calls']:>15.1f}"
+        trips, pipelined = (times[way][side]["median"] for way in ("round trips", "pipelined"))
+        print(f"{side:<14}{counted}{trips:>17.1f}{pipelined:>15.1f}")
+    for side in SIDES if functions else ():
+        print(f"\n{side}")
+        for file, function, number in calls[side]["functions"][:functions]:
+            print(f"{number:>8.2f}  {file}  {function}")
+
+
+def main() -> int:
+    """Measure, print and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=3000, help="jobs of a round")
+    parser.add_argument("--functions", type=int, default=0, help="most called ones to print")
+    parser.add_argument("--device", default="cpu:1")
+    parser.add_argument("--short", action="store_true", help="few jobs; writes no file")
+    options = parser.parse_args()
+    before = load()
+    calls = measure_calls(options.device)
+    jobs, rounds = (300, 2) if options.short else (options.jobs, options.rounds)
+    times = measure_time(options.device, jobs, rounds)
+    report(calls, times, options.functions)
+    if not options.short:
+        result = {"machine": {**describe(), **before}, "calls": calls, "processor_us": times}
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"wrote {RESULT.relative_to(RESULT.parents[2])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
