@@ -6,7 +6,7 @@ on every device.
 
 Approach: `error_of` converts a `gpud.compiler.abi.fault_record.FaultRecord` into an error. What
 only the front knows (the instruction at the site, the nearest array) is added there, by
-`gpud.server.scheduling.symbolizer`.
+`gpud.server.state.symbolizer`.
 
 Properties:
 * strings of assertions are read through a `gpud.device.readable.ReadableRanges` only, and are made

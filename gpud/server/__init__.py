@@ -3,8 +3,7 @@
 Everything here runs on one event loop, in one thread. Nothing here computes: programs are compiled
 in the compile workers, kernels run in the device hosts, and `gpud.core` schedules.
 
-Packages, in the order in which a launch flows: `ipc` (bytes to frames, child processes), `clients`
-(frames to messages, a handler for each), `compilation`, `scheduling` (the jobs' records), `hosts`
-(the device hosts); `runner` feeds events to the scheduler and carries out its commands. Results go
-back the same way.
+Packages, each of which imports only those before it: `ipc` (sockets, streams, child processes),
+`state` (the data that all share), `hosts` (device hosts, compile processes, the runner of the
+scheduler's commands), `handlers` (what the messages of clients do). The daemon wires them.
 """

@@ -23,17 +23,17 @@ from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
 from gpud.errors import DeviceLost, Draining, GpudError, InternalError
 from gpud.server import logs, settings
-from gpud.server.arenas import Arenas
-from gpud.server.clients.access import Peer, peer_of
-from gpud.server.compilation.compile_pool import CompilePool
 from gpud.server.front import Front
+from gpud.server.hosts.compile_pool import CompilePool
 from gpud.server.hosts.device import Device
 from gpud.server.hosts.interface import HOST_COMMAND, Connect
+from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import file_descriptors, systemd
 from gpud.server.ipc.listener import Listener, adopt, listen
 from gpud.server.ipc.stream import Outbox
-from gpud.server.runner import Runner
-from gpud.server.scheduling.event_log import EventLog
+from gpud.server.state.access import Peer, peer_of
+from gpud.server.state.arenas import Arenas
+from gpud.server.state.event_log import EventLog
 from gpud.telemetry.records import Records
 
 __all__ = ["Daemon", "run"]

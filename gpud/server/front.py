@@ -19,21 +19,21 @@ from gpud.core import events as ev
 from gpud.core.wait_reasons import waiting_reason
 from gpud.errors import DeviceLost, GpudError, LimitExceeded, UnknownName
 from gpud.errors.base import shorten_error
-from gpud.server.arenas import Arenas
-from gpud.server.clients.access import Peer, may_manage, user_name
-from gpud.server.clients.answers import Answers
-from gpud.server.clients.connection import Connection
-from gpud.server.clients.quota import Users
-from gpud.server.clients.session import Session
-from gpud.server.compilation.compile_pool import CompilePool, CompileWaiter
-from gpud.server.compilation.fair_queue import FairQueue
-from gpud.server.compilation.modules import Module
-from gpud.server.gpu_monitor import GpuMonitor
+from gpud.server.handlers.answers import Answers
+from gpud.server.handlers.connection import Connection
+from gpud.server.hosts.compile_pool import CompilePool, CompileWaiter
 from gpud.server.hosts.device import Device
+from gpud.server.hosts.fair_queue import FairQueue
+from gpud.server.hosts.gpu_monitor import GpuMonitor
+from gpud.server.hosts.runner import Runner
 from gpud.server.ipc import file_descriptors
 from gpud.server.ipc.stream import Outbox, Stream
-from gpud.server.runner import Runner
-from gpud.server.scheduling.jobs import NAMES_KEPT, Job
+from gpud.server.state.access import Peer, may_manage, user_name
+from gpud.server.state.arenas import Arenas
+from gpud.server.state.modules import Module
+from gpud.server.state.quota import Users
+from gpud.server.state.session import Session
+from gpud.server.state.submitted_job import NAMES_KEPT, Job
 from gpud.telemetry.records import EventRecord, Records
 from gpud.units import JobId, SessionId
 from gpud.wire import messages as wm

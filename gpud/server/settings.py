@@ -11,8 +11,8 @@ from gpud.core.settings import Settings
 from gpud.device.host.native_messages import MOST_TRIES
 from gpud.device.spec import parse_device
 from gpud.errors import InvalidArgument, MissingDependency
-from gpud.server.gpu_detection import check_gpu, has_gpu
 from gpud.server.hosts.device import Device
+from gpud.server.hosts.gpu_detection import check_gpu, has_gpu
 from gpud.server.hosts.interface import HostLimits
 
 __all__ = [

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gpud.server import arenas as arenas_module
-from gpud.server.clients.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, Quota, User
-from gpud.server.compilation.fair_queue import FairQueue
+from gpud.server.hosts.fair_queue import FairQueue
 from gpud.server.ipc.stream import MESSAGES_PER_TURN
+from gpud.server.state import arenas as arenas_module
+from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, Quota, User
 from gpud.wire import messages as wm
 from tests.fake_host.host import Behaviour, FakeHost
 from tests.integration.daemon_world import PTX, Client, World, launch, until

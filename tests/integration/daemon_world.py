@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpud.config import Config, load
-from gpud.server.clients.access import Peer, peer_of
 from gpud.server.daemon import Daemon
+from gpud.server.state.access import Peer, peer_of
 from gpud.wire import messages as wm
 from gpud.wire.framing import FrameDecoder
 from gpud.wire.message_table import Sender

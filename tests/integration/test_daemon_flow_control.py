@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from gpud.server.clients import connection
+from gpud.server.handlers import connection
 from gpud.server.ipc.stream import MESSAGES_PER_TURN
 from gpud.wire import messages as wm
 from tests.fake_host.host import FakeHost

@@ -262,7 +262,7 @@ async def test_the_log_has_the_first_failure_and_how_many(
 ) -> None:
     lines: list[str] = []
     log = SimpleNamespace(info=lambda line, *values: lines.append(line % values))
-    monkeypatch.setattr("gpud.server.clients.session._LOG", log)
+    monkeypatch.setattr("gpud.server.state.session._LOG", log)
     monkeypatch.setattr("gpud.server.front._LOG", log)
     client = await world.client()
     module = await client.kernel("traps")

@@ -560,7 +560,7 @@ async def test_a_kernel_whose_name_no_host_would_read_is_refused(world: World) -
 async def test_launches_that_no_host_would_read_are_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpud.server.clients.submission._MOST_CHAIN_BYTES", 1000)
+    monkeypatch.setattr("gpud.server.handlers.submission._MOST_CHAIN_BYTES", 1000)
     client = await world.client()
     module = await client.kernel()
     client.submit(1, module, launches=[launch(module)] * 50)

@@ -33,7 +33,6 @@ from typing import Any
 
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, ProtocolError
-from gpud.server.compilation.modules import Module
 from gpud.server.hosts.device_memory import DeviceArrays
 from gpud.server.hosts.dispatcher import JobDispatcher
 from gpud.server.hosts.interface import HOST_COMMAND, Connect, DeviceObserver, HostLimits
@@ -45,6 +44,7 @@ from gpud.server.hosts.validation import check_error, check_reply
 from gpud.server.hosts.watchdog import Watchdog
 from gpud.server.ipc.child_process import ENDED, ChildProcess, OnReply
 from gpud.server.ipc.stream import Outbox
+from gpud.server.state.modules import Module
 from gpud.units import JobId, SessionId
 
 __all__ = ["Device"]

@@ -15,7 +15,7 @@ from gpud.device.host import messages as hm
 from gpud.errors import GpudError
 from gpud.server.hosts.current_host import CurrentHost
 from gpud.server.hosts.interface import DeviceObserver
-from gpud.server.scheduling.jobs import Chain
+from gpud.server.state.submitted_job import Chain
 from gpud.units import JobId, job_pair
 
 __all__ = ["JobDispatcher", "UnfinishedJobs"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError
-from gpud.server.compilation.modules import Module
+from gpud.server.state.modules import Module
 from gpud.units import JobId
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class HostLimits(NamedTuple):
 
 
 class DeviceObserver(Protocol):
-    """Receives a device's notifications; implemented by `gpud.server.runner.Runner`."""
+    """Receives a device's notifications; implemented by `gpud.server.hosts.runner.Runner`."""
 
     def device_ready(self, device: Device) -> None:
         """A host has become ready."""

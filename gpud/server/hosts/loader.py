@@ -25,13 +25,13 @@ from typing import Any
 
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError
-from gpud.server.compilation.modules import Module
 from gpud.server.hosts.quarantine import Case, Quarantine
 from gpud.server.hosts.resources import Request
 from gpud.server.hosts.variable_writes import VariableWrites
 from gpud.server.ipc.child_process import ChildProcess, OnReply
 from gpud.server.ipc.reply_group import ReplyGroup
-from gpud.server.scheduling.jobs import Chain
+from gpud.server.state.modules import Module
+from gpud.server.state.submitted_job import Chain
 
 __all__ = ["Loader", "write_message"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, UnknownName
-from gpud.server.compilation.modules import Module, Shape
 from gpud.server.hosts.current_host import CurrentHost
 from gpud.server.hosts.loader import Loader, write_message
 from gpud.server.ipc.child_process import OnReply
+from gpud.server.state.modules import Module, Shape
 
 __all__ = ["HostRequests"]
 

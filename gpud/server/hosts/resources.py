@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from gpud.core.memory.coherence import ArrayExtent
 from gpud.device.host import messages as hm
 from gpud.errors import GpudError, UnknownName
-from gpud.server.compilation.modules import Module, Shape
 from gpud.server.ipc.child_process import OnReply
 from gpud.server.ipc.reply_group import ReplyGroup
-from gpud.server.scheduling.jobs import Chain
+from gpud.server.state.modules import Module, Shape
+from gpud.server.state.submitted_job import Chain
 
 __all__ = ["ArenaOf", "ArraysOf", "Request", "ResourceRegistry"]
 

@@ -28,7 +28,7 @@ from gpud.wire.message_table import MessageTable, Sender
 __all__ = ["ENDED", "ChildProcess", "OnReply"]
 
 _LOG = logging.getLogger(__name__)
-_DAEMON = Sender.DAEMON  # a global, as in `gpud.server.clients.connection`
+_DAEMON = Sender.DAEMON  # a global, as in `gpud.server.handlers.connection`
 _LINK = Limits(message=256 << 20, high=1 << 62, low=1 << 61, hard=None)
 _LAST_WORDS_S = 0.5
 _VMSTAT = Path("/proc/vmstat")

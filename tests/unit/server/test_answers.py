@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from gpud.errors import GpudError, InternalError, from_wire
-from gpud.server.clients import answers
-from gpud.server.clients.answers import Answers, Steps
+from gpud.server.handlers import answers
+from gpud.server.handlers.answers import Answers, Steps
 from gpud.server.ipc.stream import Limits, Outbox, Stream
 from gpud.wire import messages as wm
 from gpud.wire.framing import FrameDecoder, frame

@@ -12,8 +12,8 @@ import pytest
 
 from gpud.config import Config, load
 from gpud.errors import InvalidArgument, MissingDependency
-from gpud.server import gpu_detection
 from gpud.server import settings as parts
+from gpud.server.hosts import gpu_detection
 
 
 def config(*devices: str) -> Config:

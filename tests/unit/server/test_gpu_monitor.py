@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpud.errors import MissingDependency
-from gpud.server.gpu_monitor import GpuMonitor
+from gpud.server.hosts.gpu_monitor import GpuMonitor
 from gpud.telemetry.nvml import GPUState
 
 pytestmark = pytest.mark.asyncio

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpud.core.events import LaunchShape
-from gpud.server.scheduling.jobs import NAMES_KEPT, Chain
+from gpud.server.state.submitted_job import NAMES_KEPT, Chain
 
 
 def chain(names: list[str]) -> Chain:

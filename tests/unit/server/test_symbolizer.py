@@ -19,7 +19,7 @@ from gpud.errors import (
     KernelTrap,
     from_wire,
 )
-from gpud.server.scheduling.symbolizer import symbolized, symbolized_rejection
+from gpud.server.state.symbolizer import symbolized, symbolized_rejection
 
 STORE = Site("_Z4fillIfEvPT_", "st.global.f32 [%rd4], %f3;", 41, "fill.cu", 7)
 TRAP = Site("k", "trap;", 0)

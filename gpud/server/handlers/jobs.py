@@ -7,14 +7,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument, UnknownName
-from gpud.server.clients import answers
-from gpud.server.scheduling.jobs import Job
-from gpud.server.scheduling.progress import refresh_progress
+from gpud.server.handlers import answers
+from gpud.server.handlers.progress import refresh_progress
+from gpud.server.state.submitted_job import Job
 from gpud.units import JobId, SessionId, job_id, job_name
 from gpud.wire import messages as wm
 
 if TYPE_CHECKING:
-    from gpud.server.clients.session import Session
+    from gpud.server.state.session import Session
 
 __all__ = ["cancel", "describe", "resize"]
 

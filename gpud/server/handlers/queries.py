@@ -1,7 +1,7 @@
 """Handles queries: status, jobs, kernels, memory, history, events, trace, doctor.
 
 Users see their own rows; the daemon's user and root see all. Answers are built in slices
-(`gpud.server.clients.answers`), so a row gives the state at the time when it was built.
+(`gpud.server.handlers.answers`), so a row gives the state at the time when it was built.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gpud
-from gpud.server.clients import answers
-from gpud.server.clients.access import may_manage, user_name
-from gpud.server.clients.answers import Steps
-from gpud.server.compilation.modules import Module
+from gpud.server.handlers import answers
+from gpud.server.handlers.answers import Steps
+from gpud.server.handlers.progress import refresh_progress
 from gpud.server.ipc import file_descriptors
-from gpud.server.scheduling.progress import refresh_progress
+from gpud.server.state.access import may_manage, user_name
+from gpud.server.state.modules import Module
 from gpud.telemetry.records import AllocationChange, trace_events, trace_header
 from gpud.wire import messages as wm
 
 if TYPE_CHECKING:
     from gpud.core.memory.ledger import MemoryUsage
-    from gpud.server.clients.session import Session
     from gpud.server.front import Front
     from gpud.server.hosts.device import Device
-    from gpud.server.scheduling.jobs import Job
+    from gpud.server.state.session import Session
+    from gpud.server.state.submitted_job import Job
 
 __all__ = ["follow", "query"]
 

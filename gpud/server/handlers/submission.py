@@ -22,13 +22,13 @@ from gpud.errors import (
     UnknownName,
     from_wire,
 )
-from gpud.server.compilation.modules import Kernel, Module, Shape, always_polls
-from gpud.server.scheduling.jobs import Chain, Job
+from gpud.server.state.modules import Kernel, Module, Shape, always_polls
+from gpud.server.state.submitted_job import Chain, Job
 from gpud.units import JobId, SessionId, job_id
 from gpud.wire.messages import CLIENT_PROTOCOL, Finished, Launch, Submit
 
 if TYPE_CHECKING:
-    from gpud.server.clients.session import Session
+    from gpud.server.state.session import Session
 
 __all__ = ["refuse", "submit"]
 

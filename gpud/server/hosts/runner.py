@@ -28,12 +28,12 @@ from gpud.core import events as ev
 from gpud.core.scheduler import Scheduler
 from gpud.device.host import messages as hm
 from gpud.errors import DeviceLost, GpudError, from_wire
-from gpud.server.arenas import Arenas
-from gpud.server.compilation.modules import Module
 from gpud.server.hosts.device import Device
-from gpud.server.scheduling.event_log import EventLog
-from gpud.server.scheduling.jobs import Job
-from gpud.server.scheduling.symbolizer import symbolized
+from gpud.server.state.arenas import Arenas
+from gpud.server.state.event_log import EventLog
+from gpud.server.state.modules import Module
+from gpud.server.state.submitted_job import Job
+from gpud.server.state.symbolizer import symbolized
 from gpud.telemetry.records import Records
 from gpud.units import JobId, Partitions, SessionId, job_name
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from gpud.compiler.program import Site
 from gpud.errors import GpudError, IllegalAddress, KernelRejected, KernelTrap, from_wire
-from gpud.server.compilation.modules import CompiledProgram
-from gpud.server.scheduling.jobs import Job
+from gpud.server.state.modules import CompiledProgram
+from gpud.server.state.submitted_job import Job
 
 __all__ = ["NearestArray", "symbolized", "symbolized_rejection"]
 
@@ -33,7 +33,7 @@ def symbolized(error: GpudError, job: Job, nearest_array: NearestArray) -> GpudE
     Args:
         error: as the device host sent it.
         job: the job that failed with it; it still has its chain.
-        nearest_array: see `gpud.server.arenas.Arenas.nearest_array`.
+        nearest_array: see `gpud.server.state.arenas.Arenas.nearest_array`.
     """
     if not isinstance(error, IllegalAddress | KernelTrap):
         return error

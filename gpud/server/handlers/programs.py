@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument, LimitExceeded, UnknownName
-from gpud.server.compilation.compile_pool import CompileWaiter, Source
-from gpud.server.compilation.modules import CompiledProgram, Module, always_polls
-from gpud.server.scheduling.symbolizer import symbolized_rejection
+from gpud.server.hosts.compile_pool import CompileWaiter, Source
+from gpud.server.state.modules import CompiledProgram, Module, always_polls
+from gpud.server.state.symbolizer import symbolized_rejection
 from gpud.units import SessionId
 from gpud.wire import messages as wm
 
 if TYPE_CHECKING:
-    from gpud.server.clients.session import Session
+    from gpud.server.state.session import Session
 
 __all__ = ["compile_program", "measure", "read_symbol", "unload", "write_symbol"]
 

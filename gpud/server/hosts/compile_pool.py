@@ -36,10 +36,10 @@ from typing import NamedTuple
 from gpud.compiler.program import Program
 from gpud.compiler.worker.messages import CompileDone, CompileFailed
 from gpud.errors import CompileError, GpudError, InternalError, KernelNotFound, from_wire
-from gpud.server.compilation.compile_worker import CompileWorker
-from gpud.server.compilation.modules import CompiledProgram
+from gpud.server.hosts.compile_process import CompileWorker
 from gpud.server.ipc.child_process import ENDED
 from gpud.server.ipc.stream import Outbox
+from gpud.server.state.modules import CompiledProgram
 
 __all__ = ["CompilePool", "CompileWaiter", "Source"]
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpud.errors import FrameError, GpudError, ProtocolError
-from gpud.server.clients import job_requests, memory_requests, program_requests, queries, submission
-from gpud.server.clients.access import Peer
-from gpud.server.clients.session import Session, internal_error
+from gpud.server.handlers import jobs, memory, programs, queries, submission
 from gpud.server.ipc.stream import Limits, Stream
+from gpud.server.state.access import Peer
+from gpud.server.state.session import Session, internal_error
 from gpud.wire import messages as wm
 from gpud.wire.message_table import Sender
 
@@ -36,18 +36,18 @@ _HELLO_S = 30.0  # a connection without a Hello after that time is closed
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wm.Submit: submission.submit,
-    wm.Compile: program_requests.compile_program,
-    wm.Unload: program_requests.unload,
-    wm.Measure: program_requests.measure,
-    wm.ReadSymbol: program_requests.read_symbol,
-    wm.WriteSymbol: program_requests.write_symbol,
-    wm.Allocate: memory_requests.allocate,
-    wm.Free: memory_requests.free,
-    wm.Upload: memory_requests.upload,
-    wm.Download: memory_requests.download,
-    wm.Resize: job_requests.resize,
-    wm.Cancel: job_requests.cancel,
-    wm.Describe: job_requests.describe,
+    wm.Compile: programs.compile_program,
+    wm.Unload: programs.unload,
+    wm.Measure: programs.measure,
+    wm.ReadSymbol: programs.read_symbol,
+    wm.WriteSymbol: programs.write_symbol,
+    wm.Allocate: memory.allocate,
+    wm.Free: memory.free,
+    wm.Upload: memory.upload,
+    wm.Download: memory.download,
+    wm.Resize: jobs.resize,
+    wm.Cancel: jobs.cancel,
+    wm.Describe: jobs.describe,
     wm.Query: queries.query,
     wm.Follow: queries.follow,
 }

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from gpud.compiler.program import rejection
 from gpud.errors import GpudError, InternalError, InvalidArgument, LimitExceeded, UnknownName
 from gpud.errors.base import shorten
-from gpud.server.clients.access import Peer
-from gpud.server.clients.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
-from gpud.server.compilation.modules import Kernel, Module
 from gpud.server.ipc.stream import Stream
-from gpud.server.scheduling.jobs import Chain, Job
+from gpud.server.state.access import Peer
+from gpud.server.state.modules import Kernel, Module
+from gpud.server.state.quota import ARRAY_BYTES, FOLLOWED_BYTES, JOB_BYTES, LAUNCH_BYTES, User
+from gpud.server.state.submitted_job import Chain, Job
 from gpud.units import SessionId, job_name
 from gpud.wire.messages import CLIENT_PROTOCOL, Answer, Failed, Finished
 
 if TYPE_CHECKING:
-    from gpud.server.compilation.compile_pool import CompileWaiter
     from gpud.server.front import Front
+    from gpud.server.hosts.compile_pool import CompileWaiter
 
 __all__ = ["Session", "internal_error"]
 

@@ -15,11 +15,11 @@ from gpud.core.events import LaunchShape
 from gpud.core.job import JobRecord
 from gpud.errors import GpudError
 from gpud.errors.base import shorten
-from gpud.server.compilation.modules import Module, Shape
+from gpud.server.state.modules import Module, Shape
 from gpud.units import JobId, job_name
 
 if TYPE_CHECKING:
-    from gpud.server.clients.session import Session
+    from gpud.server.state.session import Session
 
 __all__ = ["NAMES_KEPT", "Chain", "Job", "exact"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpud.errors import GpudError
-from gpud.server.runner import Runner
-from gpud.server.scheduling.jobs import Job
+from gpud.server.hosts.runner import Runner
+from gpud.server.state.submitted_job import Job
 from gpud.units import JobId
 
 __all__ = ["refresh_progress"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpud.errors import GpudError, InvalidArgument
-from gpud.server.clients.quota import ARRAY_BYTES
 from gpud.server.hosts.device_memory import DeviceArrays
+from gpud.server.state.quota import ARRAY_BYTES
 from gpud.units import SessionId
 from gpud.wire import messages as wm
 
 if TYPE_CHECKING:
-    from gpud.server.clients.session import Session
+    from gpud.server.state.session import Session
 
 __all__ = ["allocate", "download", "free", "upload"]
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
-from gpud.server.clients.session import Session, internal_error
+from gpud.server.state.session import Session, internal_error
 from gpud.wire import messages as wm
 
 __all__ = ["MOST_BYTES", "Answers", "Packed", "Steps", "items", "latest", "rows"]

@@ -18,7 +18,7 @@ from gpud.server.ipc.child_process import ChildProcess
 from gpud.server.ipc.stream import Outbox
 
 if TYPE_CHECKING:
-    from gpud.server.compilation.compile_pool import Source
+    from gpud.server.hosts.compile_pool import Source
 
 __all__ = ["CompileWorker"]
 

@@ -1,1 +1,0 @@
-"""Clients: their connections, sessions and quotas, and a handler for each request."""

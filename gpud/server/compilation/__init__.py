@@ -1,1 +1,0 @@
-"""Compilation of clients' programs: a pool of workers, a fair queue, programs and modules."""

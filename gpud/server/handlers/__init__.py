@@ -1,0 +1,1 @@
+"""What the messages of clients do: connection, submission, queries, memory, programs, jobs."""

@@ -1,0 +1,1 @@
+"""The data that the parts of the server share: sessions, jobs, modules, quotas, arenas."""
