@@ -50,7 +50,7 @@ _BLOCKING = (
     gc.Parameter,
     gc.Module,
     gc.Symbol,
-    gc.Call,
+    gc.Launch,
     gc.Job,
     gc.Stream,
 )

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     )
     from gpud_client.arrays import Array
     from gpud_client.devices import Device
-    from gpud_client.launch.calls import Call
     from gpud_client.launch.jobs import Job
     from gpud_client.launch.kernels import Kernel, Parameter
+    from gpud_client.launch.launches import Launch
     from gpud_client.launch.modules import Module, Symbol
     from gpud_client.launch.streams import Stream
     from gpud_client.local_daemon import alocal, local
@@ -73,10 +73,10 @@ _HOMES = {
         "aconnect",
     ),
     "gpud_client.arrays": ("Array",),
-    "gpud_client.launch.calls": ("Call",),
     "gpud_client.devices": ("Device",),
     "gpud_client.launch.jobs": ("Job",),
     "gpud_client.launch.kernels": ("Kernel", "Parameter"),
+    "gpud_client.launch.launches": ("Launch",),
     "gpud_client.launch.modules": ("Module", "Symbol"),
     "gpud_client.local_daemon": ("alocal", "local"),
     "gpud_client.session": ("Session", "connect"),
@@ -93,7 +93,6 @@ __all__ = [
     "AsyncModule",
     "AsyncSession",
     "AsyncSymbol",
-    "Call",
     "CompileError",
     "ConnectionLost",
     "Device",
@@ -110,6 +109,7 @@ __all__ = [
     "KernelNotFound",
     "KernelRejected",
     "KernelTrap",
+    "Launch",
     "LaunchConfigError",
     "LimitExceeded",
     "MissingDependency",

@@ -17,9 +17,9 @@ from gpud_client.connection.channel import Channel
 from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
-from gpud_client.launch.calls import Call
 from gpud_client.launch.jobs import Job
 from gpud_client.launch.kernels import Kernel
+from gpud_client.launch.launches import Launch
 from gpud_client.launch.modules import Module
 from gpud_client.launch.streams import Stream
 from gpud_client.launch.unretrieved import log_cancelled
@@ -185,7 +185,7 @@ class Session(SessionBase):
 
     def sequence(
         self,
-        calls: Iterable[Call],
+        launches: Iterable[Launch],
         *,
         reservation: Share | None = None,
         quota: Share | None = None,
@@ -197,16 +197,14 @@ class Session(SessionBase):
         weight: int = 1,
         exclusive: bool = False,
     ) -> Job:
-        """Submit a chain of launches as one job, in one message.
-
-        Each launch begins when the one before has ended.
+        """Submit launches that run one after the other as one job, in one message.
 
         Args:
-            calls: One or more results of `Kernel.call`. Submitting the same calls again is quicker.
+            launches: One or more, made by `Kernel.call`. Submitting the same again is quicker.
             reservation: As for `Kernel.submit`, like all that follow.
             quota: At most this share.
             deadline: Seconds from now.
-            timeout: Seconds for the whole chain.
+            timeout: Seconds for the whole job.
             stream: Jobs of one stream run in order.
             after: Jobs that must have ended before.
             device: On which device.
@@ -217,7 +215,16 @@ class Session(SessionBase):
             GpudError, TypeError, ValueError: As for `Kernel.submit`.
         """
         submission = self._submit(
-            calls, reservation, quota, deadline, timeout, stream, after, device, weight, exclusive
+            launches,
+            reservation,
+            quota,
+            deadline,
+            timeout,
+            stream,
+            after,
+            device,
+            weight,
+            exclusive,
         )
         job: Job = self._channel.run(submission)
         return job

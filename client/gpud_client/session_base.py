@@ -19,9 +19,9 @@ from gpud.wire.messages import TOPICS, Query, Submit
 from gpud_client.arrays import Shape, allocate, as_dtype, as_shape, as_values
 from gpud_client.connection.protocol_state import Operation, PendingJobs, ProtocolState, Request
 from gpud_client.devices import Device
-from gpud_client.launch.calls import Call
 from gpud_client.launch.jobs import JobBase
-from gpud_client.launch.kernels import PreparedLaunch
+from gpud_client.launch.kernels import PackedLaunch
+from gpud_client.launch.launches import Launch
 from gpud_client.launch.modules import ModuleBase
 from gpud_client.launch.shares import Amounts, admissible, check_whole
 from gpud_client.launch.streams import Stream
@@ -38,15 +38,16 @@ _T = TypeVar("_T")
 _array_header = msgpack.Packer(autoreset=True).pack_array_header
 
 
-class _Chain(NamedTuple):
-    """The calls of a job, prepared for a device.
+class PackedSequence(NamedTuple):
+    """The launches of a job, packed for a device.
 
-    ``need``: slices that its launches in form ``whole`` need at once; 0 without such launches.
+    ``records``: a `gpud.wire.messages.Launch` for each of them; ``rest``: those after the first.
+    ``need``: slices that launches in form ``whole`` need at once; 0 without such launches.
     """
 
     device: Device
-    calls: tuple[Call, ...]
-    launches: bytes
+    rest: tuple[Launch, ...]
+    records: bytes
     occupancy: int
     need: int
     total: int
@@ -197,7 +198,7 @@ class SessionBase:
 
     def _submit(
         self,
-        calls: Iterable[Call],
+        launches: Iterable[Launch],
         reservation: Share | None,
         quota: Share | None,
         deadline: float | None,
@@ -208,21 +209,21 @@ class SessionBase:
         weight: int,
         exclusive: bool,
     ) -> Operation[Any]:
-        listed = _listed("a sequence is a list of kernel.call(...)", calls)
-        chain = yield from self._chain(listed, device)
-        on = chain.device
-        key = (type(reservation), reservation, type(quota), quota, chain.occupancy, on.index)
+        listed = _listed("a sequence is a list of kernel.call(...)", launches)
+        sequence = yield from self._pack(listed, device)
+        on = sequence.device
+        key = (type(reservation), reservation, type(quota), quota, sequence.occupancy, on.index)
         try:
             amounts = self._amounts.get(key)
         except TypeError:  # not hashable, so not a share: `admissible` raises
             amounts = None
         if amounts is None:
-            amounts = admissible(reservation, quota, chain.occupancy, on)
+            amounts = admissible(reservation, quota, sequence.occupancy, on)
             if len(self._amounts) >= _MOST_AMOUNTS:
                 self._amounts.clear()
             self._amounts[key] = amounts
-        if chain.need:
-            check_whole(amounts, chain.need, chain.occupancy, on)
+        if sequence.need:
+            check_whole(amounts, sequence.need, sequence.occupancy, on)
         line = 0 if stream is None else self._stream_number(stream)
         follow = self._after(after) if after else ()
         deadline_ns = None if deadline is None else _as_ns("deadline", deadline)
@@ -232,19 +233,19 @@ class SessionBase:
         if exclusive and reservation is None:
             raise ValueError("exclusive goes with a reservation: how many SMs are the job's own")
         if timeout is not None and reservation is None:
-            for call in listed:
-                yield from call.kernel._make_killable(call, on)
-        job = self._new_job(chain.what, on, line, chain.total)
-        index, launches = on.index, chain.launches
+            for launch in listed:
+                yield from launch.kernel._make_killable(launch, on)
+        job = self._new_job(sequence.what, on, line, sequence.total)
+        index, records = on.index, sequence.records
 
         core = self._core
 
         def build(number: int) -> Submit:
             # Before it is sent: reads of these arrays wait for this job from now on.
-            for user in chain.users:
+            for user in sequence.users:
                 user.add(number, core)
             return Submit(
-                number, index, launches, amounts.reservation, amounts.quota, line, follow,
+                number, index, records, amounts.reservation, amounts.quota, line, follow,
                 deadline_ns, timeout_ns, weight, bool(exclusive),
             )  # fmt: skip
 
@@ -254,76 +255,83 @@ class SessionBase:
     def _new_job(self, what: str, device: Device, stream: int, total: int) -> Any:
         raise NotImplementedError
 
-    def _chain(self, calls: Sequence[Call], device: Device | int | None) -> Operation[_Chain]:
-        if not calls:
-            raise ValueError("a sequence has one call or more: kernel.call(...)")
-        first = calls[0]
-        kept: _Chain | None = getattr(first, "_chained", None)
-        if kept is not None and device is None and kept.calls == tuple(calls[1:]):
-            for call in calls:
-                for array in call._arrays:
+    def _pack(
+        self, launches: Sequence[Launch], device: Device | int | None
+    ) -> Operation[PackedSequence]:
+        if not launches:
+            raise ValueError("a sequence has one launch or more: kernel.call(...)")
+        first = launches[0]
+        kept: PackedSequence | None = getattr(first, "_sequence", None)
+        if kept is not None and device is None and kept.rest == tuple(launches[1:]):
+            for launch in launches:
+                for array in launch._arrays:
                     array._live_address()  # raises if it was freed
             return kept
-        on = self._device_of(calls, device)
-        if len(calls) == 1:
-            alone: PreparedLaunch = yield from first.kernel._prepare(first, on)
+        on = self._device_of(launches, device)
+        if len(launches) == 1:
+            alone: PackedLaunch = yield from first.kernel._pack(first, on)
             users = [alone.loaded.users]
             for array in first._arrays:
                 array._live_address()  # raises if it was freed
                 users.append(array._users)
-            launches, name = _ONE + alone.record, first.kernel.name
-            need = 0 if alone.form != "whole" else _whole_need(calls, [alone], on)
-            return _Chain(on, (), launches, alone.occupancy, need, first._total, name, users)
-        return (yield from self._long_chain(calls, on, keep=device is None))
+            records, name = _ONE + alone.record, first.kernel.name
+            need = 0 if alone.form != "whole" else _whole_need(launches, [alone], on)
+            return PackedSequence(on, (), records, alone.occupancy, need, first._total, name, users)
+        return (yield from self._pack_several(launches, on, keep=device is None))
 
-    def _long_chain(self, calls: Sequence[Call], on: Device, *, keep: bool) -> Operation[_Chain]:
-        """Several calls; cached on the first one, as services submit the same again and again."""
-        made: list[PreparedLaunch] = []
-        for call in calls:
-            made.append((yield from call.kernel._prepare(call, on)))
-            for array in call._arrays:
+    def _pack_several(
+        self, launches: Sequence[Launch], on: Device, *, keep: bool
+    ) -> Operation[PackedSequence]:
+        """Keep the result on the first launch: services submit the same again and again."""
+        made: list[PackedLaunch] = []
+        for launch in launches:
+            made.append((yield from launch.kernel._pack(launch, on)))
+            for array in launch._arrays:
                 array._live_address()  # raises if it was freed
         users = {id(one.loaded): one.loaded.users for one in made}
-        users |= {id(array): array._users for call in calls for array in call._arrays}
-        chain = _Chain(
+        users |= {id(array): array._users for launch in launches for array in launch._arrays}
+        sequence = PackedSequence(
             on,
-            tuple(calls[1:]),
+            tuple(launches[1:]),
             b"".join((_array_header(len(made)), *[one.record for one in made])),
             min(one.occupancy for one in made),
-            _whole_need(calls, made, on),
-            sum(call._total for call in calls),
-            f"{len(calls)} kernels from {calls[0].kernel.name} on",
+            _whole_need(launches, made, on),
+            sum(launch._total for launch in launches),
+            f"{len(launches)} kernels from {launches[0].kernel.name} on",
             list(users.values()),
         )
-        # Not if the first call is repeated: it would keep itself alive.
-        if keep and not any(call is calls[0] for call in calls[1:]):
-            calls[0]._chained = chain
-        return chain
+        # Not if the first launch is repeated: it would keep itself alive.
+        if keep and not any(launch is launches[0] for launch in launches[1:]):
+            launches[0]._sequence = sequence
+        return sequence
 
-    def _device_of(self, calls: Sequence[Call], device: Device | int | None) -> Device:
-        """The device on which a job with these calls runs.
+    def _device_of(self, launches: Sequence[Launch], device: Device | int | None) -> Device:
+        """Return the device on which a job with these launches runs.
 
         Raises:
-            TypeError: one of them is not a `Call`.
+            TypeError: one of them is not a `Launch`.
             ValueError: one is of another session, or its arrays are on another device.
         """
         on = None if device is None else self._on(device)
-        for index, call in enumerate(calls):
-            if not isinstance(call, Call):
+        for index, launch in enumerate(launches):
+            if not isinstance(launch, Launch):
                 raise TypeError(
-                    f"call {index} of the sequence is {call!r}, not what kernel.call(...) gives"
+                    f"launch {index} of the sequence is {launch!r}, not what kernel.call(...) gives"
                 )
-            if call.kernel._session is not self:
-                raise ValueError(f"call {index} of the sequence, {call!r}, is of another session")
-            if call._device is None:
+            if launch.kernel._session is not self:
+                raise ValueError(
+                    f"launch {index} of the sequence, {launch!r}, is of another session"
+                )
+            if launch._device is None:
                 continue
             if on is None:
-                on = call._device
-            elif call._device is not on:
+                on = launch._device
+            elif launch._device is not on:
                 raise ValueError(
-                    f"the arrays of {call!r} are on {call._device.name}, the job is on {on.name}"
+                    f"the arrays of {launch!r} are on {launch._device.name}, the job is on "
+                    f"{on.name}"
                 )
-        return calls[0].kernel._module._device if on is None else on
+        return launches[0].kernel._module._device if on is None else on
 
     def _stream_number(self, stream: Stream) -> int:
         if not isinstance(stream, Stream):
@@ -361,13 +369,13 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
         second()
 
 
-def _whole_need(calls: Sequence[Call], made: Sequence[PreparedLaunch], device: Device) -> int:
+def _whole_need(launches: Sequence[Launch], made: Sequence[PackedLaunch], device: Device) -> int:
     """Slices of 1/M that launches in form ``whole`` need at once, M being the job's least."""
     least = min(one.occupancy for one in made)
     return max(
         [
-            -(-min(call._total, device.sms * one.occupancy) * least // one.occupancy)
-            for call, one in zip(calls, made, strict=True)
+            -(-min(launch._total, device.sms * one.occupancy) * least // one.occupancy)
+            for launch, one in zip(launches, made, strict=True)
             if one.form == "whole"
         ],
         default=0,

@@ -161,7 +161,7 @@ class _Slot:
     ``answered`` counts the requests whose answers were received.
     """
 
-    calls: list[gc.Call]
+    calls: list[gc.Launch]
     stream: gc.Stream
     output: Array
     served: Array

@@ -30,8 +30,8 @@ from gpud_client.arrays import ArrayBase, Shape, Values
 from gpud_client.connection.daemon_socket import connect_socket
 from gpud_client.connection.protocol_state import ProtocolState
 from gpud_client.devices import Device
-from gpud_client.launch.calls import Call, Dim
 from gpud_client.launch.kernels import KernelBase
+from gpud_client.launch.launches import Dim, Launch
 from gpud_client.launch.modules import ModuleBase, SymbolBase
 from gpud_client.launch.streams import Stream
 from gpud_client.launch.unretrieved import log_cancelled
@@ -140,9 +140,18 @@ class AsyncKernel(KernelBase):
     ) -> AsyncJob:
         """Submit a launch as a job; see `Kernel.submit`."""
         session = self._session
-        call = Call(self, grid, block, args, shared)
+        launch = Launch(self, grid, block, args, shared)
         submission = session._submit(
-            (call,), reservation, quota, deadline, timeout, stream, after, device, weight, exclusive
+            (launch,),
+            reservation,
+            quota,
+            deadline,
+            timeout,
+            stream,
+            after,
+            device,
+            weight,
+            exclusive,
         )
         job: AsyncJob = await session._channel.run(submission)
         return job
@@ -242,7 +251,7 @@ class AsyncSession(SessionBase):
 
     async def sequence(
         self,
-        calls: Iterable[Call],
+        launches: Iterable[Launch],
         *,
         reservation: Share | None = None,
         quota: Share | None = None,
@@ -254,9 +263,18 @@ class AsyncSession(SessionBase):
         weight: int = 1,
         exclusive: bool = False,
     ) -> AsyncJob:
-        """Submit a chain of launches as one job; see `Session.sequence`."""
+        """Submit launches that run one after the other as one job; see `Session.sequence`."""
         submission = self._submit(
-            calls, reservation, quota, deadline, timeout, stream, after, device, weight, exclusive
+            launches,
+            reservation,
+            quota,
+            deadline,
+            timeout,
+            stream,
+            after,
+            device,
+            weight,
+            exclusive,
         )
         found: AsyncJob = await self._channel.run(submission)
         return found

@@ -1,1 +1,1 @@
-"""From a source and arguments to a job: modules, kernels, calls, shares, jobs."""
+"""From a source and arguments to a job: modules, kernels, launches, shares, jobs."""

@@ -12,7 +12,7 @@ from gpud.units import Share
 from gpud.wire.messages import Measure
 from gpud_client.connection.protocol_state import Operation, Request
 from gpud_client.launch.argument_packer import ArgumentPacker
-from gpud_client.launch.calls import Call, Dim, as_dim3, as_shared
+from gpud_client.launch.launches import Dim, Launch, as_dim3, as_shared
 
 if TYPE_CHECKING:
     from gpud_client.devices import Device
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpud_client.launch.streams import Stream
     from gpud_client.session import Session
 
-__all__ = ["Kernel", "KernelBase", "Parameter", "PreparedLaunch"]
+__all__ = ["Kernel", "KernelBase", "PackedLaunch", "Parameter"]
 
 
 class Parameter(NamedTuple):
@@ -43,8 +43,8 @@ class Parameter(NamedTuple):
     offset: int
 
 
-class PreparedLaunch(NamedTuple):
-    """A call prepared for a device: its packed `gpud.wire.messages.Launch`, M and its form."""
+class PackedLaunch(NamedTuple):
+    """A launch packed for a device: its packed `gpud.wire.messages.Launch`, M and its form."""
 
     device: Device
     loaded: LoadedModule
@@ -96,16 +96,16 @@ class KernelBase:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name} ({self.form})>"
 
-    def call(self, grid: Dim, block: Dim, args: Sequence[Any] = (), *, shared: int = 0) -> Call:
+    def call(self, grid: Dim, block: Dim, args: Sequence[Any] = (), *, shared: int = 0) -> Launch:
         """A launch of this kernel, to be submitted with others by ``sequence``.
 
         The arguments are checked and packed now, as in ``submit``. Nothing is sent.
         """
-        return Call(self, grid, block, args, shared)
+        return Launch(self, grid, block, args, shared)
 
-    def _prepare(self, call: Call, device: Device) -> Operation[PreparedLaunch]:
-        """Prepare a call for a device: load and measure its kernel there if needed."""
-        made: PreparedLaunch | None = call._prepared
+    def _pack(self, launch: Launch, device: Device) -> Operation[PackedLaunch]:
+        """Pack a launch for a device: load and measure its kernel there if needed."""
+        made: PackedLaunch | None = launch._packed
         if made is not None and made.device is device:
             return made
         loaded = self._module._loaded.get(device.index)
@@ -114,13 +114,20 @@ class KernelBase:
         index = self._indices.get(device.index)
         if index is None:
             index = self._indices[device.index] = loaded.index(self._name)
-        measured = loaded.measured.get((index, call.block, call.shared))
+        measured = loaded.measured.get((index, launch.block, launch.shared))
         if measured is None:
-            measured = yield from self._measure(loaded, index, call.block, call.shared)
+            measured = yield from self._measure(loaded, index, launch.block, launch.shared)
         if self._what.get("cooperative"):
-            LaunchConfigError.check_together(call.grid, measured[0], device.sms)
-        fields = (loaded.number, index, call.grid, call.block, call.shared, call._parameters)
-        made = call._prepared = PreparedLaunch(device, loaded, msgpack.packb(fields), *measured)
+            LaunchConfigError.check_together(launch.grid, measured[0], device.sms)
+        fields = (
+            loaded.number,
+            index,
+            launch.grid,
+            launch.block,
+            launch.shared,
+            launch._parameters,
+        )
+        made = launch._packed = PackedLaunch(device, loaded, msgpack.packb(fields), *measured)
         return made
 
     def _measure(
@@ -131,12 +138,12 @@ class KernelBase:
         found = loaded.measured[index, block, shared] = int(answer.occupancy), str(answer.form)
         return found
 
-    def _make_killable(self, call: Call, device: Device) -> Operation[None]:
+    def _make_killable(self, launch: Launch, device: Device) -> Operation[None]:
         """Compile the variant with kill polls that offline jobs with a timeout run, in advance."""
         if not self._what.get("killable"):
             return
-        loaded = (yield from self._prepare(call, device)).loaded
-        index, block, shared = self._indices[device.index], call.block, call.shared
+        loaded = (yield from self._pack(launch, device)).loaded
+        index, block, shared = self._indices[device.index], launch.block, launch.shared
         if (index, block, shared) not in loaded.killable:
             number = loaded.number
             yield Request(lambda request: Measure(request, number, index, block, shared, True))
@@ -228,9 +235,18 @@ class Kernel(KernelBase):
             ConnectionLost: The connection to the daemon is lost.
         """
         session = self._session
-        call = Call(self, grid, block, args, shared)
+        launch = Launch(self, grid, block, args, shared)
         submission = session._submit(
-            (call,), reservation, quota, deadline, timeout, stream, after, device, weight, exclusive
+            (launch,),
+            reservation,
+            quota,
+            deadline,
+            timeout,
+            stream,
+            after,
+            device,
+            weight,
+            exclusive,
         )
         job: Job = session._channel.run(submission)
         return job

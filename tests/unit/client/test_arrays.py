@@ -328,12 +328,12 @@ def test_a_view_keeps_the_memory(gpu: gc.Session, daemon: FakeDaemon) -> None:
     assert len(daemon.of(wm.Free)) == 1
 
 
-def test_a_call_keeps_its_arrays(gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
-    call = saxpy.call(1, 32, (1.0, gpu.zeros(4), None, 4))
-    gpu.sequence([call])
+def test_a_launch_keeps_its_arrays(gpu: gc.Session, daemon: FakeDaemon, saxpy: gc.Kernel) -> None:
+    launch = saxpy.call(1, 32, (1.0, gpu.zeros(4), None, 4))
+    gpu.sequence([launch])
     gpu.query("status")
     assert daemon.of(wm.Free) == []
-    del call
+    del launch
     gpu.query("status")
     assert len(daemon.of(wm.Free)) == 1
     kinds = [type(message) for message in daemon.received]
@@ -345,10 +345,10 @@ def test_a_kept_sequence_does_not_leak(
 ) -> None:
     garbage.disable()
     try:
-        calls = [saxpy.call(1, 32, (1.0, gpu.zeros(4), None, 4)) for _ in range(3)]
-        gpu.sequence(calls)
-        gpu.sequence(calls + calls)
-        del calls
+        launches = [saxpy.call(1, 32, (1.0, gpu.zeros(4), None, 4)) for _ in range(3)]
+        gpu.sequence(launches)
+        gpu.sequence(launches + launches)
+        del launches
         gpu.query("status")
         assert len(daemon.of(wm.Free)) == 3
     finally:

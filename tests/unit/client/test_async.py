@@ -57,8 +57,8 @@ async def test_the_whole_way(daemon: FakeDaemon, agpu: gc.AsyncSession) -> None:
     symbol = k.module.symbol("coef", np.float32)
     await symbol.set([1, 2, 3, 4])
     assert (await symbol.get()).tolist() == [1, 2, 3, 4]
-    chain = await agpu.sequence([k.call(1, 32, (1.0, x, y, 4))] * 3, stream=agpu.stream())
-    await chain
+    job = await agpu.sequence([k.call(1, 32, (1.0, x, y, 4))] * 3, stream=agpu.stream())
+    await job
 
 
 async def test_connecting_without_a_block(daemon: FakeDaemon) -> None:
@@ -169,10 +169,10 @@ async def test_a_daemon_that_does_not_read(daemon: FakeDaemon, agpu: gc.AsyncSes
     await k.occupancy(32)
     daemon.finish_at_once = True
     daemon.may_read.clear()
-    calls = [k.call(1, 32, ARGS)] * 1000
+    launches = [k.call(1, 32, ARGS)] * 1000
 
     async def submit() -> list[gc.AsyncJob]:
-        return [await agpu.sequence(calls) for _ in range(80)]
+        return [await agpu.sequence(launches) for _ in range(80)]
 
     submitting = asyncio.ensure_future(submit())
     async with asyncio.timeout(TIMEOUT_S):

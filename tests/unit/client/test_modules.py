@@ -80,12 +80,12 @@ def test_refused(gpu: gc.Session, daemon: FakeDaemon, make: Any, error: type[Exc
 def test_a_module_is_unloaded_when_nobody_holds_it(gpu: gc.Session, daemon: FakeDaemon) -> None:
     k = gpu.kernel("source", "saxpy")
     k.submit(1, 32, (1.0, None, None, 1))
-    call = k.call(1, 32, (1.0, None, None, 1))
+    launch = k.call(1, 32, (1.0, None, None, 1))
     del k
     garbage.collect()
     gpu.query("status")
     assert daemon.of(wm.Unload) == []
-    del call
+    del launch
     garbage.collect()
     gpu.query("status")
     assert daemon.of(wm.Unload) == [wm.Unload(1)]

@@ -38,9 +38,9 @@ def undocumented(things: Iterable[Any]) -> list[str]:
 
 def test_every_public_name_of_what_blocks(daemon: FakeDaemon, gpu: gc.Session) -> None:
     kernel, array = gpu.kernel("", "saxpy"), gpu.zeros(4, "float32")
-    call, symbol = kernel.call(1, 32, (2.0, array, array, 4)), kernel.module.symbol("coef")
-    things = (gpu, gpu.device, gpu.stream(), array, kernel, kernel.module, symbol, call)
-    assert undocumented((*things, gpu.sequence([call]))) == []
+    launch, symbol = kernel.call(1, 32, (2.0, array, array, 4)), kernel.module.symbol("coef")
+    things = (gpu, gpu.device, gpu.stream(), array, kernel, kernel.module, symbol, launch)
+    assert undocumented((*things, gpu.sequence([launch]))) == []
 
 
 def test_every_public_name_of_what_is_awaited(daemon: FakeDaemon) -> None:

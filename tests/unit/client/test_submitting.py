@@ -136,8 +136,8 @@ def test_grids_and_blocks(
         saxpy.submit(grid, block, ARGS)
     assert daemon.of(wm.Measure) == []
     grid, block = np.int64(3), [4, 4]  # more than is promised
-    call = saxpy.call(grid, block, ARGS)
-    assert (call.grid, call.block) == ((3, 1, 1), (4, 4, 1))
+    launch = saxpy.call(grid, block, ARGS)
+    assert (launch.grid, launch.block) == ((3, 1, 1), (4, 4, 1))
     assert saxpy.call((2, 65535), 32, ARGS).grid == (2, 65535, 1)
 
 
@@ -219,27 +219,27 @@ def test_sequences(daemon: FakeDaemon, gpu: gc.Session) -> None:
     daemon.kernels = [kernel("saxpy", SAXPY), kernel("empty", [])]
     module = gpu.module("", ["saxpy", "empty"])
     x = gpu.zeros(4, np.float32)
-    calls = [
+    launches = [
         module.kernel("saxpy").call(3, 32, (1.0, x, x, 4)),
         module.kernel("empty").call((2, 2), 64),
         module.kernel("saxpy").call(1, 32, (2.0, x, x, 4)),
     ]
-    job = gpu.sequence(calls, reservation=1)
+    job = gpu.sequence(launches, reservation=1)
     message = daemon.wait_for(wm.Submit)
-    launches = wm.CLIENT_PROTOCOL.decode_records(wm.Launch, message.launches)
-    assert [launch.kernel for launch in launches] == [0, 1, 0]
-    assert launches[1] == wm.Launch(1, 1, (2, 2, 1), (64, 1, 1), 0, b"")
+    records = wm.CLIENT_PROTOCOL.decode_records(wm.Launch, message.launches)
+    assert [record.kernel for record in records] == [0, 1, 0]
+    assert records[1] == wm.Launch(1, 1, (2, 2, 1), (64, 1, 1), 0, b"")
     assert "3 kernels" in repr(job)
-    gpu.sequence(iter(calls), after=iter([job]))
+    gpu.sequence(iter(launches), after=iter([job]))
     again = daemon.wait_for(wm.Submit, 2)
     assert (again.launches, again.after) == (message.launches, (job._ref,))
     assert len(daemon.of(wm.Measure)) == 2
-    gpu.sequence(calls[::-1])
+    gpu.sequence(launches[::-1])
     assert daemon.wait_for(wm.Submit, 3).launches != message.launches
     x.free()
-    for chain in (calls, calls[:1], calls[::-1]):
+    for sequence in (launches, launches[:1], launches[::-1]):
         with pytest.raises(ValueError, match="freed"):
-            gpu.sequence(chain)
+            gpu.sequence(sequence)
 
 
 def test_long_sequences(daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel) -> None:
@@ -249,14 +249,14 @@ def test_long_sequences(daemon: FakeDaemon, gpu: gc.Session, saxpy: gc.Kernel) -
 
 
 @pytest.mark.parametrize(
-    ("calls", "error", "words"),
-    [([], ValueError, "one call"), ([5], TypeError, "kernel.call"), (5, TypeError, "list")],
+    ("launches", "error", "words"),
+    [([], ValueError, "one launch"), ([5], TypeError, "kernel.call"), (5, TypeError, "list")],
 )
 def test_what_is_no_sequence(
-    gpu: gc.Session, calls: Any, error: type[Exception], words: str
+    gpu: gc.Session, launches: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        gpu.sequence(calls)
+        gpu.sequence(launches)
 
 
 def test_jobs_run_where_their_arrays_are() -> None:
@@ -275,9 +275,9 @@ def test_jobs_run_where_their_arrays_are() -> None:
                 saxpy.submit(1, 32, (1.0, here, there, 4))
             with pytest.raises(ValueError, match="device 1"):
                 saxpy.submit(1, 32, (1.0, there, None, 4), device=0)
-            call = saxpy.call(1, 32, ARGS)
-            assert gpu.sequence([call], device=1).device is gpu.devices[1]
-            assert gpu.sequence([call]).device is gpu.devices[0]
+            launch = saxpy.call(1, 32, ARGS)
+            assert gpu.sequence([launch], device=1).device is gpu.devices[1]
+            assert gpu.sequence([launch]).device is gpu.devices[0]
     finally:
         daemon.close()
 

@@ -131,8 +131,8 @@ def test_no_deadlock_with_a_daemon_that_does_not_read(daemon: FakeDaemon, gpu: g
     daemon.finish_at_once = True
     thread = threading.Thread(target=flood)
     thread.start()
-    calls = [saxpy.call(1, 32, ARGS)] * 1000
-    jobs = [gpu.sequence(calls) for _ in range(40)]
+    launches = [saxpy.call(1, 32, ARGS)] * 1000
+    jobs = [gpu.sequence(launches) for _ in range(40)]
     for job in jobs:
         job.result(TIMEOUT_S)
     thread.join(TIMEOUT_S)
@@ -266,8 +266,8 @@ def test_a_forked_child_is_told_so(daemon: FakeDaemon, saxpy: gc.Kernel, gpu: gc
 
 
 def test_nothing_of_a_session_can_be_pickled_or_copied(gpu: gc.Session, saxpy: gc.Kernel) -> None:
-    call, job = saxpy.call(1, 32, ARGS), saxpy.submit(1, 32, ARGS)
-    made = (gpu, saxpy, saxpy.module, gpu.zeros(4), gpu.stream(), call, job)
+    launch, job = saxpy.call(1, 32, ARGS), saxpy.submit(1, 32, ARGS)
+    made = (gpu, saxpy, saxpy.module, gpu.zeros(4), gpu.stream(), launch, job)
     for one in made:
         for copy_of in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match=r"connect in the other process.*array.get\(\)"):

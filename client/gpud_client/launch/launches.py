@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpud_client.devices import Device
     from gpud_client.launch.kernels import KernelBase
 
-__all__ = ["Call", "Dim", "as_dim3", "as_shared"]
+__all__ = ["Dim", "Launch", "as_dim3", "as_shared"]
 
 Dim = int | tuple[int, ...]
 """A grid or a block: an int, or up to three."""
@@ -23,7 +23,7 @@ _MOST = (1 << 31) - 1
 _MOST_GRID_YZ = (1 << 16) - 1
 
 
-class Call:
+class Launch:
     """One launch with its arguments, for `Session.sequence`; made by `Kernel.call`.
 
     The arguments are packed when it is made. It may be submitted any number of times, and keeps its
@@ -38,10 +38,10 @@ class Call:
 
     __slots__ = (
         "_arrays",
-        "_chained",
         "_device",
+        "_packed",
         "_parameters",
-        "_prepared",
+        "_sequence",
         "_total",
         "block",
         "grid",
@@ -66,11 +66,11 @@ class Call:
             )
         self._parameters, self._arrays = kernel._packer.pack(args)
         self._device = _device_of(kernel, self._arrays)
-        self._prepared: Any = None  # the result of `KernelBase._prepare`, for one device
-        self._chained: Any = None  # the cached chain that begins with this call
+        self._packed: Any = None  # its `PackedLaunch`, for one device
+        self._sequence: Any = None  # the `PackedSequence` that begins with this launch
 
     def __repr__(self) -> str:
-        return f"<Call {self.kernel.name} grid={self.grid} block={self.block}>"
+        return f"<Launch {self.kernel.name} grid={self.grid} block={self.block}>"
 
 
 def as_dim3(what: str, value: Dim) -> tuple[int, int, int]:
