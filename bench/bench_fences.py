@@ -165,16 +165,16 @@ def _sides(
             info = program.kernels[source_of(case.name).entry]
             kernel = loaded.module.kernel(info.entry_for((x, y, z), killable=True))
         spec = LaunchSpec.of(kernel, form, case.grid, case.block, run.values, shared=case.shared)
-        chain = device.prepare([spec] * launches)
-        calls[name] = _call(device, chain)
+        sequence = device.prepare([spec] * launches)
+        calls[name] = _call(device, sequence)
         calls[name]()
     assert run is not None
     return run, calls
 
 
-def _call(device: CPUDevice, chain: Any) -> Callable[[], None]:
+def _call(device: CPUDevice, sequence: Any) -> Callable[[], None]:
     def call() -> None:
-        job = Job(device, chain)
+        job = Job(device, sequence)
         job.resize(1)
         job.result(PATIENCE_S)
 

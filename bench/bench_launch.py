@@ -1,11 +1,11 @@
-"""The cost of starting, chaining and releasing jobs on the CPU device, within one process.
+"""The cost of starting, sequencing and releasing jobs on the CPU device, within one process.
 
     python bench/bench_launch.py [--repeat N] [--short]
 
 * An empty job: from the call that creates it to its callback; and its parts, Python before native
   code runs, and the time until the first task block begins. The floor is a bare thread that is
   woken through a futex and wakes the caller again.
-* A chain of 100 empty kernels against one empty kernel: the difference, for each further kernel;
+* A sequence of 100 empty kernels against one empty kernel: the difference, for each further kernel;
   with one task block each, and with 64, and prepared anew each time.
 * Releases: a job has the whole device; then a more urgent one takes half of it. The time from the
   decision until the last released block is gone, beside the task block's own time, for task blocks
@@ -42,7 +42,7 @@ extern "C" __global__ void work(float* out, int n) {
     out[threadIdx.x] = x;
 }
 """
-CHAIN = 100
+SEQUENCE = 100
 AIM_START_US, AIM_KERNEL_US = 40.0, 3.0
 BLOCKS_MS = (0.1, 1.0, 5.0)
 SWITCH_S = 0.0005
@@ -66,7 +66,7 @@ def main() -> int:
         bench = Launching(device)
         for _ in range(repeat):
             bench.starts(times, count)
-            bench.chains(times, count)
+            bench.sequences(times, count)
         for block_ms in BLOCKS_MS:
             releases.append(bench.releases(block_ms, 5 if options.short else 60))
     rows = {name: _row(samples) for name, samples in times.items()}
@@ -105,19 +105,19 @@ class Launching:
             times.setdefault("empty job: to its callback", []).append(start[2])
         wake.close()
 
-    def chains(self, times: Times, count: int) -> None:
-        """Chains against one kernel, in turns."""
+    def sequences(self, times: Times, count: int) -> None:
+        """Sequences against one kernel, in turns."""
         for blocks in (1, 64):
             slices = blocks and self.device.sms
             one = self.device.prepare([self._empty(blocks)])
-            specs = [self._empty(blocks)] * CHAIN
-            chain = self.device.prepare(specs)
-            name = f"{CHAIN} kernels of {blocks} task block{'s' * (blocks > 1)}"
+            specs = [self._empty(blocks)] * SEQUENCE
+            sequence = self.device.prepare(specs)
+            name = f"{SEQUENCE} kernels of {blocks} task block{'s' * (blocks > 1)}"
             for _ in range(count // 5):
                 alone = self._run(one, slices)[2]
-                ready = self._run(chain, slices)[2]
+                ready = self._run(sequence, slices)[2]
                 anew = self._run(lambda specs=specs: self.device.prepare(specs), slices)[2]
-                further = CHAIN - 1
+                further = SEQUENCE - 1
                 times.setdefault(f"{name}: for each", []).append((ready - alone) / further)
                 times.setdefault(f"{name}, made ready anew: for each", []).append(
                     (anew - alone) / further
@@ -130,7 +130,7 @@ class Launching:
         spec = LaunchSpec.of(self.work, "persistent", 2**31 - 1, 32, values)
         m = self.device.occupancy(self.work, (32, 1, 1))
         whole = m * self.device.sms
-        chain = self.device.prepare([spec])
+        sequence = self.device.prepare([spec])
         latencies = []
         gone = threading.Event()
         gone_ns = 0
@@ -141,8 +141,8 @@ class Launching:
                 gone_ns = time.perf_counter_ns()
                 gone.set()
 
-        job = Job(self.device, chain, on_left=left)
-        other = Job(self.device, chain, priority=1)
+        job = Job(self.device, sequence, on_left=left)
+        other = Job(self.device, sequence, priority=1)
         for at in range(count):
             other.resize(0)
             wait_for(lambda: other.held == 0)
@@ -190,7 +190,7 @@ class Launching:
     def _empty(self, blocks: int) -> LaunchSpec:
         return LaunchSpec.of(self.empty, "persistent", blocks, 32, [])
 
-    def _run(self, chain: Any, slices: int) -> tuple[float, float, float]:
+    def _run(self, sequence: Any, slices: int) -> tuple[float, float, float]:
         """Microseconds until the job was started, until its first block, until its callback."""
         over = threading.Event()
         ended_ns = 0
@@ -201,7 +201,7 @@ class Launching:
             over.set()
 
         began = time.perf_counter_ns()
-        job = Job(self.device, chain() if callable(chain) else chain, on_done=ended)
+        job = Job(self.device, sequence() if callable(sequence) else sequence, on_done=ended)
         job.resize(slices)
         started = time.perf_counter_ns()
         over.wait()

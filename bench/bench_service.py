@@ -38,7 +38,7 @@ from gpud.demo.metrics import percentile
 
 RESULT = Path(__file__).parent / "results" / "service.json"
 EMPTY = 'extern "C" __global__ void empty() { }'
-CALLS, PIPELINED, IN_FLIGHT, STREAMS, CHAIN, CHAINS = 300, 2000, 64, 8, 100, 20
+CALLS, PIPELINED, IN_FLIGHT, STREAMS, SEQUENCE, SEQUENCES = 300, 2000, 64, 8, 100, 20
 AIMS = {"round_trip_ratio": 2.5, "pipelined_ratio": 0.1, "sequence_us_a_kernel": 3.0}
 
 
@@ -67,15 +67,15 @@ def measure(device: str, rounds: int) -> dict[str, Any]:
 
         streams = [gpu.stream() for _ in range(STREAMS)]
         one_kernel = [kernel.call(1, 32, ())]
-        chain = one_kernel * CHAIN
+        sequence = one_kernel * SEQUENCE
         for _ in range(20):
             one()
             echo.call()
             relay.call()
-            gpu.sequence(chain).result(30)
+            gpu.sequence(sequence).result(30)
         trips: dict[str, list[list[float]]] = {"echo": [], "relay": [], "gpud": []}
         rates: dict[str, list[float]] = {"echo": [], "gpud": []}
-        chains: list[float] = []
+        sequences: list[float] = []
         for number in range(rounds):
             sides: list[tuple[str, Callable[[], None]]] = [
                 ("echo", echo.call),
@@ -91,12 +91,12 @@ def measure(device: str, rounds: int) -> dict[str, Any]:
             for name, us in took.items():
                 rates[name].append(1e6 * PIPELINED / us)
             long = statistics.median(
-                _us(lambda: gpu.sequence(chain).result(30)) for _ in range(CHAINS)
+                _us(lambda: gpu.sequence(sequence).result(30)) for _ in range(SEQUENCES)
             )
             short = statistics.median(
-                _us(lambda: gpu.sequence(one_kernel).result(30)) for _ in range(CHAINS)
+                _us(lambda: gpu.sequence(one_kernel).result(30)) for _ in range(SEQUENCES)
             )
-            chains.append((long - short) / (CHAIN - 1))
+            sequences.append((long - short) / (SEQUENCE - 1))
     figures: dict[str, Any] = {}
     for percent in (50, 99):
         by_side = {name: [percentile(r, percent) for r in some] for name, some in trips.items()}
@@ -107,7 +107,7 @@ def measure(device: str, rounds: int) -> dict[str, Any]:
     for name, values in rates.items():
         figures[f"{name}_per_second"] = spread(values).plain()
     figures["pipelined_ratio"] = ratios(rates["gpud"], rates["echo"]).plain()
-    figures["sequence_us_a_kernel"] = spread(chains).plain()
+    figures["sequence_us_a_kernel"] = spread(sequences).plain()
     return figures
 
 
@@ -150,7 +150,7 @@ def report(found: dict[str, Any]) -> None:
         f"  at least {AIMS['pipelined_ratio']}"
     )
     print(
-        f"{f'sequence of {CHAIN}, us a kernel':<36}{mid('sequence_us_a_kernel'):>12.2f}"
+        f"{f'sequence of {SEQUENCE}, us a kernel':<36}{mid('sequence_us_a_kernel'):>12.2f}"
         f"{'':>22}  at most {AIMS['sequence_us_a_kernel']} beyond what they run"
     )
 

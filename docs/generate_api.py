@@ -16,7 +16,7 @@ from gpud.compiler.toolchain.nvrtc import compile_cuda
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.occupancy import SM_LIMITS
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
-from gpud.device.cpu.scheduling.launch import Launch
+from gpud.device.cpu.scheduling.native_launch import NativeLaunch
 from gpud.device.interface import Parameter, pack_parameters
 from gpud.device.job import Job, LaunchSpec
 
@@ -81,7 +81,16 @@ def compiler_page() -> str:
 
 def device_page() -> str:
     """Returns the reference page of the CPU device and of jobs."""
-    things = (CPUDevice, CPUModule, CPUKernel, Job, LaunchSpec, Launch, Parameter, pack_parameters)
+    things = (
+        CPUDevice,
+        CPUModule,
+        CPUKernel,
+        Job,
+        LaunchSpec,
+        NativeLaunch,
+        Parameter,
+        pack_parameters,
+    )
     rows = [
         f"| {capability / 10} | {one.threads} | {one.blocks} | {one.shared} | "
         f"{one.shared_per_block} | {one.shared_reserved} | {one.shared_granule} |\n"

@@ -1,9 +1,9 @@
 """The interface that every device implements.
 
 A device allocates memory, loads rewritten PTX, computes how many blocks of a kernel fit on an SM,
-and runs chains of launches whose number of resident blocks changes while they run. Each device
+and runs sequences of launches whose number of resident blocks changes while they run. Each device
 implements that in its own way: on the CPU device a resident block goes from launch to launch, a GPU
-uses streams. The device host runs gangs directly; `gpud.device.job` adds waiting and results for
+uses streams. The device host uses runs directly; `gpud.device.job` adds waiting and results for
 callers in the same process.
 
 Implementations: `gpud.device.cpu.device.CPUDevice`, `gpud.device.cuda.device.CUDADevice`. The CPU
@@ -33,15 +33,15 @@ __all__ = [
     "REWRITTEN",
     "Arena",
     "Arrays",
-    "Chain",
     "Device",
     "Form",
-    "Gang",
     "Kernel",
+    "LaunchSequence",
     "LaunchSpec",
     "Memory",
     "Parameter",
     "ProgramModule",
+    "Run",
     "as_dim3",
     "pack_parameters",
     "parameters_of",
@@ -148,7 +148,7 @@ class LaunchSpec(NamedTuple):
         return cls(kernel, form, as_dim3("grid", grid), as_dim3("block", block), packed, shared)
 
 
-class Chain(Protocol):
+class LaunchSequence(Protocol):
     """Launches prepared on a device; may run any number of times, also concurrently."""
 
     @property
@@ -157,15 +157,15 @@ class Chain(Protocol):
 
     @property
     def occupancy(self) -> int:
-        """M of the chain: a slice is 1/M of an SM."""
+        """M of the sequence: a slice is 1/M of an SM."""
 
     @property
     def total(self) -> int:
         """Task blocks in all."""
 
 
-class Gang(Protocol):
-    """One run of a chain: the resident blocks that work on it. Thread-safe.
+class Run(Protocol):
+    """One execution of a sequence: the resident blocks that work on it. Thread-safe.
 
     With n slices, launch k has ``n * M_k // M`` resident blocks. The task blocks of a launch begin
     when all task blocks of the previous launch have ended.
@@ -298,7 +298,11 @@ class Device(Protocol):
         """M: how many blocks of this shape and dynamic shared memory fit on one SM, at least 1."""
 
     def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Any:
-        """Prepare a `Chain` of launches; its M is ``occupancy``, by default the least of theirs.
+        """Prepare a `LaunchSequence`.
+
+        Args:
+            launches: what it runs, in this order.
+            occupancy: its M; None: the least of its launches'.
 
         Raises:
             LaunchConfigError: a grid, block or shared memory is outside what the device allows.
@@ -306,20 +310,20 @@ class Device(Protocol):
             ValueError: no launch, a parameter buffer of the wrong size, or an impossible M.
         """
 
-    def gang(
+    def new_run(
         self,
-        chain: Any,
+        sequence: Any,
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
         exclusive: int = 0,
-    ) -> Gang:
-        """Create a run of a `Chain` of this device; no block starts before `Gang.resize`.
+    ) -> Run:
+        """Create a run of a `LaunchSequence` of this device; no block starts before `Run.resize`.
 
         Args:
-            chain: as `prepare` returned it.
+            sequence: as `prepare` returned it.
             priority: larger is more urgent.
-            on_left: called after blocks have left, unless the gang is over; must be cheap.
+            on_left: called after blocks have left, unless the run is over; must be cheap.
             on_over: called once, when its last block has left and nothing more will run.
             exclusive: number of whole SMs reserved for this run until it is over; it runs on no
                 others. See `partitions`. Blocks of other runs leave these SMs at their next task
@@ -372,7 +376,7 @@ def as_dim3(what: str, value: int | tuple[int, ...]) -> tuple[int, int, int]:
     if type(value) is tuple and len(value) == 3:
         x, y, z = value
         if type(x) is type(y) is type(z) is int and x > 0 and y > 0 and z > 0:
-            return value  # fast path: chains have many launches, with extents in this form
+            return value  # fast path: sequences have many launches, with extents in this form
     given = tuple(value) if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(given) <= 3:
         raise LaunchConfigError(what, given, "give one to three extents")

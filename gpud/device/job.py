@@ -1,10 +1,10 @@
-"""A job on a device: a chain of launches whose number of resident blocks can change as it runs.
+"""A job on a device: a sequence of launches whose number of resident blocks can change as it runs.
 
 Problem: a job's owner decides how much of the device it has. The job must apply each change while
 it runs, lose no task block, run none twice, and report its progress and what it occupies at any
 time.
 
-Approach: the device implements this close to where the blocks run (`gpud.device.interface.Gang`),
+Approach: the device implements this close to where the blocks run (`gpud.device.interface.Run`),
 and the device host uses that alone. A `Job` adds what tests, benchmarks and other owners in the
 same process need: checked sizes, waiting, the result.
 
@@ -26,7 +26,7 @@ import _thread
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from gpud.device.interface import Chain, Device, Form, Gang, LaunchSpec
+from gpud.device.interface import Device, Form, LaunchSequence, LaunchSpec, Run
 from gpud.errors import GpudError
 
 __all__ = ["Form", "Job", "LaunchSpec", "Progress"]
@@ -36,13 +36,13 @@ Progress = tuple[int, int, int]
 
 
 class Job:
-    """A chain of launches, run one after the other by a variable number of resident blocks.
+    """A sequence of launches, run one after the other by a variable number of resident blocks.
 
     No block starts before the first `resize`.
 
     Args:
         device: the device on which it runs.
-        launches: its launches, or a chain from `Device.prepare`, which starts quicker.
+        launches: its launches, or a sequence from `Device.prepare`, which starts quicker.
         occupancy: M of the job; default: the least occupancy of its launches.
         priority: larger is more urgent.
         exclusive: number of whole SMs reserved for the job until it is done; it runs on no others.
@@ -59,12 +59,12 @@ class Job:
         InvalidArgument: the device cannot reserve this many SMs for the job.
     """
 
-    __slots__ = ("_done", "_finished", "_gang", "_left", "chain", "device")
+    __slots__ = ("_done", "_finished", "_left", "_run", "device", "sequence")
 
     def __init__(
         self,
         device: Device,
-        launches: Sequence[LaunchSpec] | Chain,
+        launches: Sequence[LaunchSpec] | LaunchSequence,
         *,
         occupancy: int | None = None,
         priority: int = 0,
@@ -73,24 +73,26 @@ class Job:
         on_done: Callable[[Job], None] | None = None,
     ) -> None:
         if isinstance(launches, list | tuple):
-            chain: Any = device.prepare(launches, occupancy)
+            sequence: Any = device.prepare(launches, occupancy)
         else:
-            chain = launches
+            sequence = launches
         self.device = device
-        self.chain = chain
+        self.sequence = sequence
         self._left = on_left
         self._done = on_done
         # Held until the job is over: cheaper than an Event, which few jobs need.
         self._finished = _thread.allocate_lock()
         self._finished.acquire()
-        self._gang: Gang = device.gang(chain, priority, self._blocks_left, self._over, exclusive)
+        self._run: Run = device.new_run(
+            sequence, priority, self._blocks_left, self._over, exclusive
+        )
 
     # -- for the scheduler
 
     @property
     def slices(self) -> int:
         """Slices allotted to the job by the last `resize`."""
-        return self._gang.slices
+        return self._run.slices
 
     @property
     def held(self) -> int:
@@ -98,17 +100,17 @@ class Job:
 
         Released blocks count until they have left.
         """
-        return self._gang.held
+        return self._run.held
 
     @property
     def exhausted(self) -> bool:
         """Whether `held` can only fall: the last launch is all claimed, or the job was ended."""
-        return self._gang.exhausted
+        return self._run.exhausted
 
     @property
     def progress(self) -> Progress:
         """(claimed, done, total) task blocks, readable at any moment."""
-        return self._gang.progress
+        return self._run.progress
 
     def resize(self, slices: int) -> None:
         """Set the job's number of slices; 0 stops it until the next call.
@@ -121,27 +123,27 @@ class Job:
         """
         if slices < 0:
             raise ValueError(f"a job has 0 or more slices, not {slices}")
-        self._gang.resize(slices)
+        self._run.resize(slices)
 
     def stop(self) -> None:
         """`resize` to 0: running task blocks end, unclaimed ones stay in the job."""
-        self._gang.resize(0)
+        self._run.resize(0)
 
     def clear(self, sms: Collection[int]) -> None:
-        """Vacate these SMs and keep off them; see `gpud.device.interface.Gang.clear`.
+        """Vacate these SMs and keep off them; see `gpud.device.interface.Run.clear`.
 
         Raises:
             ValueError: there is no such SM.
         """
-        self._gang.clear(sms)
+        self._run.clear(sms)
 
     def end(self) -> None:
         """Release all blocks and start none; the job is done when the last one has left."""
-        self._gang.end()
+        self._run.end()
 
     def kill(self) -> None:
         """`end`, and have running blocks leave in the middle of a task block, if they can."""
-        self._gang.kill()
+        self._run.kill()
 
     # -- its result
 
@@ -153,34 +155,34 @@ class Job:
     @property
     def complete(self) -> bool:
         """Whether every task block ran to its end."""
-        return self._gang.complete
+        return self._run.complete
 
     @property
     def error(self) -> GpudError | None:
         """What the job failed with, or ``None``."""
-        error: GpudError | None = self._gang.error
+        error: GpudError | None = self._run.error
         return error
 
     @property
     def output(self) -> bytes:
         """What its kernels have printed so far."""
-        return self._gang.output
+        return self._run.output
 
     @property
     def total(self) -> int:
         """Task blocks in all."""
-        total: int = self.chain.total
+        total: int = self.sequence.total
         return total
 
     @property
     def first_block_ns(self) -> int:
         """Time from the first `resize` to the first task block; 0: none has begun."""
-        return self._gang.first_block_ns
+        return self._run.first_block_ns
 
     @property
     def release_ns(self) -> int:
         """The longest release: from the request until the last released block had left; 0: none."""
-        return self._gang.release_ns
+        return self._run.release_ns
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the job is done, at most ``timeout`` seconds; returns whether it is."""
@@ -200,11 +202,11 @@ class Job:
         if not self.wait(timeout):
             claimed, done, total = self.progress
             raise TimeoutError(
-                f"{self.chain.launches[0].name} is not done after {timeout} s: {claimed} of "
+                f"{self.sequence.launches[0].name} is not done after {timeout} s: {claimed} of "
                 f"{total} task blocks claimed, {done} done, {self.slices} slices allotted"
             )
-        if self._gang.error is not None:
-            raise self._gang.error
+        if self._run.error is not None:
+            raise self._run.error
 
     def _blocks_left(self) -> None:
         left = self._left

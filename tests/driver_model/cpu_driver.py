@@ -20,7 +20,7 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi import fault_record as fault
 from gpud.compiler.abi.reserved_names import ARENA, CONTROL, HEAP, PRINT
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling.launch import Launch as OnDevice
+from gpud.device.cpu.scheduling.native_launch import NativeLaunch as OnDevice
 from gpud.errors import CompileError, GpudError, IllegalAddress
 from tests.driver_model.model_driver import ModelDriver
 from tests.driver_model.modules import Entry, Launch, Loaded, RefusedError

@@ -1,7 +1,7 @@
 """A device of which the n-th call fails, and a device host around it in this process.
 
 Every call of the interface that a host uses is counted: of the device, its modules, its arenas and
-its gangs, from whatever thread. The n-th raises instead of doing anything, in one of three ways
+its runs, from whatever thread. The n-th raises instead of doing anything, in one of three ways
 (`KINDS`): an error that the device reports; an exception that nobody expects; and the loss of the
 whole device, after which every other call fails as well and the host has to end.
 """
@@ -96,7 +96,7 @@ class Arena(Counted):
     METHODS = ("close",)
 
 
-class Gang(Counted):
+class Run(Counted):
     METHODS = ("resize", "end", "kill")
     PROPERTIES = ("progress", "held", "output")
 
@@ -133,9 +133,9 @@ class Device(Counted):
                 arena.close()
             self._arenas = None
 
-    def gang(self, *arguments: Any) -> Gang:
-        self.calls.count("device.gang", self)
-        return Gang(self.inner.gang(*arguments), self.calls, self)
+    def new_run(self, *arguments: Any) -> Run:
+        self.calls.count("device.new_run", self)
+        return Run(self.inner.new_run(*arguments), self.calls, self)
 
 
 class HostInProcess:

@@ -188,7 +188,7 @@ def sample(pid: int, role: str = "") -> Sample | None:
 
     # A child that has not come to its own program yet has its parent's command.
     roles = {
-        "gpud.device.host.native_worker": "native",
+        "gpud.device.host.native_compile_process": "native",
         "gpud.device.host": "host",
         "gpud.compiler.worker.main": "worker",
         "": "other",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpud.device.cpu.program.compile_request import CompileRequest, CompileResult
 from gpud.device.cpu.program.kernel_compiler import compile_kernel
-from gpud.device.host import native_worker
+from gpud.device.host import native_compile_process
 from tests.faults.host_process import FOLDER
 
 __all__ = ["terrible"]
@@ -41,5 +41,5 @@ def terrible(wanted: CompileRequest) -> CompileResult:
 
 
 if __name__ == "__main__":
-    vars(native_worker)["compile_kernel"] = terrible
-    sys.exit(native_worker.main())
+    vars(native_compile_process)["compile_kernel"] = terrible
+    sys.exit(native_compile_process.main())

@@ -3,9 +3,10 @@
 Problem: run raw grids as a GPU does: several blocks resident on each SM, several launches at once,
 blocks of the more urgent launch first, and no eviction.
 
-Approach: each run is a gang (`gpud.device.cpu.scheduling.gang`), which has workers on the SMs;
-`gpud.device.cpu.scheduling.block_scheduler` decides which gang gets room on an SM. A worker runs
-block after block and launch after launch without returning to Python (`gpud.device.cpu.sm.loop`).
+Approach: each run (`gpud.device.cpu.scheduling.run`) has persistent blocks on the SMs;
+`gpud.device.cpu.scheduling.block_scheduler` decides which run gets room on an SM. A persistent
+block runs task block after task block and launch after launch without returning to Python
+(`gpud.device.cpu.sm.loop`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from gpud.device.cpu.occupancy import SM_LIMITS, SMLimits, occupancy
 from gpud.device.cpu.program.compile_request import KernelCompiler
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
 from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
-from gpud.device.cpu.scheduling.chain import Chain
-from gpud.device.cpu.scheduling.gang import Gang
-from gpud.device.cpu.scheduling.launch import Launch
+from gpud.device.cpu.scheduling.native_launch import NativeLaunch
+from gpud.device.cpu.scheduling.run import CPURun
+from gpud.device.cpu.scheduling.sequence import CPUSequence
 from gpud.device.interface import Arrays, LaunchSpec, as_dim3
 from gpud.errors import LaunchConfigError
 from gpud.units import Partitions
@@ -66,7 +67,7 @@ class CPUDevice:
         compiler: compiles kernels to machine code; by default this process does.
 
     Attributes:
-        scheduler: places workers on the SMs.
+        scheduler: places persistent blocks on the SMs.
     """
 
     kind = "cpu"
@@ -137,8 +138,8 @@ class CPUDevice:
         *,
         shared: int = 0,
         sms: Collection[int] | None = None,
-        on_done: Callable[[Launch], None] | None = None,
-    ) -> Launch:
+        on_done: Callable[[NativeLaunch], None] | None = None,
+    ) -> NativeLaunch:
         """Launch a kernel that is not rewritten, as one grid; returns at once.
 
         Args:
@@ -159,28 +160,28 @@ class CPUDevice:
             parameters, shared,
         )  # fmt: skip
         cleared = () if sms is None else set(range(self.sms)) - set(sms)
-        return Launch(self, self.prepare([spec]), on_done, cleared)
+        return NativeLaunch(self, self.prepare([spec]), on_done, cleared)
 
-    def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Chain:
-        """Prepare a chain of launches; it may run any number of times. See `Chain`."""
-        return Chain(self, launches, occupancy)
+    def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> CPUSequence:
+        """Prepare a sequence of launches; it may run any number of times. See `CPUSequence`."""
+        return CPUSequence(self, launches, occupancy)
 
-    def gang(
+    def new_run(
         self,
-        chain: Chain,
+        sequence: CPUSequence,
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
         exclusive: int = 0,
-    ) -> Gang:
-        """Create a run of a chain, which begins with its first `Gang.resize`. See `Gang`."""
+    ) -> CPURun:
+        """Create a run of a sequence, which begins with its first `CPURun.resize`. See `CPURun`."""
         with self.scheduler.lock:
             number = self._grids + 1
-            self._grids += len(chain.totals)
-            gang = Gang(self.scheduler, chain, priority, number, on_left, on_over, exclusive)
+            self._grids += len(sequence.totals)
+            run = CPURun(self.scheduler, sequence, priority, number, on_left, on_over, exclusive)
             if exclusive:
-                self.scheduler.assign_partition(gang)
-        return gang
+                self.scheduler.assign_partition(run)
+        return run
 
     def close(self) -> None:
         """End the SM threads. Launches that still run are dropped."""

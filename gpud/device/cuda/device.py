@@ -1,12 +1,12 @@
 """The CUDA device: implements `gpud.device.interface.Device` on an NVIDIA GPU.
 
-Problem: run chains of launches whose number of blocks changes while they run, without ever waiting
-for the device to become idle: a persistent kernel may run for hours.
+Problem: run sequences of launches whose number of blocks changes while they run, without ever
+waiting for the device to become idle: a persistent kernel may run for hours.
 
-Approach: a `gpud.device.cuda.execution.gang.Gang` runs a chain, one lock guards all gangs, and a
-watcher thread detects what has finished. Work that the driver does only when the device is idle
-(freeing memory, unloading modules) is deferred: blocks of memory stay in pools, and modules without
-users are unloaded when nothing runs on the device.
+Approach: a `gpud.device.cuda.execution.run.CUDARun` runs a sequence, one lock guards all runs,
+and a watcher thread detects what has finished. Work that the driver does only when the device is
+idle (freeing memory, unloading modules) is deferred: blocks of memory stay in pools, and modules
+without users are unloaded when nothing runs on the device.
 
 Properties:
 * after `CUDADevice.close` the driver holds nothing of the device any more;
@@ -27,13 +27,13 @@ import numpy as np
 from gpud.device.cuda.driver.calls import Driver, DriverError, open_driver
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.serial_executor import SerialExecutor
-from gpud.device.cuda.execution.gang import Gang
+from gpud.device.cuda.execution.run import CUDARun
 from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.launch.active_launches import ActiveLaunches
-from gpud.device.cuda.launch.chain import Chain
 from gpud.device.cuda.launch.gate import GATE, PTX
 from gpud.device.cuda.launch.output import OutputBuffers
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
+from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.memory.arena import Arena
 from gpud.device.cuda.memory.arenas import Arenas
 from gpud.device.cuda.memory.pool import DeviceBlock, DeviceMemory, MappedBlock, Pool
@@ -220,33 +220,33 @@ class CUDADevice:
             kernel.occupancies[shape, shared] = found
         return found
 
-    def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> Chain:
-        """Prepare a chain of launches; it can be run any number of times. See `Chain`."""
-        return Chain(self, launches, occupancy)
+    def prepare(self, launches: Sequence[LaunchSpec], occupancy: int | None = None) -> CUDASequence:
+        """Prepare a sequence of launches; it can be run any number of times. See `CUDASequence`."""
+        return CUDASequence(self, launches, occupancy)
 
-    def gang(
+    def new_run(
         self,
-        chain: Chain,
+        sequence: CUDASequence,
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
         exclusive: int = 0,
-    ) -> Gang:
-        """Create a run of a chain, which begins with its first `Gang.resize`. See `Gang`.
+    ) -> CUDARun:
+        """Create a run of a sequence, which begins with its first `CUDARun.resize`. See `CUDARun`.
 
         Raises:
             InvalidArgument: the device has no partition of ``exclusive`` SMs.
         """
         if not exclusive:
-            return Gang(self, chain, priority, on_left, on_over)
+            return CUDARun(self, sequence, priority, on_left, on_over)
         with self.lock:
             self.check_open()
             partition = self.partitioner.take(exclusive)
-            gang = Gang(self, chain, priority, on_left, on_over, partition)
+            run = CUDARun(self, sequence, priority, on_left, on_over, partition)
             self.watcher.update_placement()
         self.wake()
-        self._context_maker.put(lambda: self._make_partition(gang, partition))
-        return gang
+        self._context_maker.put(lambda: self._make_partition(run, partition))
+        return run
 
     def close(self) -> None:
         """End all runs, wait for them, and free everything.
@@ -314,24 +314,24 @@ class CUDADevice:
     # -- helpers
 
     def _make_partition(
-        self, gang: Gang | None = None, partition: GreenContext | None = None
+        self, run: CUDARun | None = None, partition: GreenContext | None = None
     ) -> None:
         """Make the partition of a run and the rest for all others, then let them launch there."""
         try:
             self.partitioner.make(partition)
         except DriverError as error:
-            if gang is not None:  # otherwise the others stay where they are
+            if run is not None:  # otherwise the others stay where they are
                 why = f"the driver makes no green context of them: {error}"
-                gang.refused = InvalidArgument(f"no SMs can be this job's alone: {why}")
+                run.refused = InvalidArgument(f"no SMs can be this job's alone: {why}")
         except DeviceLost as error:
             with self.lock:
-                if gang is not None:
-                    gang.lose(error)
+                if run is not None:
+                    run.lose(error)
             self.run_deferred()
             raise
         with self.lock:
-            if gang is not None:
-                gang.reconsider()
+            if run is not None:
+                run.reconsider()
             self.watcher.update_placement()
         self.wake()
 

@@ -32,9 +32,9 @@ import numpy as np
 
 from gpud.compiler.abi.reserved_names import RESERVED
 from gpud.device.host import messages as m
-from gpud.device.host.chain_cache import ChainCache
 from gpud.device.host.link import Link, Unreadable
 from gpud.device.host.running_job import RunningJob, ended_at_once
+from gpud.device.host.sequence_cache import SequenceCache
 from gpud.device.host.session_memory import SessionMemory
 from gpud.device.interface import Device, ProgramModule
 from gpud.errors import (
@@ -79,7 +79,7 @@ class Host:
         self._send = link.send
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
-        self._chains = ChainCache(device, self._kernel)
+        self._sequences = SequenceCache(device, self._kernel)
         compiling = _Worker("compile", self._guarded).put
         self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)
         self._handlers: dict[type, Handler] = {
@@ -205,13 +205,13 @@ class Host:
         if command.job in self._jobs:
             self._log(logging.ERROR, f"job {command.job} is there already: StartJob is ignored")
             return
-        chain = self._chains.prepared(command.launches, command.occupancy)
+        sequence = self._sequences.prepared(command.launches, command.occupancy)
         running = RunningJob(command, self._send, self._forget, self._lost)
-        gang = self._device.gang(
-            chain, int(command.online), running.on_left, running.on_over, command.exclusive
+        run = self._device.new_run(
+            sequence, int(command.online), running.on_left, running.on_over, command.exclusive
         )
         self._jobs[command.job] = running
-        running.start(gang)
+        running.start(run)
 
     def _forget(self, running: RunningJob) -> None:
         self._jobs.pop(running.number, None)
@@ -236,9 +236,9 @@ class Host:
         for number in command.jobs:
             running = self._jobs.get(number)
             if running is not None:
-                gang = running.gang
-                _, done, total = gang.progress
-                rows.append([number, done, total, gang.first_block_ns, gang.release_ns])
+                run = running.run
+                _, done, total = run.progress
+                rows.append([number, done, total, run.first_block_ns, run.release_ns])
         self._send(m.Replied(command.ticket, rows))
 
     # -- symbols: on the receiving thread
@@ -281,7 +281,7 @@ class Host:
         self._send(m.Replied(command.ticket, occupancy))
 
     def _unload(self, command: m.Unload) -> None:
-        self._chains.forget({command.module})
+        self._sequences.forget({command.module})
         # In order: its Load may still be queued.
         self._compiling(self._unload_module, command)
 
@@ -301,7 +301,7 @@ class Host:
 
     def _close_session(self, command: m.CloseArena) -> None:
         gone = {n for n, module in list(self._modules.items()) if module.session == command.session}
-        self._chains.forget(gone)
+        self._sequences.forget(gone)
         self._compiling(self._unload_session, command)
         self._memory.close_session(command)
 

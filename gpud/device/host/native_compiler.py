@@ -3,9 +3,9 @@
 Problem: LLVM cannot be interrupted. If it ran in the device host, one user's kernel on which it
 loops for ever, takes all memory or crashes would end all jobs there.
 
-Approach: a child process (`gpud.device.host.native_worker`) compiles one kernel at a time. If it
-exceeds the time limit it is killed, and the request fails. If it dies by itself, something else may
-have killed it: so the kernel is tried once more, in a new process.
+Approach: a child process (`gpud.device.host.native_compile_process`) compiles one kernel at a
+time. If it exceeds the time limit it is killed, and the request fails. If it dies by itself,
+something else may have killed it: so the kernel is tried once more, in a new process.
 
 Properties:
     bounded: each kernel costs at most `MOST_TRIES` processes and twice the time limit;
@@ -52,7 +52,7 @@ _MOST_KERNELS = 500
 _KEPT_BYTES = 16 << 20
 _READ_BYTES = 1 << 18
 _START_S = 60.0
-COMMAND = ("-m", "gpud.device.host.native_worker")
+COMMAND = ("-m", "gpud.device.host.native_compile_process")
 
 
 class NativeCompiler:

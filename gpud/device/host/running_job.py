@@ -46,7 +46,7 @@ class RunningJob:
     ) -> None:
         self.number = command.job
         self.session = command.session
-        self.gang: Any = None
+        self.run: Any = None
         self._epoch = command.epoch
         self._slices = command.slices
         self._send = send
@@ -61,11 +61,11 @@ class RunningJob:
         self._sender = threading.Lock()
         self._changed = False
 
-    def start(self, gang: Any) -> None:
-        """Start ``gang``, whose callbacks are `on_left` and `on_over`."""
-        self.gang = gang
+    def start(self, run: Any) -> None:
+        """Start ``run``, whose callbacks are `on_left` and `on_over`."""
+        self.run = run
         try:
-            gang.resize(self._slices)
+            run.resize(self._slices)
         except BaseException:
             self._sent = True  # the caller reports the failure
             raise
@@ -78,7 +78,7 @@ class RunningJob:
         self._resizing = True
         try:
             if not self._ending:
-                self.gang.resize(slices)
+                self.run.resize(slices)
         finally:
             self._epoch = epoch
             self._resizing = False
@@ -88,12 +88,12 @@ class RunningJob:
         """Execute an `EndJob`; or end a job that cannot go on, with the error given."""
         self._error = self._error or error
         self._ending = True
-        self.gang.end()
+        self.run.end()
 
     def kill(self) -> None:
         """Execute a `KillJob`."""
         self._ending = True
-        self.gang.kill()
+        self.run.kill()
 
     def on_left(self) -> None:
         """Persistent blocks of the job have left. On a thread of the device."""
@@ -148,7 +148,7 @@ class RunningJob:
                 self._send(ended_at_once(self.number, what.to_wire()))
             return
         epoch = self._epoch
-        held, exhausted = self.gang.held, self.gang.exhausted
+        held, exhausted = self.run.held, self.run.exhausted
         if self._resizing:
             return  # the values may be from before and after it; the resizing thread reports
         if epoch != self._sent_epoch or held or not exhausted:
@@ -157,20 +157,20 @@ class RunningJob:
         # Else its last blocks have left, and JobEnded follows.
 
     def _ended(self) -> JobEnded:
-        gang = self.gang
-        error: GpudError | None = gang.error or self._error
+        run = self.run
+        error: GpudError | None = run.error or self._error
         if isinstance(error, DeviceLost):
             raise error  # it concerns the whole device
-        _, done, total = gang.progress
+        _, done, total = run.progress
         return JobEnded(
             self.number,
             None if error is None else error.to_wire(),
             done == total,
-            gang.output[:OUTPUT_LIMIT_BYTES],
+            run.output[:OUTPUT_LIMIT_BYTES],
             done,
             total,
-            gang.first_block_ns,
-            gang.release_ns,
+            run.first_block_ns,
+            run.release_ns,
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling.launch import Launch
+from gpud.device.cpu.scheduling.native_launch import NativeLaunch
 from gpud.errors import LaunchConfigError
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, Array, cuda, pointer, until, words
 
@@ -52,7 +52,7 @@ class Gated:
         self.counter, self.started = words(device, 1)
         self.door, self.gate = words(device, 1)
 
-    def launch(self, blocks: int) -> Launch:
+    def launch(self, blocks: int) -> NativeLaunch:
         parameters = pointer(self.counter) + pointer(self.door)
         return self.device.launch(self.kernel, (blocks, 1, 1), (32, 1, 1), parameters)
 
@@ -282,7 +282,7 @@ def test_the_interpreter_ends_while_a_kernel_runs() -> None:
 def test_a_callback_that_raises_costs_no_sm() -> None:
     """The exception is reported; the SM goes on with other launches."""
 
-    def broken(launch: Launch) -> None:
+    def broken(launch: NativeLaunch) -> None:
         raise RuntimeError("planted")
 
     with CPUDevice(1) as one:

@@ -1,4 +1,4 @@
-"""Block times as the CUDA device's gangs estimate them, and the claims of later runs."""
+"""Block times as the CUDA device's runs estimate them, and the claims of later runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPE = (32, 1, 1)
 
 
 class Stages:
-    """The part of a chain that a timer needs: stages of 10 task blocks."""
+    """The part of a sequence that a timer needs: stages of 10 task blocks."""
 
     def __init__(self, forms: list[str]) -> None:
         self.stages: list[Any] = [
@@ -83,19 +83,19 @@ def test_the_next_run_claims_by_the_last_block_time(
         specs = launches(device, "p", total=1)
         most = device.sms * device.occupancy(specs[0].kernel, SHAPE)
         spec = specs[0]._replace(grid=(16 * most, 1, 1))
-        chain = device.prepare([spec])
+        sequence = device.prepare([spec])
         fixed = device.prepare([spec._replace(claims=Claims(3, 2))])
 
         def words(of: Any) -> tuple[int, int]:
             return int(of._words[0, CHUNK // 4]), int(of._words[0, AHEAD // 4])
 
-        assert words(chain) == (1, 0)
-        job = Job(device, chain)
+        assert words(sequence) == (1, 0)
+        job = Job(device, sequence)
         job.resize(most)
         drive(fake, device, job, rounds=50_000)
         ran_once(fake, [16 * most])
         expected = (1, 1) if tick_ns == 1 else (1, 0)
-        assert words(chain) == words(device.prepare([spec])) == expected
+        assert words(sequence) == words(device.prepare([spec])) == expected
         assert words(fixed) == (3, 2)
 
 

@@ -92,9 +92,9 @@ def test_runs_take_no_new_memory_once_they_have_run() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         opened = len(fake.calls)
-        chain = device.prepare(launches(device, "ppp"))
-        assert chain.record_bytes == 3 * JOB_BYTES + NAMED_BYTES
-        jobs = [Job(device, chain), Job(device, chain)]
+        sequence = device.prepare(launches(device, "ppp"))
+        assert sequence.record_bytes == 3 * JOB_BYTES + NAMED_BYTES
+        jobs = [Job(device, sequence), Job(device, sequence)]
         for job in jobs:
             job.resize(1)
             fake.run()
@@ -389,8 +389,8 @@ def test_a_forgotten_program_is_unloaded_when_nothing_runs() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         before = fake.alive["module"]
-        chain = device.prepare(launches(device, "p"))
-        job = Job(device, chain)
+        sequence = device.prepare(launches(device, "p"))
+        job = Job(device, sequence)
         job.resize(1)
         device.load(PROGRAM)
         device.load(PROGRAM)
@@ -446,7 +446,7 @@ def test_local_memory_is_reserved_before_anything_runs() -> None:
     assert fake.waits == []
 
 
-def test_a_chain_is_checked() -> None:
+def test_a_sequence_is_checked() -> None:
     with device_of(SteppedDriver()) as device:
         (spec,) = launches(device, "p")
         for wrong, error, words in (
@@ -489,7 +489,7 @@ def test_a_watched_device_runs_jobs_by_itself_and_sleeps_at_idle() -> None:
     device.close()
     assert not +fake.alive
     with pytest.raises(RuntimeError, match="closed"):
-        Job(device, job.chain).resize(1)
+        Job(device, job.sequence).resize(1)
 
 
 def test_a_lost_device_is_reported_by_the_watcher_thread() -> None:

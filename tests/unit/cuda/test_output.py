@@ -108,15 +108,15 @@ def test_what_does_not_fit_is_dropped_and_the_end_says_so(both: Both) -> None:
     assert run(both.cuda, other).output == b"0.0\n"
 
 
-def test_launches_of_a_chain_share_a_buffer_in_their_order(both: Both) -> None:
+def test_launches_of_a_sequence_share_a_buffer_in_their_order(both: Both) -> None:
     module = load(both.cuda, SOURCE, both.cpu.allocate(ARENA))
     hostile = load(both.cuda, HOSTILE, both.cpu.allocate(ARENA))
-    chain = [
+    sequence = [
         LaunchSpec.of(module.kernel("many"), "persistent", 1, 1, []),
         LaunchSpec.of(hostile.kernel("legal"), "persistent", 2, 1, []),
         LaunchSpec.of(module.kernel("many"), "persistent", 1, 2, []),
     ]
-    job = Job(both.cuda, chain)
+    job = Job(both.cuda, sequence)
     job.resize(1)
     job.result(TIMEOUT_S)
     legal = b"its own local s\n"

@@ -53,9 +53,9 @@ def test_the_configuration_selects_the_path(release: str, monkeypatch: pytest.Mo
 def test_a_reused_record_shows_nothing_of_its_last_launch(release: str) -> None:
     fake = SteppedDriver(4)
     with device_of(fake, release) as device:
-        chain = device.prepare(launches(device, "p", total=6))
+        sequence = device.prepare(launches(device, "p", total=6))
         for _ in range(3):  # each in the place of the one before, where no block is left
-            job = Job(device, chain)
+            job = Job(device, sequence)
             job.resize(3)
             device.watcher.poll()  # its record is on the way
             assert (job.held, job.exhausted, job.done) == (3, False, False)

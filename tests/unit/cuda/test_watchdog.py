@@ -69,8 +69,8 @@ def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int, release: str) 
             fake.step()
             device.watcher.poll()
         assert fake.on_sms("persistent").total() == offline.held == 10
-        gang: Any = offline._gang
-        own = gang._tracker.on_device.job(0)
+        run: Any = offline._run
+        own = run._tracker.on_device.job(0)
         offline.end()
         drive(fake, device, offline)
         claims = [claim for _, job, claim in fake.ran if job == own]
@@ -160,11 +160,11 @@ def test_a_finished_launch_is_not_halted() -> None:
 def test_the_first_runs_need_nothing_that_the_driver_may_wait_for() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
-        chains = [device.prepare(launches(device, what)) for what in ("pp", "s")]
+        sequences = [device.prepare(launches(device, what)) for what in ("pp", "s")]
         before = len(fake.calls)
         for priority in (0, 1):
-            for chain in chains:
-                job = Job(device, chain, priority=priority)
+            for sequence in sequences:
+                job = Job(device, sequence, priority=priority)
                 job.resize(1)
                 fake.run(20)
                 job.resize(3)

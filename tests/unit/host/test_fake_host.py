@@ -111,7 +111,7 @@ def test_online_blocks_start_first_and_in_order() -> None:
     assert host.jobs[1].done == 2
 
 
-def test_launches_of_a_chain_follow_each_other() -> None:
+def test_launches_of_a_sequence_follow_each_other() -> None:
     host = made(Behaviour(block_ns=MS, occupancy=2), Behaviour(block_ns=3 * MS, occupancy=4))
     start(host, 1, ("k0", 3), ("k1", 8), ("k0", 1), slices=2)
     host.advance(2 * MS)

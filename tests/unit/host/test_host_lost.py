@@ -173,10 +173,10 @@ def test_a_start_that_cannot_be_read_is_the_end_of_its_job() -> None:
 @pytest.mark.parametrize("kind", OF_A_JOB)
 def test_a_job_of_which_a_command_cannot_be_read_ends(kind: Any) -> None:
     case = Case(LOST)
-    job, _, _ = running(BrokenGang(LOST))
+    job, _, _ = running(BrokenRun(LOST))
     case.host._jobs[7] = job
     case.receive(cut(kind, 7, "?", "?", "?", "?", "?", "?", "?"))
-    assert job.gang.ended
+    assert job.run.ended
     assert f"{kind.__name__} cannot be read" in str(job._error)
     del case.host._jobs[7]
     if kind is not m.StartJob:  # the job has ended meanwhile, and that was reported
@@ -219,8 +219,8 @@ def test_the_descriptor_of_an_unreadable_command_is_not_the_next_arenas() -> Non
     case.close()
 
 
-class BrokenGang:
-    """A gang whose state cannot be read."""
+class BrokenRun:
+    """A run whose state cannot be read."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -241,26 +241,26 @@ class BrokenGang:
         raise self._error
 
 
-def running(gang: BrokenGang) -> tuple[RunningJob, list[BaseException], list[Any]]:
+def running(run: BrokenRun) -> tuple[RunningJob, list[BaseException], list[Any]]:
     lost: list[BaseException] = []
     sent: list[Any] = []
     command = m.StartJob(7, 1, b"", 1, 2, 0, online=False)
     one = RunningJob(command, sent.append, lambda _: None, lost.append)
-    one.start(gang)
+    one.start(run)
     return one, lost, sent
 
 
 @pytest.mark.parametrize("error", [LOST, ZeroDivisionError("oh")])
 def test_on_a_thread_of_the_device(error: Exception) -> None:
-    one, lost, sent = running(BrokenGang(error))
+    one, lost, sent = running(BrokenRun(error))
     one.on_left()
     assert (lost, sent) == ([error], [])
 
 
 def test_a_job_whose_device_is_lost_is_not_blamed() -> None:
-    gang = BrokenGang(LOST)
-    gang.error = LOST
-    one, lost, sent = running(gang)
+    run = BrokenRun(LOST)
+    run.error = LOST
+    one, lost, sent = running(run)
     one.on_over()
     assert (lost, sent) == ([LOST], []), "no JobEnded: the front reports the end of all jobs"
 

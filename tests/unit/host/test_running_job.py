@@ -15,8 +15,8 @@ from gpud.errors import GpudError, InternalError, KernelTrap, from_wire
 TIMEOUT_S = 10.0
 
 
-class FakeGang:
-    """A gang whose state the test sets."""
+class FakeRun:
+    """A run whose state the test sets."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -43,12 +43,12 @@ class FakeGang:
 
 
 class Case:
-    """A running job with a fake gang, and what it sent."""
+    """A running job with a fake run, and what it sent."""
 
     def __init__(self, slices: int = 3) -> None:
         self.sent: list[Any] = []
         self.forgotten: list[RunningJob] = []
-        self.gang = FakeGang()
+        self.run = FakeRun()
         command = m.StartJob(7, 1, b"", 1, slices, 0, online=False)
         self.running = RunningJob(command, self.send, self.forgotten.append)
 
@@ -56,14 +56,14 @@ class Case:
         self.sent.append(event)
 
     def start(self) -> None:
-        self.running.start(self.gang)
+        self.running.start(self.run)
 
     def leave(self, held: int) -> None:
-        self.gang.held = held
+        self.run.held = held
         self.running.on_left()
 
     def finish(self) -> None:
-        self.gang.held, self.gang.progress = 0, (9, 9, 9)
+        self.run.held, self.run.progress = 0, (9, 9, 9)
         self.running.on_over()
 
 
@@ -74,13 +74,13 @@ def test_a_start_is_not_reported() -> None:
     case = Case()
     case.start()
     assert case.sent == []
-    assert case.gang.sizes == [3]
+    assert case.run.sizes == [3]
 
 
 def test_each_block_that_leaves_is_reported() -> None:
     case = Case()
     case.start()
-    case.gang.exhausted = True
+    case.run.exhausted = True
     case.leave(2)
     case.leave(1)
     assert case.sent == [m.BlocksLeft(7, 0, held, exhausted=True) for held in (2, 1)]
@@ -89,7 +89,7 @@ def test_each_block_that_leaves_is_reported() -> None:
 def test_the_last_blocks_are_reported_by_the_end_alone() -> None:
     case = Case()
     case.start()
-    case.gang.exhausted = True
+    case.run.exhausted = True
     case.leave(0)
     case.finish()
     assert case.sent == [ENDED]
@@ -124,7 +124,7 @@ def test_each_resize_is_reported_even_if_nothing_changes() -> None:
 def test_blocks_that_leave_during_a_resize_are_reported_once_with_its_epoch() -> None:
     case = Case()
     case.start()
-    case.gang.during_resize = lambda: case.leave(1)
+    case.run.during_resize = lambda: case.leave(1)
     case.running.resize(1, 1)
     assert case.sent == [m.BlocksLeft(7, 1, 1, exhausted=False)]
 
@@ -133,11 +133,11 @@ def test_blocks_that_leave_during_a_resize_are_reported_once_with_its_epoch() ->
 def test_a_job_that_ends_during_a_command(during: str) -> None:
     case = Case()
     if during == "start":
-        case.gang.during_resize = case.finish
+        case.run.during_resize = case.finish
         case.start()
     else:
         case.start()
-        case.gang.during_resize = case.finish
+        case.run.during_resize = case.finish
         case.running.resize(1, 1)
     assert case.sent == [ENDED]
 
@@ -148,7 +148,7 @@ def test_a_job_that_cannot_start_sends_nothing() -> None:
     def fails() -> None:
         raise MemoryError
 
-    case.gang.during_resize = fails
+    case.run.during_resize = fails
     with pytest.raises(MemoryError):
         case.start()
     case.finish()
@@ -162,7 +162,7 @@ def test_a_resize_that_fails_is_still_confirmed() -> None:
     def fails() -> None:
         raise MemoryError
 
-    case.gang.during_resize = fails
+    case.run.during_resize = fails
     with pytest.raises(MemoryError):
         case.running.resize(1, 1)
     assert [event.epoch for event in case.sent] == [1]
@@ -173,7 +173,7 @@ def test_an_ending_job_is_not_resized() -> None:
     case.start()
     case.running.end()
     case.running.resize(2, 1)
-    assert (case.gang.sizes, case.gang.ended) == ([3], 1)
+    assert (case.run.sizes, case.run.ended) == ([3], 1)
     assert case.sent[-1].epoch == 1
 
 
@@ -187,7 +187,7 @@ def test_the_reason_for_an_end_is_reported() -> None:
     case = Case()
     case.start()
     case.running.end(InternalError("later", stage="here", reproducer=None))
-    case.gang.error = KernelTrap("trap")
+    case.run.error = KernelTrap("trap")
     case.finish()
     assert isinstance(from_wire(case.sent[-1].error), KernelTrap)
 
@@ -195,7 +195,7 @@ def test_the_reason_for_an_end_is_reported() -> None:
 def test_an_end_that_cannot_be_sent_is_reported_as_such() -> None:
     case = Case()
     case.start()
-    del case.gang.output
+    del case.run.output
     case.finish()
     (ended,) = case.sent
     assert isinstance(from_wire(ended.error), InternalError)
@@ -266,4 +266,4 @@ def test_a_killed_job_is_not_resized() -> None:
     case.start()
     case.running.kill()
     case.running.resize(5, 1)
-    assert (case.gang.killed, case.gang.sizes) == (1, [3])
+    assert (case.run.killed, case.run.sizes) == (1, [3])

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from gpud.device.cpu.abi.layout import HEADER
-from gpud.device.cpu.abi.records import CHAIN, STAGE, STAGE_BYTES, WORKER, WORKER_BYTES
+from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, RUN, STAGE, STAGE_BYTES
 from gpud.device.cpu.ir.emitter import Emitter
 
 __all__ = [
     "Record",
     "add",
-    "chain_of",
+    "block_record_of",
     "compare",
     "header_of",
     "load",
     "offset",
+    "run_of",
     "stage_of",
     "store",
-    "worker_of",
 ]
 
 
@@ -78,20 +78,20 @@ def header_of(e: Emitter) -> Record:
     return Record(e, "%b", HEADER)
 
 
-def worker_of(e: Emitter) -> Record:
-    """The worker record of the block ``%b``."""
-    return Record(e, offset(e, "%b", -WORKER_BYTES), WORKER)
+def block_record_of(e: Emitter) -> Record:
+    """The record of the persistent block ``%b``."""
+    return Record(e, offset(e, "%b", -BLOCK_BYTES), BLOCK)
 
 
-def chain_of(e: Emitter, worker: Record) -> Record:
-    """The record of a worker's chain."""
-    return Record(e, worker.load("chain"), CHAIN)
+def run_of(e: Emitter, block_record: Record) -> Record:
+    """The record of a persistent block's run."""
+    return Record(e, block_record.load("run"), RUN)
 
 
-def stage_of(e: Emitter, chain: Record, number: str) -> Record:
-    """The record of one of a chain's stages, by number."""
-    wide = e.value(f"zext i32 {chain.load('stages_at')} to i64")
-    table = offset(e, chain.pointer, wide)
+def stage_of(e: Emitter, run: Record, number: str) -> Record:
+    """The record of one of a run's stages, by number."""
+    wide = e.value(f"zext i32 {run.load('stages_at')} to i64")
+    table = offset(e, run.pointer, wide)
     skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {STAGE_BYTES}")
     return Record(e, offset(e, table, skip), STAGE)
 

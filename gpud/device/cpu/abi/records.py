@@ -1,14 +1,13 @@
 """The layout of the records in memory that Python and the native SM loop share.
 
-Four kinds, all little-endian and naturally aligned. A *gang* is the set of persistent blocks
-("workers") that run one job's chain of launches. A *stage* is one launch of the chain.
+Four kinds, all little-endian and naturally aligned. A *stage* is one launch of a sequence.
 
-* `SM`: one for each virtual SM: its slots, the workers to add, the workers that have left.
-* `CHAIN`: one for each gang: the current stage, the gang's slices, whether it must stop; then a
+* `SM`: one for each virtual SM: its slots, the persistent blocks to add, those that have left.
+* `RUN`: one for each run: the current stage, the run's slices, whether it must stop; then a
   *busy count* for each SM, then the stages' records.
 * `STAGE`: one for each launch: the job record that the kernel reads
-  (`gpud.compiler.abi.control_words`), and what a worker needs to run this launch.
-* `WORKER`: one for each resident block, `WORKER_BYTES` in front of the block's header: its current
+  (`gpud.compiler.abi.control_words`), and what a persistent block needs to run this launch.
+* `BLOCK`: one for each resident block, `BLOCK_BYTES` in front of the block's header: its current
   stage, and the launch record that the kernel reads.
 
 Offsets are bytes.
@@ -22,12 +21,14 @@ from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.abi.layout import align_up
 
 __all__ = [
+    "BLOCK",
+    "BLOCK_BYTES",
     "BUSY_COUNT_BYTES",
-    "CHAIN",
-    "CHAIN_BYTES",
     "CONTROL",
     "MAX_SLOTS",
     "NONE",
+    "RUN",
+    "RUN_BYTES",
     "SM",
     "SM_BYTES",
     "SM_GONE",
@@ -36,11 +37,9 @@ __all__ = [
     "STAGE",
     "STAGE_BYTES",
     "STATUS",
-    "WORKER",
-    "WORKER_BYTES",
+    "BlockState",
     "ClaimMode",
     "ExitReason",
-    "WorkerState",
     "stages_at",
 ]
 
@@ -62,24 +61,24 @@ class ClaimMode:
     """The SM loop: all other forms."""
 
 
-class WorkerState:
-    """The state of a worker's block."""
+class BlockState:
+    """The state of a persistent block."""
 
     IDLE = 0
-    """The worker has no block."""
+    """It is in no kernel."""
     RUNS = 1
-    """The block makes progress."""
+    """It makes progress."""
     POLLS = 2
-    """The block waits in a loop for another."""
+    """It waits in a loop for another block."""
 
 
 class ExitReason:
-    """Why a worker has left its SM."""
+    """Why a persistent block has left its SM."""
 
     OVER = 0
     """Nothing is left to run, or it was released."""
     FAILED = 1
-    """Its block failed or was killed."""
+    """It failed or was killed."""
 
 
 def _fields(*fields: tuple[str, str]) -> tuple[Fields, int]:
@@ -104,17 +103,17 @@ SM, _sm_head = _fields(
     ("inbox_head", "i32"),
     ("inbox_tail", "i32"),
 )
-"""``doorbell``: set when a worker is added or the SM must end; ``sleeping``: whether the SM's
-thread waits for it. ``count``: slots in use; ``gone``: workers that have left and are not reported
-yet. The inbox is a ring buffer. ``next_turn_ns``: when a released worker may have its next turn
-beside others; ``turn_since_ns``: when the turn of a released worker began, 0 if none has one."""
+"""``doorbell``: set when a block is added or the SM must end; ``sleeping``: whether the SM's
+thread waits for it. ``count``: slots in use; ``gone``: blocks that have left and are not reported
+yet. The inbox is a ring buffer. ``next_turn_ns``: when a released block may have its next turn
+beside others; ``turn_since_ns``: when the turn of a released block began, 0 if none has one."""
 
 SM_SLOTS: Final = _sm_head
 SM_INBOX: Final = SM_SLOTS + 8 * MAX_SLOTS
 SM_GONE: Final = SM_INBOX + 8 * MAX_SLOTS
 SM_BYTES: Final = SM_GONE + 8 * MAX_SLOTS
 
-CHAIN, CHAIN_BYTES = _fields(
+RUN, RUN_BYTES = _fields(
     ("first_ns", "i64"),
     ("grid_id", "i64"),
     ("current", "i32"),
@@ -128,14 +127,14 @@ CHAIN, CHAIN_BYTES = _fields(
     ("kill", "i32"),
 )
 """``first_ns``: when the first block began, on the monotonic clock. ``current``: the stage whose
-task blocks may run, of ``stages``. ``occupancy`` is M of the chain, ``max_occupancy`` the largest M
-of a stage. ``fixed``: workers that no resize takes away, the most that a stage in form whole needs.
-``stop``: no worker begins another block. ``stages_at``: bytes to the first stage's record.
+task blocks may run, of ``stages``. ``occupancy`` is M of the run, ``max_occupancy`` the largest M
+of a stage. ``fixed``: blocks that no resize takes away, the most that a stage in form whole needs.
+``stop``: no block begins another task block. ``stages_at``: bytes to the first stage's record.
 ``kill``: blocks get no further turn, and those with kill polls end at their next one."""
 
 BUSY_COUNT_BYTES: Final = 64
-"""The busy count of an SM: how many workers of the gang there have a block in state `RUNS`. Each
-has its own cache line."""
+"""The busy count of an SM: how many blocks of the run there are in state `RUNS`. Each has its
+own cache line."""
 
 STAGE, _stage_rest = _fields(
     ("template", "i64"),
@@ -154,7 +153,7 @@ STAGE, _stage_rest = _fields(
 """``template``: address of the beginning of a block's header; ``params``: address of its
 parameters, with the hidden one at offset ``control_at``. ``mode``: a `ClaimMode`. ``width`` and
 ``height``: x and y of the grid that the kernel reads. ``params_at``, ``locals_at``, ``shared_at``:
-offsets of a worker's parameters, local and shared memory from the block's address."""
+offsets of a block's parameters, local and shared memory from the block's address."""
 
 STAGE = {
     **{name: (cw.JOB_BYTES + at, type_) for name, (at, type_) in STAGE.items()},
@@ -164,8 +163,8 @@ STAGE = {
 }
 STAGE_BYTES: Final = cw.JOB_BYTES + _stage_rest
 
-WORKER, _worker_rest = _fields(
-    ("chain", "ptr"),
+BLOCK, _block_rest = _fields(
+    ("run", "ptr"),
     ("busy_count", "ptr"),
     ("since", "i64"),
     ("claimed", "i32"),
@@ -175,21 +174,21 @@ WORKER, _worker_rest = _fields(
     ("state", "i32"),
     ("reason", "i32"),
 )
-"""``index``: its number in the gang, `NONE` once it is released. ``stage``: its current stage;
-``loaded``: the stage whose header it has. ``state`` is a `WorkerState`, ``reason`` an `ExitReason`.
-``claimed``: the stage's claim counter when this worker last saw it change; ``since``: when that
+"""``index``: its number in the run, `NONE` once it is released. ``stage``: its current stage;
+``loaded``: the stage whose header it has. ``state`` is a `BlockState`, ``reason`` an `ExitReason`.
+``claimed``: the stage's claim counter when this block last saw it change; ``since``: when that
 was."""
 
-CONTROL: Final = _worker_rest
+CONTROL: Final = _block_rest
 """Offset of the launch record that the kernel reads, of one block with index 0."""
 
 STATUS: Final = CONTROL + cw.launch_bytes(1)
 """Offset of the status record, which follows it."""
 
-WORKER_BYTES: Final = 128
-assert STATUS + cw.status_bytes(1) <= WORKER_BYTES
+BLOCK_BYTES: Final = 128
+assert STATUS + cw.status_bytes(1) <= BLOCK_BYTES
 
 
 def stages_at(sms: int) -> int:
-    """Bytes from a chain's record to its first stage's."""
-    return CHAIN_BYTES + BUSY_COUNT_BYTES * sms
+    """Bytes from a run's record to its first stage's."""
+    return RUN_BYTES + BUSY_COUNT_BYTES * sms

@@ -60,7 +60,7 @@ class CPUKernel:
         self.name = entry.name
         self.parameters: tuple[Parameter, ...] = parameters_of(entry)
         self.plans: dict[tuple[tuple[int, int, int], int, bool], Any] = {}
-        """Cache of `Chain`: what launches share, by block shape and shared memory."""
+        """Cache of `CPUSequence`: what launches share, by block shape and shared memory."""
         self._compiled: dict[Shape, CompiledKernel] = {}
         self._lock = threading.Lock()
 

@@ -22,7 +22,7 @@ __all__ = ["Listener", "PackedArguments", "install", "register", "unregister"]
 
 
 class Listener(Protocol):
-    """Receives the output of a block: `gpud.device.cpu.scheduling.worker.Worker`."""
+    """Receives a block's output: `gpud.device.cpu.scheduling.persistent_block.PersistentBlock`."""
 
     @property
     def accepting(self) -> bool:

@@ -1,1 +1,1 @@
-"""Runs chains of launches: gangs, their workers, and the placement of workers on SMs."""
+"""Runs sequences of launches: runs, their blocks, and the placement of blocks on SMs."""

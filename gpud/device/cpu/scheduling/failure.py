@@ -1,6 +1,6 @@
 """Converts the header of a failed block into the error of its job.
 
-Problem: the worker's memory is as it was when a thread failed; where it holds the task block's
+Problem: a block's memory is as it was when a thread failed; where it holds the task block's
 number depends on the form of the launch, and its strings are pointers from a kernel.
 
 Approach: the header's fields become a `gpud.compiler.abi.fault_record.FaultRecord`, as a GPU
@@ -17,13 +17,13 @@ from gpud.compiler.abi.fault_record import FaultKind, FaultRecord
 from gpud.device.cpu.abi.layout import HEADER, Failure, Space
 from gpud.device.cpu.abi.records import NONE
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES
-from gpud.device.cpu.scheduling.worker import Worker, word_of
+from gpud.device.cpu.scheduling.persistent_block import PersistentBlock, word_of
 from gpud.device.faults import error_of
 from gpud.device.readable import ReadableRanges
 from gpud.errors import IllegalAddress, KernelTrap
 
 if TYPE_CHECKING:
-    from gpud.device.cpu.scheduling.chain import Chain
+    from gpud.device.cpu.scheduling.sequence import CPUSequence
 
 __all__ = ["failure_of"]
 
@@ -52,19 +52,19 @@ _STACK = (
 )
 
 
-def failure_of(worker: Worker, chain: Chain) -> IllegalAddress | KernelTrap | None:
-    """The error of a job whose block in ``worker`` failed; None if the block was killed."""
-    error, stage = _read(worker, "error"), _read(worker, "stage")
+def failure_of(block: PersistentBlock, sequence: CPUSequence) -> IllegalAddress | KernelTrap | None:
+    """Return the error of a job whose ``block`` failed; None if the block was killed."""
+    error, stage = _read(block, "error"), _read(block, "stage")
     if error == Failure.KILLED:
         return None
-    launched = chain.launches[stage]
-    launch = stage if len(chain.launches) > 1 else None
-    claim = _claim(worker, launched.form, launched.grid)
+    launched = sequence.launches[stage]
+    launch = stage if len(sequence.launches) > 1 else None
+    claim = _claim(block, launched.form, launched.grid)
     place = None if claim is None else coordinates(claim, launched.grid)
     if error == Failure.DEADLOCK:
         return KernelTrap(_DEADLOCK, kernel=launched.name, launch=launch, task_block=place)
-    line = _read(worker, "error_line")
-    thread = _thread(_read(worker, "error_thread"), chain.blocks[stage])
+    line = _read(block, "error_line")
+    thread = _thread(_read(block, "error_thread"), sequence.block_shapes[stage])
     if error == Failure.STACK:
         return KernelTrap(
             _STACK,
@@ -74,46 +74,46 @@ def failure_of(worker: Worker, chain: Chain) -> IllegalAddress | KernelTrap | No
             thread=thread,
         )
     kind = _KINDS.get(error, FaultKind.TRAP)
-    site = _read(worker, "error_site")
+    site = _read(block, "error_site")
     record = FaultRecord(
         kind,
         -1 if site == NONE else site,
         claim,
         thread,
         line,
-        _read(worker, "error_address"),
-        _read(worker, "error_file"),
-        _read(worker, "error_function"),
+        _read(block, "error_address"),
+        _read(block, "error_file"),
+        _read(block, "error_function"),
     )
     return error_of(
         record,
-        ReadableRanges(chain.reach(stage, worker.block)),
+        ReadableRanges(sequence.reach(stage, block.address)),
         kernel=launched.name,
         grid=launched.grid,
         launch=launch,
-        space=_SPACES.get(_read(worker, "error_space"), "global"),
+        space=_SPACES.get(_read(block, "error_space"), "global"),
         line=None if kind == FaultKind.ASSERT else line or None,
     )
 
 
-def _read(worker: Worker, name: str) -> int:
-    """A field of the worker or of its block's header, as an unsigned number."""
+def _read(block: PersistentBlock, name: str) -> int:
+    """A field of the block's record or header, as an unsigned number."""
     at = word_of(name)
-    value: int = worker.words[at]
+    value: int = block.words[at]
     if name in HEADER and HEADER[name][1] == "i64":
-        value |= worker.words[at + 1] << 32
+        value |= block.words[at + 1] << 32
     return value
 
 
-def _claim(worker: Worker, form: str, grid: tuple[int, int, int]) -> int | None:
+def _claim(block: PersistentBlock, form: str, grid: tuple[int, int, int]) -> int | None:
     """The number of the task block; None if it is unknown."""
-    claim = _read(worker, "error_claim")
-    if _read(worker, "error") not in (Failure.DEADLOCK, Failure.NONE) and claim != cw.NOTHING:
+    claim = _read(block, "error_claim")
+    if _read(block, "error") not in (Failure.DEADLOCK, Failure.NONE) and claim != cw.NOTHING:
         return claim
     if form == "persistent":
-        claim = _read(worker, "claim")
+        claim = _read(block, "claim")
         return None if claim == cw.NOTHING else claim
-    x, y, z = (_read(worker, f"ctaid_{axis}") for axis in "xyz")
+    x, y, z = (_read(block, f"ctaid_{axis}") for axis in "xyz")
     return x if form == "sliced" else (z * grid[1] + y) * grid[0] + x
 
 

@@ -1,14 +1,14 @@
 """How an SM's thread idles: it yields the CPU, naps, or waits on a futex.
 
 Problem: an idle SM must take no processor time from the others, and must react at once when a
-worker is added.
+persistent block is added.
 
 Approach: a doorbell in the SM's record is a futex. Setting it makes the system call only if the
 SM's thread sleeps.
 
 Properties:
-* without a worker the OS thread sleeps;
-* with only polling workers it yields the CPU every round, and after a while naps for an eighth of
+* without a persistent block the OS thread sleeps;
+* with only polling blocks it yields the CPU every round, and after a while naps for an eighth of
   the time that it has waited.
 """
 
@@ -25,17 +25,17 @@ __all__ = ["back_off", "define_wake", "wait_for_doorbell"]
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _YIELD_NS, _NAP_PART, _NAP_NS = 50_000, 8, 200_000
-"""With only polling workers an SM yields for `_YIELD_NS`; then each nap is the waiting time divided
+"""With only polling blocks an SM yields for `_YIELD_NS`; then each nap is the waiting time divided
 by `_NAP_PART`, at most `_NAP_NS`. A poller slows the other hardware thread of its core."""
 
 
 def back_off(e: Emitter, sm: Record, idle: str) -> None:
-    """Yield or nap while all workers only poll, for other OS threads and the other hyperthread.
+    """Yield or nap while all blocks only poll, for other OS threads and the other hyperthread.
 
     Args:
         e: emits the code.
         sm: the SM.
-        idle: pointer to the time since when all workers only poll, in ns; 0 before the first call.
+        idle: pointer to the time since when all blocks only poll, in ns; 0 before the first call.
     """
     over = e.label("over")
     now = e.value("call i64 @now()")

@@ -1,35 +1,35 @@
-"""The SM loop, in native code: time-slices workers, claims task blocks, advances through launches.
+"""The SM loop, in native code: time-slices blocks, claims task blocks, goes from launch to launch.
 
-Problem: a chain of many short launches must not wait for Python between them, and neither must a
+Problem: a sequence of many short launches must not wait for Python between them, and neither must a
 block that has ended. Approach: everything that repeats is generated code, which runs outside the
-GIL on the SM's thread; Python is needed only to add a worker to an SM and to process that workers
-have left.
+GIL on the SM's thread; Python is needed only to add a persistent block to an SM and to process
+that blocks have left.
 
-The loop gives each worker of the SM a *turn*, one after the other:
+The loop gives each persistent block of the SM a *turn*, one after the other:
 
-* a worker with a block steps it until it is done, yields, polls or fails;
-* a worker without one looks for the next (``@next_block``): a claim in the current stage or, in
+* a block that is in the kernel runs until it is done, yields, polls or fails;
+* an idle one looks for what to run next (``@next_block``): a claim in the current stage or, in
   persistent form, another run of the kernel, which claims for itself.
 
-A stage is over when all its task blocks are done: the worker whose block was the last makes the
-next stage current. Workers see that in their next turn, and copy the new launch's header and
+A stage is over when all its task blocks are done: the persistent block that ran the last one makes
+the next stage current. The others see that in their next turn, and copy the new launch's header and
 parameters into their own memory.
 
-At most one worker of a gang has a running block on an SM, unless that block polls: a block in its
-middle holds a claim that it must keep, and an OS thread is no faster with several. So a released
-worker leaves within one task block, mostly at once.
+At most one block of a run is in the kernel on an SM, unless that block polls: a block in the middle
+of a task block holds a claim that it must keep, and an OS thread is no faster with several. So a
+released block leaves within one task block, mostly at once.
 
-Until a released worker leaves, it is throttled: `gpud.device.cpu.sm.throttling`. For an SM without
+Until a released block leaves, it is throttled: `gpud.device.cpu.sm.throttling`. For an SM without
 work see `gpud.device.cpu.sm.idle`.
 
-Once a block of a gang has failed, or the gang was killed, its other blocks get no further turn:
+Once a block of a run has failed, or the run was killed, its other blocks get no further turn:
 their results are discarded, and they may wait for the failed one.
 
 Properties:
-* a block stays in its worker until it is done, unless its gang has failed or was killed: started
-  blocks are never evicted;
+* a task block stays in its persistent block until it is done, unless its run has failed or was
+  killed: started task blocks are never evicted;
 * no task block of a stage begins before all of the previous stage are done;
-* while all blocks of a gang on an SM poll, another worker of the gang there begins: a block that
+* while all blocks of a run on an SM poll, another one of the run there begins: a block that
   waits for another one does not wait for ever.
 """
 
@@ -44,44 +44,44 @@ from gpud.device.cpu.abi.layout import HEADER, Failure, Setup
 from gpud.device.cpu.abi.record_access import (
     Record,
     add,
-    chain_of,
+    block_record_of,
     compare,
     header_of,
     load,
     offset,
+    run_of,
     stage_of,
     store,
-    worker_of,
 )
 from gpud.device.cpu.abi.records import (
+    BLOCK,
+    BLOCK_BYTES,
     BUSY_COUNT_BYTES,
-    CHAIN_BYTES,
     MAX_SLOTS,
     NONE,
+    RUN_BYTES,
     SM,
     SM_GONE,
     SM_INBOX,
     SM_SLOTS,
-    WORKER,
-    WORKER_BYTES,
+    BlockState,
     ExitReason,
-    WorkerState,
 )
 from gpud.device.cpu.codegen.runtime.thread_scheduler import DONE, FAILED, YIELDED, define_scheduler
 from gpud.device.cpu.ir import jit
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.device.cpu.sm.idle import back_off, define_wake, wait_for_doorbell
-from gpud.device.cpu.sm.next_block import LEAVE, RUN, define_next_block
+from gpud.device.cpu.sm.next_block import LEAVE, START, define_next_block
 from gpud.device.cpu.sm.throttling import define_may_run_released, end_throttled_turn
 
 __all__ = ["CLOSING", "GONE", "NativeLoop", "native_loop"]
 
 GONE, CLOSING = 1, 2
-"""Why the loop returns: workers have left; the SM must end."""
+"""Why the loop returns: blocks have left; the SM must end."""
 
 _STALL_NS = 10_000_000
-"""A block that only yields while its gang claims nothing may be polling with barriers in between:
-after this time another block of the gang may begin on its SM."""
+"""A block that only yields while its run claims nothing may be polling with barriers in between:
+after this time another block of the run may begin on its SM."""
 
 
 class NativeLoop(NamedTuple):
@@ -89,7 +89,7 @@ class NativeLoop(NamedTuple):
 
     Attributes:
         loop: ``(sm) -> GONE | CLOSING``; runs without the GIL until there is something to report.
-        add: ``(sm, block, chain, index)``: adds a worker to an SM. Quick, keeps the GIL.
+        add: ``(sm, block, run, index)``: adds a persistent block to an SM. Quick, keeps the GIL.
         wake: ``(sm)``: sets the SM's doorbell.
         code: the code, which must live as long as the functions are used.
     """
@@ -149,19 +149,19 @@ def _define_loop(ir: IRModule) -> None:
         block = e.value(f"load ptr, ptr {e.value(f'getelementptr ptr, ptr {slots}, i32 {index}')}")
         setup = Record(e, block, HEADER).at("setup")
         empty = compare(e, "eq", "i32", load(e, "i32", setup), Setup.BLOCK)
-        look, run, step = e.label("look"), e.label("run"), e.label("step")
-        e.branch(empty, look, run)
-        e.place(run)
-        # Workers that have left are reported at the end of the round: let no block delay that.
+        look, start, step = e.label("look"), e.label("start"), e.label("step")
+        e.branch(empty, look, start)
+        e.place(start)
+        # Blocks that have left are reported at the end of the round: let no block delay that.
         check, released = e.label("check"), e.label("released")
         e.branch(compare(e, "eq", "i32", sm.load("gone"), 0), check, again)
         e.place(check)
-        worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
-        with e.when(compare(e, "ne", "i32", chain_of(e, worker).load("kill", "monotonic"), 0)):
+        block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
+        with e.when(compare(e, "ne", "i32", run_of(e, block_record).load("kill", "monotonic"), 0)):
             Record(e, block, HEADER).store("error", Failure.KILLED)
             _abort_block(e, sm, block, at, busy)
             e.jump(again)
-        kept = worker.load("index", "monotonic")
+        kept = block_record.load("index", "monotonic")
         e.branch(compare(e, "eq", "i32", kept, NONE), released, step)
         e.place(released)
         e.branch(e.value(f"call i1 @may_run_released(ptr %sm, ptr {block})"), step, again)
@@ -175,7 +175,7 @@ def _define_loop(ir: IRModule) -> None:
 
 
 def _drain_inbox(e: Emitter, sm: Record) -> None:
-    """The doorbell is set: add the workers of the inbox, or return if the SM must end."""
+    """The doorbell is set: add the blocks of the inbox, or return if the SM must end."""
     e.do(f"atomicrmw xchg ptr {sm.at('doorbell')}, i32 0 seq_cst")
     with e.when(compare(e, "ne", "i32", sm.load("closing", "acquire"), 0)):
         e.end(f"ret i32 {CLOSING}")
@@ -195,7 +195,7 @@ def _drain_inbox(e: Emitter, sm: Record) -> None:
 
 
 def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str) -> None:
-    """Every worker has had its turn."""
+    """Every block has had its turn."""
     with e.when(compare(e, "ne", "i32", sm.load("gone"), 0)):
         e.end(f"ret i32 {GONE}")
     empty, some, over = e.label("empty"), e.label("some"), e.label("over")
@@ -218,14 +218,14 @@ def _end_round(e: Emitter, sm: Record, busy: str, at: str, idle: str) -> None:
 
 
 def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) -> None:
-    """Run a worker's block for one turn."""
-    worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
+    """Run a block for one turn."""
+    block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
 
     def becomes(state: int) -> None:
-        worker.store("state", state)
+        block_record.store("state", state)
 
     def was(state: int) -> str:
-        return compare(e, "eq", "i32", worker.load("state"), state)
+        return compare(e, "eq", "i32", block_record.load("state"), state)
 
     result = e.value(f"call i32 @step(ptr {block})")
     polls, done, failed, goes_on = (e.label(n) for n in ("polls", "done", "failed", "goes_on"))
@@ -234,82 +234,83 @@ def _step(e: Emitter, sm: Record, block: str, at: str, busy: str, again: str) ->
         f"i32 {DONE}, label %{done} i32 {FAILED}, label %{failed}]"
     )
     e.place(polls)
-    with e.when(was(WorkerState.RUNS)):
-        becomes(WorkerState.POLLS)
-        add(e, worker.load("busy_count"), -1)
+    with e.when(was(BlockState.RUNS)):
+        becomes(BlockState.POLLS)
+        add(e, block_record.load("busy_count"), -1)
     e.jump(again)
     e.place(goes_on)
     e.do(f"store i1 true, ptr {busy}")
-    _detect_stall(e, worker, becomes, was)
+    _detect_stall(e, block_record, becomes, was)
     e.jump(again)
     e.place(failed)
     _abort_block(e, sm, block, at, busy)
     e.jump(again)
     e.place(done)
-    _end_block(e, worker, block, busy)
+    _end_block(e, block_record, block, busy)
     found = e.value(f"call i32 @next_block(ptr {block}, i1 true)")
     _apply_next_block(e, found, block, at, busy, again)
 
 
-def _end_block(e: Emitter, worker: Record, block: str, busy: str) -> None:
-    """Mark a worker's block as over; the worker has none then."""
+def _end_block(e: Emitter, block_record: Record, block: str, busy: str) -> None:
+    """Make a block idle: its kernel is done or was aborted."""
     e.do(f"store i1 true, ptr {busy}")
-    with e.when(compare(e, "eq", "i32", worker.load("state"), WorkerState.RUNS)):
-        add(e, worker.load("busy_count"), -1)
-    worker.store("state", WorkerState.IDLE)
+    with e.when(compare(e, "eq", "i32", block_record.load("state"), BlockState.RUNS)):
+        add(e, block_record.load("busy_count"), -1)
+    block_record.store("state", BlockState.IDLE)
     Record(e, block, HEADER).store("setup", Setup.BLOCK)
 
 
 def _abort_block(e: Emitter, sm: Record, block: str, at: str, busy: str) -> None:
-    """A block failed or was killed: its worker leaves, and all others of the gang must."""
-    worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
-    _end_block(e, worker, block, busy)
-    chain = chain_of(e, worker)
-    chain.store("stop", 1, "seq_cst")
-    chain.store("kill", 1, "monotonic")
-    worker.store("reason", ExitReason.FAILED)
+    """A block failed or was killed: it leaves, and all others of the run must."""
+    block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
+    _end_block(e, block_record, block, busy)
+    run = run_of(e, block_record)
+    run.store("stop", 1, "seq_cst")
+    run.store("kill", 1, "monotonic")
+    block_record.store("reason", ExitReason.FAILED)
     e.do(f"call void @leave(ptr {sm.pointer}, ptr {block}, ptr {at})")
 
 
 def _detect_stall(
-    e: Emitter, worker: Record, becomes: Callable[[int], None], was: Callable[[int], str]
+    e: Emitter, block_record: Record, becomes: Callable[[int], None], was: Callable[[int], str]
 ) -> None:
     """A block has yielded without polling: find out whether it may be waiting for another one.
 
     A block may poll with barriers in between; then nothing of its stage is claimed for long.
     """
-    stage = stage_of(e, chain_of(e, worker), worker.load("stage"))
+    stage = stage_of(e, run_of(e, block_record), block_record.load("stage"))
     claimed = stage.load("next", "monotonic")
     now = e.value("call i64 @now()")
     goes_on, stands, over = e.label("goes_on"), e.label("stands"), e.label("over")
-    e.branch(compare(e, "ne", "i32", claimed, worker.load("claimed")), goes_on, stands)
+    e.branch(compare(e, "ne", "i32", claimed, block_record.load("claimed")), goes_on, stands)
     e.place(goes_on)
-    worker.store("claimed", claimed)
-    worker.store("since", now)
-    with e.when(was(WorkerState.POLLS)):
-        becomes(WorkerState.RUNS)
-        add(e, worker.load("busy_count"), 1)
+    block_record.store("claimed", claimed)
+    block_record.store("since", now)
+    with e.when(was(BlockState.POLLS)):
+        becomes(BlockState.RUNS)
+        add(e, block_record.load("busy_count"), 1)
     e.jump(over)
     e.place(stands)
-    waited = e.value(f"sub i64 {now}, {worker.load('since')}")
+    waited = e.value(f"sub i64 {now}, {block_record.load('since')}")
     long = compare(e, "ugt", "i64", waited, _STALL_NS)
-    with e.when(e.value(f"and i1 {long}, {was(WorkerState.RUNS)}")):
-        becomes(WorkerState.POLLS)
-        add(e, worker.load("busy_count"), -1)
+    with e.when(e.value(f"and i1 {long}, {was(BlockState.RUNS)}")):
+        becomes(BlockState.POLLS)
+        add(e, block_record.load("busy_count"), -1)
     e.place(over)
 
 
 def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, again: str) -> None:
     """Act on the result of ``@next_block``."""
-    run, leave = e.label("run"), e.label("leave")
+    start, leave = e.label("start"), e.label("leave")
     e.end(
-        f"switch i32 {what}, label %{again} [i32 {RUN}, label %{run} i32 {LEAVE}, label %{leave}]"
+        f"switch i32 {what}, label %{again} "
+        f"[i32 {START}, label %{start} i32 {LEAVE}, label %{leave}]"
     )
-    e.place(run)
+    e.place(start)
     e.do(f"store i1 true, ptr {busy}")  # the block's first turn is due: do not yield before
-    worker = Record(e, offset(e, block, -WORKER_BYTES), WORKER)
-    worker.store("state", WorkerState.RUNS)
-    add(e, worker.load("busy_count"), 1)
+    block_record = Record(e, offset(e, block, -BLOCK_BYTES), BLOCK)
+    block_record.store("state", BlockState.RUNS)
+    add(e, block_record.load("busy_count"), 1)
     e.jump(again)
     e.place(leave)
     e.do(f"call void @leave(ptr %sm, ptr {block}, ptr {at})")
@@ -317,7 +318,7 @@ def _apply_next_block(e: Emitter, what: str, block: str, at: str, busy: str, aga
 
 
 def _define_leave(ir: IRModule) -> None:
-    """``void @leave(ptr %sm, ptr %b, ptr %at)``: remove the worker of slot ``*%at - 1``."""
+    """``void @leave(ptr %sm, ptr %b, ptr %at)``: remove the block of slot ``*%at - 1``."""
     e = Emitter(ir, "define internal void @leave(ptr %sm, ptr %b, ptr %at) nounwind")
     sm = Record(e, "%sm", SM)
     index = e.value(f"sub i32 {load(e, 'i32', '%at')}, 1")
@@ -339,18 +340,18 @@ def _define_leave(ir: IRModule) -> None:
 
 
 def _define_add(ir: IRModule) -> None:
-    e = Emitter(ir, "define void @sm_add(ptr %sm, ptr %b, ptr %chain, i32 %index)")
-    sm, worker, header = Record(e, "%sm", SM), worker_of(e), header_of(e)
+    e = Emitter(ir, "define void @sm_add(ptr %sm, ptr %b, ptr %run, i32 %index)")
+    sm, block_record, header = Record(e, "%sm", SM), block_record_of(e), header_of(e)
     number = sm.load("index")
-    worker.store("chain", "%chain")
-    counts = offset(e, "%chain", CHAIN_BYTES)
+    block_record.store("run", "%run")
+    counts = offset(e, "%run", RUN_BYTES)
     skip = e.value(f"mul i64 {e.value(f'zext i32 {number} to i64')}, {BUSY_COUNT_BYTES}")
-    worker.store("busy_count", offset(e, counts, skip))
-    worker.store("index", "%index", "monotonic")
+    block_record.store("busy_count", offset(e, counts, skip))
+    block_record.store("index", "%index", "monotonic")
     for name in ("stage", "loaded"):
-        worker.store(name, NONE)
-    worker.store("state", WorkerState.IDLE)
-    worker.store("reason", ExitReason.OVER)
+        block_record.store(name, NONE)
+    block_record.store("state", BlockState.IDLE)
+    block_record.store("reason", ExitReason.OVER)
     header.store("smid", number)
     header.store("error", 0)
     header.store("setup", Setup.BLOCK)

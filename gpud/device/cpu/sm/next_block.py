@@ -1,12 +1,13 @@
-"""The next block of a worker that has none, in native code.
+"""What an idle persistent block runs next, in native code.
 
-``i32 @next_block(ptr %b, i1 %ended)`` counts the block that has ended, makes the next stage current
-if it was the last of its stage, and gives the worker its next block if there is one. In the first
-block of a stage, a worker copies the launch's header and parameters into its own memory.
+``i32 @next_block(ptr %b, i1 %ended)`` counts the task block that has ended, makes the next stage
+current if it was the last of its stage, and gives the persistent block its next task block if there
+is one. Before its first task block of a stage, a persistent block copies the launch's header and
+parameters into its own memory.
 
 Properties:
 * no task block of a stage begins before all of the previous stage are done;
-* a worker that was released, or whose gang has stopped, gets no further block.
+* a persistent block that was released, or whose run has stopped, gets no further task block.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from gpud.compiler.abi import control_words as cw
 from gpud.device.cpu.abi.layout import TEMPLATE_BYTES, Setup
 from gpud.device.cpu.abi.record_access import (
     Record,
-    chain_of,
+    block_record_of,
     compare,
     header_of,
     load,
     offset,
+    run_of,
     stage_of,
     store,
-    worker_of,
 )
 from gpud.device.cpu.abi.records import CONTROL, NONE, STAGE, STATUS, ClaimMode
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 
-__all__ = ["LEAVE", "RUN", "WAIT", "define_next_block"]
+__all__ = ["LEAVE", "START", "WAIT", "define_next_block"]
 
-RUN, WAIT, LEAVE = range(3)
-"""What ``@next_block`` returns: the worker has a block, there is none now, there will be none."""
+START, WAIT, LEAVE = range(3)
+"""What ``@next_block`` returns: start the kernel; there is nothing now; there will be nothing."""
 
 _CLOCK_MONOTONIC = 1
 
@@ -55,39 +56,41 @@ def _define_now(ir: IRModule) -> None:
 
 
 def _define_next_block(ir: IRModule) -> None:
-    """``i32 @next_block(ptr %b, i1 %ended)``: the next block of a worker that has none.
+    """``i32 @next_block(ptr %b, i1 %ended)``: what the idle persistent block ``%b`` runs next.
 
-    ``%ended``: its last block has just ended.
+    ``%ended``: it has just ended a task block.
     """
     e = Emitter(ir, "define internal i32 @next_block(ptr %b, i1 %ended) nounwind")
-    worker = worker_of(e)
-    chain = chain_of(e, worker)
+    block_record = block_record_of(e)
+    run = run_of(e, block_record)
     with e.when("%ended"):
-        _count_and_publish(e, worker, chain)
+        _count_and_publish(e, block_record, run)
     with e.loop() as (again, _):
         wait, leave = e.label("wait"), e.label("leave")
-        current = chain.load("current", "acquire")
-        stage = stage_of(e, chain, current)
-        _leave_if_told(e, worker, chain, stage, leave)
+        current = run.load("current", "acquire")
+        stage = stage_of(e, run, current)
+        _leave_if_told(e, block_record, run, stage, leave)
         claimed = e.value(f"icmp uge i32 {stage.load('next', 'monotonic')}, {stage.load('total')}")
         left, none = e.label("left"), e.label("none")
         e.branch(claimed, none, left)
         e.place(none)
         # After the last stage nothing is left; after any other there is more to come.
         following = e.value(f"add i32 {current}, 1")
-        e.branch(compare(e, "eq", "i32", following, chain.load("stages")), leave, wait)
+        e.branch(compare(e, "eq", "i32", following, run.load("stages")), leave, wait)
         e.place(left)
         active = e.label("active")
-        e.branch(_is_active(e, worker, chain, stage), active, wait)
+        e.branch(_is_active(e, block_record, run, stage), active, wait)
         e.place(active)
         alone = e.label("alone")
-        e.branch(compare(e, "eq", "i32", load(e, "i32", worker.load("busy_count")), 0), alone, wait)
+        e.branch(
+            compare(e, "eq", "i32", load(e, "i32", block_record.load("busy_count")), 0), alone, wait
+        )
         e.place(alone)
         begun = e.value(f"call i1 @begin(ptr %b, ptr {stage.pointer}, i32 {current})")
-        run = e.label("run")
-        e.branch(begun, run, again)
-        e.place(run)
-        e.end(f"ret i32 {RUN}")
+        start = e.label("start")
+        e.branch(begun, start, again)
+        e.place(start)
+        e.end(f"ret i32 {START}")
         e.place(wait)
         e.end(f"ret i32 {WAIT}")
         e.place(leave)
@@ -96,49 +99,50 @@ def _define_next_block(ir: IRModule) -> None:
     e.finish()
 
 
-def _count_and_publish(e: Emitter, worker: Record, chain: Record) -> None:
+def _count_and_publish(e: Emitter, block_record: Record, run: Record) -> None:
     """Count the task block that has ended; if it was the stage's last, make the next current."""
-    number = worker.load("stage")
-    stage = stage_of(e, chain, number)
+    number = block_record.load("stage")
+    stage = stage_of(e, run, number)
     with e.when(compare(e, "eq", "i32", stage.load("mode"), ClaimMode.LOOP)):
         e.do(f"atomicrmw add ptr {stage.at('done')}, i32 1 acq_rel")
     e.do("fence acq_rel")
     with e.when(compare(e, "eq", "i32", stage.load("done", "acquire"), stage.load("total"))):
         following = e.value(f"add i32 {number}, 1")
-        with e.when(compare(e, "ult", "i32", following, chain.load("stages"))):
-            # Several workers may see that it is over; only the first one's exchange succeeds.
+        with e.when(compare(e, "ult", "i32", following, run.load("stages"))):
+            # Several blocks may see that it is over; only the first one's exchange succeeds.
             e.do(
-                f"cmpxchg ptr {chain.at('current')}, i32 {number}, i32 {following} "
-                "acq_rel monotonic"
+                f"cmpxchg ptr {run.at('current')}, i32 {number}, i32 {following} acq_rel monotonic"
             )
 
 
-def _leave_if_told(e: Emitter, worker: Record, chain: Record, stage: Record, leave: str) -> None:
-    """Go to ``leave`` if the gang has stopped, or has no slice for this worker any more."""
+def _leave_if_told(
+    e: Emitter, block_record: Record, run: Record, stage: Record, leave: str
+) -> None:
+    """Go to ``leave`` if the run has stopped, or has no slice for this block any more."""
     stays, asked, fits = e.label("stays"), e.label("asked"), e.label("fits")
-    stop = compare(e, "ne", "i32", chain.load("stop", "monotonic"), 0)
-    released = compare(e, "eq", "i32", worker.load("index", "monotonic"), NONE)
+    stop = compare(e, "ne", "i32", run.load("stop", "monotonic"), 0)
+    released = compare(e, "eq", "i32", block_record.load("index", "monotonic"), NONE)
     e.branch(e.value(f"or i1 {stop}, {released}"), leave, asked)
     e.place(asked)
-    # A stage in form whole that has begun runs to its end, whatever slices the gang has now.
+    # A stage in form whole that has begun runs to its end, whatever slices the run has now.
     fixed = compare(e, "ne", "i32", stage.load("fixed"), 0)
     begun = compare(e, "ne", "i32", stage.load("next", "monotonic"), 0)
     e.branch(e.value(f"and i1 {fixed}, {begun}"), stays, fits)
     e.place(fits)
-    some = compare(e, "ne", "i32", chain.load("slices", "monotonic"), 0)
-    held = compare(e, "ult", "i32", worker.load("index", "monotonic"), chain.load("fixed"))
-    within = _within(e, worker, chain, chain.load("max_occupancy"))
+    some = compare(e, "ne", "i32", run.load("slices", "monotonic"), 0)
+    held = compare(e, "ult", "i32", block_record.load("index", "monotonic"), run.load("fixed"))
+    within = _within(e, block_record, run, run.load("max_occupancy"))
     belongs = e.value(f"and i1 {some}, {e.value(f'or i1 {held}, {within}')}")
     e.branch(belongs, stays, leave)
     e.place(stays)
 
 
-def _within(e: Emitter, worker: Record, chain: Record, occupancy: str) -> str:
-    """Whether ``slices * occupancy // M`` workers include this one."""
-    one = e.value(f"zext i32 {worker.load('index', 'monotonic')} to i64")
+def _within(e: Emitter, block_record: Record, run: Record, occupancy: str) -> str:
+    """Whether ``slices * occupancy // M`` persistent blocks include this one."""
+    one = e.value(f"zext i32 {block_record.load('index', 'monotonic')} to i64")
     least = e.value(f"add i64 {one}, 1")
-    m = e.value(f"zext i32 {chain.load('occupancy')} to i64")
-    slices = e.value(f"zext i32 {chain.load('slices', 'monotonic')} to i64")
+    m = e.value(f"zext i32 {run.load('occupancy')} to i64")
+    slices = e.value(f"zext i32 {run.load('slices', 'monotonic')} to i64")
     mine = e.value(f"zext i32 {occupancy} to i64")
     return compare(
         e,
@@ -149,31 +153,31 @@ def _within(e: Emitter, worker: Record, chain: Record, occupancy: str) -> str:
     )
 
 
-def _is_active(e: Emitter, worker: Record, chain: Record, stage: Record) -> str:
-    within = _within(e, worker, chain, stage.load("occupancy"))
+def _is_active(e: Emitter, block_record: Record, run: Record, stage: Record) -> str:
+    within = _within(e, block_record, run, stage.load("occupancy"))
     return e.value(f"or i1 {within}, {compare(e, 'ne', 'i32', stage.load('fixed'), 0)}")
 
 
 def _define_begin(ir: IRModule) -> None:
     """``i1 @begin(ptr %b, ptr %stage, i32 %number)``: begin a block; false: there is none here."""
     e = Emitter(ir, "define internal i1 @begin(ptr %b, ptr %stage, i32 %number) nounwind")
-    worker, header = worker_of(e), header_of(e)
-    chain = chain_of(e, worker)
+    block_record, header = block_record_of(e), header_of(e)
+    run = run_of(e, block_record)
     stage = Record(e, "%stage", STAGE)
-    worker.store("stage", "%number")
-    with e.when(compare(e, "ne", "i32", worker.load("loaded"), "%number")):
-        _load_stage(e, worker, chain, stage, header)
+    block_record.store("stage", "%number")
+    with e.when(compare(e, "ne", "i32", block_record.load("loaded"), "%number")):
+        _load_stage(e, block_record, run, stage, header)
     again = e.label("again")
     by_kernel, by_loop, ready = e.label("by_kernel"), e.label("by_loop"), e.label("ready")
-    stays = offset(e, worker.pointer, CONTROL + cw.STAYS)
+    stays = offset(e, block_record.pointer, CONTROL + cw.STAYS)
     e.branch(compare(e, "eq", "i32", stage.load("mode"), ClaimMode.KERNEL), by_kernel, by_loop)
     e.place(by_kernel)
     # A release writes the index before this word: write and read them in the opposite order here.
     store(e, "i32", 1, stays, "seq_cst")
     e.do("fence seq_cst")
-    kept = compare(e, "ne", "i32", worker.load("index", "seq_cst"), NONE)
-    goes_on = compare(e, "eq", "i32", chain.load("stop", "seq_cst"), 0)
-    active = e.value(f"and i1 {_is_active(e, worker, chain, stage)}, {goes_on}")
+    kept = compare(e, "ne", "i32", block_record.load("index", "seq_cst"), NONE)
+    goes_on = compare(e, "eq", "i32", run.load("stop", "seq_cst"), 0)
+    active = e.value(f"and i1 {_is_active(e, block_record, run, stage)}, {goes_on}")
     first = e.label("first")
     e.branch(e.value(f"and i1 {active}, {kept}"), first, again)
     e.place(first)
@@ -189,10 +193,10 @@ def _define_begin(ir: IRModule) -> None:
     e.jump(ready)
     e.place(ready)
     now = e.value("call i64 @now()")
-    with e.when(compare(e, "eq", "i64", chain.load("first_ns", "monotonic"), 0)):
-        chain.store("first_ns", now, "monotonic")
-    worker.store("claimed", stage.load("next", "monotonic"))
-    worker.store("since", now)
+    with e.when(compare(e, "eq", "i64", run.load("first_ns", "monotonic"), 0)):
+        run.store("first_ns", now, "monotonic")
+    block_record.store("claimed", stage.load("next", "monotonic"))
+    block_record.store("since", now)
     header.store("setup", Setup.STATES)
     e.end("ret i1 true")
     e.place(again)
@@ -200,8 +204,10 @@ def _define_begin(ir: IRModule) -> None:
     e.finish()
 
 
-def _load_stage(e: Emitter, worker: Record, chain: Record, stage: Record, header: Record) -> None:
-    """Make the worker's header, parameters and launch record those of a stage."""
+def _load_stage(
+    e: Emitter, block_record: Record, run: Record, stage: Record, header: Record
+) -> None:
+    """Make the block's header, parameters and launch record those of a stage."""
 
     def place(name: str) -> str:
         return offset(e, "%b", e.value(f"zext i32 {stage.load(name)} to i64"))
@@ -212,7 +218,7 @@ def _load_stage(e: Emitter, worker: Record, chain: Record, stage: Record, header
     def pointer(name: str) -> str:
         return e.value(f"inttoptr i64 {stage.load(name)} to ptr")
 
-    worker.store("loaded", "%number")
+    block_record.store("loaded", "%number")
     copy("%b", pointer("template"), TEMPLATE_BYTES)
     params = place("params_at")
     copy(params, pointer("params"), e.value(f"zext i32 {stage.load('params_bytes')} to i64"))
@@ -220,18 +226,18 @@ def _load_stage(e: Emitter, worker: Record, chain: Record, stage: Record, header
     header.store("shared", place("shared_at"))
     header.store("locals", place("locals_at"))
     number = e.value("zext i32 %number to i64")
-    header.store("grid_id", e.value(f"add i64 {chain.load('grid_id')}, {number}"))
-    control = offset(e, worker.pointer, CONTROL)
+    header.store("grid_id", e.value(f"add i64 {run.load('grid_id')}, {number}"))
+    control = offset(e, block_record.pointer, CONTROL)
     at = stage.load("control_at")
     with e.when(compare(e, "ne", "i32", at, NONE)):
         hidden = offset(e, params, e.value(f"zext i32 {at} to i64"))
         store(e, "ptr", control, hidden)
     store(e, "ptr", stage.pointer, offset(e, control, cw.JOB))
-    status = offset(e, worker.pointer, STATUS)
+    status = offset(e, block_record.pointer, STATUS)
     store(e, "ptr", status, offset(e, control, cw.STATUS))
     store(e, "i32", 1, offset(e, status, cw.LIVE))
     store(e, "i32", 0, offset(e, control, cw.BASE))
-    store(e, "i32", 0, offset(e, control, cw.NAMED))  # no SM is named: workers leave one by one
+    store(e, "i32", 0, offset(e, control, cw.NAMED))  # no SM is named: blocks leave one by one
 
 
 def _place_block(e: Emitter, header: Record, stage: Record, number: str) -> None:

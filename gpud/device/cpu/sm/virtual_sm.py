@@ -1,6 +1,6 @@
-"""A virtual SM: one OS thread that runs the workers added to it, outside the GIL.
+"""A virtual SM: one OS thread that runs the persistent blocks added to it, outside the GIL.
 
-The thread runs native code (`gpud.device.cpu.sm.loop`). It returns to Python only to report workers
+The thread runs native code (`gpud.device.cpu.sm.loop`). It returns to Python only to report blocks
 that have left; it also waits in native code, so that a job starts without switching Python threads.
 
 SM threads have lower priority than the processes that serve clients: nice 10. With every core busy
@@ -34,22 +34,22 @@ _TIMER_SLACK_NS = 1000
 
 
 class VirtualSM:
-    """One OS thread and the workers that it runs.
+    """One OS thread and the persistent blocks that it runs.
 
     Args:
         index: its number, the value of ``%smid``.
-        left: called on the SM's thread with the SM and the block addresses of workers that have
-            left; nothing runs on the SM meanwhile.
+        left: called on the SM's thread with the SM and the addresses of blocks that have left;
+            nothing runs on the SM meanwhile.
 
     Attributes:
-        used: capacity that its workers take, see `gpud.device.cpu.scheduling.block_scheduler`.
-        workers: number of its workers, including those whose leaving is not reported yet.
+        used: capacity that its blocks take, see `gpud.device.cpu.scheduling.block_scheduler`.
+        blocks: number of its persistent blocks, including those whose leaving is not reported yet.
     """
 
     def __init__(self, index: int, left: Callable[[VirtualSM, list[int]], None]) -> None:
         self.index = index
         self.used = 0
-        self.workers = 0
+        self.blocks = 0
         self._left = left
         self._memory = np.zeros(SM_BYTES + 64, np.uint8)
         skip = -self._memory.ctypes.data % 64
@@ -63,12 +63,12 @@ class VirtualSM:
         self._thread = threading.Thread(target=self._run, name=f"sm{index}", daemon=True)
         self._thread.start()
 
-    def add(self, block: int, chain: int, index: int) -> None:
-        """Add a worker, by the address of its block; it begins in the next round.
+    def add(self, block: int, run: int, index: int) -> None:
+        """Add a persistent block, by its address; it begins in the next round.
 
         Calls must not overlap.
         """
-        self._native.add(self.address, block, chain, index)
+        self._native.add(self.address, block, run, index)
 
     def close(self) -> None:
         """End the thread after the current turn; blocks that still run are dropped."""

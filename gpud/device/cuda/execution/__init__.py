@@ -1,1 +1,1 @@
-"""Executing one run of a chain: its gang, its launches, tracking them, and its failure."""
+"""Executing a sequence: the run, its launches, tracking them, and its failure."""

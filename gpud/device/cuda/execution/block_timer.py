@@ -1,4 +1,4 @@
-"""Estimates how long a stage's task blocks take, from the polls that the gang makes anyway.
+"""Estimates how long a stage's task blocks take, from the polls that the run makes anyway.
 
 Problem: how many task blocks a block claims at once depends on how long one takes
 (`gpud.device.claim_size`). Nothing on the device measures that, and a driver call to ask would cost
@@ -6,8 +6,8 @@ more than it is worth.
 
 Approach: integrate the number of resident blocks of the current stage over time, from poll to poll.
 When all task blocks of the stage are done, the integral divided by their number is the time of one,
-its claim included. The kernel keeps it, by block shape; the next run of the stage, and chains that
-are prepared later, choose their claims by it.
+its claim included. The kernel keeps it, by block shape; the next run of the stage, and sequences
+that are prepared later, choose their claims by it.
 
 Properties:
 * ``never_short``: the estimate is not shorter than the true time: blocks count until they are
@@ -19,7 +19,7 @@ Properties:
 
 from __future__ import annotations
 
-from gpud.device.cuda.launch.chain import Chain
+from gpud.device.cuda.launch.sequence import CUDASequence
 
 __all__ = ["BlockTimer"]
 
@@ -29,8 +29,8 @@ _NONE = -1
 class BlockTimer:
     """Times the task blocks of one run's stages."""
 
-    def __init__(self, chain: Chain) -> None:
-        self._chain = chain
+    def __init__(self, sequence: CUDASequence) -> None:
+        self._sequence = sequence
         self._spent_ns: dict[int, int] = {}
         self._stage = _NONE
         self._at_ns = 0
@@ -74,7 +74,7 @@ class BlockTimer:
 
     def _record(self, number: int) -> None:
         spent_ns = self._spent_ns.pop(number, 0)
-        stage = self._chain.stages[number]
+        stage = self._sequence.stages[number]
         if spent_ns and stage.form == "persistent":
             stage.kernel.block_ns[stage.block] = spent_ns / stage.total
-            self._chain.tune(number)
+            self._sequence.tune(number)

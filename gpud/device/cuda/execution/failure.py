@@ -14,15 +14,15 @@ from gpud.device.readable import ReadableRanges
 from gpud.errors import GpudError, InternalError
 
 if TYPE_CHECKING:
-    from gpud.device.cuda.execution.gang import Gang
+    from gpud.device.cuda.execution.run import CUDARun
 
 __all__ = ["failure_of"]
 
 
-def failure_of(record: bytes, gang: Gang, stage: int) -> GpudError | None:
+def failure_of(record: bytes, run: CUDARun, stage: int) -> GpudError | None:
     """The error for a job record; None if it records no failure."""
-    chain = gang.chain
-    launched = chain.launches[stage]
+    sequence = run.sequence
+    launched = sequence.launches[stage]
     try:
         fault = fault_of(record)
     except ValueError as error:
@@ -31,12 +31,12 @@ def failure_of(record: bytes, gang: Gang, stage: int) -> GpudError | None:
         )
     if fault is None:
         return None
-    device, module = chain.device, chain.stages[stage].kernel.module
+    device, module = sequence.device, sequence.stages[stage].kernel.module
     ranges = (*module.ranges(), *device.arenas.ranges(module.arena))
     return error_of(
         fault,
         ReadableRanges(ranges, device.read),
         kernel=launched.name,
         grid=launched.grid,
-        launch=stage if len(chain.launches) > 1 else None,
+        launch=stage if len(sequence.launches) > 1 else None,
     )

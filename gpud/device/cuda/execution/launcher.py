@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Final
 
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.execution.tracker import RunTracker
-from gpud.device.cuda.launch.chain import Chain
 from gpud.device.cuda.launch.run_records import RunRecords
+from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import PendingBlocks
 from gpud.device.cuda.placement.partitioner import GreenContext
 from gpud.errors import GpudError
@@ -67,7 +67,7 @@ class Launcher:
 
     Args:
         device: that the run uses.
-        chain: that is run.
+        sequence: that is run.
         tracker: that is given each launch.
         urgent: whether its streams have the highest priority.
         partition: the SMs that the run has exclusively; None: it has none.
@@ -79,14 +79,14 @@ class Launcher:
     def __init__(
         self,
         device: CUDADevice,
-        chain: Chain,
+        sequence: CUDASequence,
         tracker: RunTracker,
         urgent: bool,
         partition: GreenContext | None,
     ) -> None:
         self._device = device
         self._launches = device.launches
-        self._chain = chain
+        self._sequence = sequence
         self._tracker = tracker
         self._urgent = urgent
         self._partition = partition
@@ -98,12 +98,12 @@ class Launcher:
     def begin(self, slices: int) -> None:
         """Begin with the due stage; nothing of the run is on the device."""
         tracker = self._tracker
-        if tracker.run is None:
-            tracker.run = RunRecords(self._device, self._chain, self._urgent, self._place)
-            tracker.run.bar(self._barred)
+        if tracker.records is None:
+            tracker.records = RunRecords(self._device, self._sequence, self._urgent, self._place)
+            tracker.records.bar(self._barred)
         self._next = tracker.due
         began_ns = time.monotonic_ns()
-        if self._chain.stages[tracker.due].form == "persistent":
+        if self._sequence.stages[tracker.due].form == "persistent":
             self._queue(slices)
         else:
             self._launch_hosted(slices)
@@ -119,14 +119,14 @@ class Launcher:
 
     def adjust(self, slices: int) -> None:
         """Lower limits or add a helper, so that each stage has its share."""
-        tracker, chain = self._tracker, self._chain
+        tracker, sequence = self._tracker, self._sequence
         now = tracker.on_device.current
         if any(launch.order is None for launch in tracker.launches):
             return  # the next sub-grid has another size
         rest: dict[int, int] = {}
         lowered = False
         for launch in tracker.launches:
-            share = rest.setdefault(launch.stage, chain.blocks(launch.stage, slices))
+            share = rest.setdefault(launch.stage, sequence.blocks(launch.stage, slices))
             staying = self._launches.staying(launch)
             if share < staying:
                 self._launches.set_limit(launch, share)
@@ -143,24 +143,24 @@ class Launcher:
 
     def bar(self) -> None:
         """Bar SMs in the bitmap and have blocks leave them."""
-        barred, run = self._barred, self._tracker.run
-        if run is not None:
-            run.bar(barred)
+        barred, records = self._barred, self._tracker.records
+        if records is not None:
+            records.bar(barred)
             for launch in self._tracker.launches:
-                self._launches.bar(launch, run.bitmap if barred else 0, barred)
+                self._launches.bar(launch, records.bitmap if barred else 0, barred)
 
     def stop(self) -> None:
         """Open no more stages and release all blocks."""
-        if self._tracker.run is not None:
-            self._tracker.run.stop()
+        if self._tracker.records is not None:
+            self._tracker.records.stop()
         for launch in self._tracker.launches:
             if launch.order is not None and launch.limit:
                 self._launches.set_limit(launch, 0)
 
     def kill(self) -> None:
         """Have blocks with kill polls leave."""
-        if self._tracker.run is not None:
-            self._tracker.run.kill({launch.stage for launch in self._tracker.launches})
+        if self._tracker.records is not None:
+            self._tracker.records.kill({launch.stage for launch in self._tracker.launches})
 
     # -- state
 
@@ -171,7 +171,7 @@ class Launcher:
         A barred SM stops only blocks in persistent form: other forms wait while SMs are kept free.
         """
         made = self._partition is None or self._partition.made
-        stages, due = self._chain.stages, self._tracker.due
+        stages, due = self._sequence.stages, self._tracker.due
         hosted = due < len(stages) and stages[due].form != "persistent"
         kept_out = hosted and not self._urgent and bool(self._device.watcher.compaction.barred)
         return made and not kept_out and len(self._barred) < self._device.sms
@@ -187,7 +187,7 @@ class Launcher:
         blocks = sum(launch.order.coming for launch in here if launch.order)
         if not blocks or tracker.all_claimed(now):
             return None
-        place, occupancy = here[0].place, self._chain.stages[now].occupancy
+        place, occupancy = here[0].place, self._sequence.stages[now].occupancy
         sms, count = (None, self._device.sms) if place is None else (place.numbers, place.sms)
         return PendingBlocks(blocks, occupancy, here, sms, count * occupancy)
 
@@ -198,7 +198,7 @@ class Launcher:
             slices: what the run is given.
             stopping: whether nothing more will be begun.
         """
-        tracker, chain = self._tracker, self._chain
+        tracker, sequence = self._tracker, self._sequence
         launches = tracker.launches
         if not launches:
             return 0
@@ -212,37 +212,37 @@ class Launcher:
         if any(launch.untold_exits or launch.cleared for launch in launches):
             # Helpers will replace the blocks that leave barred SMs.
             if not self._can_reach_barred and not tracker.all_claimed(now):
-                again = chain.blocks(now, slices)
+                again = sequence.blocks(now, slices)
                 blocks[now] = max(blocks.get(now, 0), again)
-        occupied = max(chain.slices_of(stage, live) for stage, live in blocks.items())
-        return occupied if stopping else max(occupied, chain.later_slices(now, slices))
+        occupied = max(sequence.slices_of(stage, live) for stage, live in blocks.items())
+        return occupied if stopping else max(occupied, sequence.later_slices(now, slices))
 
     # -- the run's stream
 
     def _queue(self, slices: int) -> None:
         """Queue stages in persistent form on the stream, up to the window's size."""
         tracker, queued = self._tracker, 0
-        run = tracker.on_device
-        run.move(self._place)
+        records = tracker.on_device
+        records.move(self._place)
         try:
             while len(tracker.main) < _WINDOW and self._more:
                 stage = self._next
                 if stage != tracker.due or not tracker.opened:
-                    run.gate(stage, always=stage == tracker.due)
-                self._add_main(self._chain.blocks(stage, slices))
+                    records.gate(stage, always=stage == tracker.due)
+                self._add_main(self._sequence.blocks(stage, slices))
                 self._next += 1
                 queued += 1
                 # Not behind every stage: later work on the stream waits for a host function.
                 if self._outlasts(stage, slices):
-                    self._launches.notify(run.stream)
+                    self._launches.notify(records.stream)
         finally:
             if queued and not self._more:
-                self._launches.notify(run.stream)
+                self._launches.notify(records.stream)
 
     @property
     def _more(self) -> bool:
         """Whether another stage can be queued."""
-        stages = self._chain.stages
+        stages = self._sequence.stages
         return self._next < len(stages) and stages[self._next].form == "persistent"
 
     def _outlasts(self, stage: int, slices: int) -> bool:
@@ -250,37 +250,37 @@ class Launcher:
 
         Its sleep doubles while nothing changes, up to about the time that the stage takes.
         """
-        chain, end = self._chain, stage + _WINDOW
-        took_ns = chain.takes_ns(stage, slices)
-        if end >= len(chain.stages) or took_ns <= _SHORTEST_LOOK_NS:
+        sequence, end = self._sequence, stage + _WINDOW
+        took_ns = sequence.takes_ns(stage, slices)
+        if end >= len(sequence.stages) or took_ns <= _SHORTEST_LOOK_NS:
             return False
-        return took_ns > sum(chain.takes_ns(other, slices) for other in range(stage + 1, end))
+        return took_ns > sum(sequence.takes_ns(other, slices) for other in range(stage + 1, end))
 
     def _queue_more(self, slices: int) -> None:
-        if self._chain.stages[self._tracker.main[-1].stage].form == "persistent":
+        if self._sequence.stages[self._tracker.main[-1].stage].form == "persistent":
             self._queue(slices)
 
     def _launch_hosted(self, slices: int) -> None:
         """Launch a stage, or the next sub-grid of one, that is not in persistent form."""
         tracker = self._tracker
-        run, stage = tracker.on_device, self._chain.stages[tracker.due]
-        run.move(self._place)
-        run.begin(tracker.due)
+        records, stage = tracker.on_device, self._sequence.stages[tracker.due]
+        records.move(self._place)
+        records.begin(tracker.due)
         count = stage.total
         if stage.form == "sliced":
-            count = min(self._chain.blocks(tracker.due, slices), stage.total - tracker.sliced)
+            count = min(self._sequence.blocks(tracker.due, slices), stage.total - tracker.sliced)
         self._add_main(count, base=tracker.sliced)
         tracker.sliced += count
-        self._launches.notify(run.stream)
+        self._launches.notify(records.stream)
 
     def _add_main(self, count: int, *, base: int = 0) -> None:
-        run, stage = self._tracker.on_device, self._next
+        records, stage = self._tracker.on_device, self._next
         launch = self._launches.begin(
-            self._chain, stage, count, run.stream,
-            job=run.job(stage), place=run.place, base=base, bitmap=self._bitmap,
+            self._sequence, stage, count, records.stream,
+            job=records.job(stage), place=records.place, base=base, bitmap=self._bitmap,
         )  # fmt: skip
         self._tracker.main.append(launch)
-        run.unawaited = False
+        records.unawaited = False
 
     # -- helpers
 
@@ -296,15 +296,15 @@ class Launcher:
 
     def _help(self, stage: int, count: int) -> None:
         """Add ``count`` blocks to a stage that runs."""
-        run, place = self._tracker.on_device, self._place
+        records, place = self._tracker.on_device, self._place
         stream = self._launches.take_stream(self._urgent, place)
         # Before the launch, so that the gate behind the stage sees it.
-        run.mark_helped(stage)
+        records.mark_helped(stage)
         try:
-            run.wait_on(stream)  # the copy that sets up the records may still be queued
+            records.wait_on(stream)  # the copy that sets up the records may still be queued
             launch = self._launches.begin(
-                self._chain, stage, count, stream,
-                job=run.job(stage), place=place, bitmap=self._bitmap,
+                self._sequence, stage, count, stream,
+                job=records.job(stage), place=place, bitmap=self._bitmap,
             )  # fmt: skip
         except (GpudError, DriverError):
             self._launches.give_stream(stream, self._urgent, place)

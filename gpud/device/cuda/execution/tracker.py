@@ -28,8 +28,8 @@ import numpy as np
 from gpud.compiler.abi import control_words as cw
 from gpud.device.cuda.execution.block_timer import BlockTimer
 from gpud.device.cuda.launch.active_launches import ActiveLaunch, ActiveLaunches
-from gpud.device.cuda.launch.chain import Chain
 from gpud.device.cuda.launch.run_records import RunRecords
+from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import NO_USAGE, SMUsage
 from gpud.errors import InternalError
 
@@ -43,7 +43,7 @@ class RunTracker:
 
     Args:
         launches: those of the device.
-        chain: that is run.
+        sequence: that is run.
         urgent: whether its streams have the highest priority.
 
     Attributes:
@@ -54,14 +54,14 @@ class RunTracker:
         opened: whether the due stage is open; the first one is open from the beginning.
         stalled: whether a gate stayed closed, so that all behind it do.
         sliced: how many task blocks of the hosted stage have been launched.
-        first_block_ns, release_ns: see `gpud.device.interface.Gang`.
+        first_block_ns, release_ns: see `gpud.device.interface.Run`.
     """
 
-    def __init__(self, launches: ActiveLaunches, chain: Chain, urgent: bool) -> None:
+    def __init__(self, launches: ActiveLaunches, sequence: CUDASequence, urgent: bool) -> None:
         self._launches = launches
-        self._chain = chain
+        self._sequence = sequence
         self._urgent = urgent
-        self.run: RunRecords | None = None
+        self.records: RunRecords | None = None
         self.main: deque[ActiveLaunch] = deque()
         self.helpers: list[ActiveLaunch] = []
         self.due = 0
@@ -75,7 +75,7 @@ class RunTracker:
         self._live_blocks = 0
         self._releasing_ns = 0
         self._requested_ns = 0
-        self._block_timer = BlockTimer(chain)
+        self._block_timer = BlockTimer(sequence)
 
     @property
     def launches(self) -> tuple[ActiveLaunch, ...]:
@@ -85,8 +85,8 @@ class RunTracker:
     @property
     def on_device(self) -> RunRecords:
         """The run's words and records; call only while it has some."""
-        assert self.run is not None
-        return self.run
+        assert self.records is not None
+        return self.records
 
     # -- recording
 
@@ -159,7 +159,7 @@ class RunTracker:
         if now < self.due:  # its gate stayed closed
             self._block_timer.drained(time.monotonic_ns(), self.due, done=False)
             return
-        stage = self._chain.stages[now]
+        stage = self._sequence.stages[now]
         if stage.form == "persistent":
             words = np.frombuffer(record, np.uint32)
             done = int(words[_DONE]) == stage.total
@@ -183,23 +183,23 @@ class RunTracker:
     @property
     def progress(self) -> tuple[int, int, int]:
         """(claimed, done, total) task blocks of all launches."""
-        chain = self._chain
-        run = self.run
-        if run is None:
-            return 0, 0, chain.total
-        if self.due == len(chain.stages):
-            return chain.total, chain.total, chain.total
-        now = run.current
-        before, total = chain.before[now], chain.stages[now].total
+        sequence = self._sequence
+        records = self.records
+        if records is None:
+            return 0, 0, sequence.total
+        if self.due == len(sequence.stages):
+            return sequence.total, sequence.total, sequence.total
+        now = records.current
+        before, total = sequence.before[now], sequence.stages[now].total
         if now < self.due:  # the current stage is done, and the next one not begun
-            return before + total, before + total, chain.total
-        if chain.stages[now].form != "persistent":
-            return before + self.sliced, before + self._sliced_done, chain.total
-        if not run.is_ready:
-            return 0, 0, chain.total
-        words = np.frombuffer(run.record(now, cw.FAULT), np.uint32)
+            return before + total, before + total, sequence.total
+        if sequence.stages[now].form != "persistent":
+            return before + self.sliced, before + self._sliced_done, sequence.total
+        if not records.is_ready:
+            return 0, 0, sequence.total
+        words = np.frombuffer(records.record(now, cw.FAULT), np.uint32)
         claimed = min(int(words[_NEXT]), total)
-        return before + claimed, before + min(int(words[_DONE]), claimed), chain.total
+        return before + claimed, before + min(int(words[_DONE]), claimed), sequence.total
 
     def all_claimed(self, stage: int) -> bool:
         """Whether all task blocks of a begun stage are claimed; may report it late.
@@ -208,8 +208,8 @@ class RunTracker:
         began on a barred SM leaves untold, too: for launches with such blocks the job record
         decides.
         """
-        if self._chain.stages[stage].form != "persistent":
-            return self.sliced == self._chain.stages[stage].total
+        if self._sequence.stages[stage].form != "persistent":
+            return self.sliced == self._sequence.stages[stage].total
         if self._claimed < stage:
             left = [
                 launch.untold_exits
@@ -244,12 +244,12 @@ class RunTracker:
     def sm_usage(self) -> SMUsage:
         """What resident blocks of the current stage that are to stay take of each SM."""
         usage = NO_USAGE.copy()
-        if self.run is not None:
-            now = self.run.current
+        if self.records is not None:
+            now = self.records.current
             for order in (launch.order for launch in self.of(now)):
                 if order is not None:
                     usage += np.bincount(order.resident_sms.clip(max=cw.MOST_SMS), None, len(usage))
-            usage /= self._chain.stages[now].occupancy
+            usage /= self._sequence.stages[now].occupancy
         return usage
 
     # -- helpers
@@ -258,7 +258,7 @@ class RunTracker:
         return sum(self._launches.live(launch) for launch in self.launches)
 
     def _end_launch(self, launch: ActiveLaunch) -> None:
-        if self._chain.stages[launch.stage].form != "persistent":
+        if self._sequence.stages[launch.stage].form != "persistent":
             self._sliced_done = self.sliced
         elif self.on_device.current < launch.stage:
             self.stalled = True  # its gate stayed closed, and so do all behind it
@@ -277,9 +277,9 @@ class RunTracker:
 
     def _still_leaving(self, *, exhausted: bool = False) -> int:
         """How many blocks of begun stages have not left: the released ones; ``exhausted``: all."""
-        if self.run is None:
+        if self.records is None:
             return 0
-        now = self.run.current
+        now = self.records.current
         return sum(
             max(0, self._launches.live(launch) - (not exhausted and self._launches.staying(launch)))
             for launch in self.launches
@@ -287,6 +287,6 @@ class RunTracker:
         )
 
     def _counter_exhausted(self, stage: int) -> bool:
-        run = self.on_device
-        words = np.frombuffer(run.record(stage, cw.FAULT), np.uint32)
-        return run.is_ready and int(words[_NEXT]) >= self._chain.stages[stage].total
+        records = self.on_device
+        words = np.frombuffer(records.record(stage, cw.FAULT), np.uint32)
+        return records.is_ready and int(words[_NEXT]) >= self._sequence.stages[stage].total

@@ -13,7 +13,7 @@ Properties:
 * the end of a launch is detected when the driver posts it, and at the latest after `_LONGEST_S`,
   even if the context is lost and nothing is posted any more;
 * callbacks are called without the device's lock;
-* if the thread fails, every gang fails as on a lost device: no other thread polls launches.
+* if the thread fails, every run fails as on a lost device: no other thread polls launches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpud.device.cuda.placement.compaction import Compaction
 from gpud.errors import DeviceLost, GpudError
 
 if TYPE_CHECKING:
-    from gpud.device.cuda.execution.gang import Gang
+    from gpud.device.cuda.execution.run import CUDARun
 
 __all__ = ["Watcher"]
 
@@ -37,7 +37,7 @@ _LONGEST_S: Final = 2e-3
 
 
 class Watcher:
-    """Polls the gangs that have launches on the device.
+    """Polls the runs that have launches on the device.
 
     Args:
         lock: the device's.
@@ -53,8 +53,8 @@ class Watcher:
         self._run_deferred = run_deferred
         self.semaphore = Semaphore()
         self.compaction = Compaction()
-        self._gangs: dict[Gang, None] = {}
-        self._waiting: dict[Gang, None] = {}
+        self._runs: dict[CUDARun, None] = {}
+        self._waiting: dict[CUDARun, None] = {}
         self._pause = _SHORTEST_S
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -64,31 +64,31 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
-    def add(self, gang: Gang) -> None:
-        """Poll a gang, which has launches now. With the lock."""
-        self._gangs[gang] = None
+    def add(self, run: CUDARun) -> None:
+        """Poll a run, which has launches now. With the lock."""
+        self._runs[run] = None
 
-    def remove(self, gang: Gang) -> None:
-        """Stop polling a gang, whose launches are over. With the lock."""
-        self._gangs.pop(gang, None)
+    def remove(self, run: CUDARun) -> None:
+        """Stop polling a run, whose launches are over. With the lock."""
+        self._runs.pop(run, None)
 
-    def add_waiting(self, gang: Gang) -> None:
-        """Have a gang without launches begin as soon as it may. With the lock."""
-        self._waiting[gang] = None
+    def add_waiting(self, run: CUDARun) -> None:
+        """Have a run without launches begin as soon as it may. With the lock."""
+        self._waiting[run] = None
 
-    def is_waiting(self, gang: Gang) -> bool:
-        """Whether a gang waits until it may begin. With the lock."""
-        return gang in self._waiting
+    def is_waiting(self, run: CUDARun) -> bool:
+        """Whether a run waits until it may begin. With the lock."""
+        return run in self._waiting
 
     @property
-    def gangs(self) -> tuple[Gang, ...]:
-        """The gangs that have launches on the device. With the lock."""
-        return tuple(self._gangs)
+    def runs(self) -> tuple[CUDARun, ...]:
+        """The runs that have launches on the device. With the lock."""
+        return tuple(self._runs)
 
     @property
     def busy(self) -> bool:
         """Whether anything is on the device."""
-        return bool(self._gangs)
+        return bool(self._runs)
 
     def wake(self) -> None:
         """Poll again soon, because of a change. With or without the lock."""
@@ -96,44 +96,44 @@ class Watcher:
         self.semaphore.post()
 
     def poll(self) -> float | None:
-        """Poll every gang once; how long to sleep, in seconds, None: until a post.
+        """Poll every run once; how long to sleep, in seconds, None: until a post.
 
-        Waiting gangs come first: they may begin now.
+        Waiting runs come first: they may begin now.
         """
         with self._lock:
             changed = False
             waiting, self._waiting = self._waiting, {}
-            watched = (*waiting, *self._gangs)
+            watched = (*waiting, *self._runs)
             try:
-                for gang in watched:
-                    if gang in waiting:
-                        gang.update_placement()
+                for run in watched:
+                    if run in waiting:
+                        run.update_placement()
                     else:
-                        changed |= gang.poll()
-                if self.compaction.poll(self._gangs):
+                        changed |= run.poll()
+                if self.compaction.poll(self._runs):
                     self.update_placement()
                     changed = True
             except Exception as error:  # noqa: BLE001 - this thread must not die silently
-                self._gangs |= dict.fromkeys(watched)  # some may have been taken out already
+                self._runs |= dict.fromkeys(watched)  # some may have been taken out already
                 self._lose(_as_loss(error))
             if changed:
                 self._pause = _SHORTEST_S
             else:
                 self._pause = min(2 * self._pause, _LONGEST_S)
-            pause = self._pause if self._gangs or self._waiting else None
+            pause = self._pause if self._runs or self._waiting else None
         self._run_deferred()
         return pause
 
     def update_placement(self) -> None:
-        """Have every gang react to changed partitions or barred SMs. With the lock."""
+        """Have every run react to changed partitions or barred SMs. With the lock."""
         waiting, self._waiting = self._waiting, {}
-        for gang in (*waiting, *self._gangs):
-            gang.update_placement()
+        for run in (*waiting, *self._runs):
+            run.update_placement()
 
     def end_all(self) -> None:
-        """End every gang that has launches or waits; none is polled any more."""
-        for gang in (*self._waiting, *self._gangs):
-            gang.end()
+        """End every run that has launches or waits; none is polled any more."""
+        for run in (*self._waiting, *self._runs):
+            run.end()
 
     def close(self) -> None:
         """End the thread."""
@@ -143,10 +143,10 @@ class Watcher:
             self._thread.join()
 
     def _lose(self, error: GpudError) -> None:
-        """The context is lost: fail every gang."""
-        for gang in (*self._waiting, *self._gangs):
-            gang.lose(error)
-        self._gangs.clear()
+        """The context is lost: fail every run."""
+        for run in (*self._waiting, *self._runs):
+            run.lose(error)
+        self._runs.clear()
         self._waiting.clear()
 
     def _run(self) -> None:

@@ -1,1 +1,1 @@
-"""Launches: prepared chains, active launches, gates, release paths, run records and output."""
+"""Launches: prepared sequences, active launches, gates, release paths, run records and output."""

@@ -28,9 +28,9 @@ from typing import Any
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.driver.context import Context
 from gpud.device.cuda.driver.semaphore import Semaphore
-from gpud.device.cuda.launch.chain import Chain
 from gpud.device.cuda.launch.gate import GateParameters
 from gpud.device.cuda.launch.release_path import ReleasePath, Slot
+from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.partitioner import GreenContext
 from gpud.device.cuda.placement.release_order import ReleaseOrder
 from gpud.errors import DeviceLost, GpudError
@@ -48,7 +48,7 @@ class ActiveLaunch:
     """One launch on the device.
 
     Attributes:
-        stage: its number in the chain.
+        stage: its number in the sequence.
         count: blocks that were launched.
         limit: blocks that are not told to release; only falls.
         slot: its records, None if it has none.
@@ -159,7 +159,7 @@ class ActiveLaunches:
 
     def begin(
         self,
-        chain: Chain,
+        sequence: CUDASequence,
         stage: int,
         count: int,
         stream: Any,
@@ -172,8 +172,8 @@ class ActiveLaunches:
         """Launch ``count`` blocks of a stage on ``stream``.
 
         Args:
-            chain: of the launch.
-            stage: its number in the chain.
+            sequence: of the launch.
+            stage: its number in the sequence.
             count: number of blocks; in forms whole and unmodified all of the grid.
             stream: to launch on.
             job: address of the stage's job record.
@@ -185,7 +185,7 @@ class ActiveLaunches:
             GpudError, DriverError: it could not begin; no resources are held.
             DeviceLost: it began, and its end cannot be detected.
         """
-        what = chain.stages[stage]
+        what = sequence.stages[stage]
         event = self.take_event()
         slot: Slot | None = None
         persistent = what.form == "persistent"
@@ -193,7 +193,7 @@ class ActiveLaunches:
             if what.form != "unmodified":
                 slot = self.release.take(count if persistent else 0)
                 self.release.place(slot, job, base, bitmap, stream)
-            self._launch(chain, stage, count, stream, slot, place)
+            self._launch(sequence, stage, count, stream, slot, place)
         except (GpudError, DriverError):
             self.give_event(event)
             if slot is not None:
@@ -329,16 +329,16 @@ class ActiveLaunches:
 
     def _launch(
         self,
-        chain: Chain,
+        sequence: CUDASequence,
         stage: int,
         count: int,
         stream: Any,
         slot: Slot | None,
         place: GreenContext | None,
     ) -> None:
-        what = chain.stages[stage]
+        what = sequence.stages[stage]
         control = 0 if slot is None else slot.address
-        parameters = chain.parameters(stage, control)
+        parameters = sequence.parameters(stage, control)
         grid = (count, 1, 1) if what.form in ("persistent", "sliced") else what.grid
         shape = (what.kernel.handle, *grid, *what.block, what.shared, stream, parameters)
         driver = self._context.enter()

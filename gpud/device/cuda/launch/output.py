@@ -5,8 +5,8 @@ are self-contained: no device memory is read to format them, and output that was
 context was lost is still there.
 
 Buffers are reused: whether the driver waits for kernels when it allocates page-locked memory is not
-documented, and runs begin with the device's lock held. So a buffer is allocated when a chain that
-prints is prepared.
+documented, and runs begin with the device's lock held. So a buffer is allocated when a sequence
+that prints is prepared.
 
 Properties:
 * a buffer that is taken reads as zero;

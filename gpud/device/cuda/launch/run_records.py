@@ -1,9 +1,9 @@
-"""Device-side records of one run of a chain: stream, run words, job records, output buffer.
+"""Device-side records of one run of a sequence: stream, run words, job records, output buffer.
 
 Job records are initialised by a copy on the run's own stream, so that no launch there precedes it
 and no thread waits for it; a launch on another stream waits for it, see `RunRecords.wait_on`.
 Behind them are a bitmap of the SMs that are barred to the run (`gpud.compiler.abi.control_words`)
-and, if a kernel of the chain prints, the output record (`gpud.compiler.abi.print_buffer`). Run
+and, if a kernel of the sequence prints, the output record (`gpud.compiler.abi.print_buffer`). Run
 words are those of `gpud.device.cuda.launch.gate`.
 
 A run can move to a stream of another place (`gpud.device.cuda.placement.partitioner`): work on the
@@ -27,8 +27,8 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.print_buffer import OUTPUT_RECORD_BYTES, output_record
 from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.launch import gate
-from gpud.device.cuda.launch.chain import Chain
 from gpud.device.cuda.launch.output import OUTPUT_BYTES, read
+from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.partitioner import GreenContext
 from gpud.errors import DeviceLost
 
@@ -43,7 +43,7 @@ class RunRecords:
 
     Args:
         device: that the run uses.
-        chain: whose image initialises the records; kept alive by the caller.
+        sequence: whose image initialises the records; kept alive by the caller.
         urgent: whether its stream has the highest priority.
         place: where its launches run; None: anywhere.
 
@@ -55,7 +55,11 @@ class RunRecords:
     """
 
     def __init__(
-        self, device: CUDADevice, chain: Chain, urgent: bool, place: GreenContext | None = None
+        self,
+        device: CUDADevice,
+        sequence: CUDASequence,
+        urgent: bool,
+        place: GreenContext | None = None,
     ) -> None:
         self._device = device
         self._urgent = urgent
@@ -65,10 +69,10 @@ class RunRecords:
             self._page = device.host_blocks.take(gate.RUN_BYTES + OUTPUT_RECORD_BYTES)
             undo.callback(device.host_blocks.give, self._page)
             self._page.view[:] = 0
-            self._output = device.output_buffers.take() if chain.output else None
+            self._output = device.output_buffers.take() if sequence.output else None
             if self._output is not None:
                 undo.callback(device.output_buffers.give, self._output)
-            self._records = device.device_blocks.take(chain.record_bytes)
+            self._records = device.device_blocks.take(sequence.record_bytes)
             undo.callback(device.device_blocks.give, self._records)
             self.stream = device.launches.take_stream(urgent, place)
             self.place = place
@@ -79,15 +83,15 @@ class RunRecords:
             driver = device.context.enter()
             if not driver.is_over(device.control_event):  # late writes to their previous owner's
                 driver.call("cuStreamWaitEvent", self.stream, device.control_event, 0)
-            to, size = self._records.address, chain.record_bytes
+            to, size = self._records.address, sequence.record_bytes
             self.bitmap: int = to + size - cw.NAMED_BYTES
-            driver.call("cuMemcpyHtoDAsync", to, chain.image, size, self.stream)
+            driver.call("cuMemcpyHtoDAsync", to, sequence.image, size, self.stream)
             self.unawaited = True
             if self._output is not None:
                 record = output_record(self._output.address, OUTPUT_BYTES)
                 self._page.view[gate.RUN_BYTES :][: len(record)] = np.frombuffer(record, np.uint8)
                 of, size = self._page.address + gate.RUN_BYTES, len(record)
-                driver.call("cuMemcpyHtoDAsync", to + chain.output, of, size, self.stream)
+                driver.call("cuMemcpyHtoDAsync", to + sequence.output, of, size, self.stream)
             driver.call("cuEventRecord", self._ready, self.stream)
             self._close = undo.pop_all()
 

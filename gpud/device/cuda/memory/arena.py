@@ -56,7 +56,7 @@ from gpud.device.cuda.memory.virtual_memory import VirtualMemory
 from gpud.errors import DeviceLost, InvalidArgument, OutOfMemory
 
 if TYPE_CHECKING:
-    from gpud.device.cuda.execution.gang import Gang
+    from gpud.device.cuda.execution.run import CUDARun
     from gpud.device.cuda.memory.arenas import Arenas
 
 __all__ = ["Arena"]
@@ -195,7 +195,7 @@ class Arena:
         """Whether any piece is spare."""
         return any(not piece.parts for piece in self._pieces)
 
-    def reclaim(self, most: int, interrupt: Callable[[Gang], bool]) -> bool:
+    def reclaim(self, most: int, interrupt: Callable[[CUDARun], bool]) -> bool:
         """Free spare pieces; whether there were any.
 
         Args:

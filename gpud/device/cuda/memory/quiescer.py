@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Final
 from gpud.device.cuda.execution.watcher import Watcher
 
 if TYPE_CHECKING:
-    from gpud.device.cuda.execution.gang import Gang
-    from gpud.device.cuda.launch.chain import Chain
+    from gpud.device.cuda.execution.run import CUDARun
+    from gpud.device.cuda.launch.sequence import CUDASequence
 
 __all__ = ["TIMEOUT_S", "Quiescer", "all_runs", "no_runs", "offline_runs"]
 
@@ -49,17 +49,17 @@ _SHORTEST_S: Final = 50e-6
 _LONGEST_S: Final = 2e-3
 
 
-def no_runs(_: Gang) -> bool:
+def no_runs(_: CUDARun) -> bool:
     """Interrupt no run."""
     return False
 
 
-def offline_runs(gang: Gang) -> bool:
+def offline_runs(run: CUDARun) -> bool:
     """Interrupt offline runs: another session's shortage must not delay online ones."""
-    return not gang.urgent
+    return not run.urgent
 
 
-def all_runs(_: Gang) -> bool:
+def all_runs(_: CUDARun) -> bool:
     """Interrupt every run, because its own session needs the memory."""
     return True
 
@@ -71,7 +71,7 @@ class Quiescer:
 
     Args:
         lock: the device's.
-        watcher: has the gangs that are on the device.
+        watcher: has the runs that are on the device.
         wake: see `gpud.device.cuda.device.CUDADevice.wake`.
 
     Attributes:
@@ -87,15 +87,15 @@ class Quiescer:
         self.sleep: Callable[[float], None] = time.sleep
         self.clock: Callable[[], float] = time.monotonic
 
-    def is_quiesced(self, chain: Chain) -> bool:
-        """Whether a chain belongs to a quiesced session, so that it may have no blocks.
+    def is_quiesced(self, sequence: CUDASequence) -> bool:
+        """Whether a sequence belongs to a quiesced session, so that it may have no blocks.
 
         With the lock.
         """
-        return self._quiesced is not None and self._quiesced in chain.arenas
+        return self._quiesced is not None and self._quiesced in sequence.arenas
 
     @contextmanager
-    def quiesce(self, arena: int, interrupt: Callable[[Gang], bool]) -> Iterator[bool]:
+    def quiesce(self, arena: int, interrupt: Callable[[CUDARun], bool]) -> Iterator[bool]:
         """Context manager; yields whether no kernel of the session is on the device while it lasts.
 
         Args:
@@ -107,7 +107,7 @@ class Quiescer:
         finally:
             self._resume()
 
-    def _quiesce(self, arena: int, interrupt: Callable[[Gang], bool]) -> bool:
+    def _quiesce(self, arena: int, interrupt: Callable[[CUDARun], bool]) -> bool:
         with self._lock:
             running = self._running(arena)
             if running and self.clock() < self._retry_after.get(arena, 0):
@@ -116,8 +116,8 @@ class Quiescer:
             if not all(map(interrupt, running)):
                 return False
             self._quiesced = arena
-            for gang in running:
-                gang.reconsider()
+            for run in running:
+                run.reconsider()
         end, pause = self.clock() + TIMEOUT_S, _SHORTEST_S
         while running:
             self._wake()
@@ -134,9 +134,9 @@ class Quiescer:
     def _resume(self) -> None:
         with self._lock:
             arena, self._quiesced = self._quiesced, None
-            for gang in () if arena is None else self._running(arena):
-                gang.reconsider()
+            for run in () if arena is None else self._running(arena):
+                run.reconsider()
         self._wake()
 
-    def _running(self, arena: int) -> list[Gang]:
-        return [gang for gang in self._watcher.gangs if arena in gang.chain.arenas]
+    def _running(self, arena: int) -> list[CUDARun]:
+        return [run for run in self._watcher.runs if arena in run.sequence.arenas]

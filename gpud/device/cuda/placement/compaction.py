@@ -42,7 +42,7 @@ import numpy.typing as npt
 from gpud.compiler.abi.control_words import MOST_SMS
 
 if TYPE_CHECKING:
-    from gpud.device.cuda.execution.gang import Gang
+    from gpud.device.cuda.execution.run import CUDARun
     from gpud.device.cuda.launch.active_launches import ActiveLaunch
 
 __all__ = ["NO_USAGE", "Compaction", "PendingBlocks", "SMUsage"]
@@ -96,19 +96,17 @@ class Compaction:
         self._given_up: set[ActiveLaunch] = set()
         self._until = 0.0
 
-    def poll(self, gangs: Iterable[Gang]) -> bool:
+    def poll(self, runs: Iterable[CUDARun]) -> bool:
         """Update `barred` for launches with pending blocks; whether it changed, for every run."""
-        gangs = tuple(gangs)
-        waiting = [
-            pending for gang in gangs if gang.urgent and (pending := gang.pending) is not None
-        ]
+        runs = tuple(runs)
+        waiting = [pending for run in runs if run.urgent and (pending := run.pending) is not None]
         launches = {launch for pending in waiting for launch in pending.launches}
         self._given_up &= launches
         if not waiting:
             self._pending_since.clear()
             return self._bar(frozenset())
         now = self.clock()
-        if any(gang.leaving for gang in gangs):
+        if any(run.leaving for run in runs):
             self._pending_since.clear()
             self._until = now + _SECONDS
         elif self.barred and now >= self._until:
@@ -119,9 +117,9 @@ class Compaction:
                 launch: self._pending_since.get(launch, now) for launch in launches
             }
         online, offline = NO_USAGE.copy(), NO_USAGE.copy()
-        for gang in gangs:
-            side = online if gang.urgent else offline
-            side += gang.sm_usage
+        for run in runs:
+            side = online if run.urgent else offline
+            side += run.sm_usage
         wanted: frozenset[int] = self.barred
         for pending in waiting:
             if not self._given_up.issuperset(pending.launches):

@@ -1,4 +1,4 @@
-"""Placement of workers: whole SMs for a job where possible, and no capacity left unused."""
+"""Placement of persistent blocks: whole SMs for a job if possible, no capacity left unused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.scheduling.block_scheduler import SM_CAPACITY
-from gpud.device.cpu.scheduling.gang import Gang
+from gpud.device.cpu.scheduling.run import CPURun
 from gpud.device.job import Job, LaunchSpec
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
 
@@ -47,19 +47,19 @@ class Work:
         self.job = Job(device, [launch], priority=priority)
 
     def resize(self, slices: int) -> list[int]:
-        """Workers of each SM, of all jobs, once the job has this many."""
+        """Persistent blocks of each SM, of all jobs, once the job has this many."""
         before = self.job.progress[0]
         more = slices - self.job.slices
         self.job.resize(slices)
         until(lambda: self.job.progress[0] >= before + more)
-        return [sm.workers for sm in self.scheduler.sms]
+        return [sm.blocks for sm in self.scheduler.sms]
 
     def shrink(self, slices: int) -> list[int]:
         """Likewise, with fewer slices; every block of the job ends its task block."""
         self.job.resize(slices)
         self.gate[0] = self.job.progress[0]
         until(lambda: self.job.held == slices)
-        return [sm.workers for sm in self.scheduler.sms]
+        return [sm.blocks for sm in self.scheduler.sms]
 
     def end(self) -> None:
         self.job.end()
@@ -69,7 +69,7 @@ class Work:
 
 def test_a_job_has_as_few_sms_as_its_slices_need(device: CPUDevice) -> None:
     work = Work(device)
-    assert work.job.chain.occupancy == M
+    assert work.job.sequence.occupancy == M
     assert work.resize(2) == [2, 0, 0]
     assert work.resize(M) == [M, 0, 0]
     assert work.resize(2 * M) == [M, M, 0]
@@ -77,7 +77,7 @@ def test_a_job_has_as_few_sms_as_its_slices_need(device: CPUDevice) -> None:
     work.end()
 
 
-def test_a_job_of_several_sms_has_as_many_workers_on_each(device: CPUDevice) -> None:
+def test_a_job_of_several_sms_has_as_many_persistent_blocks_on_each(device: CPUDevice) -> None:
     work = Work(device)
     assert sorted(work.resize(2 * M - 2)) == [0, M - 1, M - 1]
     work.end()
@@ -96,7 +96,7 @@ def test_jobs_share_as_few_sms_as_they_can(device: CPUDevice) -> None:
     first, second = Work(device), Work(device)
     first.resize(M)
     second.resize(M)
-    assert [sm.workers for sm in device.scheduler.sms] == [M, M, 0]
+    assert [sm.blocks for sm in device.scheduler.sms] == [M, M, 0]
     first.end()
     second.end()
 
@@ -106,22 +106,22 @@ def test_fragmented_capacity_is_used(device: CPUDevice) -> None:
     works = [Work(device) for _ in range(3)]
     for work in works:
         work.resize(M - 1)
-    assert [sm.workers for sm in device.scheduler.sms] == [M - 1] * 3
+    assert [sm.blocks for sm in device.scheduler.sms] == [M - 1] * 3
     large = Work(device, threads=512)
-    assert large.job.chain.occupancy == M // 2
+    assert large.job.sequence.occupancy == M // 2
     large.resize(1)
-    assert sum(sm.workers for sm in device.scheduler.sms) == 3 * (M - 1) + 1
+    assert sum(sm.blocks for sm in device.scheduler.sms) == 3 * (M - 1) + 1
     assert sum(sm.used for sm in device.scheduler.sms) <= 3 * SM_CAPACITY
     assert large.job.progress[0] == 1
     # A quarter is left: too little for a second one.
     large.job.resize(2)
-    assert sum(sm.workers for sm in device.scheduler.sms) == 3 * (M - 1) + 1
+    assert sum(sm.blocks for sm in device.scheduler.sms) == 3 * (M - 1) + 1
     for work in (*works, large):
         work.end()
     assert [sm.used for sm in device.scheduler.sms] == [0, 0, 0]
 
 
-def test_a_launch_with_a_small_m_has_blocks_on_every_sm_of_its_chain(device: CPUDevice) -> None:
+def test_a_launch_with_a_small_m_has_blocks_on_every_sm_of_its_sequence(device: CPUDevice) -> None:
     """Its blocks have the lowest indices, and room comes free on one SM after the other."""
     works = [Work(device) for _ in device.scheduler.sms]
     for work in works:
@@ -131,16 +131,16 @@ def test_a_launch_with_a_small_m_has_blocks_on_every_sm_of_its_chain(device: CPU
     launches = [
         LaunchSpec.of(kernel, "persistent", 1000, threads, [pointer(door)]) for threads in (256, 64)
     ]
-    chain = device.prepare(launches)
-    assert (chain.occupancy, chain.max_occupancy) == (M, 4 * M)
-    job = Job(device, chain)
+    sequence = device.prepare(launches)
+    assert (sequence.occupancy, sequence.max_occupancy) == (M, 4 * M)
+    job = Job(device, sequence)
     job.resize(3 * M)
-    gang = job._gang
-    assert isinstance(gang, Gang)
+    run = job._run
+    assert isinstance(run, CPURun)
     for number, work in enumerate(works):
         work.end()
-        until(lambda number=number: len(gang.kept) == (number + 1) * 4 * M)  # type: ignore[misc]
-    first = [gang.kept[index].sm for index in range(3 * M)]
+        until(lambda number=number: len(run.kept) == (number + 1) * 4 * M)  # type: ignore[misc]
+    first = [run.kept[index].sm for index in range(3 * M)]
     assert [first.count(sm) for sm in device.scheduler.sms] == [M] * 3
     job.end()
     gate[0] = OPEN
@@ -165,7 +165,7 @@ def test_an_idle_sm_sleeps(device: CPUDevice) -> None:
     work = Work(device)
     work.resize(M)
     work.end()
-    until(lambda: all(sm.workers == 0 for sm in device.scheduler.sms))
+    until(lambda: all(sm.blocks == 0 for sm in device.scheduler.sms))
 
     def switches() -> list[str]:
         """How often each thread was scheduled so far, and whether it sleeps."""
@@ -212,7 +212,7 @@ def test_an_sm_with_a_block_to_run_does_not_yield() -> None:
     assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
-# -- released workers beside others ----------------------------------------------------------------
+# -- released persistent blocks beside others ------------------------------------------------------
 
 STEPS = r"""
 extern "C" __global__ void steps(unsigned* count, unsigned most) {
@@ -243,7 +243,7 @@ class Steps:
         return int(self.words[0])
 
 
-def test_released_workers_are_throttled_beside_others() -> None:
+def test_released_persistent_blocks_are_throttled_beside_others() -> None:
     with CPUDevice(1) as device:
         late = Steps(device, 4, 5 * STEPS_BESIDE)
         late.job.resize(1)
@@ -261,7 +261,7 @@ def test_released_workers_are_throttled_beside_others() -> None:
         assert late.job.wait(TIMEOUT_S)
 
 
-def test_released_workers_are_not_starved() -> None:
+def test_released_persistent_blocks_are_not_starved() -> None:
     with CPUDevice(1) as device:
         other = Steps(device, 1_000_000, 100)
         late = Steps(device, 4, 2000)

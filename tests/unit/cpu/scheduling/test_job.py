@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling.chain import Chain
+from gpud.device.cpu.scheduling.sequence import CPUSequence
 from gpud.device.job import Form, Job, LaunchSpec
 from gpud.errors import LaunchConfigError
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
@@ -72,16 +72,16 @@ def test_on_done_is_called_exactly_once(device: CPUDevice, form: Form) -> None:
 
 def test_a_job_that_is_over_and_its_owner_form_no_cycle(device: CPUDevice) -> None:
     class Owner:
-        def __init__(self, chain: Chain) -> None:
-            self.job = Job(device, chain, on_left=self.called, on_done=self.called)
+        def __init__(self, sequence: CPUSequence) -> None:
+            self.job = Job(device, sequence, on_left=self.called, on_done=self.called)
 
         def called(self, job: Job) -> None:
             pass
 
     gc.disable()  # only the collector frees a cycle
     try:
-        owner = Owner(make(device, "persistent").job.chain)
-        seen = weakref.ref(owner), weakref.ref(owner.job._gang)
+        owner = Owner(make(device, "persistent").job.sequence)
+        seen = weakref.ref(owner), weakref.ref(owner.job._run)
         owner.job.resize(2)
         owner.job.result(TIMEOUT_S)
         del owner

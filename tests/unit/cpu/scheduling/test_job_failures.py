@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.cpu.scheduling import worker
+from gpud.device.cpu.scheduling import persistent_block
 from gpud.device.job import Form, Job, LaunchSpec
 from gpud.errors import KernelTrap
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
@@ -164,19 +164,19 @@ def test_a_job_without_end_is_killed_alone(device: CPUDevice, name: str, form: F
     assert other.runs.tolist() == [1] * TOTAL
 
 
-def test_a_chain_that_was_killed_runs_again(device: CPUDevice) -> None:
+def test_a_sequence_that_was_killed_runs_again(device: CPUDevice) -> None:
     program = rewritten(ENDLESS)
     entry = program.kernel("polls").entry_for((32, 1, 1), killable=True)
     memory, counts = words(device, 40)
     kernel = device.load(program.ptx).kernel(entry)
-    chain = device.prepare([LaunchSpec.of(kernel, "persistent", 5, 32, [pointer(memory)])])
-    job = Job(device, chain)
+    sequence = device.prepare([LaunchSpec.of(kernel, "persistent", 5, 32, [pointer(memory)])])
+    job = Job(device, sequence)
     job.resize(1)
     until(lambda: counts[0] >= 1)
     job.kill()
     assert job.wait(TIMEOUT_S)
     counts[1] = 1
-    again = Job(device, chain)  # in the same records
+    again = Job(device, sequence)  # in the same records
     again.resize(1)
     again.result(TIMEOUT_S)
     assert again.complete
@@ -232,8 +232,8 @@ extern "C" __global__ void looks_and_leaves(unsigned* seen) {
 def test_no_data_is_left_behind_for_another_session(
     monkeypatch: pytest.MonkeyPatch, idle_bytes: int
 ) -> None:
-    """Whether idle workers are kept for their session or reused for the next one."""
-    monkeypatch.setattr(worker, "_IDLE_BYTES", idle_bytes)
+    """Whether idle persistent blocks are kept for their session or reused for the next one."""
+    monkeypatch.setattr(persistent_block, "_IDLE_BYTES", idle_bytes)
     with CPUDevice(1) as device:
         memory, seen = words(device, 1 << 18)
         size = memory.view.size
@@ -249,10 +249,10 @@ def test_no_data_is_left_behind_for_another_session(
             assert not seen[:64].any()
 
 
-def test_excess_memory_of_idle_workers_is_freed(
+def test_excess_memory_of_idle_persistent_blocks_is_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "_MAX_IDLE_BYTES", 1 << 20)
+    monkeypatch.setattr(persistent_block, "_MAX_IDLE_BYTES", 1 << 20)
     with CPUDevice(2) as device:
         memory, out = words(device, 1 << 12)
         module = device.load(
@@ -272,6 +272,6 @@ def test_excess_memory_of_idle_workers_is_freed(
             job.result(TIMEOUT_S)
             del job
         pool = device.scheduler._pool
-        kept = sum(one.size for one in pool.by_block.values())
+        kept = sum(one.size for one in pool.by_address.values())
         assert 0 < kept <= 1 << 20
         assert not out[12:].any()

@@ -1,4 +1,4 @@
-"""Cleared SMs, and SMs reserved for one job: placement of workers; no task block is lost."""
+"""Cleared SMs, and SMs reserved for one job: placement of blocks; no task block is lost."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ class Work:
         assert self.runs.tolist() == [1] * len(self.runs)
 
 
-def workers(device: CPUDevice) -> list[int]:
-    return [sm.workers for sm in device.scheduler.sms]
+def resident_blocks(device: CPUDevice) -> list[int]:
+    return [sm.blocks for sm in device.scheduler.sms]
 
 
 @pytest.mark.parametrize("form", ["persistent", "sliced"])
-def test_workers_leave_a_cleared_sm_and_are_replaced_elsewhere(
+def test_persistent_blocks_leave_a_cleared_sm_and_are_replaced_elsewhere(
     device: CPUDevice, form: str
 ) -> None:
     work = Work(device, form)
     work.job.resize(2 * M)
     work.begun(2 * M)
-    assert workers(device) == [M, M, 0]
+    assert resident_blocks(device) == [M, M, 0]
     work.job.clear([1])
     assert work.job.held == 2 * M, "it holds no more than it was given"
     work.step()
-    until(lambda: workers(device) == [M, 0, M])
+    until(lambda: resident_blocks(device) == [M, 0, M])
     assert (work.job.slices, work.job.held) == (2 * M, 2 * M)
     work.finish()
 
@@ -85,12 +85,12 @@ def test_without_room_elsewhere_the_others_go_on(device: CPUDevice) -> None:
     work.begun(3 * M)
     work.job.clear([0, 2])
     work.step()
-    until(lambda: workers(device) == [0, M, 0])
+    until(lambda: resident_blocks(device) == [0, M, 0])
     work.job.clear([])
-    until(lambda: workers(device) == [M, M, M])
+    until(lambda: resident_blocks(device) == [M, M, M])
     work.job.clear([0, 1, 2])
     work.step()
-    until(lambda: work.job.held == 0 or workers(device) == [0, 0, 0])
+    until(lambda: work.job.held == 0 or resident_blocks(device) == [0, 0, 0])
     other = Work(device)
     other.job.resize(1)  # it does not wait behind the first job, which cannot use this SM
     other.finish()
@@ -98,7 +98,7 @@ def test_without_room_elsewhere_the_others_go_on(device: CPUDevice) -> None:
     work.finish()
 
 
-def test_a_resize_counts_workers_that_are_leaving_their_sm(device: CPUDevice) -> None:
+def test_a_resize_counts_persistent_blocks_that_are_leaving_their_sm(device: CPUDevice) -> None:
     work = Work(device)
     work.job.resize(2 * M)
     work.begun(2 * M)
@@ -107,12 +107,12 @@ def test_a_resize_counts_workers_that_are_leaving_their_sm(device: CPUDevice) ->
     work.job.resize(2 * M)
     assert work.job.held == 2 * M
     work.step()
-    until(lambda: workers(device) == [0, M, M])
+    until(lambda: resident_blocks(device) == [0, M, M])
     work.job.resize(0)
     work.step()
     until(lambda: work.job.held == 0)
     work.job.resize(2 * M)
-    until(lambda: workers(device) == [0, M, M])
+    until(lambda: resident_blocks(device) == [0, M, M])
     work.finish()
 
 
@@ -135,20 +135,20 @@ def test_a_partition_is_its_jobs_alone_until_the_job_is_over(
     online.job.resize(2 * M)
     offline.step()
     online.begun(2 * M)
-    gang = offline.job._gang
-    workers_by_sm = {sm.index for sm in online.job._gang.workers_by_sm}  # type: ignore[attr-defined]
-    assert len(workers_by_sm) == 2
-    others = {sm.index for sm in gang.workers_by_sm}  # type: ignore[attr-defined]
-    assert not workers_by_sm & others
+    run = offline.job._run
+    blocks_by_sm = {sm.index for sm in online.job._run.blocks_by_sm}  # type: ignore[attr-defined]
+    assert len(blocks_by_sm) == 2
+    others = {sm.index for sm in run.blocks_by_sm}  # type: ignore[attr-defined]
+    assert not blocks_by_sm & others
     late = Work(device)
     late.job.resize(1)  # as it may be with another scheduler: there is no room on the third
     offline.job.resize(M - 1)
     offline.step()
     late.begun(1)
-    assert {sm.index for sm in late.job._gang.workers_by_sm} == others  # type: ignore[attr-defined]
+    assert {sm.index for sm in late.job._run.blocks_by_sm} == others  # type: ignore[attr-defined]
     online.finish()
     offline.job.resize(2 * M)
-    until(lambda: sum(workers(device)) == 2 * M + 1)
+    until(lambda: sum(resident_blocks(device)) == 2 * M + 1)
     late.finish()
     offline.finish()
 
@@ -161,8 +161,8 @@ def test_partitions_are_disjoint_and_limited_to_the_sms(device: CPUDevice) -> No
     second.job.resize(2 * M)
     first.begun(M)
     second.begun(2 * M)
-    assert workers(device) == [M, M, M]
-    one, other = first.job._gang.workers_by_sm, second.job._gang.workers_by_sm  # type: ignore[attr-defined]
+    assert resident_blocks(device) == [M, M, M]
+    one, other = first.job._run.blocks_by_sm, second.job._run.blocks_by_sm  # type: ignore[attr-defined]
     assert not one.keys() & other.keys()
     first.finish()
     third = Work(device, exclusive=1)
@@ -177,7 +177,7 @@ def test_a_launch_that_cannot_be_resized_stays_to_its_end(device: CPUDevice) -> 
     offline.begun(3)
     online = Work(device, exclusive=1)
     online.job.resize(M)
-    assert sum(workers(device)) >= 3
+    assert sum(resident_blocks(device)) >= 3
     assert offline.job.progress[1] == 0
     offline.finish()
     online.begun(M)

@@ -19,7 +19,7 @@ from gpud.compiler.abi import control_words as words
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import Failure, Space
 from gpud.device.cpu.abi.record_access import load, offset
-from gpud.device.cpu.abi.records import CHAIN, WORKER, WORKER_BYTES
+from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, RUN
 from gpud.device.cpu.codegen.emit.addresses import header_field
 from gpud.device.cpu.codegen.emit.fault_reports import report_fields
 from gpud.device.cpu.codegen.preparation.fence_instruction import (
@@ -204,9 +204,9 @@ def check_exactly(code: ThreadCode, ins: ptx.Instruction, address: str, end: str
 def poll(code: ThreadCode, ins: ptx.Instruction) -> None:
     """Emit a ``gpud.poll``: end the block if its job is to be killed."""
     e = code.e
-    worker = e.value(f"getelementptr i8, ptr %b, i64 {WORKER['chain'][0] - WORKER_BYTES}")
-    chain = e.value(f"load ptr, ptr {worker}, !invariant.load !0")
-    flag = e.value(f"getelementptr i8, ptr {chain}, i64 {CHAIN['kill'][0]}")
+    field = e.value(f"getelementptr i8, ptr %b, i64 {BLOCK['run'][0] - BLOCK_BYTES}")
+    run = e.value(f"load ptr, ptr {field}, !invariant.load !0")
+    flag = e.value(f"getelementptr i8, ptr {run}, i64 {RUN['kill'][0]}")
     value = e.value(f"load atomic i32, ptr {flag} monotonic, align 4, !noalias {_OTHER_MEMORY}")
     killed = e.value(f"icmp ne i32 {value}, 0")
     end, go_on = e.label("killed"), e.label("alive")

@@ -10,17 +10,17 @@ from gpud.errors import GpudError
 
 if TYPE_CHECKING:
     from gpud.device.cpu.device import CPUDevice
-    from gpud.device.cpu.scheduling.chain import Chain
+    from gpud.device.cpu.scheduling.sequence import CPUSequence
 
-__all__ = ["Launch"]
+__all__ = ["NativeLaunch"]
 
 
-class Launch:
+class NativeLaunch:
     """A running grid; creating the object starts it.
 
     Args:
         device: the device on which it runs.
-        chain: a chain of one launch, of a kernel that is not rewritten.
+        sequence: a sequence of one launch, of a kernel that is not rewritten.
         on_done: called once, on an SM's thread, when the last block has left.
         cleared: SMs on which none of its blocks may run.
     """
@@ -28,40 +28,40 @@ class Launch:
     def __init__(
         self,
         device: CPUDevice,
-        chain: Chain,
-        on_done: Callable[[Launch], None] | None,
+        sequence: CPUSequence,
+        on_done: Callable[[NativeLaunch], None] | None,
         cleared: Collection[int] = (),
     ) -> None:
-        self._name = chain.launches[0].name
+        self._name = sequence.launches[0].name
         self._on_done = on_done
         self._done = threading.Event()
-        self._gang = device.gang(chain, 0, on_left=lambda: None, on_over=self._over)
+        self._run = device.new_run(sequence, 0, on_left=lambda: None, on_over=self._over)
         if cleared:
-            self._gang.clear(cleared)
-        self._gang.resize(1)
+            self._run.clear(cleared)
+        self._run.resize(1)
 
     @property
     def active(self) -> int:
         """Number of blocks that are resident now."""
-        return self._gang.present
+        return self._run.present
 
     @property
     def output(self) -> bytes:
         """What its blocks have printed so far."""
-        return self._gang.output
+        return self._run.output
 
     @property
     def error(self) -> GpudError | None:
         """What it failed with, or ``None``."""
-        return self._gang.error
+        return self._run.error
 
     def stop(self) -> None:
         """Start no further block; running ones go on to their end."""
-        self._gang.end()
+        self._run.end()
 
     def kill(self) -> None:
         """`stop`; running blocks leave at their next kill poll."""
-        self._gang.kill()
+        self._run.kill()
 
     def _over(self) -> None:
         self._done.set()
@@ -86,5 +86,5 @@ class Launch:
         """
         if not self._done.wait(timeout):
             raise TimeoutError(f"{self._name} is still running after {timeout} s")
-        if self._gang.error is not None:
-            raise self._gang.error
+        if self._run.error is not None:
+            raise self._run.error

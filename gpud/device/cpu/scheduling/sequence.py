@@ -1,4 +1,4 @@
-"""A chain of launches, prepared for the SM loop; it can run any number of times.
+"""A sequence of launches, prepared for the SM loop; it can run any number of times.
 
 Problem: a service submits the same hundred launches again and again, and preparing them costs a
 hundred times as much as running an empty kernel. Approach: what does not change from run to run
@@ -6,7 +6,7 @@ hundred times as much as running an empty kernel. Approach: what does not change
 copying.
 
 Properties:
-* a chain may run several times at once: each run has its own records;
+* a sequence may run several times at once: each run has its own records;
 * a run begins with nothing claimed and nothing done, whatever happened in earlier runs.
 """
 
@@ -23,9 +23,9 @@ from gpud.compiler.abi import control_words as cw
 from gpud.compiler.abi.reserved_names import kernel_of
 from gpud.device.cpu.abi.layout import HEADER, HIDDEN_ALIGNMENT, TEMPLATE_BYTES, WARP, align_up
 from gpud.device.cpu.abi.records import (
-    CHAIN,
-    CHAIN_BYTES,
     NONE,
+    RUN,
+    RUN_BYTES,
     STAGE,
     STAGE_BYTES,
     ClaimMode,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpud.device.cpu.device import CPUDevice
     from gpud.device.cpu.program.module import CPUKernel
 
-__all__ = ["Chain", "LaunchInfo", "RunRecords"]
+__all__ = ["CPUSequence", "LaunchInfo", "RunRecords"]
 
 Dim3 = tuple[int, int, int]
 
@@ -80,10 +80,10 @@ class _Plan(NamedTuple):
 
 
 class RunRecords:
-    """The records of one run of a chain.
+    """The records of one run of a sequence.
 
     Attributes:
-        address: address of the `CHAIN` record.
+        address: address of the `RUN` record.
         words: 32-bit words from that address on.
     """
 
@@ -101,8 +101,8 @@ class RunRecords:
         self._view[:] = fresh
 
 
-class Chain:
-    """A `gpud.device.interface.Chain` of the CPU device; each launch is one stage.
+class CPUSequence:
+    """A `gpud.device.interface.LaunchSequence` of the CPU device; each launch is one stage.
 
     Attributes:
         launches: a description of each stage for messages.
@@ -110,11 +110,11 @@ class Chain:
         blocks_before: for each stage, the task blocks of all stages before it.
         total: task blocks in all.
         largest: for each stage, the largest number of task blocks of it or a later stage.
-        occupancy: M of the chain.
+        occupancy: M of the sequence.
         max_occupancy: the largest M of a launch.
-        fixed: workers that no resize takes away: the most that a launch in form whole needs.
+        fixed: blocks that no resize takes away: the most that a launch in form whole needs.
         fixed_stages: whether each stage cannot be resized once it runs.
-        worker_bytes: memory of a worker that is enough for the blocks of all stages.
+        block_bytes: memory of a block that is enough for the blocks of all stages.
         stages_at: bytes from a run's record to its first stage's.
         blocks: threads of a block of each stage, in x, y, z.
         owner: the arena that its modules were loaded with, None without one. Compared by identity:
@@ -135,7 +135,7 @@ class Chain:
         )
         self._kernels: list[CPUKernel] = [spec.kernel for spec in specs]  # keeps their code alive
         self._plans = plans
-        self.blocks = [as_dim3("block", spec.block) for spec in specs]
+        self.block_shapes = [as_dim3("block", spec.block) for spec in specs]
         self.owner = self._kernels[0].module.arena
         measured = [
             spec.occupancy or plan.occupancy for spec, plan in zip(specs, plans, strict=True)
@@ -158,7 +158,7 @@ class Chain:
         self.stages_at = stages_at(device.sms)
         stages = self._stages(specs, grids, plans, measured)
         params = stages["params_bytes"]
-        self.worker_bytes = int((stages["params_at"] + params).max())
+        self.block_bytes = int((stages["params_at"] + params).max())
         self._fresh = self._record() + stages.tobytes()
         self._free: list[RunRecords] = []
 
@@ -173,7 +173,7 @@ class Chain:
             *(() if module.heap is None else (module.heap.range,)),
         )
 
-    def acquire_run(self) -> RunRecords:
+    def acquire_records(self) -> RunRecords:
         """Records for a run, in their initial state."""
         try:
             run = self._free.pop()
@@ -182,8 +182,8 @@ class Chain:
         run.reset(self._fresh)
         return run
 
-    def release_run(self, run: RunRecords) -> None:
-        """Return the records of a run that is over: no worker uses them."""
+    def release_records(self, run: RunRecords) -> None:
+        """Return the records of a run that is over: no block uses them."""
         self._free.append(run)
 
     def _record(self) -> bytes:
@@ -195,8 +195,8 @@ class Chain:
             "fixed": self.fixed,
             "stages_at": self.stages_at,
         }.items():
-            record[CHAIN[name][0] // 4] = value
-        assert record.nbytes >= CHAIN_BYTES
+            record[RUN[name][0] // 4] = value
+        assert record.nbytes >= RUN_BYTES
         return record.tobytes()
 
     def _stages(
@@ -235,7 +235,7 @@ class Chain:
         stages["template"] = self._templates.ctypes.data + TEMPLATE_BYTES * np.arange(count)
         sizes, starts, packed = _pack([spec.parameters for spec in specs])
         hidden = [plan.control_at for plan in plans]
-        # The hidden parameter is written into the worker's own copy.
+        # The hidden parameter is written into the block's own copy.
         sizes = np.maximum(sizes, [0 if at == NONE else at + 8 for at in hidden])
         self._params = np.frombuffer(bytearray(packed), np.uint8)
         stages["params"] = self._params.ctypes.data + starts

@@ -112,12 +112,12 @@ def test_a_running_job_grows_and_reports_its_slices() -> None:
 def test_urgent_runs_have_the_streams_of_the_highest_priority() -> None:
     fake = SteppedDriver(4)
     with device_of(fake) as device:
-        chain = device.prepare(launches(device, "p"))
+        sequence = device.prepare(launches(device, "p"))
         device.launches._streams.clear()  # the prepared ones
         before = len(fake.streams.all)
         assert before > 1
         for priority in (0, 1):
-            job = Job(device, chain, priority=priority)
+            job = Job(device, sequence, priority=priority)
             job.resize(1)
             drive(fake, device, job)
         made = fake.streams.all[before:]
@@ -128,11 +128,13 @@ def test_launches_of_several_occupancies_have_their_share_of_blocks() -> None:
     fake = SteppedDriver(5)
     with device_of(fake) as device:
         specs = launches(device, "pp", total=100)
-        chain = device.prepare([specs[0]._replace(occupancy=4), specs[1]._replace(occupancy=6)], 2)
-        assert chain.occupancy == 2
-        assert (chain.blocks(0, 3), chain.blocks(1, 3)) == (6, 9)
-        assert (chain.slices_of(0, 5), chain.slices_of(1, 7)) == (3, 3)
-        assert chain.later_slices(0, 50) == 34
+        sequence = device.prepare(
+            [specs[0]._replace(occupancy=4), specs[1]._replace(occupancy=6)], 2
+        )
+        assert sequence.occupancy == 2
+        assert (sequence.blocks(0, 3), sequence.blocks(1, 3)) == (6, 9)
+        assert (sequence.slices_of(0, 5), sequence.slices_of(1, 7)) == (3, 3)
+        assert sequence.later_slices(0, 50) == 34
         with pytest.raises(ValueError, match="M of a job"):
             device.prepare(specs, 3)
 
@@ -211,8 +213,8 @@ def test_a_job_that_grows_again_and_again_has_few_streams() -> None:
 def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
     fake = SteppedDriver(seed)
     with device_of(fake) as device:
-        chain = launches(device, "pp", total=12)
-        before = Job(device, chain)
+        sequence = launches(device, "pp", total=12)
+        before = Job(device, sequence)
         before.resize(1)
         fake.run(7)
         before.resize(0)
@@ -220,7 +222,7 @@ def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
         before.end()  # its records are left with task blocks to claim
         assert before.progress[0] < 12
         fake.ran.clear()
-        job = Job(device, chain)
+        job = Job(device, sequence)
         job.resize(1)
         job.resize(4)
         drive(fake, device, job)
@@ -240,11 +242,11 @@ def test_kill_sets_the_kill_words() -> None:
         assert len(fake.ran) < 100
 
 
-def test_runs_of_one_chain_at_once_do_not_disturb_each_other() -> None:
+def test_runs_of_one_sequence_at_once_do_not_disturb_each_other() -> None:
     fake = SteppedDriver(10)
     with device_of(fake) as device:
-        chain = device.prepare(launches(device, "pp"))
-        jobs = [Job(device, chain) for _ in range(3)]
+        sequence = device.prepare(launches(device, "pp"))
+        jobs = [Job(device, sequence) for _ in range(3)]
         for job in jobs:
             job.resize(2)
         for job in jobs:
@@ -265,7 +267,7 @@ def test_a_lost_context_fails_every_run() -> None:
     assert all(isinstance(job.error, DeviceLost) for job in jobs)
     assert ended == jobs
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
-        Job(device, jobs[0].chain).resize(1)
+        Job(device, jobs[0].sequence).resize(1)
 
 
 def test_vanished_blocks_are_an_internal_error() -> None:
@@ -371,13 +373,13 @@ def test_late_writes_do_not_reach_another_run() -> None:
         first.resize(2)
         fake.run(20)
         control.busy = True
-        gang: Any = first._gang
-        at = gang._tracker.on_device.job(0)
+        run: Any = first._run
+        at = run._tracker.on_device.job(0)
         first.kill()
         drive(fake, device, first)
         second.resize(2)
-        gang = second._gang
-        assert gang._tracker.on_device.job(0) == at
+        run = second._run
+        assert run._tracker.on_device.job(0) == at
         fake.run(20)
         control.busy = False
         while not second.progress[1]:
@@ -415,7 +417,7 @@ def test_a_finished_job_has_no_reference_cycle(*, ended: bool) -> None:
             if ended:
                 job.end()
             drive(fake, device, job)
-            seen = weakref.ref(job._gang)
+            seen = weakref.ref(job._run)
             del job
             assert seen() is None
         finally:

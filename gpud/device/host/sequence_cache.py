@@ -1,7 +1,7 @@
-"""Caches prepared chains by the bytes of `StartJob` that describe them.
+"""Caches prepared sequences by the bytes of `StartJob` that describe them.
 
-A service submits the same chain again and again. Its `StartJob` then holds the same bytes, so they
-serve as the key: decoding, resolving the kernels and preparing the chain is done once.
+A service submits the same sequence again and again. Its `StartJob` then holds the same bytes, so
+they serve as the key: decoding, resolving the kernels and preparing the sequence is done once.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from gpud.device.host.messages import HOST_PROTOCOL, Launch
 from gpud.device.interface import Device, LaunchSpec
 from gpud.errors import GpudError, InvalidArgument
 
-__all__ = ["ChainCache"]
+__all__ = ["SequenceCache"]
 
 _MOST_LAUNCHES = 1 << 20
 _LIMIT_BYTES = 32 << 20
-"""Limit of the keys, the bytes of `StartJob`; prepared chains take several times that."""
+"""Limit of the keys, the bytes of `StartJob`; prepared sequences take several times that."""
 
 
 class _Kept(NamedTuple):
     modules: frozenset[int]
-    chain: Any
+    sequence: Any
 
 
-class ChainCache:
-    """The prepared chains of a device. Not thread-safe.
+class SequenceCache:
+    """The prepared sequences of a device. Not thread-safe.
 
     Args:
         device: prepares them.
         kernel: finds a loaded kernel by module number and name; raises if there is none.
-        limit_bytes: limit of the keys' size in total; the oldest chains go first.
+        limit_bytes: limit of the keys' size in total; the oldest sequences go first.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ChainCache:
         self._bytes = 0
 
     def prepared(self, packed: bytes, occupancy: int) -> Any:
-        """The chain that ``packed`` describes, see `gpud.device.host.messages.StartJob`.
+        """The sequence that ``packed`` describes, see `gpud.device.host.messages.StartJob`.
 
         Args:
             packed: its launches.
@@ -66,22 +66,22 @@ class ChainCache:
             found = self._made(packed, occupancy)
             if len(packed) <= self._limit_bytes:
                 self._keep((packed, occupancy), found)
-        return found.chain
+        return found.sequence
 
     def forget(self, modules: set[int]) -> None:
-        """Drop the chains that use these modules."""
+        """Drop the sequences that use these modules."""
         for key in [key for key, one in self._kept.items() if not one.modules.isdisjoint(modules)]:
             self._drop(key)
 
     def _made(self, packed: bytes, occupancy: int) -> _Kept:
         rows = HOST_PROTOCOL.decode_records(Launch, packed, least=1, most=_MOST_LAUNCHES)
         try:
-            chain = self._device.prepare([self._resolved(row) for row in rows], occupancy)
+            sequence = self._device.prepare([self._resolved(row) for row in rows], occupancy)
         except GpudError:
             raise
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
-        return _Kept(frozenset(row.module for row in rows), chain)
+        return _Kept(frozenset(row.module for row in rows), sequence)
 
     def _resolved(self, row: Launch) -> LaunchSpec:
         kernel = self._kernel(row.module, row.entry)

@@ -1,15 +1,15 @@
-"""A chain of launches prepared for the GPU, to be run any number of times.
+"""A sequence of launches prepared for the GPU, to be run any number of times.
 
 Problem: a service submits the same hundred launches again and again. What does not change from run
 to run (parameters, initial job records) is laid out once; what does is one block of device memory,
 which one copy on the run's own stream initialises.
 
-Terms: a *stage* is one launch of the chain. Stages in persistent form follow each other on the
+Terms: a *stage* is one launch of the sequence. Stages in persistent form follow each other on the
 device (`gpud.device.cuda.launch.gate`); the others are *hosted*: the host starts each when all
 before it is over, in sub-grids if it is sliced.
 
 Properties:
-* a chain may run several times at once: each run has records of its own;
+* a sequence may run several times at once: each run has records of its own;
 * a run begins with nothing claimed and nothing done; all stages but the first are closed;
 * the number of task blocks per claim is what the launch asks for, or else follows from the block
   time in the kernel's last run (`gpud.device.claim_size`).
@@ -35,7 +35,7 @@ from gpud.errors import LaunchConfigError
 if TYPE_CHECKING:
     from gpud.device.cuda.device import CUDADevice
 
-__all__ = ["Chain", "LaunchInfo", "Stage"]
+__all__ = ["CUDASequence", "LaunchInfo", "PreparedLaunch"]
 
 Dim3 = tuple[int, int, int]
 
@@ -50,8 +50,8 @@ class LaunchInfo(NamedTuple):
     grid: Dim3
 
 
-class Stage(NamedTuple):
-    """A launch of the chain.
+class PreparedLaunch(NamedTuple):
+    """A launch of the sequence.
 
     Attributes:
         kernel: to launch.
@@ -76,7 +76,7 @@ class Stage(NamedTuple):
     prints: bool
 
 
-class Chain:
+class CUDASequence:
     """Launches that run one after the other, as `gpud.device.interface.Device.prepare` says.
 
     Attributes:
@@ -85,7 +85,7 @@ class Chain:
         stages: what is launched.
         before: task blocks of all stages before each.
         total: task blocks in all.
-        occupancy: M of the chain.
+        occupancy: M of the sequence.
         image: address of the initial records of a run, in page-locked memory.
         record_bytes: size of these records: the job records, the output record if a kernel prints,
             and the bitmap of barred SMs.
@@ -227,7 +227,7 @@ class _Parameters:
         self._controls[stage] = address
 
 
-def _stage(device: CUDADevice, spec: LaunchSpec, pointers: int) -> Stage:
+def _stage(device: CUDADevice, spec: LaunchSpec, pointers: int) -> PreparedLaunch:
     """Check a launch and make its stage.
 
     Raises:
@@ -261,4 +261,6 @@ def _stage(device: CUDADevice, spec: LaunchSpec, pointers: int) -> Stage:
     measured = device.occupancy(kernel, block, spec.shared)
     occupancy = spec.occupancy or measured
     prints = kernel.prints and spec.form in REWRITTEN
-    return Stage(kernel, spec.form, grid, block, spec.shared, total, occupancy, pointers, prints)
+    return PreparedLaunch(
+        kernel, spec.form, grid, block, spec.shared, total, occupancy, pointers, prints
+    )

@@ -1,7 +1,7 @@
 """The compiler process of a CPU device: runs LLVM outside the device host.
 
-``python -m gpud.device.host.native_worker --fd N`` with N a connected stream socket, whose other
-end is `gpud.device.host.native_compiler`.
+``python -m gpud.device.host.native_compile_process --fd N`` with N a connected stream socket, whose
+other end is `gpud.device.host.native_compiler`.
 
 Properties:
     answers_once: a request that does not end the process has one answer; errors are GpudErrors;
@@ -43,7 +43,7 @@ _READ_BYTES = 1 << 18
 
 def main(arguments: list[str] | None = None) -> int:
     """Answer requests until the other end closes; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m gpud.device.host.native_worker")
+    parser = argparse.ArgumentParser(prog="python -m gpud.device.host.native_compile_process")
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument("--memory-bytes", type=int, default=0, help="0 for no limit")
     options = parser.parse_args(arguments)

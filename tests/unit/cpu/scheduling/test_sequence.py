@@ -1,7 +1,7 @@
-"""Chains of launches as one job: order, resizing at any point, held slices, repeated runs.
+"""Sequences of launches as one job: order, resizing at any point, held slices, repeated runs.
 
-`Steps` is a chain whose launches depend on each other: each task block of a launch adds up what all
-task blocks of the launch before have left, so one that begins too early leaves a wrong number.
+`Steps` is a sequence whose launches depend on each other: each task block of a launch adds up what
+all task blocks of the launch before have left, so one that begins too early leaves a wrong number.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def word(value: int) -> bytes:
 
 
 class Steps:
-    """A chain of `sums` launches with given grids and forms, and what they must leave."""
+    """A sequence of `sums` launches with given grids and forms, and what they must leave."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Steps:
 
 
 class Gated:
-    """A chain of `gated` launches that share one gate."""
+    """A sequence of `gated` launches that share one gate."""
 
     def __init__(
         self, device: CPUDevice, kernels: Kernels, grids: Sequence[int], form: Form = "persistent"
@@ -175,7 +175,7 @@ def test_launches_run_in_order(
     assert (job.done, job.complete, job.held, job.exhausted) == (True, True, 0, True)
 
 
-def test_forms_mix_in_one_chain(device: CPUDevice, kernels: Kernels) -> None:
+def test_forms_mix_in_one_sequence(device: CPUDevice, kernels: Kernels) -> None:
     steps = Steps(device, kernels, [7] * 12, FORMS * 3)
     job = Job(device, steps.specs)
     job.resize(2)
@@ -183,7 +183,7 @@ def test_forms_mix_in_one_chain(device: CPUDevice, kernels: Kernels) -> None:
     steps.check()
 
 
-def test_a_long_chain(device: CPUDevice, kernels: Kernels) -> None:
+def test_a_long_sequence(device: CPUDevice, kernels: Kernels) -> None:
     steps = Steps(device, kernels, [3] * 1000, LOOPS * 1000, [32] * 1000)
     job = Job(device, steps.specs)
     job.resize(4)
@@ -215,21 +215,21 @@ def test_each_launch_prints(device: CPUDevice, kernels: Kernels) -> None:
 def test_each_launch_has_blocks_in_proportion_to_its_own_occupancy(
     device: CPUDevice, kernels: Kernels, slices: int, running: tuple[int, int]
 ) -> None:
-    chain = Gated(device, kernels, [20, 20])
-    measured = [chain.specs[0]._replace(occupancy=4), chain.specs[1]._replace(occupancy=16)]
+    sequence = Gated(device, kernels, [20, 20])
+    measured = [sequence.specs[0]._replace(occupancy=4), sequence.specs[1]._replace(occupancy=16)]
     job = Job(device, measured)
-    assert job.chain.occupancy == 4
+    assert job.sequence.occupancy == 4
     job.resize(slices)
     until(lambda: job.progress[0] == running[0])
     assert job.held == slices
-    chain.gate[0] = 20
+    sequence.gate[0] = 20
     until(lambda: job.progress[0] == 20 + running[1])
     assert job.held == slices
     job.resize(1)
     assert job.held == slices, "blocks that run are never evicted"
-    chain.gate[0] = 20 + running[1]
+    sequence.gate[0] = 20 + running[1]
     until(lambda: job.held == 1 and job.progress[:2] == (20 + running[1] + 4, 20 + running[1]))
-    chain.open()
+    sequence.open()
     job.result(TIMEOUT_S)
 
 
@@ -240,19 +240,19 @@ def test_a_launch_goes_on_when_others_than_its_first_blocks_are_left(
     other = Gated(device, kernels, [2], "whole")
     beside = Job(device, [other.specs[0]._replace(occupancy=2)])
     beside.resize(1)
-    chain = Gated(device, kernels, [16, 6, 1])
-    measured = zip(chain.specs, (16, 4, 16), strict=True)
+    sequence = Gated(device, kernels, [16, 6, 1])
+    measured = zip(sequence.specs, (16, 4, 16), strict=True)
     job = Job(device, [spec._replace(occupancy=most) for spec, most in measured])
     job.resize(4)
     until(lambda: job.progress[0] == 16)
-    chain.gate[0] = 16
+    sequence.gate[0] = 16
     until(lambda: job.progress[0] == 20)
     job.clear([0])
-    chain.open()
+    sequence.open()
     other.open()
     beside.result(TIMEOUT_S)
     job.result(TIMEOUT_S)
-    assert [runs.tolist() for runs in chain.runs] == [[1] * 16, [1] * 6, [1]]
+    assert [runs.tolist() for runs in sequence.runs] == [[1] * 16, [1] * 6, [1]]
 
 
 def test_occupancy_must_be_that_of_the_launches(device: CPUDevice, kernels: Kernels) -> None:
@@ -268,20 +268,20 @@ def test_occupancy_must_be_that_of_the_launches(device: CPUDevice, kernels: Kern
 def test_held_counts_released_blocks_until_they_have_left(
     device: CPUDevice, kernels: Kernels
 ) -> None:
-    chain = Gated(device, kernels, [40])
+    sequence = Gated(device, kernels, [40])
     left = threading.Semaphore(0)
-    job = Job(device, chain.specs, on_left=lambda _: left.release())
+    job = Job(device, sequence.specs, on_left=lambda _: left.release())
     job.resize(6)
     until(lambda: job.progress[0] == 6)
     assert (job.held, job.exhausted) == (6, False)
     job.resize(2)
     assert job.held == 6
-    chain.gate[0] = 6
+    sequence.gate[0] = 6
     until(lambda: job.held == 2)
     assert left.acquire(timeout=TIMEOUT_S)
     assert job.slices == 2
     assert not job.exhausted
-    chain.open()
+    sequence.open()
     job.result(TIMEOUT_S)
     assert (job.held, job.exhausted) == (0, True)
     assert job.release_ns > 0
@@ -291,8 +291,8 @@ def test_held_counts_released_blocks_until_they_have_left(
 def test_blocks_without_room_go_away_at_once(kernels: Kernels) -> None:
     with CPUDevice(1, capability=75) as small:
         own = Kernels(small)
-        chain = Gated(small, own, [100])
-        job = Job(small, chain.specs)
+        sequence = Gated(small, own, [100])
+        job = Job(small, sequence.specs)
         job.resize(40)
         until(lambda: job.progress[0] == 16)
         assert job.held == 40
@@ -300,65 +300,65 @@ def test_blocks_without_room_go_away_at_once(kernels: Kernels) -> None:
         assert job.held == 16
         job.resize(18)
         assert job.held == 18
-        chain.open()
+        sequence.open()
         job.result(TIMEOUT_S)
-        assert chain.runs[0].tolist() == [1] * 100
+        assert sequence.runs[0].tolist() == [1] * 100
 
 
 def test_a_job_is_exhausted_when_its_last_launch_is_claimed(
     device: CPUDevice, kernels: Kernels
 ) -> None:
-    chain = Gated(device, kernels, [3, 2, 5])
+    sequence = Gated(device, kernels, [3, 2, 5])
     left = threading.Semaphore(0)
-    job = Job(device, chain.specs, on_left=lambda _: left.release())
+    job = Job(device, sequence.specs, on_left=lambda _: left.release())
     job.resize(4)
     until(lambda: job.progress[0] == 3)
     # The fourth block waits for the launches to come.
     assert (job.held, job.exhausted) == (4, False)
-    chain.gate[0] = 4
+    sequence.gate[0] = 4
     until(lambda: job.progress == (5, 4, 10))
     assert (job.held, job.exhausted) == (4, False)
-    chain.gate[0] = 5
+    sequence.gate[0] = 5
     until(lambda: job.progress[0] == 9)
     assert (job.held, job.exhausted) == (4, False)
-    chain.gate[0] = 6
+    sequence.gate[0] = 6
     until(lambda: job.progress[0] == 10)
     assert job.exhausted
     assert job.held == 4
     for over in range(7, 10):
-        chain.gate[0] = over
+        sequence.gate[0] = over
         until(lambda over=over: job.held == 10 - over)  # type: ignore[misc]
         assert left.acquire(timeout=TIMEOUT_S)
     assert not job.done
-    chain.open()
+    sequence.open()
     job.result(TIMEOUT_S)
 
 
 def test_no_more_blocks_than_the_largest_launch_can_use(
     device: CPUDevice, kernels: Kernels
 ) -> None:
-    chain = Gated(device, kernels, [2, 5, 3])
-    job = Job(device, chain.specs)
+    sequence = Gated(device, kernels, [2, 5, 3])
+    job = Job(device, sequence.specs)
     job.resize(30)
     assert job.held == 5
-    chain.open()
+    sequence.open()
     job.result(TIMEOUT_S)
 
 
 def test_released_blocks_that_are_wanted_again_stay(device: CPUDevice, kernels: Kernels) -> None:
-    chain = Gated(device, kernels, [40])
-    job = Job(device, chain.specs)
+    sequence = Gated(device, kernels, [40])
+    job = Job(device, sequence.specs)
     job.resize(5)
     until(lambda: job.progress[0] == 5)
     job.resize(0)
     assert job.held == 5
     job.resize(5)
     assert job.held == 5
-    chain.gate[0] = 5
+    sequence.gate[0] = 5
     until(lambda: job.progress == (10, 5, 40))
-    chain.open()
+    sequence.open()
     job.result(TIMEOUT_S)
-    assert chain.runs[0].tolist() == [1] * 40
+    assert sequence.runs[0].tolist() == [1] * 40
 
 
 # -- ending ------------------------------------------------------------------------------------
@@ -368,21 +368,21 @@ def test_released_blocks_that_are_wanted_again_stay(device: CPUDevice, kernels: 
 def test_end_lets_running_blocks_end_and_runs_no_more(
     device: CPUDevice, kernels: Kernels, form: Form
 ) -> None:
-    chain = Gated(device, kernels, [5, 5], form)
+    sequence = Gated(device, kernels, [5, 5], form)
     ended: list[Job] = []
-    job = Job(device, chain.specs, on_done=ended.append)
+    job = Job(device, sequence.specs, on_done=ended.append)
     job.resize(3)
     until(lambda: job.progress[0] >= 3)
     job.end()
     assert not job.done
     assert job.exhausted
     started = job.progress[0]
-    chain.open()
+    sequence.open()
     assert job.wait(TIMEOUT_S)
     assert (job.complete, job.error, job.held) == (False, None, 0)
     assert job.progress == (started, started, 10)
-    assert int(chain.runs[0].sum()) == started
-    assert not chain.runs[1].any()
+    assert int(sequence.runs[0].sum()) == started
+    assert not sequence.runs[1].any()
     job.end()
     job.resize(4)
     job.result(0)
@@ -419,7 +419,7 @@ def test_end_of_a_job_whose_blocks_have_no_room(kernels: Kernels) -> None:
         one.result(TIMEOUT_S)
 
 
-def test_a_failed_launch_ends_the_chain(device: CPUDevice, kernels: Kernels) -> None:
+def test_a_failed_launch_ends_the_sequence(device: CPUDevice, kernels: Kernels) -> None:
     steps = Steps(device, kernels, [4, 4], LOOPS * 2)
     for form in FORMS:
         launches = [
@@ -495,32 +495,32 @@ def test_end_at_any_moment_leaves_a_prefix_and_nothing_twice(
         assert np.all(np.diff(ran.astype(int)) <= 0), "task blocks begin in order"
 
 
-# -- prepared chains ---------------------------------------------------------------------------
+# -- prepared sequences ---------------------------------------------------------------------------
 
 
-def test_a_prepared_chain_runs_again_and_again(device: CPUDevice, kernels: Kernels) -> None:
+def test_a_prepared_sequence_runs_again_and_again(device: CPUDevice, kernels: Kernels) -> None:
     steps = Steps(device, kernels, [3, 8, 1], ["persistent", "sliced", "persistent"])
-    chain = device.prepare(steps.specs)
+    sequence = device.prepare(steps.specs)
     for _ in range(20):
-        job = Job(device, chain)
+        job = Job(device, sequence)
         job.resize(3)
         job.result(TIMEOUT_S)
         assert job.progress == (12, 12, 12)
     steps.check(20)
 
 
-def test_a_prepared_chain_is_as_new_after_a_run_that_was_ended(
+def test_a_prepared_sequence_is_as_new_after_a_run_that_was_ended(
     device: CPUDevice, kernels: Kernels
 ) -> None:
     gated = Gated(device, kernels, [6, 2])
-    chain = device.prepare(gated.specs)
-    first = Job(device, chain)
+    sequence = device.prepare(gated.specs)
+    first = Job(device, sequence)
     first.resize(2)
     until(lambda: first.progress[0] == 2)
     first.end()
     gated.open()
     assert first.wait(TIMEOUT_S)
-    second = Job(device, chain)
+    second = Job(device, sequence)
     second.resize(2)
     second.result(TIMEOUT_S)
     assert gated.runs[0].tolist() == [2, 2, 1, 1, 1, 1]
@@ -528,12 +528,12 @@ def test_a_prepared_chain_is_as_new_after_a_run_that_was_ended(
     assert first.progress == (2, 2, 8), "what it had done is not forgotten"
 
 
-def test_a_prepared_chain_may_run_several_times_at_once(
+def test_a_prepared_sequence_may_run_several_times_at_once(
     device: CPUDevice, kernels: Kernels
 ) -> None:
     gated = Gated(device, kernels, [4, 4])
-    chain = device.prepare(gated.specs)
-    jobs = [Job(device, chain) for _ in range(5)]
+    sequence = device.prepare(gated.specs)
+    jobs = [Job(device, sequence) for _ in range(5)]
     for job in jobs:
         job.resize(2)
     until(lambda: all(job.progress[0] == 2 for job in jobs))
@@ -545,10 +545,10 @@ def test_a_prepared_chain_may_run_several_times_at_once(
 
 def test_many_small_jobs_at_once(device: CPUDevice, kernels: Kernels) -> None:
     steps = Steps(device, kernels, [2, 3], LOOPS * 2)
-    chain = device.prepare(steps.specs)
+    sequence = device.prepare(steps.specs)
     done = threading.Semaphore(0)
     for _ in range(300):
-        Job(device, chain, on_done=lambda _: done.release()).resize(2)
+        Job(device, sequence, on_done=lambda _: done.release()).resize(2)
     for _ in range(300):
         assert done.acquire(timeout=TIMEOUT_S)
     assert [runs.tolist() for runs in steps.runs] == [[300] * 2, [300] * 3]
@@ -571,7 +571,9 @@ def test_parameters_of_the_wrong_size_are_refused(
         Job(device, [spec, spec._replace(parameters=bytes(size))])
 
 
-def test_a_wrong_grid_anywhere_in_the_chain_is_refused(device: CPUDevice, kernels: Kernels) -> None:
+def test_a_wrong_grid_anywhere_in_the_sequence_is_refused(
+    device: CPUDevice, kernels: Kernels
+) -> None:
     spec = Gated(device, kernels, [1]).specs[0]
     with pytest.raises(LaunchConfigError, match="split the work"):
         Job(device, [spec, spec._replace(grid=(2**16, 2**15, 1))])

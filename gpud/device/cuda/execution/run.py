@@ -1,12 +1,12 @@
-"""A gang: one run of a chain on the GPU, with as many resident blocks as it is given slices.
+"""A run: one execution of a sequence on the GPU, by as many resident blocks as it has slices.
 
 Problem: the scheduler decides how many slices a job has; its resident blocks must follow while they
 run, no task block may be lost or run twice, and the slices that the job occupies must be known.
 
 Approach: `gpud.device.cuda.execution.tracker` tracks what is on the device;
-`gpud.device.cuda.execution.launcher` begins and shrinks launches. The gang decides when: at each
-`Gang.resize`, and when the watcher sees that a launch has finished. When all launches have
-finished, the job record says which task blocks are left, and the gang launches the stage again for
+`gpud.device.cuda.execution.launcher` begins and shrinks launches. The run decides when: at each
+`CUDARun.resize`, and when the watcher sees that a launch has finished. When all launches have
+finished, the job record says which task blocks are left, and the run launches the stage again for
 those.
 
 Properties:
@@ -26,8 +26,8 @@ from gpud.device.cuda.driver.calls import DriverError
 from gpud.device.cuda.execution.failure import failure_of
 from gpud.device.cuda.execution.launcher import Launcher
 from gpud.device.cuda.execution.tracker import RunTracker
-from gpud.device.cuda.launch.chain import Chain
 from gpud.device.cuda.launch.output import printed_text
+from gpud.device.cuda.launch.sequence import CUDASequence
 from gpud.device.cuda.placement.compaction import NO_USAGE, PendingBlocks, SMUsage
 from gpud.device.cuda.placement.partitioner import GreenContext
 from gpud.errors import GpudError, InternalError
@@ -35,17 +35,17 @@ from gpud.errors import GpudError, InternalError
 if TYPE_CHECKING:
     from gpud.device.cuda.device import CUDADevice
 
-__all__ = ["Gang"]
+__all__ = ["CUDARun"]
 
 
-class Gang:
-    """One run of a chain; see `gpud.device.interface.Gang`.
+class CUDARun:
+    """One execution of a sequence; see `gpud.device.interface.Run`.
 
     Args:
         device: that it runs on.
-        chain: that it runs.
+        sequence: that it runs.
         priority: more than 0: its streams have the highest priority.
-        on_left: called after blocks have left, unless the gang is over.
+        on_left: called after blocks have left, unless the run is over.
         on_over: called once when it is over.
         partition: the SMs that it has exclusively, and the only ones that it uses; None: it shares
             SMs with others.
@@ -61,26 +61,26 @@ class Gang:
     def __init__(
         self,
         device: CUDADevice,
-        chain: Chain,
+        sequence: CUDASequence,
         priority: int,
         on_left: Callable[[], None],
         on_over: Callable[[], None],
         partition: GreenContext | None = None,
     ) -> None:
         self._device = device
-        self.chain = chain
+        self.sequence = sequence
         self._on_left = on_left
         self._on_over = on_over
         self._partition = partition
         self.urgent = priority > 0
-        self._tracker = RunTracker(device.launches, chain, self.urgent)
-        self._launcher = Launcher(device, chain, self._tracker, self.urgent, partition)
+        self._tracker = RunTracker(device.launches, sequence, self.urgent)
+        self._launcher = Launcher(device, sequence, self._tracker, self.urgent, partition)
         self.slices = 0
         self.error: GpudError | None = None
         self.refused: GpudError | None = None
         self.over = False
         self._ended = False
-        self._final = (0, 0, chain.total)
+        self._final = (0, 0, sequence.total)
         self._printed = (b"", b"")
 
     # -- the interface
@@ -101,7 +101,7 @@ class Gang:
         self._device.wake()
 
     def clear(self, sms: Collection[int]) -> None:
-        """Keep blocks off these SMs from now on; while any SM is cleared the gang does not grow.
+        """Keep blocks off these SMs from now on; while any SM is cleared the run does not grow.
 
         Raises:
             ValueError: the bitmap has no bit for such an SM.
@@ -137,8 +137,8 @@ class Gang:
         Plain launches print to this process's standard output instead.
         """
         with self._device.lock:
-            run = self._tracker.run
-            printed = self._printed if self.over or run is None else run.printed
+            records = self._tracker.records
+            printed = self._printed if self.over or records is None else records.printed
         return printed_text(*printed)
 
     @property
@@ -150,7 +150,7 @@ class Gang:
     @property
     def complete(self) -> bool:
         """Whether every task block is done."""
-        return self.progress[1] == self.chain.total
+        return self.progress[1] == self.sequence.total
 
     @property
     def held(self) -> int:
@@ -168,10 +168,10 @@ class Gang:
         with self._device.lock:
             if self.over or self._stopping:
                 return True
-            if self._tracker.run is None:
+            if self._tracker.records is None:
                 return False
-            now = self._tracker.run.current
-            return now == len(self.chain.stages) - 1 and self._tracker.all_claimed(now)
+            now = self._tracker.records.current
+            return now == len(self.sequence.stages) - 1 and self._tracker.all_claimed(now)
 
     @property
     def first_block_ns(self) -> int:
@@ -225,8 +225,8 @@ class Gang:
         if not self.over:
             self.error = error
             self.over = True
-            if self._tracker.run is not None:
-                self._printed = self._tracker.run.printed
+            if self._tracker.records is not None:
+                self._printed = self._tracker.records.printed
             self._device.defer(self._notify_over)
 
     # -- running
@@ -255,7 +255,7 @@ class Gang:
     @property
     def _usable(self) -> int:
         """Slices that it may use now: none while its session is quiesced."""
-        return 0 if self._device.quiescer.is_quiesced(self.chain) else self.slices
+        return 0 if self._device.quiescer.is_quiesced(self.sequence) else self.slices
 
     @property
     def _may_begin(self) -> bool:
@@ -312,12 +312,12 @@ class Gang:
         """Nothing is on the device: the job record is final. Finish, or begin the rest."""
         tracker = self._tracker
         tracker.stalled = False
-        run = tracker.on_device
-        now, record = run.current, run.record(run.current)
+        records = tracker.on_device
+        now, record = records.current, records.record(records.current)
         if self.error is None:
             self.error = failure_of(record, self, now)
         tracker.drained(record, stopping=self._stopping)
-        if self._stopping or tracker.due == len(self.chain.stages):
+        if self._stopping or tracker.due == len(self.sequence.stages):
             self._finish()
         else:
             self._apply_slices()
@@ -335,10 +335,10 @@ class Gang:
             self.error = self.error or InternalError(str(error), stage="device host, CUDA")
         tracker.ended()
         self._device.watcher.remove(self)
-        if tracker.run is not None:
-            run, tracker.run = tracker.run, None
-            self._printed = run.printed
-            run.close()
+        if tracker.records is not None:
+            records, tracker.records = tracker.records, None
+            self._printed = records.printed
+            records.close()
         self._mark_over()
 
     def _mark_over(self) -> None:
@@ -350,7 +350,7 @@ class Gang:
     def _notify_over(self) -> None:
         """Call ``on_over``, the last callback."""
         on_over = self._on_over
-        # The callbacks reference this gang: break the reference cycle.
+        # The callbacks reference this run: break the reference cycle.
         self._on_left = self._on_over = _no_callback
         on_over()
 
@@ -360,4 +360,4 @@ class Gang:
 
 
 def _no_callback() -> None:
-    """Replaces the callbacks of a gang that is over."""
+    """Replaces the callbacks of a run that is over."""

@@ -1,0 +1,424 @@
+"""A run: the persistent blocks that execute one job's sequence of launches.
+
+Problem: the core scheduler decides how many slices a job has; the number of its blocks must change
+with them at any time, no task block may be lost or run twice, and what a job occupies must be known
+exactly.
+
+Approach: a job with n slices of 1/M has ``n * max_occupancy // M`` blocks, where *max_occupancy*
+is the largest M of its launches; in a launch with M_k those with an index below ``n * M_k // M``
+run. A released block loses its index; the SM loop removes it at its next task block. The blocks
+to release are chosen so that whole SMs come free. Blocks for which there is no room yet are only a
+number, so that reducing it is free.
+
+Terms: a block is *present* from when it is added to an SM until Python has processed that it left;
+*kept*: present and not released; *missing*: to be added as soon as there is room; *moving*:
+released because the run must vacate its SM, to be replaced once it has left.
+
+Properties:
+* present and missing blocks are never more than allotted, apart from those released;
+* a released block that has left is replaced if the run has been given its slice again meanwhile;
+* a run is over when no block is present and every task block of its last launch is claimed, or
+  it was ended or failed.
+
+The block scheduler's lock guards all state: see the sections of the class.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
+
+from gpud.compiler.abi import control_words as cw
+from gpud.device.cpu.abi.records import (
+    NONE,
+    RUN,
+    STAGE,
+    STAGE_BYTES,
+    BlockState,
+    ExitReason,
+)
+from gpud.device.cpu.scheduling.failure import failure_of
+from gpud.device.cpu.scheduling.persistent_block import STAYS, PersistentBlock, word_of
+from gpud.device.cpu.scheduling.sequence import CPUSequence
+from gpud.device.printf import PrintfOutput
+from gpud.errors import GpudError
+
+if TYPE_CHECKING:
+    from gpud.device.cpu.scheduling.block_scheduler import BlockScheduler
+    from gpud.device.cpu.sm.virtual_sm import VirtualSM
+
+__all__ = ["CPURun"]
+
+_CURRENT, _SLICES, _STOP, _KILL, _FIRST, _GRID_ID = (
+    RUN[name][0] // 4 for name in ("current", "slices", "stop", "kill", "first_ns", "grid_id")
+)
+_NEXT, _DONE = (STAGE[name][0] // 4 for name in ("next", "done"))
+_STAGE_WORDS = STAGE_BYTES // 4
+_INDEX, _STAGE, _STATE, _REASON = map(word_of, ("index", "stage", "state", "reason"))
+
+
+class CPURun:
+    """One run of a sequence on the device.
+
+    Args:
+        scheduler: places its blocks.
+        sequence: the launches to run.
+        priority: runs of larger priority get room first.
+        number: value of ``%gridid`` in the first launch.
+        on_left: called after blocks have left, unless the run is over.
+        on_over: called once when it is over.
+        exclusive: number of whole SMs reserved for it; it has blocks on no others. 0: none.
+
+    Both callbacks are called on an SM's thread or in `resize` and `end`, without any lock.
+
+    Attributes:
+        kept: blocks that are not released, by index.
+        present: number of blocks on SMs.
+        blocks_by_sm: how many of them each SM has.
+        slices: slices allotted to it.
+        printed: the output of its blocks.
+        error: what it failed with, or ``None``.
+        over: whether it is over: no block is left, and none will start.
+        release_ns: the longest release so far.
+        cost: capacity that a block takes of its SM, see
+            `gpud.device.cpu.scheduling.block_scheduler`.
+        cleared: indices of SMs where it must have no blocks.
+    """
+
+    def __init__(
+        self,
+        scheduler: BlockScheduler,
+        sequence: CPUSequence,
+        priority: int,
+        number: int,
+        on_left: Callable[[], None],
+        on_over: Callable[[], None],
+        exclusive: int = 0,
+    ) -> None:
+        self._scheduler = scheduler
+        self.sequence = sequence
+        self.number = number
+        self.priority = priority
+        self.on_left = on_left
+        self.on_over = on_over
+        self.slices = 0
+        self.kept: dict[int, PersistentBlock] = {}
+        self.present = 0
+        self.blocks_by_sm: dict[VirtualSM, int] = {}
+        self.printed = PrintfOutput()
+        self.error: GpudError | None = None
+        self.over = False
+        self._first_block_ns = 0
+        self.release_ns = 0
+        self.cost = scheduler.cost(sequence)
+        self.exclusive = exclusive
+        self.cleared: frozenset[int] = frozenset()
+        self._ended = False
+        self._final = (0, 0, sequence.total)
+        self._allotted = 0
+        self._released: dict[int, PersistentBlock] = {}
+        self._moving: set[int] = set()  # released blocks that are to be replaced, by block
+        self._released_ns = 0
+        self._began_ns = 0
+        self._records = sequence.acquire_records()
+        self.address = self._records.address
+        self._words = self._records.words
+        self._words[_GRID_ID] = number & NONE
+        self._words[_GRID_ID + 1] = number >> 32
+        self._stages = sequence.stages_at // 4
+
+    # -- the interface of `gpud.device.interface.Run`
+
+    def resize(self, slices: int) -> None:
+        """Set the number of slices; returns at once.
+
+        Raises:
+            RuntimeError: the device is closed.
+        """
+        with self._scheduler.lock:
+            if not self.over and not self._ended:
+                self._scheduler.check_open()
+                self._resize(slices)
+            self._scheduler.update([self])
+        self._scheduler.notify_over()
+
+    def clear(self, sms: Collection[int]) -> None:
+        """Vacate these SMs and keep off them; the blocks there leave and are replaced elsewhere.
+
+        The blocks of a launch in form whole that has begun stay on their SMs.
+
+        Raises:
+            ValueError: there is no such SM.
+        """
+        with self._scheduler.lock:
+            if not all(0 <= number < len(self._scheduler.sms) for number in sms):
+                raise ValueError(
+                    f"there are SMs 0 to {len(self._scheduler.sms) - 1}, not {sorted(sms)}"
+                )
+            if not self.over and not self._ended:
+                self.cleared = frozenset(sms)
+                self.leave(self.cleared)
+            self._scheduler.update([self])
+        self._scheduler.notify_over()
+
+    def end(self) -> None:
+        """Release all blocks and start none; the run is over when the last block has left."""
+        with self._scheduler.lock:
+            self._ended = True
+            if not self.over:
+                self._stop()
+            self._scheduler.update([self])
+        self._scheduler.notify_over()
+
+    def kill(self) -> None:
+        """`end`; blocks with kill polls leave in the middle of their task block."""
+        with self._scheduler.lock:
+            if not self.over:
+                self._words[_KILL] = 1
+                # The word that kernels poll, one for each launch.
+                for stage in range(len(self.sequence.totals)):
+                    self._words[self._stages + stage * _STAGE_WORDS + cw.KILL // 4] = 1
+        self.end()
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """(claimed, done, total) task blocks of all launches."""
+        with self._scheduler.lock:
+            if self.over:
+                return self._final
+            sequence, stage = self.sequence, self._words[_CURRENT]
+            # Read done before claimed, so that done never exceeds it.
+            done = self._words[self._stages + stage * _STAGE_WORDS + _DONE]
+            claimed = self._claimed(stage)
+            before = sequence.blocks_before[stage]
+            return before + claimed, before + min(done, claimed), sequence.total
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task block is done."""
+        return self.progress[1] == self.sequence.total
+
+    @property
+    def first_block_ns(self) -> int:
+        """Time from the first `resize` to the first task block; 0: none has begun."""
+        with self._scheduler.lock:
+            if self.over:
+                return self._first_block_ns
+            first = self._words[_FIRST] | self._words[_FIRST + 1] << 32
+            return max(0, first - self._began_ns)  # 0 also while only half of it is written
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `held` can only fall: the last launch is all claimed, or the run has ended."""
+        with self._scheduler.lock:
+            if self.over or self._words[_STOP]:
+                return True
+            last = len(self.sequence.totals) - 1
+            return (
+                self._words[_CURRENT] == last and self._claimed(last) == self.sequence.totals[last]
+            )
+
+    @property
+    def held(self) -> int:
+        """Slices that its blocks occupy or will occupy, rounded up."""
+        with self._scheduler.lock:
+            blocks = self.present + self.missing
+        return -(-blocks * self.sequence.occupancy // self.sequence.max_occupancy)
+
+    @property
+    def output(self) -> bytes:
+        """What its blocks have printed so far; a notice stands for what exceeds the limit."""
+        return self.printed.text
+
+    # -- for the block scheduler, with its lock
+
+    @property
+    def missing(self) -> int:
+        """How many blocks it would add if there were room."""
+        # A moving block counts until it has left, so that no run holds more than its slices.
+        blocks, kept = self._allotted, len(self.kept) + len(self._moving)
+        if kept >= blocks or self.over or self._words[_STOP]:
+            return 0
+        sequence, stage = self.sequence, self._words[_CURRENT]
+        if not self.slices and not sequence.fixed_stages[stage]:
+            return 0
+        if stage + 1 == len(sequence.totals):
+            return min(blocks - kept, sequence.totals[stage] - self._claimed(stage))
+        # Only low indices count: a launch with a small M runs on few blocks.
+        useful = min(blocks, sequence.largest[stage])
+        return min(blocks - kept, useful - sum(index < useful for index in self.kept))
+
+    def _claimed(self, stage: int) -> int:
+        at = self._stages + stage * _STAGE_WORDS
+        return min(self._words[at + _NEXT], self.sequence.totals[stage])
+
+    def _resize(self, slices: int) -> None:
+        if not self._began_ns:
+            self._began_ns = time.monotonic_ns()
+        sequence = self.sequence
+        self.slices = slices
+        blocks = 0
+        if slices:
+            blocks = max(slices * sequence.max_occupancy // sequence.occupancy, sequence.fixed)
+        elif self._is_fixed():
+            # A launch in form whole runs to its end; its blocks leave by themselves after it.
+            blocks = sequence.fixed
+        self._words[_SLICES] = slices
+        self._allotted = min(blocks, sequence.largest[0])
+        if len(self.kept) > self._allotted:
+            self._release(len(self.kept) - self._allotted)
+        elif self._released and len(self.kept) < self._allotted:
+            self._keep_released()
+        if sequence.max_occupancy != sequence.occupancy:
+            self._set_limits()
+
+    def _is_fixed(self) -> bool:
+        """Whether a launch in form whole has begun."""
+        stage = self._words[_CURRENT]
+        return self.sequence.fixed_stages[stage] and self._claimed(stage) > 0
+
+    def _stop(self) -> None:
+        self._words[_STOP] = 1
+        for block in (*self.kept.values(), *self._released.values()):
+            block.words[STAYS] = 0
+
+    def _release(self, count: int) -> None:
+        """Release ``count`` blocks, first those on the SMs where the run has fewest."""
+        if not self._released:
+            self._released_ns = time.monotonic_ns()
+        blocks_by_sm: dict[VirtualSM, int] = {}
+        for block in self.kept.values():
+            assert block.sm is not None
+            blocks_by_sm[block.sm] = blocks_by_sm.get(block.sm, 0) + 1
+
+        def order(block: PersistentBlock) -> tuple[int, int, bool, int]:
+            assert block.sm is not None
+            # Among equals idle blocks come first: they leave at once.
+            return (
+                blocks_by_sm[block.sm],
+                -block.sm.index,
+                block.words[_STATE] != BlockState.IDLE,
+                -block.index,
+            )
+
+        self._release_blocks(sorted(self.kept.values(), key=order)[:count])
+        # Kept blocks must have the lowest indices: the launches rely on that.
+        free = iter([i for i in range(self._allotted) if i not in self.kept])
+        for index in [i for i in self.kept if i >= self._allotted]:
+            block = self.kept.pop(index)
+            self._give_index(block, next(free))
+
+    def leave(self, sms: Collection[int]) -> None:
+        """Release the blocks on these SMs; others replace them elsewhere as there is room."""
+        if self.over or self._is_fixed():
+            return
+        blocks = [block for block in self.kept.values() if block.sm and block.sm.index in sms]
+        if blocks:
+            if not self._released:
+                self._released_ns = time.monotonic_ns()
+            self._release_blocks(blocks)
+            self._moving.update(block.address for block in blocks)
+
+    def _release_blocks(self, blocks: list[PersistentBlock]) -> None:
+        """Release these blocks: take their index, and let the SM loop remove them."""
+        for block in blocks:
+            del self.kept[block.index]
+            self._released[block.address] = block
+            block.index = NONE
+            # The SM loop relies on this order.
+            block.words[_INDEX] = NONE
+            block.words[STAYS] = 0
+
+    def _keep_released(self) -> None:
+        """Keep released blocks again that have not left yet, except moving ones."""
+        free = self.free_indices()
+        for address, block in list(self._released.items()):
+            if len(self.kept) + len(self._moving) >= self._allotted:
+                return
+            if address in self._moving:
+                continue
+            del self._released[address]
+            self._give_index(block, next(free))
+            block.words[STAYS] = 1
+
+    def _give_index(self, block: PersistentBlock, index: int) -> None:
+        block.index = index
+        block.words[_INDEX] = index
+        self.kept[index] = block
+
+    def _set_limits(self) -> None:
+        """Where launches differ in M: set for each block whether its launch has room for it."""
+        sequence, words = self.sequence, self._words
+        occupancy_at = STAGE["occupancy"][0] // 4
+        for block in self.kept.values():
+            stage = block.words[_STAGE]
+            if stage == NONE:
+                continue
+            mine = words[self._stages + stage * _STAGE_WORDS + occupancy_at]
+            within = (block.index + 1) * sequence.occupancy <= self.slices * mine
+            block.words[STAYS] = 1 if within else 0
+
+    def free_indices(self) -> Iterator[int]:
+        """Indices that no kept block has, in ascending order; blocks may be added meanwhile."""
+        indices = range(self._allotted)
+        return (
+            (index for index in indices if index not in self.kept) if self.kept else iter(indices)
+        )
+
+    def block_added(self, block: PersistentBlock, sm: VirtualSM, index: int) -> None:
+        """Record a new block, which the caller adds to ``sm``."""
+        block.run = self
+        block.sm = sm
+        block.index = index
+        self.kept[index] = block
+        self.present += 1
+        self.blocks_by_sm[sm] = self.blocks_by_sm.get(sm, 0) + 1
+
+    def block_left(self, block: PersistentBlock) -> None:
+        """Record that a block has left its SM."""
+        assert block.sm is not None
+        self.present -= 1
+        self.blocks_by_sm[block.sm] -= 1
+        if not self.blocks_by_sm[block.sm]:
+            del self.blocks_by_sm[block.sm]
+        if block.index != NONE:
+            del self.kept[block.index]
+        else:
+            self._released.pop(block.address)
+            self._moving.discard(block.address)
+            if not self._released:
+                took = time.monotonic_ns() - self._released_ns
+                self.release_ns = max(self.release_ns, took)
+        if block.words[_REASON] == ExitReason.FAILED:
+            self._fail(block)
+
+    def notify_over(self) -> None:
+        """Call ``on_over``, the last callback. Without the lock."""
+        on_over = self.on_over
+        # The callbacks refer to this run: break the cycle, or only the collector would free it.
+        self.on_left = self.on_over = _nothing
+        on_over()
+
+    def check_finished(self) -> bool:
+        """Mark the run as over if it is; returns whether it has become so with this call."""
+        if self.over or self.present:
+            return False
+        if not self.exhausted:
+            return False
+        self._first_block_ns = self.first_block_ns
+        self._final = self.progress
+        self.over = True
+        self.sequence.release_records(self._records)
+        return True
+
+    # -- failures
+
+    def _fail(self, block: PersistentBlock) -> None:
+        if self.error is None:
+            self.error = failure_of(block, self.sequence)
+        self._stop()
+
+
+def _nothing() -> None:
+    """The callback of a run that is over."""
