@@ -291,7 +291,7 @@ def _children(pid: int) -> list[int]:
 def leaks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return what has grown but should not have.
 
-    A second compile worker may have been started; it stays. So does the host's compiler process, to
+    A second compile process may have been started; it stays. So does the host's compiler process, to
     which the host has a socket. Memory may grow by records of ended jobs, compiled programs and the
     allocator's overhead.
     """

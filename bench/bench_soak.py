@@ -9,7 +9,7 @@ frame, send garbage, never read, trap, fail asserts, write out of bounds, run fo
 memory, stall the compiler, open thousands of sessions, cancel and resize hundreds of jobs.
 
 Private memory, descriptors and threads of the front, the device host, its compiler process and the
-compile worker are sampled every two seconds. A warm-up, the first fifth, does not count. Then
+compile process are sampled every two seconds. A warm-up, the first fifth, does not count. Then
 
 * growth [MiB] is the median of the last quarter less that of the second quarter;
 * slope [MiB] is that of a least-squares line, for the whole time;
@@ -57,7 +57,7 @@ _MIB = 1 << 20
 _AFTER_S = 120.0  # how long clients may take to end after their time
 _GONE_S = 30.0  # by when a client's sessions, jobs and memory must be gone after its end
 _ROLES = ("front", "host", "native", "worker")
-_MOST_PROCESSES = dict.fromkeys(_ROLES, 1) | {"worker": 2}  # one device; setting compile_workers
+_MOST_PROCESSES = dict.fromkeys(_ROLES, 1) | {"worker": 2}  # one device; setting compile_processes
 
 
 def main() -> int:

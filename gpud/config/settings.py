@@ -141,10 +141,10 @@ class Config:
     compile_memory_bytes: int = _setting(
         types.memory(1 << 29, 1 << 40),
         "4 GiB",
-        "address space of a compile worker, and of a CPU device's process for machine code; the "
+        "address space of a compile process, and of a CPU device's process for machine code; the "
         "compiler itself needs some 0.5 GiB",
     )
-    compile_workers: int = _setting(
+    compile_processes: int = _setting(
         types.integer(1, 64),
         "2",
         "programs of different users that are compiled at once; each user has one at a time, so "

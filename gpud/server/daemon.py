@@ -182,7 +182,7 @@ class Daemon:
             outbox,
             timeout_s=config.compile_timeout_ns / 1e9,
             cache_dir=cache_dir,
-            workers=config.compile_workers,
+            processes=config.compile_processes,
             arguments=settings.compile_arguments(config),
             fences=config.fences,
         )

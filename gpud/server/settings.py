@@ -96,7 +96,7 @@ def host_arguments(config: Config) -> tuple[str, ...]:
 
 
 def compile_arguments(config: Config) -> tuple[str, ...]:
-    """The arguments of a compile worker."""
+    """The arguments of a compile process."""
     return (
         "--confine",
         "--memory-bytes",

@@ -190,7 +190,7 @@ def sample(pid: int, role: str = "") -> Sample | None:
     roles = {
         "gpud.device.host.native_compile_process": "native",
         "gpud.device.host": "host",
-        "gpud.compiler.worker.main": "worker",
+        "gpud.compiler.process.main": "worker",
         "": "other",
     }
     role = role or next(role for words, role in roles.items() if words in command)

@@ -165,7 +165,7 @@ def ptx_text(choices: Choices, samples: Sequence[str]) -> str:
 
 
 def check_ptx(text: str) -> str:
-    """Compiles it as the compile worker does: "accepted" or "refused"; never for CUDA C++."""
+    """Compiles it as the compile process does: "accepted" or "refused"; never for CUDA C++."""
     if not text.lstrip().startswith("."):
         text = ".version 8.0\n" + text
     try:

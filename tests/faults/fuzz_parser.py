@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from gpud.compiler.worker.messages import COMPILE_PROTOCOL
+from gpud.compiler.process.messages import COMPILE_PROTOCOL
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import FrameError, ProtocolError, from_wire
 from gpud.wire.framing import FrameDecoder

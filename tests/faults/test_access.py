@@ -21,9 +21,9 @@ import pytest_asyncio
 import gpud_client as gc
 from bench.load.killed_clients import Raw
 from gpud.compiler.cache import Cache, cache_key
-from gpud.compiler.worker.allowlist import check_includes, check_options
-from gpud.compiler.worker.landlock import confine
-from gpud.compiler.worker.messages import CompileJob
+from gpud.compiler.process.allowlist import check_includes, check_options
+from gpud.compiler.process.landlock import confine
+from gpud.compiler.process.messages import CompileJob
 from gpud.errors import InvalidArgument
 from gpud.server.ipc.listener import listen
 from gpud.units import SessionId
@@ -470,7 +470,7 @@ def test_headers_that_it_may_and_names_made_by_macros() -> None:
 
 CONFINED = """
 import sys, os
-from gpud.compiler.worker.landlock import confine
+from gpud.compiler.process.landlock import confine
 here, other = sys.argv[1:]
 if not confine(["/usr/lib", "/lib"], [here]):
     print("no Landlock")

@@ -489,7 +489,7 @@ async def test_a_hostile_source_stalls_neither_the_event_loop_nor_another_user()
 
 
 @pytest.mark.asyncio
-async def test_the_workers_have_their_limits() -> None:
+async def test_the_compile_processes_have_their_limits() -> None:
     async with World() as one:
         await one.start(FakeHost(sms=4, auto=True), compile_memory_bytes="768 MiB")
         client = await one.client()

@@ -50,7 +50,7 @@ class SlowHost(FakeHost):
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
     async with World() as one:
-        yield await one.start(SlowHost(), compile_workers="1")
+        yield await one.start(SlowHost(), compile_processes="1")
 
 
 def sizes(daemon: Daemon) -> dict[str, int]:

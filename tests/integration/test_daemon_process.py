@@ -327,16 +327,16 @@ def test_a_crashed_host_is_replaced(daemon: Process) -> None:
     assert daemon.ended(process)[0] == 0
 
 
-def test_a_compile_worker_that_is_killed_costs_nobody_a_program(daemon: Process) -> None:
+def test_a_compile_process_that_is_killed_costs_nobody_a_program(daemon: Process) -> None:
     process = daemon.start()
     client = daemon.client()
     first = client.kernel(PTX.format(name="k"))
     checks = client.ask(lambda r: wm.Query(r, "doctor"), wm.Answer).value["checks"]
     detail = next(check["detail"] for check in checks if check["name"] == "compiler")
-    worker = int(re.findall(r"\d+", detail)[0])  # "workers: 123; 1 programs compiled, ..."
-    assert worker in children(process.pid)
-    os.kill(worker, signal.SIGKILL)
-    assert gone(worker)
+    compiler = int(re.findall(r"\d+", detail)[0])  # "processes: 123; 1 programs compiled, ..."
+    assert compiler in children(process.pid)
+    os.kill(compiler, signal.SIGKILL)
+    assert gone(compiler)
     assert client.kernel(PTX.format(name="other")) > first
 
 

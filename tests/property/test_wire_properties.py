@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpud.compiler.worker.messages import COMPILE_PROTOCOL
+from gpud.compiler.process.messages import COMPILE_PROTOCOL
 from gpud.device.host.messages import HOST_PROTOCOL
 from gpud.errors import FrameError, ProtocolError
 from gpud.wire import field_types as ft

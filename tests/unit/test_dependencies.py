@@ -29,8 +29,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gpud.compiler.toolchain.nvrtc": ("gpud.compiler", "gpud.errors", "cuda"),
     "gpud.compiler.toolchain.cuda_headers": ("cuda",),
     # The process that compiles for the daemon talks to it as the device hosts do.
-    "gpud.compiler.worker.main": ("gpud.compiler", "gpud.errors", "gpud.wire"),
-    "gpud.compiler.worker.messages": ("gpud.wire",),
+    "gpud.compiler.process.main": ("gpud.compiler", "gpud.errors", "gpud.wire"),
+    "gpud.compiler.process.messages": ("gpud.wire",),
     # NumPy's array type in signatures only: test_imports.py holds that nothing heavy is loaded.
     "gpud.device.interface": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),
     "gpud.device": ("gpud.units", "gpud.errors", "gpud.compiler", "numpy"),

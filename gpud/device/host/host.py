@@ -80,7 +80,7 @@ class Host:
         self._modules: dict[int, _Module] = {}
         self._jobs: dict[int, RunningJob] = {}
         self._sequences = SequenceCache(device, self._kernel)
-        compiling = _Worker("compile", self._guarded).put
+        compiling = _CommandThread("compile", self._guarded).put
         self._memory = SessionMemory(device, link, self._guarded, self._has_jobs)
         self._handlers: dict[type, Handler] = {
             m.StartJob: self._start_job,
@@ -321,7 +321,7 @@ def end_process(reason: str) -> None:
     os._exit(_LOST_STATUS)
 
 
-class _Worker:
+class _CommandThread:
     """A thread that executes commands one after the other."""
 
     def __init__(self, name: str, guarded: Callable[[Handler, Any], None]) -> None:

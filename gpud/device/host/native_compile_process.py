@@ -17,7 +17,7 @@ import os
 import sys
 from contextlib import suppress
 
-from gpud.compiler.worker.child_process import (
+from gpud.compiler.process.child_process import (
     as_gpud_error,
     exit_on_disconnect,
     limit_memory,

@@ -67,7 +67,7 @@ class NativeCompiler:
         self._limit_s = limit_s
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._worker: _Worker | None = None
+        self._running: _NativeProcess | None = None
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._made: OrderedDict[bytes, CompileResult] = OrderedDict()
         self._made_bytes = 0
@@ -140,17 +140,17 @@ class NativeCompiler:
             _, oldest = self._made.popitem(last=False)
             self._made_bytes -= len(oldest.code)
 
-    def _ready(self) -> _Worker:
-        if self._worker is not None and self._worker.made >= _MOST_KERNELS:
+    def _ready(self) -> _NativeProcess:
+        if self._running is not None and self._running.made >= _MOST_KERNELS:
             self._end()
-        if self._worker is None:
-            self._worker = _Worker(self._limit_s, self._memory_bytes)
-        return self._worker
+        if self._running is None:
+            self._running = _NativeProcess(self._limit_s, self._memory_bytes)
+        return self._running
 
     def _end(self) -> int:
         """End the process if there is one; returns its exit status."""
-        worker, self._worker = self._worker, None
-        return 0 if worker is None else worker.end()
+        process, self._running = self._running, None
+        return 0 if process is None else process.end()
 
 
 class _NotStarted(Exception):
@@ -165,7 +165,7 @@ class _NotStarted(Exception):
         self.ended = ended
 
 
-class _Worker:
+class _NativeProcess:
     """A compiler process, which compiles one kernel after the other.
 
     Attributes:

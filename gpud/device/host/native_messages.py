@@ -22,7 +22,7 @@ MOST_TRIES = 2
 """Processes that try to compile one kernel: something else may have killed the first."""
 
 _host = NATIVE_PROTOCOL.message(Sender.CLIENT)
-_worker = NATIVE_PROTOCOL.message(Sender.DAEMON)
+_process = NATIVE_PROTOCOL.message(Sender.DAEMON)
 
 _Range = optional(listed(uint(64), 2, 2))
 
@@ -38,7 +38,7 @@ class Make(NamedTuple):
     heap: Annotated[tuple[int, ...] | None, _Range, "address and size of the heap of ``malloc``"]
 
 
-@_worker(64)
+@_process(64)
 class Made(NamedTuple):
     """The kernel is compiled."""
 
@@ -50,13 +50,13 @@ class Made(NamedTuple):
     code: Annotated[bytes, blob(1 << 27), "an object file"]
 
 
-@_worker(65)
+@_process(65)
 class Failed(NamedTuple):
     """The kernel could not be compiled."""
 
     error: Annotated[dict[str, Any], plain(), "`gpud.errors.GpudError.to_wire`"]
 
 
-@_worker(66)
+@_process(66)
 class Ready(NamedTuple):
     """The process has loaded its libraries and takes requests."""

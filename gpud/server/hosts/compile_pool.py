@@ -1,12 +1,12 @@
-"""A pool of compile workers with a fair queue between users and a cache of results.
+"""A pool of compile processes with a fair queue between users and a cache of results.
 
 Problem: a source can make the compiler run for minutes, exhaust its memory, or crash it. One user's
 such sources must not keep another's from being compiled.
 
-Approach: a worker process compiles one program at a time. The front tracks which, kills the worker
-when the program's time is over, and when a worker ends it answers the program's clients and starts
-another worker. Users take turns, and each has at most one program under way, so that a second
-worker is left for other users; it is started when it is first needed.
+Approach: a process compiles one program at a time. The front tracks which, kills the process
+when the program's time is over, and when a process ends it answers the program's clients and starts
+another process. Users take turns, and each has at most one program under way, so that a second
+process is left for other users; it is started when it is first needed.
 
 Terms:
     request (`Source`): everything that a result depends on; equal requests that are pending at the
@@ -14,13 +14,13 @@ Terms:
     waiter (`CompileWaiter`): a client's pending request.
 
 Properties:
-    one_answer: every waiter is answered once, even if the worker fails, unless it is cancelled;
-    others_unharmed: a program that kills its worker costs those behind it a new worker's start;
-    not_blamed_at_once: a worker may have been killed from outside, even before it had read its
-        program, so a program is tried on a second worker before it is blamed;
+    one_answer: every waiter is answered once, even if the process fails, unless it is cancelled;
+    others_unharmed: a program that kills its process costs those behind it a new process's start;
+    not_blamed_at_once: a process may have been killed from outside, even before it had read its
+        program, so a program is tried on a second process before it is blamed;
     in_order: a user's programs are compiled in the order in which they were requested;
     fair: a user with one program waits for at most one program of each other user, divided by
-        the number of workers, however many programs those have requested;
+        the number of processes, however many programs those have requested;
     abandoned_dropped: a request without waiters is not begun, or ended after `_ABANDONED_S`; a
         queued one is dropped at once.
 """
@@ -33,10 +33,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpud.compiler.process.messages import CompileDone, CompileFailed
 from gpud.compiler.program import Program
-from gpud.compiler.worker.messages import CompileDone, CompileFailed
 from gpud.errors import CompileError, GpudError, InternalError, KernelNotFound, from_wire
-from gpud.server.hosts.compile_process import CompileWorker
+from gpud.server.hosts.compile_process import CompileProcess
 from gpud.server.ipc.child_process import ENDED
 from gpud.server.ipc.stream import Outbox
 from gpud.server.state.modules import CompiledProgram
@@ -45,8 +45,8 @@ __all__ = ["CompilePool", "CompileWaiter", "Source"]
 
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 64 << 20
-_MOST_IDLE_ENDS = 3  # workers in a row that ended without a program
-_ABANDONED_S = 1.0  # starting a worker takes as long as compiling some programs
+_MOST_IDLE_ENDS = 3  # processes in a row that ended without a program
+_ABANDONED_S = 1.0  # starting a process takes as long as compiling some programs
 
 OnCompiled = Callable[[CompiledProgram | None, GpudError | None], None]
 
@@ -90,14 +90,14 @@ class CompileWaiter:
 
 
 class CompilePool:
-    """The compile workers, the queue of requests, and the cache of results.
+    """The compile processes, the queue of requests, and the cache of results.
 
     Args:
         outbox: of the event loop.
         timeout_s: how long one program may take.
         cache_dir: of the disk cache; None for the default one, "" for none.
-        workers: how many there may be.
-        arguments: further arguments for each worker: see `gpud.compiler.worker.main`.
+        processes: how many there may be.
+        arguments: further arguments for each process: see `gpud.compiler.process.main`.
         fences: whether programs are compiled with fences.
     """
 
@@ -107,31 +107,31 @@ class CompilePool:
         *,
         timeout_s: float,
         cache_dir: str | None,
-        workers: int = 1,
+        processes: int = 1,
         arguments: tuple[str, ...] = (),
         fences: bool = True,
     ) -> None:
         self._outbox = outbox
         self._timeout_s = timeout_s
         self._cache_dir = cache_dir
-        self._most_workers = workers
+        self._most_processes = processes
         self._arguments = arguments
         self._fences = fences
         self._cached: OrderedDict[Source, CompiledProgram] = OrderedDict()
         self._cached_bytes = 0
         self._waiting: dict[Source, dict[CompileWaiter, None]] = {}  # queued and under way
         self._queues: OrderedDict[int, OrderedDict[Source, None]] = OrderedDict()  # in turns
-        self._workers: list[CompileWorker] = []
+        self._processes: list[CompileProcess] = []
         self._leaving: set[asyncio.Task[None]] = set()
-        self._suspected: set[Source] = set()  # being compiled when a worker ended
+        self._suspected: set[Source] = set()  # being compiled when a process ended
         self._closed = False
         self.compiled = 0
         self._idle_ends = 0
 
     def prestart(self) -> None:
-        """Start a worker before the first request."""
-        if not self._workers:
-            self._start_worker()
+        """Start a process before the first request."""
+        if not self._processes:
+            self._start_process()
 
     def compile(self, source: Source, waiter: CompileWaiter) -> None:
         """Request ``source``; the waiter may be answered before this returns."""
@@ -145,25 +145,25 @@ class CompilePool:
             return
         waiter.on_cancelled = lambda: self._cancelled(source, waiter)
         self._waiting.setdefault(source, {})[waiter] = None
-        if not any(worker.source == source for worker in self._workers):
+        if not any(process.source == source for process in self._processes):
             self._queue_of(waiter.user)[source] = None
         self._dispatch()
 
     def describe(self) -> str:
         """The state of the pool, for `gpuctl doctor`."""
         pids = ", ".join(map(str, self.pids)) or "none"
-        return f"workers: {pids}; {self.compiled} programs compiled, {len(self._waiting)} waiting"
+        return f"processes: {pids}; {self.compiled} programs compiled, {len(self._waiting)} waiting"
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
+        """The process ids of the processes."""
+        return [process.pid for process in self._processes if process.pid is not None]
 
     def kill(self) -> None:
-        """Kill the workers; pending requests get an error."""
+        """Kill the processes; pending requests get an error."""
         self._closed = True
-        for worker in list(self._workers):
-            worker.kill(ENDED)
+        for process in list(self._processes):
+            process.kill(ENDED)
         for source in list(self._waiting):
             self._answer(source, None, CompileError("the daemon is ending"))
 
@@ -176,25 +176,25 @@ class CompilePool:
     # -- the queue
 
     def _dispatch(self) -> None:
-        """Give each idle worker a program, or start one more worker."""
+        """Give each idle process a program, or start one more process."""
         if self._closed:
             return
         while self._queues:
-            busy = {worker.user for worker in self._workers if worker.source is not None}
+            busy = {process.user for process in self._processes if process.source is not None}
             user = next((user for user in self._queues if user not in busy), None)
             if user is None:
                 return
             source = self._take_next(user)
             if source is None:
                 continue
-            worker = next((one for one in self._workers if one.idle), None)
-            if worker is None:
+            process = next((one for one in self._processes if one.idle), None)
+            if process is None:
                 self._requeue(user, source)
-                if not any(one.starting for one in self._workers):
-                    self._start_worker()
+                if not any(one.starting for one in self._processes):
+                    self._start_process()
                 return
             self._queues.move_to_end(user)
-            worker.compile(source, user, self._cache_dir, self._timeout_s, fence=self._fences)
+            process.compile(source, user, self._cache_dir, self._timeout_s, fence=self._fences)
 
     def _take_next(self, user: int) -> Source | None:
         """Dequeue the user's next source that has waiters and is not under way."""
@@ -202,7 +202,7 @@ class CompilePool:
         while queue:
             source, _ = queue.popitem(last=False)
             wanted = source in self._waiting
-            if wanted and not any(worker.source == source for worker in self._workers):
+            if wanted and not any(process.source == source for process in self._processes):
                 return source
         del self._queues[user]
         return None
@@ -227,22 +227,22 @@ class CompilePool:
             queue.pop(source, None)
             if not queue:
                 del self._queues[user]
-        for worker in self._workers:
-            if worker.source == source:
-                self._outbox.loop.call_later(_ABANDONED_S, self._end_abandoned, worker, source)
+        for process in self._processes:
+            if process.source == source:
+                self._outbox.loop.call_later(_ABANDONED_S, self._end_abandoned, process, source)
 
-    def _end_abandoned(self, worker: CompileWorker, source: Source) -> None:
-        """Kill a worker whose request has no waiters any more."""
-        if worker in self._workers and worker.source == source and source not in self._waiting:
-            worker.kill("was ended: its request was cancelled")
+    def _end_abandoned(self, process: CompileProcess, source: Source) -> None:
+        """Kill a process whose request has no waiters any more."""
+        if process in self._processes and process.source == source and source not in self._waiting:
+            process.kill("was ended: its request was cancelled")
 
-    # -- the workers
+    # -- the processes
 
-    def _start_worker(self) -> None:
-        """Start one more worker, unless there are `_most_workers`."""
-        if len(self._workers) >= self._most_workers:
+    def _start_process(self) -> None:
+        """Start one more process, unless there are `_most_processes`."""
+        if len(self._processes) >= self._most_processes:
             return
-        worker = CompileWorker(
+        process = CompileProcess(
             self._outbox,
             [
                 *self._arguments,
@@ -252,16 +252,16 @@ class CompilePool:
             on_answer=self._on_answer,
             on_end=self._on_end,
         )
-        self._workers.append(worker)
-        worker.start()
+        self._processes.append(process)
+        process.start()
 
-    def _on_end(self, worker: CompileWorker, reason: str, too_long: bool) -> None:
-        """A worker has ended: it was killed, by the daemon or from outside, or has crashed."""
-        leaving = asyncio.ensure_future(worker.closed())
+    def _on_end(self, process: CompileProcess, reason: str, too_long: bool) -> None:
+        """A process has ended: it was killed, by the daemon or from outside, or has crashed."""
+        leaving = asyncio.ensure_future(process.closed())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
-        self._workers.remove(worker)
-        source = worker.source
+        self._processes.remove(process)
+        source = process.source
         if self._closed:
             return
         if too_long:
@@ -270,7 +270,7 @@ class CompilePool:
                 "smaller, or raise compile_timeout in the daemon's configuration"
             )
         else:
-            _LOG.warning("the compile worker %s", reason)
+            _LOG.warning("the compile process %s", reason)
             problem = CompileError(
                 f"the compiler crashed on this program: its process {reason}; it may have run out "
                 "of memory: compile_memory_bytes in the daemon's configuration"
@@ -281,13 +281,13 @@ class CompilePool:
             self._answer(source, None, problem)
         elif source in self._waiting:
             self._suspected.add(source)
-            self._requeue(worker.user, source)
+            self._requeue(process.user, source)
         if self._idle_ends < _MOST_IDLE_ENDS:
             self._dispatch()
             return
-        # The workers had no program, so workers cannot run here at all.
+        # The processes had no program, so processes cannot run here at all.
         self._idle_ends = 0
-        problem = CompileError(f"the compile worker does not start: it {reason}; see gpud doctor")
+        problem = CompileError(f"the compile process does not start: it {reason}; see gpud doctor")
         for waiting in list(self._waiting):
             self._answer(waiting, None, problem)
 
@@ -302,7 +302,7 @@ class CompilePool:
             except KernelNotFound as error:
                 self._answer(source, None, error)
             except ValueError as error:
-                problem = InternalError(f"the compile worker sent {error}", stage="server")
+                problem = InternalError(f"the compile process sent {error}", stage="server")
                 self._answer(source, None, problem)
             else:
                 self._cache(source, program)
@@ -333,7 +333,7 @@ class CompilePool:
 
 
 def _program(data: bytes, names: tuple[str, ...]) -> CompiledProgram:
-    """Decode a worker's result; every requested name must be that of one of its kernels."""
+    """Decode a process's result; every requested name must be that of one of its kernels."""
     program = Program.decode(data)
     for name in names:
         if program.lowered_names.get(name, name) not in program.kernels:

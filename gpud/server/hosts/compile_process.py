@@ -1,4 +1,4 @@
-"""One compile worker process, which is starting, idle, or compiling a program."""
+"""One compile process, which is starting, idle, or compiling a program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpud.compiler.worker.messages import (
+from gpud.compiler.process.messages import (
     COMPILE_PROTOCOL,
     CompileDone,
     CompileFailed,
@@ -20,13 +20,13 @@ from gpud.server.ipc.stream import Outbox
 if TYPE_CHECKING:
     from gpud.server.hosts.compile_pool import Source
 
-__all__ = ["CompileWorker"]
+__all__ = ["CompileProcess"]
 
 _LOG = logging.getLogger(__name__)
-_START_S = 60.0  # a worker loads NVRTC, from a cold disk at worst
+_START_S = 60.0  # a process loads NVRTC, from a cold disk at worst
 
 
-class CompileWorker:
+class CompileProcess:
     """A process that compiles one program at a time.
 
     Args:
@@ -50,13 +50,13 @@ class CompileWorker:
         *,
         on_ready: Callable[[], None],
         on_answer: Callable[[Source, CompileDone | CompileFailed], None],
-        on_end: Callable[[CompileWorker, str, bool], None],
+        on_end: Callable[[CompileProcess, str, bool], None],
     ) -> None:
         self.source: Source | None = None
         self.user = 0
         self.starting = True
         self._outbox = outbox
-        self._arguments = ["-m", "gpud.compiler.worker.main", *arguments]
+        self._arguments = ["-m", "gpud.compiler.process.main", *arguments]
         self._on_ready = on_ready
         self._on_answer = on_answer
         self._ended = on_end
@@ -64,7 +64,7 @@ class CompileWorker:
         self._task: asyncio.Task[None] | None = None
         self._too_long = False
         self._child = ChildProcess(
-            "compile worker",
+            "compile process",
             COMPILE_PROTOCOL,
             outbox,
             on_message=self._on_message,

@@ -1,4 +1,4 @@
-"""A child process connected by a socket pair: a device host, or a compile worker.
+"""A child process connected by a socket pair: a device host, or a compile process.
 
 A child can crash, hang or be killed at any moment. Its owner is notified exactly once, through
 ``on_end``, and may `kill` it at any time before.

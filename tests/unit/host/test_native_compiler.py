@@ -36,8 +36,8 @@ def maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[NativeCom
 
 
 def process(maker: NativeCompiler) -> int:
-    assert maker._worker is not None
-    return maker._worker._process.pid
+    assert maker._running is not None
+    return maker._running._process.pid
 
 
 def test_the_result_is_that_of_compiling_in_this_process(maker: NativeCompiler) -> None:
@@ -66,12 +66,12 @@ def test_a_rejected_kernel_is_reported_and_the_process_goes_on(maker: NativeComp
 def test_a_kernel_that_takes_too_long_is_ended_and_not_tried_again(maker: NativeCompiler) -> None:
     maker(wanted("k"))
     first, maker._limit_s = process(maker), 0.2
-    maker._worker._limit_s = 0.2  # type: ignore[union-attr]
+    maker._running._limit_s = 0.2  # type: ignore[union-attr]
     for _ in range(2):
         with pytest.raises(CompileError) as caught:
             maker(wanted("llvm_never_ends"))
         assert "compiling llvm_never_ends for blocks of 32 x 1 x 1 took longer" in str(caught.value)
-        assert maker._worker is None, "the second time no process is started"
+        assert maker._running is None, "the second time no process is started"
     maker._limit_s = 60
     maker(wanted("k", threads=64))
     assert process(maker) != first
@@ -84,7 +84,7 @@ def test_a_crash_is_tried_once_more_and_then_no_more(maker: NativeCompiler) -> N
         with pytest.raises(CompileError) as caught:
             maker(wanted("llvm_segfaults"))
         assert "ended the process that does it (SIGSEGV)" in str(caught.value)
-        assert maker._worker is None
+        assert maker._running is None
 
 
 def test_the_last_refused_kernels_are_remembered(
@@ -112,8 +112,8 @@ def test_the_last_results_are_cached(
 ) -> None:
     made = [maker(wanted("k", threads=n)) for n in (32, 64, 96)]
     assert maker(wanted("k")) is made[0]
-    assert maker._worker is not None
-    assert maker._worker.made == 3
+    assert maker._running is not None
+    assert maker._running.made == 3
     monkeypatch.setattr(native_compiler, "_KEPT_BYTES", sum(len(one.code) for one in made))
     maker(wanted("other"))
     assert maker(wanted("k")) is made[0], "what was asked for last stays"
@@ -133,7 +133,7 @@ def test_a_process_that_does_not_start_is_no_kernels_fault(
         monkeypatch.setattr(native_compiler, "_START_S", 0.05)
     with pytest.raises(InternalError, match=f"the process that makes machine code {problem}"):
         maker(wanted("k"))
-    assert maker._worker is None
+    assert maker._running is None
     monkeypatch.setattr(native_compiler, "COMMAND", works)
     monkeypatch.setattr(native_compiler, "_START_S", 60.0)
     maker(wanted("k"))
@@ -141,7 +141,7 @@ def test_a_process_that_does_not_start_is_no_kernels_fault(
 
 def test_it_ends_when_it_is_closed(maker: NativeCompiler) -> None:
     maker(wanted("k"))
-    worker = maker._worker
+    running = maker._running
     maker.close()
-    assert worker is not None
-    assert worker._process.returncode is not None
+    assert running is not None
+    assert running._process.returncode is not None

@@ -65,7 +65,7 @@ async def test_a_name_that_is_no_kernel(compiler: CompilePool) -> None:
     assert error.available == ("k",)
 
 
-async def test_a_worker_that_somebody_kills_costs_nobody_a_program(compiler: CompilePool) -> None:
+async def test_a_process_that_somebody_kills_costs_nobody_a_program(compiler: CompilePool) -> None:
     first, second = Answers(), Answers()
     compiler.compile(source("first"), CompileWaiter(7, first))
     await until(lambda: first)
@@ -79,7 +79,7 @@ async def test_a_worker_that_somebody_kills_costs_nobody_a_program(compiler: Com
     assert second[0][0].kernels[0].name == "second"
 
 
-async def test_a_program_that_kills_the_worker_costs_the_others_nothing(
+async def test_a_program_that_kills_its_process_costs_the_others_nothing(
     compiler: CompilePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadly, killed, send = source("deadly"), [], ChildProcess.send
@@ -98,7 +98,7 @@ async def test_a_program_that_kills_the_worker_costs_the_others_nothing(
     await until(lambda: second)
     assert isinstance(first[0][1], CompileError)
     assert "SIGKILL" in str(first[0][1])
-    assert len(set(killed)) == 2  # it was given to a second worker before it was blamed
+    assert len(set(killed)) == 2  # it was given to a second process before it was blamed
     assert second[0][0].kernels[0].name == "second"
 
 
@@ -120,7 +120,7 @@ async def test_a_program_that_takes_too_long(
     assert answers[2][0].kernels[0].name == "waits"
 
 
-async def test_a_worker_that_cannot_run_here_is_not_started_without_end(
+async def test_a_process_that_cannot_run_here_is_not_started_without_end(
     compiler: CompilePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -153,7 +153,7 @@ async def test_the_end_of_the_daemon_answers_what_waits(compiler: CompilePool) -
 
 @pytest_asyncio.fixture
 async def pool() -> AsyncIterator[CompilePool]:
-    one = CompilePool(Outbox(asyncio.get_running_loop()), timeout_s=60, cache_dir="", workers=2)
+    one = CompilePool(Outbox(asyncio.get_running_loop()), timeout_s=60, cache_dir="", processes=2)
     yield one
     await one.close()
 
@@ -178,7 +178,7 @@ async def test_one_users_slow_programs_do_not_hold_up_another(pool: CompilePool)
 
 
 async def test_users_take_turns() -> None:
-    one = CompilePool(Outbox(asyncio.get_running_loop()), timeout_s=60, cache_dir="", workers=1)
+    one = CompilePool(Outbox(asyncio.get_running_loop()), timeout_s=60, cache_dir="", processes=1)
     order: list[str] = []
 
     def waiter(user: int) -> CompileWaiter:
@@ -224,7 +224,7 @@ async def test_what_nobody_waits_for_is_not_compiled(pool: CompilePool) -> None:
     pool.compile(source("begun"), begun[1])
     pool.compile(source("queued"), queued)
     for waiter in (queued, *begun):
-        waiter.cancel()  # the worker is ended after a while
+        waiter.cancel()  # the process is ended after a while
     pool.compile(source("last"), CompileWaiter(1, answers))
     await until(lambda: len(answers) == 2)
     assert answers[1][0].kernels[0].name == "last"
@@ -233,7 +233,7 @@ async def test_what_nobody_waits_for_is_not_compiled(pool: CompilePool) -> None:
 
 
 async def test_nothing_is_kept_of_those_who_have_gone(compiler: CompilePool) -> None:
-    """Their sources are let go before a worker has looked at them."""
+    """Their sources are let go before a process has looked at them."""
     answers = Answers()
     for user in range(3):
         for name in ("a", "b", "common", "common"):

@@ -1,8 +1,8 @@
-"""The protocol between the front and the compile worker.
+"""The protocol between the front and the compile process.
 
 It has the codec of the client protocol (`gpud.wire`), over a socket pair that only the two
 processes share. Every `CompileJob` is answered by exactly one `CompileDone` or `CompileFailed` with
-its ticket, in the order in which they were sent; a worker that dies leaves jobs unanswered.
+its ticket, in the order in which they were sent; a process that dies leaves jobs unanswered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_FRAME_BYTES = 1 << 28
 """The largest frame: a result has two PTX texts and a description of the kernels."""
 
 _front = COMPILE_PROTOCOL.message(Sender.CLIENT)
-_worker = COMPILE_PROTOCOL.message(Sender.DAEMON)
+_process = COMPILE_PROTOCOL.message(Sender.DAEMON)
 
 Ticket = Annotated[int, uint(32), "chosen by the front; the answer carries it"]
 
@@ -71,7 +71,7 @@ class CompileJob(NamedTuple):
     fence: Annotated[bool, flag(), "check every access to memory"] = True
 
 
-@_worker(64)
+@_process(64)
 class CompileDone(NamedTuple):
     """A program is ready."""
 
@@ -79,7 +79,7 @@ class CompileDone(NamedTuple):
     program: Annotated[bytes, blob(1 << 27), "`gpud.compiler.program.Program.encode`"]
 
 
-@_worker(65)
+@_process(65)
 class CompileFailed(NamedTuple):
     """A program could not be compiled."""
 
@@ -87,8 +87,8 @@ class CompileFailed(NamedTuple):
     error: Annotated[dict[str, Any], plain(), "`gpud.errors.GpudError.to_wire`"]
 
 
-@_worker(66)
+@_process(66)
 class CompileReady(NamedTuple):
-    """The worker is ready for jobs; sent once, before all other messages."""
+    """The process is ready for jobs; sent once, before all other messages."""
 
     confined: Annotated[bool, flag(), "whether it can open no files but those that it needs"]

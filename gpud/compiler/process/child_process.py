@@ -42,14 +42,14 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def as_gpud_error(error: Exception) -> GpudError:
-    """The error to send to the client for ``error``."""
+    """Return the error to send to the client for ``error``."""
     if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
         return CompileError("the compiler ran out of memory; make the program smaller")
     if isinstance(error, GpudError):
         return error
     if isinstance(error, ValueError):
         return InvalidArgument(f"the program cannot be compiled: {error}")
-    return InternalError(f"the compiler failed: {type(error).__name__}: {error}", stage="worker")
+    return InternalError(f"the compiler failed: {type(error).__name__}: {error}", stage="process")
 
 
 def _wait_for_disconnect(fd: int) -> None:

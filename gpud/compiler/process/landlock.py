@@ -1,6 +1,6 @@
 """Restricts the file access of this process with Landlock.
 
-Problem: the compile worker runs libraries on sources of other users, with all the rights of the
+Problem: the compile process runs libraries on sources of other users, with all the rights of the
 daemon's user. Whatever a source makes the compiler open, it must not reach that user's files.
 
 Approach: Linux's Landlock, by which a process gives up rights for itself and its children. From

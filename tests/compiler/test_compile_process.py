@@ -1,4 +1,4 @@
-"""The compile worker as a process: answers, errors, limits, and its end."""
+"""The compile process as a process: answers, errors, limits, and its end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from gpud.compiler.program import Program
-from gpud.compiler.worker.child_process import as_gpud_error
-from gpud.compiler.worker.main import compile_job
-from gpud.compiler.worker.messages import (
+from gpud.compiler.process.child_process import as_gpud_error
+from gpud.compiler.process.main import compile_job
+from gpud.compiler.process.messages import (
     COMPILE_PROTOCOL,
     MAX_FRAME_BYTES,
     CompileDone,
@@ -26,6 +25,7 @@ from gpud.compiler.worker.messages import (
     CompileJob,
     CompileReady,
 )
+from gpud.compiler.program import Program
 from gpud.errors import (
     CompileError,
     EmptySource,
@@ -51,17 +51,17 @@ extern "C" __global__ void k(long* x) { *x = F<24, 1>::v; }
 """
 
 
-WORKER = [sys.executable, "-m", "gpud.compiler.worker.main", "--fd"]
+COMMAND = [sys.executable, "-m", "gpud.compiler.process.main", "--fd"]
 
 
 class Front:
-    """The other end of a worker's socket."""
+    """The other end of its socket."""
 
     def __init__(self, *options: str) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [*WORKER, str(theirs.fileno()), *options], pass_fds=[theirs.fileno()]
+                [*COMMAND, str(theirs.fileno()), *options], pass_fds=[theirs.fileno()]
             )
         self.socket.settimeout(60)
         self.decoder = FrameDecoder(MAX_FRAME_BYTES)
@@ -206,7 +206,7 @@ def _wait_until_it_computes(pid: int) -> None:
         if (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 1:
             return
         select.select([], [], [], 0.05)
-    pytest.fail("the worker did not get to work")
+    pytest.fail("the process did not get to work")
 
 
 @pytest.mark.parametrize("within_a_stage", [False, True])

@@ -7,7 +7,7 @@ read files of the daemon's user, ``/proc/self/environ`` for instance, or fill th
 Approach: options are allowed by name; options that access files are not allowed. An ``#include``
 may only name a header in the folders that gpud searches, by a relative path without ``..``. These
 checks give precise errors, but are not the security boundary: a macro can make a name that is not
-seen here. The boundary is `gpud.compiler.worker.landlock`, if the Linux kernel has it; otherwise
+seen here. The boundary is `gpud.compiler.process.landlock`, if the Linux kernel has it; otherwise
 sources with names made by macros are refused.
 
 Properties:
@@ -58,7 +58,7 @@ _NAME = re.compile(r"(?:<([^<>\n]*)>|\"([^\"\n]*)\")")
 
 
 def check_options(options: Sequence[str]) -> None:
-    """Checks that clients may use these options.
+    """Check that clients may use these options.
 
     Raises:
         InvalidArgument: one of them is not allowed.
@@ -87,7 +87,7 @@ def check_options(options: Sequence[str]) -> None:
 
 
 def _named(option: str) -> tuple[str, bool]:
-    """The option's name without hyphens, and whether its value is attached."""
+    """Return the option's name without hyphens, and whether its value is attached."""
     if option[:2] in ("-D", "-U"):
         return option[1], len(option) > 2
     match = _OPTION.match(option)
@@ -97,7 +97,7 @@ def _named(option: str) -> tuple[str, bool]:
 
 
 def check_includes(source: str, *, macros: bool) -> None:
-    """Checks that a source only names headers in the folders that gpud searches.
+    """Check that a source only names headers in the folders that gpud searches.
 
     Args:
         source: CUDA C++.

@@ -1,6 +1,6 @@
-"""The compile worker: a process that compiles programs for the daemon, one at a time.
+"""The compile process: compiles programs for the daemon, one at a time.
 
-``python -m gpud.compiler.worker.main --fd N`` with N a connected stream socket.
+``python -m gpud.compiler.process.main --fd N`` with N a connected stream socket.
 
 Problem: NVRTC blocks for 10 to 100 ms, can run for minutes or exhaust the memory on a few lines of
 templates, and can crash. None of that may affect the process that serves the clients.
@@ -32,19 +32,15 @@ from typing import NamedTuple
 
 from gpud.compiler.cache import Cache, default_folder
 from gpud.compiler.pipeline import Program, compile_program
-from gpud.compiler.request import is_ptx
-from gpud.compiler.request_key import rewriter_version
-from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
-from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, newest_arch, nvrtc_version
-from gpud.compiler.worker.allowlist import check_includes, check_options
-from gpud.compiler.worker.child_process import (
+from gpud.compiler.process.allowlist import check_includes, check_options
+from gpud.compiler.process.child_process import (
     as_gpud_error,
     exit_on_disconnect,
     limit_memory,
     write_all,
 )
-from gpud.compiler.worker.landlock import confine
-from gpud.compiler.worker.messages import (
+from gpud.compiler.process.landlock import confine
+from gpud.compiler.process.messages import (
     COMPILE_PROTOCOL,
     MAX_FRAME_BYTES,
     CompileDone,
@@ -52,6 +48,10 @@ from gpud.compiler.worker.messages import (
     CompileJob,
     CompileReady,
 )
+from gpud.compiler.request import is_ptx
+from gpud.compiler.request_key import rewriter_version
+from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
+from gpud.compiler.toolchain.nvrtc import DEFAULT_ARCH, newest_arch, nvrtc_version
 from gpud.errors import (
     GpudError,
     InternalError,
@@ -61,7 +61,7 @@ from gpud.errors import (
 from gpud.wire.framing import FrameDecoder  # noqa: TID251  (a process of its own, not a stage)
 from gpud.wire.message_table import Sender  # noqa: TID251
 
-__all__ = ["WorkerRules", "compile_job", "main", "serve"]
+__all__ = ["ProcessRules", "compile_job", "main", "serve"]
 
 DEFAULT_MEMORY_BYTES = 4 << 30
 """The default limit: NVRTC takes about 0.3 GiB of addresses, a large program as much again."""
@@ -76,9 +76,9 @@ _MOST_PARAMETER_BYTES = 1 << 16  # as many as a launch can carry
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a worker until the other end of the socket closes; returns the exit status."""
+    """Serve until the other end of the socket closes; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m gpud.compiler.worker.main", description=__doc__
+        prog="python -m gpud.compiler.process.main", description=__doc__
     )
     parser.add_argument("--fd", type=int, required=True, help="a connected stream socket")
     parser.add_argument(
@@ -99,12 +99,12 @@ def main(arguments: list[str] | None = None) -> int:
     confined = options.confine and _confine(options.cache_dir)
     with suppress(ConnectionError):
         write_all(options.fd, COMPILE_PROTOCOL.encode(CompileReady(confined)))
-    serve(options.fd, WorkerRules(options.program_bytes, macros=confined))
+    serve(options.fd, ProcessRules(options.program_bytes, macros=confined))
     return 0
 
 
-class WorkerRules(NamedTuple):
-    """The rules for the programs that a worker compiles.
+class ProcessRules(NamedTuple):
+    """The rules for the programs that a process compiles.
 
     Attributes:
         program_bytes: the most bytes of a result; 0: no limit.
@@ -115,8 +115,11 @@ class WorkerRules(NamedTuple):
     macros: bool = True
 
 
-def serve(fd: int, rules: WorkerRules = WorkerRules()) -> None:  # noqa: B008  (it is immutable)
-    """Answers the jobs that arrive on the socket ``fd``. Blocks until its other end closes.
+_NO_RULES = ProcessRules()
+
+
+def serve(fd: int, rules: ProcessRules = _NO_RULES) -> None:
+    """Answer the jobs that arrive on the socket ``fd``. Blocks until its other end closes.
 
     Raises:
         ProtocolError: a message is not valid and has no ticket; the front is at fault.
@@ -129,8 +132,8 @@ def serve(fd: int, rules: WorkerRules = WorkerRules()) -> None:  # noqa: B008  (
                 write_all(fd, COMPILE_PROTOCOL.encode(_handle_frame(body, rules)))
 
 
-def compile_job(job: CompileJob, rules: WorkerRules = WorkerRules()) -> CompileDone | CompileFailed:  # noqa: B008
-    """Compiles the program of a job. Blocks; raises nothing."""
+def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone | CompileFailed:
+    """Compile the program of a job. Blocks; raises nothing."""
     try:
         check_options(job.options)
         check_includes(job.source, macros=rules.macros)
@@ -156,13 +159,13 @@ def compile_job(job: CompileJob, rules: WorkerRules = WorkerRules()) -> CompileD
 
 
 def _arch(job: CompileJob) -> str:
-    """The architecture to compile for; PTX names its own, and needs no NVRTC."""
+    """Return the architecture to compile for; PTX names its own, and needs no NVRTC."""
     if job.arch is not None:
         return job.arch
     return DEFAULT_ARCH if is_ptx(job.source) else newest_arch(job.sm)
 
 
-def _handle_frame(body: bytes, rules: WorkerRules) -> CompileDone | CompileFailed:
+def _handle_frame(body: bytes, rules: ProcessRules) -> CompileDone | CompileFailed:
     try:
         job = COMPILE_PROTOCOL.decode(body, Sender.CLIENT)
     except ProtocolError as error:
@@ -204,14 +207,14 @@ def _check_size(program: Program, most: int) -> None:
 
 @lru_cache(maxsize=4)
 def _cache(folder: str | None) -> Cache | None:
-    """The cache in ``folder``: one object each, since it logs only once that it is unusable."""
+    """Return the cache in ``folder``: one object each, which logs once that it is unusable."""
     if folder == "":
         return None
     return Cache(None if folder is None else Path(folder))
 
 
 def _evict_failures(cache: Cache | None) -> None:
-    """Keeps the latest reproducers only: a client could fill the disk with a bug of gpud's."""
+    """Keep the latest reproducers only: a client could fill the disk with a bug of gpud's."""
     if cache is None:
         return
     with suppress(OSError):
@@ -221,7 +224,7 @@ def _evict_failures(cache: Cache | None) -> None:
 
 
 def _count(value: int) -> str:
-    """A number for a message, abbreviated if it is very large."""
+    """Return a number for a message, abbreviated if it is very large."""
     return str(value) if value < 1 << 64 else f"over 2^{value.bit_length() - 1}"
 
 
@@ -233,7 +236,7 @@ def _check_bytes(whose: str, what: str, value: int, limit: int) -> None:
 
 
 def _confine(cache_dir: str | None) -> bool:
-    """Gives up access to all files but those that compiling needs; False if not supported."""
+    """Give up access to all files but those that compiling needs; return False if not supported."""
     folder = default_folder() if cache_dir is None else Path(cache_dir)
     if cache_dir != "":
         with suppress(OSError):  # the cache logs the problem when it is used
@@ -247,7 +250,7 @@ def _confine(cache_dir: str | None) -> bool:
 
 
 def _library_folders() -> list[str]:
-    """The folders of the libraries that this process has loaded; more are loaded from there."""
+    """Return the folders of the libraries that this process has loaded: more come from there."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         paths = (line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line)
         folders = [str(Path(path).parent) for path in paths if path.startswith("/")]
@@ -255,7 +258,7 @@ def _library_folders() -> list[str]:
 
 
 def _warm_up() -> None:
-    """Loads what the first compilation needs, before a client waits for it."""
+    """Load what the first compilation needs, before a client waits for it."""
     rewriter_version()
     with suppress(GpudError):  # without NVRTC, PTX can be compiled; CUDA C++ gives a clear error
         nvrtc_version()
