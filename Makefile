@@ -96,7 +96,7 @@ stress: install ## the long runs that `make test` leaves out: half an hour
 GPU_PYTHON ?= $(BIN)/python
 GPU_INSTALL = $(if $(filter $(BIN)/python,$(GPU_PYTHON)),install)
 GPU_PYTEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider $(PYTEST_ARGS)
-GPU_TESTS := conformance resizing fences faults
+GPU_TESTS := conformance resizing bounds_checks faults
 GPU_CHECKS := $(foreach check,memcheck racecheck synccheck,$(check)-1 $(check)-2)
 GPU_FIGURES := waits rewrite_cost release_latency resize random_resizes shares
 GPU_SYSTEMS := gpud gpud_floor streams processes green

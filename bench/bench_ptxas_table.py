@@ -4,7 +4,7 @@
 
 Registers, shared memory, and how many blocks of the case's shape fit on an SM with them. Each
 rewritten program is changed as the CUDA device changes it when it loads it, and assembled with
-ptxas, with fences and without; one that does not assemble fails the benchmark.
+ptxas, with bounds checks and without; one that does not assemble fails the benchmark.
 The default targets are sm_75, sm_90 and sm_100, as far as this ptxas knows them. CUDA C++ is
 compiled for the target itself, so that the PTX is what a user of that device gets. Prints a
 summary and writes bench/results/ptxas_table.json and .md. Without ptxas it says so and ends.
@@ -47,8 +47,8 @@ class Row:
     """One kernel on one target; usages as ptxas reports them.
 
     Attributes:
-        unfenced: after rewriting without fences.
-        blocks: that fit on an SM before, after, and after without fences.
+        unchecked: after rewriting without bounds checks.
+        blocks: that fit on an SM before, after, and after without bounds checks.
     """
 
     case: str
@@ -57,7 +57,7 @@ class Row:
     form: str
     before: Usage
     after: Usage
-    unfenced: Usage
+    unchecked: Usage
     blocks: tuple[int, int, int]
 
 
@@ -118,19 +118,19 @@ def _rows(case: Case, arch: str) -> list[Row]:
                 arch=virtual,
                 options=case.options,
                 name_expressions=[case.kernel] if "<" in case.kernel else [],
-                fence=fence,
+                bounds_checks=bounds_checks,
             )
-            for fence in (True, False)
+            for bounds_checks in (True, False)
         )
         before = assemble(program.original_ptx, real)
     except (CompileError, KernelRejected) as error:
         raise _Skip from error
-    after, unfenced = (assemble(_as_loaded(one.ptx), real) for one in (program, plain))
+    after, unchecked = (assemble(_as_loaded(one.ptx), real) for one in (program, plain))
     return [
         Row(case.name, info.name, arch, _form(info), *usages, _blocks(case, number, usages))
         for name, info in program.kernels.items()
         if name in after
-        for usages in [(before[name], after[name], unfenced[name])]
+        for usages in [(before[name], after[name], unchecked[name])]
     ]
 
 
@@ -177,7 +177,7 @@ def _print(
 ) -> None:
     print(
         f"{'target':<8}{'form':<26}{'kernels':>8}{'registers +':>13}{'worst':>7}{'smem +':>8}"
-        f"{'fewer blocks':>14}{'unfenced':>10}"
+        f"{'fewer blocks':>14}{'unchecked':>10}"
     )
     for arch in archs:
         for form in sorted({row.form for row in rows}):
@@ -216,7 +216,7 @@ def _keep(
         f"# What kernels take of an SM before and after rewriting (ptxas {version})",
         "",
         "Registers a thread, static shared memory in bytes a block, and blocks of the case's shape",
-        "that fit on an SM; before -> after -> after without fences.",
+        "that fit on an SM; before -> after -> after without bounds checks.",
         "",
         "| kernel | form | "
         + " | ".join(f"{a} registers | {a} shared | {a} blocks" for a in archs)
@@ -242,7 +242,7 @@ def _keep(
 def _cells(row: Row | None) -> list[str]:
     if row is None:
         return ["", "", ""]
-    usages = row.before, row.after, row.unfenced
+    usages = row.before, row.after, row.unchecked
     return [
         " -> ".join(str(one.registers) for one in usages),
         " -> ".join(str(one.shared_bytes) for one in usages),

@@ -4,15 +4,15 @@
 
 Runs are cold and cached. Cold means that the compiler has not seen the program: its tables of
 operands and opcodes are emptied before every run, and the disk cache is off; code and regular
-expressions are warm, as in a daemon. Programs are rewritten as for a client: with fences, and with
-variants of kernels that have kill polls. Lines are those of NVRTC's PTX. Programs: every kernel of
-the conformance suite that compiles, in one sum, and generated kernels of 1,000 to 20,000 lines,
-each separately.
+expressions are warm, as in a daemon. Programs are rewritten as for a client: with bounds checks,
+and with variants of kernels that have kill polls. Lines are those of NVRTC's PTX. Programs: every
+kernel of the conformance suite that compiles, in one sum, and generated kernels of 1,000 to 20,000
+lines, each separately.
 
 Measured in the same run: NVRTC, the peer (how much rewriting adds to compiling); the floor, one
 regular-expression match and one split for each line, which any parser in Python needs; and
-rewriting without fences and variants, for which the aim was set. On a shared machine only the
-ratios to NVRTC and the floor are meaningful. Prints a table and writes
+rewriting without bounds checks and variants, for which the aim was set. On a shared machine only
+the ratios to NVRTC and the floor are meaningful. Prints a table and writes
 bench/results/rewrite_speed.json.
 """
 
@@ -130,7 +130,10 @@ def main() -> int:
     rows = [suite(repeat)]
     rows += [generated(rounds, repeat) for rounds in (1, 5, 20)]
     head = f"{'program':<22}{'lines':>7}" + "".join(f"{stage:>9}" for stage in STAGES)
-    print("ms for 1,000 lines of PTX, cold; bare: no fences or variants; cached: ms for a program")
+    print(
+        "ms for 1,000 lines of PTX, cold; bare: no bounds checks or variants; "
+        "cached: ms for a program"
+    )
     print(f"{head}{'total':>9}{'bare':>9}{'floor':>9}{'NVRTC':>9}{'cached':>9}")
     for row in rows:
         stages = "".join(f"{row.per_thousand(row.stages[stage]):9.2f}" for stage in STAGES)
@@ -204,9 +207,9 @@ def measure(name: str, source: str, options: tuple[str, ...], arch: str, repeat:
 
 
 def _stages(text: str, *, safe: bool = True) -> dict[str, float]:
-    """One cold run of all stages; ``safe``: with fences, and variants with kill polls."""
+    """One cold run of all stages; ``safe``: with bounds checks, and variants with kill polls."""
     _forget()
-    run = _Clocked(Request(text, (), DEFAULT_ARCH, (), None, None, fence=safe, kill=safe))
+    run = _Clocked(Request(text, (), DEFAULT_ARCH, (), None, None, bounds_checks=safe, kill=safe))
     with gc_paused():
         run.program()
     run.stage = "over"

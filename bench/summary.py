@@ -127,7 +127,7 @@ def _ptxas(found: Result) -> Iterator[Row]:
             f"median {statistics.median(more):g}, most {max(more)}",
         )
     kept = [row["blocks"] for row in rows if row["arch"] == "sm_90" and "blocks" in row]
-    for number, name in ((2, "the loop"), (1, "loop and fences")):
+    for number, name in ((2, "the loop"), (1, "loop and bounds checks")):
         if kept:
             fewer = sum(one[number] < one[0] for one in kept)
             mean = math.exp(statistics.mean(math.log(one[number] / one[0]) for one in kept))
@@ -144,7 +144,7 @@ def _rewrite_speed(found: Result) -> Iterator[Row]:
         cached, aim = row["cached_ms"], f"(aim {aims['cold_ms_per_1000_lines']:g})"
         yield (
             f"rewriting {row['name']}, {row['lines']:,} PTX lines, cold",
-            f"{cold:.1f} ms per 1,000 lines; {bare:.1f} without fences and kill polls {aim}",
+            f"{cold:.1f} ms per 1,000 lines; {bare:.1f} without bounds checks and kill polls {aim}",
         )
         yield (
             "... from the cache, a program",
@@ -291,8 +291,8 @@ def _out_of_bounds(found: Result) -> Iterator[Row]:
     )
 
 
-def _fences(found: Result) -> Iterator[Row]:
-    aims = {"fences": f" (aim {found['aim']:.2f})"}
+def _bounds_checks(found: Result) -> Iterator[Row]:
+    aims = {"bounds checks": f" (aim {found['aim']:.2f})"}
     for side, one in found["summary"].items():
         name, worst = one["worst"][0]
         mean = f"geometric mean {one['geometric_mean']:.3f}{aims.get(side, '')}"
@@ -361,7 +361,7 @@ _ROWS: dict[str, tuple[str, Callable[[Result], Iterator[Row]]]] = {
     "persistent_cost": ("python bench/bench_persistent_cost.py", _persistent_cost),
     "pocl": ("python bench/bench_pocl.py", _pocl),
     "ptxas_table": ("python bench/bench_ptxas_table.py", _ptxas),
-    "fences": ("python bench/bench_fences.py", _fences),
+    "bounds_checks": ("python bench/bench_bounds_checks.py", _bounds_checks),
     "out_of_bounds": ("python bench/bench_out_of_bounds.py", _out_of_bounds),
     "client_kills": ("python bench/bench_client_kills.py", _client_kills),
     "host_failures": ("python bench/bench_host_failures.py", _host_failures),

@@ -13,7 +13,7 @@ reset before the batch, outside of the timed span. The sides:
 ``rewritten``    persistent, as gpud runs it over release path ``mapped``: words in host memory, the
                  same split of SM memory for all kernels, claims as gpud chooses them from the block
                  time (`gpud.device.claim_size`)
-``fenced``       the same with fences
+``checked``       the same with bounds checks
 ``own words``    ``rewritten`` with launch records in device memory, as other release paths have
                  them
 ``own cache``    the same, with the driver's default split into cache and shared memory
@@ -45,7 +45,7 @@ from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.demo.metrics import percentile
 from gpud.device.claim_size import choose_claims
 
-SIDES = ("rewritten", "fenced", "own words", "own cache", "singly")
+SIDES = ("rewritten", "checked", "own words", "own cache", "singly")
 AIM_MEAN, AIM_P95, AIM_FROM_US = 1.01, 1.03, 20.0
 BATCH_US, LEAST_BATCH, MOST_BATCH = 2000.0, 8, 50
 
@@ -164,7 +164,7 @@ def measure(
 
     forms = {
         "rewritten": form(kernel),
-        "fenced": form(loaded(cuda, program, fence=True)),
+        "checked": form(loaded(cuda, program, bounds_checks=True)),
         "own words": form(loaded(cuda, program, own_words=True), own_words=True),
         "own cache": form(loaded(cuda, program, own_words=True, own_cache=True), own_words=True),
     }
@@ -206,7 +206,7 @@ def measure(
         total,
         spread(samples["native"]),
         {name: ratios(samples[name], samples["native"]) for name in forms},
-        {name: sides[name].function.registers for name in ("native", "rewritten", "fenced")},
+        {name: sides[name].function.registers for name in ("native", "rewritten", "checked")},
         chosen,
     )
 

@@ -117,7 +117,7 @@ STEPS: tuple[Step, ...] = (
     _colocation("processes", 80),
     _test("faults", 60, "endless or trap"),
     # No trial: the model does not know the task block of a fault, which these tests check.
-    _test("fences", 120, several=True),
+    _test("bounds_checks", 120, several=True),
     _bench("random_resizes", 120, "--seconds 100", "--events 50 --seconds 6"),
     *(_sanitize(tool, part) for tool in ("memcheck", "racecheck", "synccheck") for part in (1, 2)),
 )  # fmt: skip

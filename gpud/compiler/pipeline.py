@@ -42,7 +42,7 @@ from gpud.compiler.cache import Cache
 from gpud.compiler.forms.classifier import Decision, Form, Reason, check_target, classify
 from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.passes.pass_manager import rewrite
-from gpud.compiler.passes.safety.fence import unfenceable
+from gpud.compiler.passes.safety.bounds_checks import uncheckable
 from gpud.compiler.passes.safety.kill import may_run_long
 from gpud.compiler.program import (
     KernelInfo,
@@ -81,7 +81,7 @@ def compile_program(
     name_expressions: Sequence[str] = (),
     form: str | None = None,
     sm: int | None = None,
-    fence: bool = True,
+    bounds_checks: bool = True,
     kill: bool = True,
     cache: Cache | None = None,
     dump: Path | None = None,
@@ -96,7 +96,7 @@ def compile_program(
         form: The form for every kernel: ``"persistent"``, ``"sliced"`` or ``"whole"``; None lets
             gpud choose. A kernel for which it is not legal counts as rejected.
         sm: The device's compute capability, 75 for 7.5: PTX for a newer one is refused.
-        fence: Check every memory access, so that none leaves the session's arena.
+        bounds_checks: Check every memory access, so that none leaves the session's arena.
         kill: Add variants with kill polls of kernels with loops, which can be ended while running.
         cache: Where results are kept; None: results are not cached.
         dump: A folder for the result of each stage; the cache is then not read.
@@ -115,7 +115,7 @@ def compile_program(
         tuple(name_expressions),
         form,
         sm,
-        fence=fence,
+        bounds_checks=bounds_checks,
         kill=kill,
     )
     return compile_request(request, cache=cache, dump=dump)
@@ -252,7 +252,7 @@ class Compilation:
     def _decide(self, flat: Module, entry: str) -> Decision:
         form = None if self.request.form is None else Form(self.request.form)
         natural = classify(flat, entry)
-        unchecked = unfenceable(flat, entry) if self.request.fence else None
+        unchecked = uncheckable(flat, entry) if self.request.bounds_checks else None
         if unchecked is not None and natural.form is not Form.REJECTED:
             reasons = (unchecked, *natural.why)
             return replace(natural, form=Form.REJECTED, why=reasons, legal=())
@@ -286,7 +286,7 @@ class Compilation:
             flat,
             _with_variants(accepted, killable),
             sites=sites,
-            fence=self.request.fence,
+            bounds_checks=self.request.bounds_checks,
             kill=self.request.kill,
             after=self._dump_module if self.dump else None,
         )

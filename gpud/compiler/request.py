@@ -19,7 +19,7 @@ class Request:
     name_expressions: tuple[str, ...]
     form: str | None
     sm: int | None
-    fence: bool = True
+    bounds_checks: bool = True
     kill: bool = True
 
     @property

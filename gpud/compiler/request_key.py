@@ -49,7 +49,7 @@ def request_key(request: Request) -> bytes | None:
             *request.name_expressions,
             request.form,
             request.sm,
-            int(request.fence),
+            int(request.bounds_checks),
             int(request.kill),
             *toolkit,
         )

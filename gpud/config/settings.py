@@ -97,7 +97,7 @@ class Config:
     offline_floor: str = _setting(
         types.amount(), "0", "what online jobs always leave to offline ones, on each device"
     )
-    fences: bool = _setting(
+    bounds_checks: bool = _setting(
         types.switch(),
         "on",
         "whether every memory access of a kernel is checked, so that it cannot leave its session's "

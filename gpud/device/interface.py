@@ -290,8 +290,8 @@ class Device(Protocol):
 
         Args:
             text: the program.
-            arena: address and size of the memory that its fences let it access besides its own
-                variables; None: accesses are not checked.
+            arena: address and size of the memory that its bounds checks let it access besides its
+                own variables; None: accesses are not checked.
         """
 
     def occupancy(self, kernel: Any, block: tuple[int, int, int], shared: int = 0) -> int:

@@ -25,7 +25,7 @@ __all__ = ["EVERYTHING", "TEXT_LIMIT_BYTES", "UNREADABLE", "ReadableRanges"]
 UNREADABLE = b"(unreadable)"
 
 EVERYTHING = (1 << 16, (1 << 47) - (1 << 16))
-"""The readable range of a module whose accesses have no fences either."""
+"""The readable range of a module whose accesses have no bounds checks either."""
 
 _FIRST_BYTES = 256  # most texts are shorter: more is read only if these bytes hold no NUL
 

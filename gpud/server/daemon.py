@@ -184,7 +184,7 @@ class Daemon:
             cache_dir=cache_dir,
             processes=config.compile_processes,
             arguments=settings.compile_arguments(config),
-            fences=config.fences,
+            bounds_checks=config.bounds_checks,
         )
         self.front = Front(config, outbox, self.runner, records, compiler, arenas, rules.floor)
 

@@ -29,10 +29,10 @@ def sites_by_text(made: Program, word: str) -> list[Site]:
     return [site for site in made.sites if word in site.instruction]
 
 
-@pytest.mark.parametrize("fence", [False, True])
+@pytest.mark.parametrize("bounds_checks", [False, True])
 @pytest.mark.parametrize("options", [[], ["-lineinfo"]])
-def test_sites_name_lines_of_the_ptx_as_it_was(fence: bool, options: list[str]) -> None:
-    made = compile_program(SOURCE, options=options, fence=fence)
+def test_sites_name_lines_of_the_ptx_as_it_was(bounds_checks: bool, options: list[str]) -> None:
+    made = compile_program(SOURCE, options=options, bounds_checks=bounds_checks)
     lines = made.original_ptx.splitlines()
     assert made.sites
     for site in made.sites:
@@ -41,7 +41,7 @@ def test_sites_name_lines_of_the_ptx_as_it_was(fence: bool, options: list[str]) 
         assert word.rstrip(";") in lines[site.line - 1]
     assert len(sites_by_text(made, "trap;")) == 1
     assert len(sites_by_text(made, "__assertfail")) == 1
-    if fence:
+    if bounds_checks:
         assert sites_by_text(made, "ld.global") or sites_by_text(made, "ld.")
 
 

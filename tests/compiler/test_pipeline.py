@@ -361,7 +361,7 @@ def test_the_key_covers_the_whole_request() -> None:
         "name_expressions": ("k",),
         "form": "sliced",
         "sm": 90,
-        "fence": False,
+        "bounds_checks": False,
         "kill": False,
     }
     keys = {request_key(base)}

@@ -11,7 +11,7 @@ from gpud.compiler.abi.control_words import Claims
 from gpud.compiler.forms.classifier import Form
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import KernelRejected
-from tests.conformance.fenced_device import Fenced
+from tests.conformance.checked_device import CheckedDevice
 from tests.conformance.runner import headers_installed, rewritten, run_case, source_of, straight
 from tests.conformance.suite import (
     CASES,
@@ -36,9 +36,9 @@ CLAIMING = ("saxpy", "stencil_3d", "early_return", "lookback_scan", "last_block_
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Any]:
-    """Rewritten programs run fenced, as the daemon has them."""
+    """Rewritten programs run checked, as the daemon has them."""
     with CPUDevice(2) as one:
-        yield Fenced(one)
+        yield CheckedDevice(one)
 
 
 def _skip_without_headers(case: Case) -> None:

@@ -1,10 +1,10 @@
 """The model in which everything happens at once, and kernels run on the CPU device.
 
-It tests the code around the driver, not whether the driver behaves as expected. Fences are the CPU
-device's, for the range that a program has when a launch begins: a kernel is compiled again if that
-has changed. So are kill polls, which see a kill word that is written on a stream. A fault is
-written into the job record when the launch is over, without the number of the task block: only the
-rewritten program knows that, and the CPU device found the fault.
+It tests the code around the driver, not whether the driver behaves as expected. Bounds checks are
+the CPU device's, for the range that a program has when a launch begins: a kernel is compiled again
+if that has changed. So are kill polls, which see a kill word that is written on a stream. A fault
+is written into the job record when the launch is over, without the number of the task block: only
+the rewritten program knows that, and the CPU device found the fault.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CPUDriver(ModelDriver):
                 self._running.remove(running)
             over()
 
-        _fence(kernel)
+        _bounds_check(kernel)
         with self.lock:
             self._running.append(running)
         running.launch = self.device.launch(
@@ -149,7 +149,7 @@ class _Running:
             self.launch.kill()
 
 
-def _fence(kernel: Any) -> None:
+def _bounds_check(kernel: Any) -> None:
     """Have a kernel's accesses checked from now on, if its program has a range."""
     loaded = kernel.module
     arena, heap = _range(loaded, ARENA), _range(loaded, HEAP)
@@ -157,12 +157,12 @@ def _fence(kernel: Any) -> None:
         loaded.heap = SimpleNamespace(range=heap)
     if arena is None:
         return
-    loaded.fenced = None if arena[1] == _EVERYTHING else arena
+    loaded.checked_arena = None if arena[1] == _EVERYTHING else arena
     with kernel._lock:
-        if getattr(kernel, "fenced", loaded.fenced) != loaded.fenced:
+        if getattr(kernel, "checked_arena", loaded.checked_arena) != loaded.checked_arena:
             kernel._compiled.clear()  # the range is in the code
             kernel.plans.clear()
-        kernel.fenced = loaded.fenced
+        kernel.checked_arena = loaded.checked_arena
 
 
 def _range(loaded: Any, name: str) -> tuple[int, int] | None:

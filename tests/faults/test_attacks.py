@@ -146,7 +146,7 @@ def _names() -> Iterator[Attack]:
         0, REFUSED, "not defined",
     )  # fmt: skip
     for register in (
-        "%gpud_fence_base_<3>",
+        "%gpud_bounds_base_<3>",
         "%gpud_report_address",
         "%gpud_kill_0",
         "%gpud_target_bad",
@@ -154,7 +154,7 @@ def _names() -> Iterator[Attack]:
         source = program(f".reg .b64 {register}; {hit}")
         yield Attack(f"register {register}", source, "neighbour", REFUSED, "a name that gpud uses")
     for label in (
-        "$gpud_fence_warm_0",
+        "$gpud_bounds_warm_0",
         "$gpud_report_fault",
         "$gpud_kill_leave",
         "$gpud_target_miss_1",
@@ -171,8 +171,8 @@ def _names() -> Iterator[Attack]:
         source = program("", name=name)
         yield Attack(f"entry {name}", source, 0, REFUSED, "names that end so are gpud's")
     for pseudo in (
-        "gpud.fence.global [%rd2], 4, 1, 0, 0, 4, 1, 0;", "gpud.poll;", "gpud.move.b64 %rd3, %rd2;",
-        "gpud.callee %p1, %rd2, k;",
+        "gpud.bounds.global [%rd2], 4, 1, 0, 0, 4, 1, 0;", "gpud.poll;",
+        "gpud.move.b64 %rd3, %rd2;", "gpud.callee %p1, %rd2, k;",
     ):  # fmt: skip
         source = program(f"{pseudo} {hit}")
         yield Attack(pseudo.split()[0], source, "neighbour", REFUSED)

@@ -181,26 +181,30 @@ async def test_a_fault_is_told_with_what_the_front_knows(world: World) -> None:
     assert list(error.array or ()) == [address, 100]
 
 
-async def test_fences_that_are_off_are_seen(world: World) -> None:
-    await world.start(FakeHost(auto=True), fences="off")
+async def test_checks_that_are_off_are_seen(world: World) -> None:
+    await world.start(FakeHost(auto=True), bounds_checks="off")
     client = await world.client()
     await compiled(client, PTX.format(name="k"))
     (ptx,) = world.host.modules.values()
     assert "gpud_arena" not in ptx
-    assert (await client.query("status"))["fences"] is False
-    (check,) = [one for one in (await client.query("doctor"))["checks"] if one["name"] == "fences"]
+    assert (await client.query("status"))["bounds_checks"] is False
+    (check,) = [
+        one for one in (await client.query("doctor"))["checks"] if one["name"] == "bounds checks"
+    ]
     assert check["state"] == "warning"
-    assert "--fences" in check["detail"]
+    assert "--bounds-checks" in check["detail"]
 
 
-async def test_fences_are_on_by_default(world: World) -> None:
+async def test_checks_are_on_by_default(world: World) -> None:
     await world.start(FakeHost(auto=True))
     client = await world.client()
     await compiled(client, PTX.format(name="k"))
     (ptx,) = world.host.modules.values()
     assert "gpud_arena" in ptx
-    assert (await client.query("status"))["fences"] is True
-    (check,) = [one for one in (await client.query("doctor"))["checks"] if one["name"] == "fences"]
+    assert (await client.query("status"))["bounds_checks"] is True
+    (check,) = [
+        one for one in (await client.query("doctor"))["checks"] if one["name"] == "bounds checks"
+    ]
     assert (check["state"], check["detail"]) == ("ok", "on")
 
 

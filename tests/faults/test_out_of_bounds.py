@@ -103,17 +103,17 @@ def test_neighbours_jobs_go_on(world: World) -> None:
         assert world.neighbour_faults() == before == []
 
 
-def test_the_checks_see_what_a_missing_fence_lets_through() -> None:
-    with World(fences=False) as unfenced:
+def test_the_checks_see_what_a_missing_check_lets_through() -> None:
+    with World(bounds_checks=False) as unchecked:
         for access in (STORE, LOAD):
             spec = KernelSpec("k", (access,), MODES["memory"], PLACES["straight"], (32, 1, 1))
-            (loaded,) = load(unfenced, [spec])
-            target = unfenced.layout.neighbours[1][0]
-            outcome = run(unfenced, loaded, case_of(spec, "neighbour", target))
+            (loaded,) = load(unchecked, [spec])
+            target = unchecked.layout.neighbours[1][0]
+            outcome = run(unchecked, loaded, case_of(spec, "neighbour", target))
             said = " ".join(outcome.problems)
             assert "did not fail" in said
             assert "went on after its bad access" in said
-            changed = bool(unfenced.neighbour_faults())
+            changed = bool(unchecked.neighbour_faults())
             assert changed or access is LOAD
 
 

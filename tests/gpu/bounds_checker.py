@@ -38,15 +38,15 @@ class BoundsChecker:
 
     Args:
         device: with ``device_memory(size)``, as the CUDA device has it.
-        fenced: whether programs are loaded with their arena.
+        checked: whether programs are loaded with their arena.
     """
 
-    def __init__(self, device: Any, *, fenced: bool = True) -> None:
+    def __init__(self, device: Any, *, checked: bool = True) -> None:
         self._device = device
         self._memory = device.device_memory(3 * _ARENA)
         low = int(self._memory.address)
         base = low + _ARENA
-        self._arena = (base, _ARENA) if fenced else None
+        self._arena = (base, _ARENA) if checked else None
         size = _ARENA // 4
         self.layout = Layout(
             base, _ARENA, base + _GOOD_AT, base + _OUT_AT, base + _TABLE_AT,

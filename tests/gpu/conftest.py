@@ -39,7 +39,7 @@ def cuda(gpu: Gpu) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def device(cuda: Any) -> Any:
-    """The CUDA device with one arena; rewritten programs run fenced, as in the daemon."""
+    """The CUDA device with one arena; rewritten programs run checked, as in the daemon."""
     return OnDevice(cuda)
 
 

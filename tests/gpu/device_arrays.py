@@ -123,15 +123,15 @@ class OnDevice:
 
     Args:
         device: with ``device_memory(size)``.
-        fenced: whether programs are loaded with the arena; without, they may access everything.
+        checked: whether programs are loaded with the arena; without, they may access everything.
         size: of the arena, in bytes.
     """
 
-    def __init__(self, device: Any, *, fenced: bool = True, size: int = _ARENA_BYTES) -> None:
+    def __init__(self, device: Any, *, checked: bool = True, size: int = _ARENA_BYTES) -> None:
         self.device = device
         self._memory = device.device_memory(size)
         self.arena = (int(self._memory.address), size)
-        self._fenced = fenced
+        self._checked = checked
         self._taken: list[tuple[int, int, weakref.ref[_Array]]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -159,7 +159,7 @@ class OnDevice:
 
     def load(self, text: str, arena: tuple[int, int] | None = None) -> _Module:
         """Load a program that may access the arena and its own variables."""
-        reach = (arena or self.arena) if self._fenced else None
+        reach = (arena or self.arena) if self._checked else None
         return _Module(self.device.load(text, reach))
 
 

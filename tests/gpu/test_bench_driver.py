@@ -82,7 +82,7 @@ def test_memory_is_copied_and_given_back(gpu: Gpu, fake: CPUDriver) -> None:
 def test_costs_are_measured_on_all_sides(gpu: Gpu, cuda: CUDADevice, fake: CPUDriver) -> None:
     row = rewrite_cost.measure(gpu, cuda, tiny("softmax"), 2, ONE_AT_A_TIME)
     assert row.native_us.median > 0
-    assert list(row.sides) == ["rewritten", "fenced", "own words", "own cache"]
+    assert list(row.sides) == ["rewritten", "checked", "own words", "own cache"]
     assert all(side.median > 0 for side in row.sides.values())
     assert fake.modules.launched > 5 * 2 * rewrite_cost.LEAST_BATCH
     assert "-" in rewrite_cost.line(row).split()
@@ -116,7 +116,7 @@ def test_a_batch_of_persistent_launches_runs_every_task_block(
 ) -> None:
     program = tiny("triad")
     arrays = Arrays(gpu, program.make(True))
-    kernel, stream = loaded(cuda, program, fence=True), gpu.stream()
+    kernel, stream = loaded(cuda, program, bounds_checks=True), gpu.stream()
     form = Persistent(gpu, kernel, program, arrays, 3, own_words=own_words)
     for _ in range(2):
         form.prepare()

@@ -34,8 +34,8 @@ def spread(value: float) -> Spread:
 
 
 def row(name: str, us: float, ratio: float) -> rewrite_cost.Row:
-    registers = {"native": 8, "rewritten": 13, "fenced": 16}
-    sides = {"rewritten": spread(ratio), "fenced": spread(1.5)}
+    registers = {"native": 8, "rewritten": 13, "checked": 16}
+    sides = {"rewritten": spread(ratio), "checked": spread(1.5)}
     return rewrite_cost.Row(name, "", 9, spread(us), sides, registers)
 
 
@@ -95,7 +95,7 @@ def test_the_table_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) -
             "calls": {"cuMemAlloc": {"waits": False}, "cuMemFree": {"waits": True}},
             "launches": {"a launch": {"waits": False}},
         },
-        "tests_fences": {"passed": 5, "failed": 1, "error": 1, "skipped": 0, "bad": []},
+        "tests_bounds_checks": {"passed": 5, "failed": 1, "error": 1, "skipped": 0, "bad": []},
         "sanitize_memcheck_2": {"part": "2/2", "status": 3},
         "random_resizes": {"events": 1000, "kernels_run": 3, "task_blocks": 70, "problems": ["x"]},
     }
@@ -106,7 +106,7 @@ def test_the_table_has_a_row_for_each_result_and_names_the_gpu(tmp_path: Path) -
     for row in (
         "that wait for a kernel that runs | cuMemFree | `make gpu-bench-waits`",
         "... launches on other streams that it holds up | none |",
-        "fences: passed, failed, skipped | 5, 2, 0 | `make gpu-test-fences`",
+        "bounds_checks: passed, failed, skipped | 5, 2, 0 | `make gpu-test-bounds_checks`",
         "part 2/2 | ended with 3 | `make gpu-sanitize-memcheck-2`",
         "1,000 random resizes, 3 kernels, 70 task blocks: problems | 1 | `make gpu-bench-random_",
         "geometric mean 1.000, 95th percentile 1.009 (aims 1.01, 1.03); worst 1.01 (a) |",

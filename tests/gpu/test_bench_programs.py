@@ -54,7 +54,7 @@ def test_there_are_thirty_of_different_names() -> None:
 
 @pytest.mark.parametrize("program", SHORT, ids=lambda program: program.name)
 def test_forms_leave_the_same_bytes(device: CPUDevice, program: OneProgram) -> None:
-    compiled = compile_program(program.cuda, form="persistent", fence=False, kill=False)
+    compiled = compile_program(program.cuda, form="persistent", bounds_checks=False, kill=False)
     launch = program.make(True)
     plain = run(device, compiled.original_ptx, program, "unmodified", launch)
     assert run(device, compiled.ptx, program, "persistent", launch) == plain
@@ -67,7 +67,7 @@ def test_forms_leave_the_same_bytes(device: CPUDevice, program: OneProgram) -> N
 @pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not on PATH")
 def test_they_assemble() -> None:
     text = "".join(one.source.replace("row_sum", f"row_sum_{one.name}") for one in KERNELS)
-    compiled = compile_program(text, form="persistent", fence=False, kill=False)
+    compiled = compile_program(text, form="persistent", bounds_checks=False, kill=False)
     found = assemble(compiled.ptx, "sm_90")
     assert {one.name for one in KERNELS} <= set(found)
     assert max(usage.spill_bytes for usage in found.values()) == 0

@@ -182,5 +182,5 @@ def test_plain_launches_have_no_release(device: CPUDevice) -> None:
 
 @pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not on PATH")
 def test_the_noting_kernel_fits_two_blocks_of_1024_threads() -> None:
-    program = compile_program(SOURCE, form="persistent", fence=False, kill=False)
+    program = compile_program(SOURCE, form="persistent", bounds_checks=False, kill=False)
     assert assemble(program.ptx, "sm_90")[ENTRY].registers <= 32

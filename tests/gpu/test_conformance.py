@@ -20,7 +20,7 @@ import pytest
 from bench.gpu.instrumentation.driver import Gpu
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import KernelRejected
-from tests.conformance.fenced_device import Fenced
+from tests.conformance.checked_device import CheckedDevice
 from tests.conformance.runner import LoadedCase, Run, headers_installed, straight
 from tests.conformance.suite import CASES, Case, Results, differences_between, mismatches
 from tests.conformance.suite.case import Form
@@ -49,7 +49,7 @@ def reference() -> Iterator[Any]:
         yield None
         return
     with CPUDevice(2) as one:
-        yield Fenced(one)
+        yield CheckedDevice(one)
 
 
 def results(device: Any, case: Case, form: Form) -> tuple[Run, Results]:

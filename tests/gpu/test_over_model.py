@@ -1,7 +1,7 @@
 """The tests and measurements for a GPU, in short on the CUDA device over the model of the driver.
 
-The model runs kernels on the CPU device, which checks accesses in its own way: no fences and no
-faults here.
+The model runs kernels on the CPU device, which checks accesses in its own way: no bounds checks and
+no faults here.
 """
 
 from __future__ import annotations

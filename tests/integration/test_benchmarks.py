@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import bench_fences, bench_persistent_cost, bench_pocl
+from bench import bench_bounds_checks, bench_persistent_cost, bench_pocl
 from bench.harness.arrays import Arrays
 from bench.harness.timing import interleave, ratios, spread
 from bench.harness.workloads import WORKLOADS, Workload
@@ -129,18 +129,18 @@ def test_ratios_are_taken_within_rounds() -> None:
     assert (found.median, found.low, found.high, found.least) == (3.0, 2.0, 4.0, 1.0)
 
 
-def test_the_cost_of_fences_and_kill_polls_is_measured_and_kept(
+def test_the_cost_of_bounds_checks_and_kill_polls_is_measured_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench_fences, "RESULT", tmp_path / "fences.json")
+    monkeypatch.setattr(bench_bounds_checks, "RESULT", tmp_path / "bounds_checks.json")
     cases = [find(name) for name in ("saxpy", "add_strided")]
-    rows, left_out = bench_fences.measure(cases, rounds=2, tiny=True)
+    rows, left_out = bench_bounds_checks.measure(cases, rounds=2, tiny=True)
     assert [row.case for row in rows] == ["saxpy", "add_strided"]
     assert left_out == {}
-    assert all(row.plain_us.least > 0 and row.fenced.least > 0 for row in rows)
+    assert all(row.plain_us.least > 0 and row.checked.least > 0 for row in rows)
     assert [row.polled is not None for row in rows] == [False, True]  # only one has a loop
-    bench_fences.report(rows, left_out)
-    bench_fences.keep(rows, left_out, 2, {"load_1min": 0.0})
-    kept = json.loads((tmp_path / "fences.json").read_text())
-    assert kept["summary"]["fences"]["kernels"] == 2
+    bench_bounds_checks.report(rows, left_out)
+    bench_bounds_checks.keep(rows, left_out, 2, {"load_1min": 0.0})
+    kept = json.loads((tmp_path / "bounds_checks.json").read_text())
+    assert kept["summary"]["bounds checks"]["kernels"] == 2
     assert kept["rows"][1]["polled"]["median"] > 0

@@ -66,10 +66,10 @@ def test_a_wild_address_ends_its_job_and_only_its_job() -> None:
     assert peer.close() == 0
 
 
-def test_without_fences_a_wild_address_ends_the_host_and_only_the_host() -> None:
+def test_without_bounds_checks_a_wild_address_ends_the_host_and_only_the_host() -> None:
     peer = Peer("cpu:1")
     session = Session(peer, 1)
-    ptx = compile_program(SOURCE, fence=False).ptx
+    ptx = compile_program(SOURCE, bounds_checks=False).ptx
     peer.ask(lambda ticket: m.Load(ticket, 77, 1, ptx))
     peer.measure(77, "add")
     peer.start(1, 1, [row(77, "add", 1, 32, struct.pack("<QI", 8, 1))])

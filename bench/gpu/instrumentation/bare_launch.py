@@ -129,7 +129,7 @@ class Native:
 
 
 def loaded(
-    cuda: Any, program: OneProgram, *, fence: bool = False, own_words: bool = False,
+    cuda: Any, program: OneProgram, *, bounds_checks: bool = False, own_words: bool = False,
     own_cache: bool = False,
 ) -> Any:  # fmt: skip
     """Load the kernel in persistent form, as a session's is.
@@ -137,12 +137,14 @@ def loaded(
     Args:
         cuda: gpud's CUDA device.
         program: whose kernel.
-        fence: whether its accesses are checked; nothing is out of bounds for them.
+        bounds_checks: whether its accesses are checked; nothing is out of bounds for them.
         own_words: whether its launch records will be in device memory.
         own_cache: whether it keeps the driver's default split of SM memory into cache and shared
             memory, instead of the one that gpud sets for all kernels.
     """
-    ptx = compile_program(program.cuda, form="persistent", fence=fence, kill=False).ptx
+    ptx = compile_program(
+        program.cuda, form="persistent", bounds_checks=bounds_checks, kill=False
+    ).ptx
     kernel = cuda.load(ptx, host_poll=own_words).kernel(program.entry)
     if own_cache:
         default = cuda.driver.api.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_DEFAULT

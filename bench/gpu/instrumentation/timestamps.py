@@ -238,7 +238,7 @@ class NotedKernel:
     """
 
     def __init__(self, device: Any, threads: int, most: int, form: Form = "persistent") -> None:
-        program = compile_program(SOURCE, form="persistent", fence=False, kill=False)
+        program = compile_program(SOURCE, form="persistent", bounds_checks=False, kill=False)
         self._form: Form = form
         text = program.original_ptx if form == "unmodified" else program.ptx
         self._kernel = device.load(text).kernel(ENTRY)

@@ -213,8 +213,8 @@ def _connect_within(socket: str | None, wait_s: float) -> MinimalClient:
 def headline(found: Mapping[str, Any]) -> str:
     """One line about the daemon, the most important facts first."""
     parts = [f"gpud {found.get('version', '?')}"]
-    if not found.get("fences", True):
-        parts.append("FENCES OFF")
+    if not found.get("bounds_checks", True):
+        parts.append("BOUNDS CHECKS OFF")
     if found.get("draining"):
         parts.append("draining")
     if "uptime_s" in found:

@@ -51,13 +51,13 @@ LEAVE: Final = "gpud_leave"
 ARENA: Final = "gpud_arena"
 """The variable with the base and size of the session's arena.
 
-See `gpud.compiler.instrumentation.fences`."""
+See `gpud.compiler.instrumentation.bounds_checks`."""
 
 HEAP: Final = "gpud_heap"
 """The variable with the base and size of the heap from which device code's ``malloc`` allocates."""
 
 GRID_SYNC: Final = "gpud_grid"
-"""Stands in fences for the job record's ``grid_sync`` words; there is no such variable."""
+"""Stands in bounds checks for the job record's ``grid_sync`` words; there is no such variable."""
 
 CONTROL: Final = "_control"
 """Suffix of the name of a rewritten kernel's hidden parameter."""
@@ -75,7 +75,7 @@ LOOP: Final = "gpud_loop"
 """Prefix of all names of a persistent loop, after ``%`` or ``$``."""
 
 RESERVED_PREFIXES: Final = (
-    "gpud_fence_",
+    "gpud_bounds_",
     "gpud_kill_",
     "gpud_report_",
     "gpud_target_",

@@ -1,8 +1,8 @@
 """The memory that an instruction accesses through global or generic addresses.
 
-Problem: a fence must know each range of bytes that an instruction reads or writes: the operand that
-holds the address, the length, and the alignment that the hardware requires. An omission is a hole
-in the isolation.
+Problem: a bounds check must know each range of bytes that an instruction reads or writes: the
+operand that holds the address, the length, and the alignment that the hardware requires. An
+omission is a hole in the isolation.
 
 Approach: one function for each family of instructions, in a table by the opcode's first word. An
 instruction that is not in the table and has an address operand is refused: a kernel that does not
@@ -123,7 +123,7 @@ def unsupported_access(ins: Instruction) -> KernelRejected:
 
 
 def _is_elsewhere(ins: Instruction) -> bool:
-    """Whether the opcode names a space that is not fenced."""
+    """Whether the opcode names a space that is not checked."""
     op = ins.opcode
     if state_space(op) == "const" and op.base not in ("ld", "ldu"):
         raise unsupported_access(ins)  # constants cannot be written

@@ -13,7 +13,7 @@ from gpud.errors import KernelRejected
 __all__ = ["check_names", "check_variant_names"]
 
 _PSEUDO = "gpud"
-"""First word of the devices' pseudo-instructions, such as a fence as one instruction."""
+"""First word of the devices' pseudo-instructions, such as a bounds check as one instruction."""
 
 
 def check_variant_names(module: Module) -> None:

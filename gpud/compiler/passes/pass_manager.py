@@ -4,7 +4,7 @@ A pass is a pure function from a module and a plan (the `Decision` of each entry
 its input is not changed. It gets the entries of the plan that have one of its forms, and the site
 table if it inserts fault reports. A new pass is one file and one row of the table.
 
-The first passes insert safety checks (traps that report, fences, kill polls) and calls for
+The first passes insert safety checks (traps that report, bounds checks, kill polls) and calls for
 ``printf``, those in the middle bring each kernel into its form, and the last passes to the fault
 reports what only the form knows: the control record and the claim.
 """
@@ -25,8 +25,8 @@ from gpud.compiler.passes.forms.persistent import pass_persistent
 from gpud.compiler.passes.forms.sliced import pass_sliced
 from gpud.compiler.passes.runtime.fault_lowering import pass_fault_lowering
 from gpud.compiler.passes.runtime.printf import pass_printf
+from gpud.compiler.passes.safety.bounds_checks import pass_bounds_checks
 from gpud.compiler.passes.safety.control_flow_integrity import pass_control_flow_integrity
-from gpud.compiler.passes.safety.fence import pass_fence
 from gpud.compiler.passes.safety.kill import pass_kill
 from gpud.compiler.passes.safety.traps import pass_traps
 from gpud.compiler.passes.variants import pass_variants
@@ -47,7 +47,7 @@ class Pass:
         run: the function that rewrites a module; its third argument is the site table if it
             ``reports``.
         reports: whether it inserts fault reports.
-        only: the option that enables it: ``"fence"``, ``"kill"``; None: it always runs.
+        only: the option that enables it: ``"bounds_checks"``, ``"kill"``; None: it always runs.
     """
 
     name: str
@@ -62,8 +62,14 @@ _ALL = _RESIZABLE | {Form.WHOLE}
 
 PASSES: tuple[Pass, ...] = (
     Pass("traps", _ALL, pass_traps, reports=True),
-    Pass("fence", _ALL, pass_fence, reports=True, only="fence"),
-    Pass("control-flow-integrity", _ALL, pass_control_flow_integrity, reports=True, only="fence"),
+    Pass("bounds-checks", _ALL, pass_bounds_checks, reports=True, only="bounds_checks"),
+    Pass(
+        "control-flow-integrity",
+        _ALL,
+        pass_control_flow_integrity,
+        reports=True,
+        only="bounds_checks",
+    ),
     Pass("grid-sync", frozenset((Form.WHOLE,)), pass_grid_sync),
     Pass("variants", _ALL, pass_variants),
     Pass("kill", _ALL, pass_kill, only="kill"),
@@ -82,7 +88,7 @@ def rewrite(
     plan: Plan,
     *,
     sites: SiteTable | None = None,
-    fence: bool = False,
+    bounds_checks: bool = False,
     kill: bool = False,
     after: Callable[[str, Module], None] | None = None,
 ) -> Module:
@@ -92,7 +98,7 @@ def rewrite(
         module: a flat module; not changed.
         plan: the decision for each entry.
         sites: the table to which the sites of all inserted fault reports are added.
-        fence: insert a check before every memory access.
+        bounds_checks: insert a check before every memory access.
         kill: insert kill polls into killable variants
             (`gpud.compiler.abi.reserved_names.killable_variant`).
         after: called with each pass's name and result, to dump stages.
@@ -104,7 +110,9 @@ def rewrite(
         decision.require()
     if plan:
         check_names(call_graph(module))
-    chosen = {None} | ({"fence"} if fence else set()) | ({"kill"} if kill else set())
+    chosen = (
+        {None} | ({"bounds_checks"} if bounds_checks else set()) | ({"kill"} if kill else set())
+    )
     sites = SiteTable(module) if sites is None else sites
     for one in PASSES:
         share = {name: d for name, d in plan.items() if d.form in one.forms}

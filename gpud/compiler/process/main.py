@@ -144,7 +144,7 @@ def compile_job(job: CompileJob, rules: ProcessRules = _NO_RULES) -> CompileDone
             name_expressions=job.names,
             form=job.form,
             sm=job.sm,
-            fence=job.fence,
+            bounds_checks=job.bounds_checks,
             cache=_cache(job.cache_dir),
         )
         _check_size(program, rules.program_bytes)

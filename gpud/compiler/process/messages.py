@@ -68,7 +68,7 @@ class CompileJob(NamedTuple):
         optional(text(4096)),
         "folder of compiled programs; nil: the default one; empty: keep none",
     ] = None
-    fence: Annotated[bool, flag(), "check every access to memory"] = True
+    bounds_checks: Annotated[bool, flag(), "check every access to memory"] = True
 
 
 @_process(64)

@@ -253,7 +253,7 @@ class Host:
         self._send(m.Replied(command.ticket))
 
     def _symbol(self, command: m.ReadSymbol | m.WriteSymbol, size: int) -> Any:
-        if command.name in RESERVED:  # the bounds of the fences among them
+        if command.name in RESERVED:  # the arena's bounds among them
             raise UnknownName(f"there is no variable {command.name!r}: the name is gpud's own")
         try:
             held = self._module(command.module).program.symbol(command.name)

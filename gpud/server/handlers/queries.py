@@ -114,7 +114,7 @@ def _status(session: Session, limit: int) -> Steps[dict[str, Any]]:
         "pid": os.getpid(),
         "uptime_s": (now_ns - front.started_ns) / 1e9,
         "policy": front.config.policy,
-        "fences": front.config.fences,
+        "bounds_checks": front.config.bounds_checks,
         "draining": front.draining,
         "socket": str(front.config.socket),
         "devices": [_device(front, device, loads[device.index]) for device in front.devices],
@@ -256,9 +256,13 @@ def _doctor(session: Session, limit: int) -> Steps[dict[str, Any]]:
         ),
         _check("compiler", front.compiler.describe()),
         _check(
-            "fences",
-            "on" if front.config.fences else f"off, by {front.config.origin('fences')}",
-            "" if front.config.fences else "kernels can reach other sessions' memory; turn them on",
+            "bounds checks",
+            "on"
+            if front.config.bounds_checks
+            else f"off, by {front.config.origin('bounds_checks')}",
+            ""
+            if front.config.bounds_checks
+            else "kernels can reach other sessions' memory; turn them on",
         ),
     ]
     for device in front.devices:

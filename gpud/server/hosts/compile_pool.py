@@ -96,9 +96,9 @@ class CompilePool:
         outbox: of the event loop.
         timeout_s: how long one program may take.
         cache_dir: of the disk cache; None for the default one, "" for none.
-        processes: how many there may be.
-        arguments: further arguments for each process: see `gpud.compiler.process.main`.
-        fences: whether programs are compiled with fences.
+        workers: how many there may be.
+        arguments: further arguments for each worker: see `gpud.compiler.worker.main`.
+        bounds_checks: whether programs are compiled with bounds checks.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class CompilePool:
         cache_dir: str | None,
         processes: int = 1,
         arguments: tuple[str, ...] = (),
-        fences: bool = True,
+        bounds_checks: bool = True,
     ) -> None:
         self._outbox = outbox
         self._timeout_s = timeout_s
         self._cache_dir = cache_dir
         self._most_processes = processes
         self._arguments = arguments
-        self._fences = fences
+        self._bounds_checks = bounds_checks
         self._cached: OrderedDict[Source, CompiledProgram] = OrderedDict()
         self._cached_bytes = 0
         self._waiting: dict[Source, dict[CompileWaiter, None]] = {}  # queued and under way
@@ -194,7 +194,9 @@ class CompilePool:
                     self._start_process()
                 return
             self._queues.move_to_end(user)
-            process.compile(source, user, self._cache_dir, self._timeout_s, fence=self._fences)
+            process.compile(
+                source, user, self._cache_dir, self._timeout_s, bounds_checks=self._bounds_checks
+            )
 
     def _take_next(self, user: int) -> Source | None:
         """Dequeue the user's next source that has waiters and is not under way."""

@@ -93,7 +93,13 @@ class CompileProcess:
             self._child.kill(f"cannot be started: {error}")
 
     def compile(
-        self, source: Source, user: int, cache_dir: str | None, limit_s: float, *, fence: bool
+        self,
+        source: Source,
+        user: int,
+        cache_dir: str | None,
+        limit_s: float,
+        *,
+        bounds_checks: bool,
     ) -> None:
         """Compile ``source`` within ``limit_s`` seconds; only if it is `idle`."""
         self.source, self.user = source, user
@@ -106,7 +112,7 @@ class CompileProcess:
                 form=source.form,
                 sm=source.sm,
                 cache_dir=cache_dir,
-                fence=fence,
+                bounds_checks=bounds_checks,
             )
         )
         self._timer = self._outbox.loop.call_later(limit_s, self._time_is_over)

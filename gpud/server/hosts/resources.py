@@ -200,7 +200,7 @@ class ResourceRegistry:
     # -- modules
 
     def load(self, module: Module, on_reply: OnReply) -> None:
-        """Load a module, after its session's arena: its fences are set when it is loaded."""
+        """Load a module, after its session's arena: its bounds checks are set when it is loaded."""
         number, session = module.number, module.session
 
         def request(

@@ -363,7 +363,7 @@ class Arenas:
 
     def usage(self) -> Iterator[MemoryUsage]:
         """The usage of each session on each device where it uses memory; see `Ledger.usage`."""
-        # A session that has loaded a program has an arena for its fences, even without arrays.
+        # A session that has loaded a program has an arena for its checks, even without arrays.
         return (use for use in self._ledger.usage() if use.arrays or use.used_bytes)
 
 

@@ -8,7 +8,7 @@ from gpud.compiler.abi.fault_sites import SiteTable
 from gpud.compiler.abi.reserved_names import NORETURN
 from gpud.compiler.forms.classifier import Form, classify
 from gpud.compiler.passes.flatten import flatten_module
-from gpud.compiler.passes.safety.fence import pass_fence
+from gpud.compiler.passes.safety.bounds_checks import pass_bounds_checks
 from gpud.compiler.passes.safety.traps import pass_traps
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.parser import parse
@@ -29,7 +29,7 @@ def test_the_suite_is_there() -> None:
 def test_forms_are_the_same_with_and_without_checks(name: str) -> None:
     text = source_of(name).ptx
     try:
-        plain = compile_program(text, fence=False, kill=False)
+        plain = compile_program(text, bounds_checks=False, kill=False)
     except KernelRejected:
         with pytest.raises(KernelRejected):
             compile_program(text)
@@ -53,7 +53,7 @@ def test_the_analyses_see_the_same_in_a_checked_program(name: str) -> None:
     if not plan:
         return
     sites = SiteTable(module)
-    checked = pass_fence(pass_traps(module, plan, sites), plan, sites)
+    checked = pass_bounds_checks(pass_traps(module, plan, sites), plan, sites)
     text = print_module(checked)
     at = text.index(".address_size 64") + len(".address_size 64\n")
     complete = flatten_module(parse(text[:at] + STUBS + text[at:]))

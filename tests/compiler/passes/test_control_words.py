@@ -136,7 +136,7 @@ def test_a_fault_record_is_complete_when_it_says_so() -> None:
 
 
 def test_nothing_is_ordered_in_a_round_of_the_loop() -> None:
-    program = flatten_module(parse(compile_program(SOURCE, fence=False).ptx))
+    program = flatten_module(parse(compile_program(SOURCE, bounds_checks=False).ptx))
     entry = program.entries()["k"]
     bases = {one.opcode.base for one in entry.body or () if isinstance(one, Instruction)}
     assert not {"membar", "fence"} & bases

@@ -162,7 +162,7 @@ def test_entries_that_are_not_rewritten_pass_nothing() -> None:
         "$gpud_report_fault: .branchtargets L; L:",
         "$gpud_kill_leave: bra $gpud_kill_leave;",
         ".reg .b32 %gpud_kill_<4>;",
-        ".shared .b32 gpud_fence_x;",
+        ".shared .b32 gpud_bounds_x;",
         ".shared .b32 gpud_loop_slots;",
         ".reg .b32 %gpud_loop2_<3>;",
     ],
@@ -226,9 +226,9 @@ extern "C" __global__ void k(float* x, int n) {
 @NEEDS_PTXAS
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 @pytest.mark.parametrize("form", [None, "sliced", "whole"])
-@pytest.mark.parametrize("fence", [False, True])
-def test_everything_assembles(arch: str, form: str | None, fence: bool) -> None:
-    program = compile_program(CALLS, form=form, fence=fence)
+@pytest.mark.parametrize("bounds_checks", [False, True])
+def test_everything_assembles(arch: str, form: str | None, bounds_checks: bool) -> None:
+    program = compile_program(CALLS, form=form, bounds_checks=bounds_checks)
     verify(parse(program.ptx))
     names = set(assemble(program.ptx, arch))
     assert {"k", "k__gpud_killable"} <= names

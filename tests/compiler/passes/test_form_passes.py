@@ -240,7 +240,7 @@ def test_kernels_that_stay_whole_pass_the_special_registers() -> None:
 def test_passes_run_in_order_and_only_on_their_forms() -> None:
     watching = [
         "traps",
-        "fence",
+        "bounds-checks",
         "control-flow-integrity",
         "grid-sync",
         "variants",
@@ -260,12 +260,14 @@ def test_passes_run_in_order_and_only_on_their_forms() -> None:
         stages: list[str] = []
         rewrite(module, plan, after=lambda name, _: stages.append(name))  # noqa: B023
         always = [
-            name for name in seeing if name not in ("fence", "control-flow-integrity", "kill")
+            name
+            for name in seeing
+            if name not in ("bounds-checks", "control-flow-integrity", "kill")
         ]
         assert stages == [*always, *names, "fault-lowering"]
         stages.clear()
         note = stages.append
-        rewrite(module, plan, fence=True, kill=True, after=lambda name, _: note(name))  # noqa: B023
+        rewrite(module, plan, bounds_checks=True, kill=True, after=lambda name, _: note(name))  # noqa: B023
         assert stages == [*seeing, *names, "fault-lowering"]
 
 
@@ -283,7 +285,7 @@ def test_a_call_graph_that_reuses_summaries_is_the_same() -> None:
     module = compiled(NESTED)
     stages: list[Module] = [module]
     plan = {"k": classify(module, "k", force=Form.SLICED)}
-    rewrite(module, plan, fence=True, after=lambda _, made: stages.append(made))
+    rewrite(module, plan, bounds_checks=True, after=lambda _, made: stages.append(made))
     before: CallGraph | None = None
     reused = 0
     for stage in stages:
@@ -317,7 +319,7 @@ def test_at_least_what_a_look_finds_is_known_of_extended_functions() -> None:
             assert (found.indirect is None) == (uses.indirect is None)
             assert found.may_cycle or not fresh.flow(name).components
 
-    rewrite(module, plan, fence=True, kill=True, after=check)
+    rewrite(module, plan, bounds_checks=True, kill=True, after=check)
     assert extended > 0
 
 

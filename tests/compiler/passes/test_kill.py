@@ -285,7 +285,9 @@ extern "C" __global__ void k(unsigned* hits, volatile unsigned* flag) {
 def test_an_endless_kernel_ends_when_it_is_told(spin: str, form: Form, seed: int) -> None:
     source = ENDLESS.replace("SPIN", spin)
     made = compile_program(
-        compiled_text(source), fence=False, form=None if form is Form.PERSISTENT else form.value
+        compiled_text(source),
+        bounds_checks=False,
+        form=None if form is Form.PERSISTENT else form.value,
     )
     machine = Machine(parse(made.ptx), seed)
     machine.words(JOB, words.job_record((5, 1, 1)))

@@ -393,11 +393,11 @@ def test_a_path_that_no_socket_can_have(capsys: pytest.CaptureFixture[str]) -> N
     assert "107" in capsys.readouterr().err
 
 
-def test_fences_that_are_off_are_said(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
-    for fences in (True, False):
-        peer.answers["status"] = {**ANSWERS["status"], "fences": fences}
+def test_checks_that_are_off_are_said(peer: Peer, capsys: pytest.CaptureFixture[str]) -> None:
+    for bounds_checks in (True, False):
+        peer.answers["status"] = {**ANSWERS["status"], "bounds_checks": bounds_checks}
         assert main(["status"]) == DONE
-        assert ("FENCES OFF" in capsys.readouterr().out) is not fences
+        assert ("BOUNDS CHECKS OFF" in capsys.readouterr().out) is not bounds_checks
 
 
 def test_what_a_gpu_says_of_itself_is_shown(

@@ -130,7 +130,7 @@ def test_small_blocks_are_cut_from_the_first_slab() -> None:
 
 
 def sound(fake: SteppedDriver, device: CUDADevice, arena: Arena, *modules: CUDAModule) -> None:
-    """Assert that what fences let through is backed by memory, and no other memory is held."""
+    """Assert that what checks let through is backed by memory, and no other memory is held."""
     assert fake.memory.reaches(arena.address, arena.backed)
     for module in modules:
         raw = device.read(module._addresses["gpud_arena"] or 0, 16)
@@ -142,7 +142,7 @@ def sound(fake: SteppedDriver, device: CUDADevice, arena: Arena, *modules: CUDAM
 
 
 def let_through(device: CUDADevice, module: CUDAModule) -> int:
-    """The size that the fences of a program read."""
+    """The size that the bounds checks of a program read."""
     raw = device.read((module._addresses["gpud_arena"] or 0) + 8, 8)
     return int.from_bytes(raw, "little")
 
@@ -197,7 +197,7 @@ def test_pieces_go_when_the_last_part_in_them_goes(memfd: int) -> None:
         arena.close()
 
 
-def test_fences_let_through_what_has_memory_and_no_more(memfd: int) -> None:
+def test_checks_let_through_what_has_memory_and_no_more(memfd: int) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
@@ -214,7 +214,7 @@ def test_fences_let_through_what_has_memory_and_no_more(memfd: int) -> None:
         arena.close()
 
 
-def test_an_arena_smaller_than_a_granule_is_fenced_by_its_own_size(memfd: int) -> None:
+def test_an_arena_smaller_than_a_granule_is_bounds_checkd_by_its_own_size(memfd: int) -> None:
     with device_of(SteppedDriver()) as device:
         arena = device.map_arena(memfd, GRANULE // 4)
         module = device.load(PROGRAM, (arena.address, GRANULE // 4))
@@ -321,7 +321,7 @@ def test_an_arena_that_cannot_be_placed_is_refused(memfd: int) -> None:
         second.close()
 
 
-def test_whichever_call_fails_what_fences_let_through_has_memory(memfd: int) -> None:
+def test_whichever_call_fails_what_bounds_checks_let_through_has_memory(memfd: int) -> None:
     failed, over = 0, False
     for nth in range(1, 200):
         fake = SteppedDriver()
@@ -523,7 +523,7 @@ def test_what_the_rewriter_makes_runs_with_its_hidden_parameter() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         module = device.load(program.ptx, (1 << 20, 1 << 20))
-        assert module.fenced == (1 << 20, 1 << 20)
+        assert module.checked_arena == (1 << 20, 1 << 20)
         kernel = module.kernel("persistent_own")
         assert [(p.offset, p.size) for p in kernel.parameters] == [(0, 4), (8, 8), (16, 8)]
         spec = LaunchSpec.of(kernel, "persistent", (3, 2), 32, [bytes(4), bytes(8)])

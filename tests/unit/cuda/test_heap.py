@@ -1,4 +1,4 @@
-"""The heap of fenced programs on the CUDA device: its functions, run by many threads.
+"""The heap of checked programs on the CUDA device: its functions, run by many threads.
 
 The PTX functions run unmodified, on the CPU device behind the model of the driver; not on a GPU.
 """

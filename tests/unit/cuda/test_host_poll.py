@@ -32,7 +32,7 @@ TOTAL, BLOCKS = 12, 2
 
 
 def program(*, sees: bool = True) -> Module:
-    plain = flatten_module(parse(compile_program(SOURCE, fence=False).ptx))
+    plain = flatten_module(parse(compile_program(SOURCE, bounds_checks=False).ptx))
     return hoist_job_address(report_starts(host_poll.add_host_poll(plain) if sees else plain))
 
 

@@ -201,10 +201,12 @@ def print_entry(entry: Function) -> str:
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
 def test_it_assembles_and_costs_other_kernels_nothing(arch: str) -> None:
     quiet = 'extern "C" __global__ void quiet(int* p) { p[blockIdx.x] += 3; }\n'
-    alone, beside = (compile_program(source, fence=False).ptx for source in (quiet, quiet + SOURCE))
+    alone, beside = (
+        compile_program(source, bounds_checks=False).ptx for source in (quiet, quiet + SOURCE)
+    )
     texts = [print_entry(parse(ptx).entries()["quiet"]) for ptx in (alone, beside)]
     assert texts[0] == texts[1]
     assert PRINT not in alone
-    for fence in (True, False):
-        found = assemble(compile_program(HOSTILE, fence=fence).ptx, arch)
+    for bounds_checks in (True, False):
+        found = assemble(compile_program(HOSTILE, bounds_checks=bounds_checks).ptx, arch)
         assert found["legal"].spill_bytes == 0

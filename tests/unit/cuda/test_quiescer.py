@@ -277,7 +277,9 @@ def test_a_closed_arena_does_not_widen_programs(world: World) -> None:
     module = world.device.load(PROGRAM, (arena.address, SIZE))
     arena.close()
     arena.attach(module)
-    assert module.fenced == (arena.address, GRANULE), "with no bytes its fences would pass all"
+    assert module.checked_arena == (arena.address, GRANULE), (
+        "with no bytes its bounds checks would pass all"
+    )
 
 
 def test_a_gpu_on_which_no_memory_can_be_mapped_is_refused() -> None:

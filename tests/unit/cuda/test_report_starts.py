@@ -23,7 +23,7 @@ extern "C" __global__ void k(int* p, int n) { p[blockIdx.x] = twice(p[blockIdx.x
 
 @pytest.mark.parametrize("form", ["persistent", "sliced", "whole"])
 def test_every_rewritten_form_reports(form: str) -> None:
-    plain = flatten_module(parse(compile_program(SOURCE, form=form, fence=False).ptx))
+    plain = flatten_module(parse(compile_program(SOURCE, form=form, bounds_checks=False).ptx))
     told = report_starts(plain)
     text = print_module(told)
     assert text.count("st.volatile.global.u16") == (form == "persistent")
@@ -58,7 +58,7 @@ def test_an_unmodified_kernel_reports_nothing() -> None:
 @pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas")
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
 def test_it_assembles_and_takes_few_registers(arch: str) -> None:
-    for fence in (True, False):
-        plain = compile_program(SOURCE, fence=fence).ptx
+    for bounds_checks in (True, False):
+        plain = compile_program(SOURCE, bounds_checks=bounds_checks).ptx
         told = print_module(report_starts(flatten_module(parse(plain))))
         assert assemble(told, arch)["k"].registers <= assemble(plain, arch)["k"].registers + 4

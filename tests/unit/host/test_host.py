@@ -228,7 +228,7 @@ def test_a_module_of_a_session_without_arena_can_access_nothing(case: Case) -> N
 
 
 @pytest.mark.parametrize("name", ["gpud_arena", "gpud_heap"])
-def test_clients_cannot_read_or_move_the_fences(case: Case, name: str) -> None:
+def test_clients_cannot_read_or_move_the_bounds_checks(case: Case, name: str) -> None:
     case.device.symbols[name] = np.zeros(16, np.uint8)
     for command in (m.ReadSymbol(3, 5, name, 0, 16), m.WriteSymbol(3, 5, name, 0, bytes(16))):
         assert isinstance(from_wire(case.do(command).error), UnknownName)

@@ -2,12 +2,13 @@
 
 Problem: cooperative groups' ``grid.sync()`` counts arrivals in a workspace whose address the driver
 puts into two special registers at a cooperative launch. That memory is in no session's arena, so
-fences keep kernels from accessing it. A device without a driver has no such workspace.
+bounds checks keep kernels from accessing it. A device without a driver has no such workspace.
 
 Approach: two words of the job record (`gpud.compiler.abi.control_words`) are the workspace. They
-are 0 when a launch begins, as the driver's are, and fences allow access to them
-(`gpud.compiler.passes.safety.fence`). A read of one of the registers becomes a read of one half of
-their address. The launch must ensure that all blocks are resident: such kernels have form whole.
+are 0 when a launch begins, as the driver's are, and bounds checks allow access to them
+(`gpud.compiler.passes.safety.bounds_checks`). A read of one of the registers becomes a read of one
+half of their address. The launch must ensure that all blocks are resident: such kernels have form
+whole.
 
 Properties:
 * in every function that reads one of the registers, the two read as the halves of one address,

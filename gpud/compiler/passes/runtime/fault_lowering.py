@@ -1,8 +1,8 @@
 """The fault-lowering pass: completes fault reports and kill polls with what the form knows.
 
-Problem: a fence, a trap or a kill poll knows the fault and its site; to record it takes the address
-of the control words, the number of the task block and the loop's slots, which depend on the entry's
-form. Passing them must cost code without faults nothing.
+Problem: a bounds check, a trap or a kill poll knows the fault and its site; to record it takes the
+address of the control words, the number of the task block and the loop's slots, which depend on the
+entry's form. Passing them must cost code without faults nothing.
 
 Approach: this is the last pass. It adds the context to the calls of the three functions of
 `gpud.compiler.passes.runtime.fault_functions`, passes the context as hidden parameters to functions

@@ -14,8 +14,8 @@ marked complete.
 Properties:
 * ``bounded``: every loop ends after at most `TEXT_LIMIT_BYTES` steps per string; an entry is never
   longer than what was reserved for it, even if other threads change the strings in between;
-* ``readable``: in a fenced program only the arena, the program's variables and its heap are read,
-  and shared and local memory, whose bounds fences do not check either;
+* ``readable``: in a checked program only the arena, the program's variables and its heap are read,
+  and shared and local memory, which bounds checks do not cover either;
 * ``values``: no more bytes of the arguments are read than the caller says are there;
 * a call returns the number of its conversions, -1 if the format cannot be read; it never waits for
   other threads.
@@ -51,7 +51,7 @@ def print_functions(variables: Iterable[Variable]) -> list[Function]:
 
     Args:
         variables: the program's variables in ``.global`` and ``.const``, including those of its
-            fences. Without those of fences, the program may read everything.
+            bounds checks. Without the latter, the program may read everything.
     """
     known = list(variables)
     declared = "".join(

@@ -1,1 +1,1 @@
-"""Passes that isolate jobs: traps, fences, control-flow integrity, and kill polls."""
+"""Passes that isolate jobs: traps, bounds checks, control-flow integrity, and kill polls."""

@@ -10,7 +10,7 @@ access then uses that register. Accesses that always lie in one variable of the 
 
 Properties:
 * ``complete``: an access has no check only if `gpud.compiler.analysis.memory_accesses` says that it
-  touches no fenced memory, or if it provably lies in one of the module's variables;
+  touches no checked memory, or if it provably lies in one of the module's variables;
 * a check covers exactly the bytes of its access, and only if the access's guard holds.
 """
 
@@ -28,7 +28,7 @@ from gpud.compiler.analysis.memory_accesses import (
     accesses,
     unsupported_access,
 )
-from gpud.compiler.instrumentation.fences import Member, Range
+from gpud.compiler.instrumentation.bounds_checks import Member, Range
 from gpud.compiler.ptx.model import (
     Address,
     Function,

@@ -1,6 +1,6 @@
 """Value numbering of the addresses in a basic block, and facts about them.
 
-Problem and terms: `gpud.compiler.passes.safety.fence_placement`. Whether one check implies another
+Problem and terms: `gpud.compiler.passes.safety.check_placement`. Whether one check implies another
 depends on the contents of their registers, and so on every instruction that writes one of them.
 
 Approach: one walk over the relevant instructions of a block: those with checks, those that write a
@@ -29,7 +29,7 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.analysis.memory_accesses import is_familiar
-from gpud.compiler.instrumentation.fences import Range
+from gpud.compiler.instrumentation.bounds_checks import Range
 from gpud.compiler.passes.safety.access_checks import Check, RegisterWidths, signed
 from gpud.compiler.ptx.model import Guard, Immediate, Instruction, Operand, Register
 

@@ -29,13 +29,13 @@ from gpud.device.cpu.codegen.analysis.stage_plan import StagePlan
 from gpud.device.cpu.codegen.artifact import GeneratedKernel
 from gpud.device.cpu.codegen.emit.addresses import RESERVED, RESERVED_BYTES
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES, define_reports
+from gpud.device.cpu.codegen.emit.check_code import define_exact_check
+from gpud.device.cpu.codegen.emit.check_code import metadata as checks_metadata
 from gpud.device.cpu.codegen.emit.device_functions import (
     define_function,
     failing_functions,
     frame_sizes,
 )
-from gpud.device.cpu.codegen.emit.fence_checks import define_exact_check
-from gpud.device.cpu.codegen.emit.fence_checks import metadata as checks_metadata
 from gpud.device.cpu.codegen.emit.flush_to_zero import (
     FLUSHING_ATTRIBUTES,
     define_with_flushing,
@@ -44,7 +44,7 @@ from gpud.device.cpu.codegen.emit.flush_to_zero import (
 from gpud.device.cpu.codegen.emit.lockstep import define_lockstep
 from gpud.device.cpu.codegen.emit.region_writer import KernelContext, RegionWriter
 from gpud.device.cpu.codegen.emit.thread_code import CallInfo
-from gpud.device.cpu.codegen.hoisting.merged_fences import MergedFences
+from gpud.device.cpu.codegen.hoisting.merged_checks import MergedChecks
 from gpud.device.cpu.codegen.preparation.induction import split_inductions
 from gpud.device.cpu.codegen.preparation.pipeline import Prepared, prepare
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
@@ -75,7 +75,7 @@ def generate_kernel(
     Raises:
         KernelRejected: the kernel uses something that the CPU device does not support.
     """
-    prepared = prepare(module, module.entries()[name], shape, fenced=arena is not None)
+    prepared = prepare(module, module.entries()[name], shape, checked=arena is not None)
     functions = _reachable(prepared)
     layout = _shared_layout(module, prepared, functions, data)
     body = prepared.entry.body or []
@@ -163,7 +163,7 @@ def _define_region(kernel: KernelContext, cut: int) -> None:
     e = Emitter(kernel.ir, header)
     region = kernel.regions.region(cut)
     any_thread = kernel.code(e, kernel.places(e, "%t0"), lambda: e.end("ret void"))
-    merged = MergedFences(kernel, region.blocks, e, any_thread)
+    merged = MergedChecks(kernel, region.blocks, e, any_thread)
     # Diverged threads are rare: not worth a vectorised, unrolled copy.
     with e.count("%t0", "%t1", metadata=", !llvm.loop !7") as thread:
         places = kernel.places(e, thread)

@@ -27,7 +27,7 @@ class CompileRequest:
         text: the program, PTX.
         entry: the kernel's name.
         block: threads in x, y and z.
-        arena: address and size of the memory that the fences allow; None: accesses are not checked.
+        arena: address and size of the memory that bounds checks allow; None: nothing is checked.
         heap: address and size of the heap of ``malloc``; None: the program has none of its own.
     """
 

@@ -1,13 +1,14 @@
 """The heap of device code's ``malloc`` in a program whose accesses are checked.
 
 Problem: memory from the C library's ``malloc`` may lie anywhere in this process, beside the
-library's own records: a fence could not tell accesses to it from stray ones, and a program that
-writes past its end would damage the process.
+library's own records: a bounds check could not tell accesses to it from stray ones, and a program
+that writes past its end would damage the process.
 
-Approach: each such program has a heap of its own, one range of memory that its fences allow, as
-large as CUDA's is by default. Sizes are rounded up to a few size classes, each with a free list; if
-the list is empty, the block comes from the part of the heap that was never used. The heap's records
-lie behind it, out of reach of the fences; allocating and freeing are native code without locks.
+Approach: each such program has a heap of its own, one range of memory that its bounds checks allow,
+as large as CUDA's is by default. Sizes are rounded up to a few size classes, each with a free list;
+if the list is empty, the block comes from the part of the heap that was never used. The heap's
+records lie behind it, out of reach of the bounds checks; allocating and freeing are native code
+without locks.
 
 Terms: a *granule* is `GRANULE` bytes of the heap. A *list* is one word of 64 bits: the number of
 its first block's granule plus one, 0 if it is empty, and above that a count of its changes.

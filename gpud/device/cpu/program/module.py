@@ -88,7 +88,7 @@ class CPUKernel:
             generated = self.generate(Shape(*block))
             return CompileResult(generated, jit.object_code(generated.ir))
         return module.compiler(
-            CompileRequest(module.text, self.name, block, module.fenced, module.heap_range)
+            CompileRequest(module.text, self.name, block, module.checked_arena, module.heap_range)
         )
 
     def generate(self, shape: Shape) -> GeneratedKernel:
@@ -98,7 +98,7 @@ class CPUKernel:
 
         module = self.module
         return generate_kernel(
-            module.program, self.name, shape, module.layout, module.fenced, module.heap_range
+            module.program, self.name, shape, module.layout, module.checked_arena, module.heap_range
         )
 
     def static_shared(self, block: tuple[int, int, int]) -> int:
@@ -133,11 +133,11 @@ class CPUModule:
         self.arena = arena
         self.program = program
         self.layout = layout_module(program)
-        fenced = ARENA in self.layout.data.offsets
-        self.fenced = arena if fenced else None
-        """The arena if the program has fences, else None: its accesses are not checked."""
+        has_checks = ARENA in self.layout.data.offsets
+        self.checked_arena = arena if has_checks else None
+        """The arena if the program has bounds checks, else None: its accesses are not checked."""
         self.heap: Heap | None = None
-        if self.fenced is not None and HEAP in self.layout.data.offsets:
+        if self.checked_arena is not None and HEAP in self.layout.data.offsets:
             install_heap()
             self.heap = Heap()
         ranges = {ARENA: arena, HEAP: self.heap_range}

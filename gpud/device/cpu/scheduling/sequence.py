@@ -168,7 +168,7 @@ class CPUSequence:
         own = plan.params_at + plan.params_bytes - plan.locals_at
         return (
             (module.data.address, module.data.memory.size),
-            EVERYTHING if module.fenced is None else module.fenced,
+            EVERYTHING if module.checked_arena is None else module.checked_arena,
             (block + plan.locals_at, own),
             *(() if module.heap is None else (module.heap.range,)),
         )

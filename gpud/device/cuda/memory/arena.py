@@ -1,14 +1,14 @@
 """Arenas of the CUDA device: one session's range of device addresses, beside its memory file.
 
-Problem: a session's arrays must lie in one range whose base and size its fences know, at the same
-addresses in a replacement host; but memory should be used only for arrays that exist. An access to
-an unmapped address ends the context, and with it the jobs of all sessions: fences must let none
-through. The daemon and the client see arrays in a memory file, the GPU needs them in its own
-memory.
+Problem: a session's arrays must lie in one range whose base and size its bounds checks know, at the
+same addresses in a replacement host; but memory should be used only for arrays that exist. An
+access to an unmapped address ends the context, and with it the jobs of all sessions: bounds checks
+must let none through. The daemon and the client see arrays in a memory file, the GPU needs them in
+its own memory.
 
 Approach: the whole range is reserved when the arena is opened. A *prefix* of it, which only grows,
-is backed by memory; fences let programs access this prefix and no more. `Arena.commit` backs a part
-of the range with memory, `Arena.release` says that it is not needed any more; `upload` and
+is backed by memory; bounds checks let programs access this prefix and no more. `Arena.commit` backs
+a part of the range with memory, `Arena.release` says that it is not needed any more; `upload` and
 `download` copy between the file and the device, at the same offset in both
 (`gpud.device.cuda.memory.staging`).
 
@@ -18,9 +18,9 @@ run of granules that was allocated at once; it is *spare* while no committed par
 
 Algorithm: `commit` allocates a piece for each gap between the pieces that its range touches, maps
 the sink where the prefix would have a hole in front of them, and sets the range to what the file
-has, or to zero. Then it extends the prefix to the range's end and updates the programs' fences.
-Spare pieces stay until memory is short (`gpud.device.cuda.memory.arenas` decides when, and whose
-are taken): then they are freed, and the sink is mapped in their place.
+has, or to zero. Then it extends the prefix to the range's end and updates the programs' bounds
+checks. Spare pieces stay until memory is short (`gpud.device.cuda.memory.arenas` decides when, and
+whose are taken): then they are freed, and the sink is mapped in their place.
 
 Where mappings inside the prefix change, there is none for a moment. So that is done only while the
 session is quiesced (`gpud.device.cuda.memory.quiescer`). If that does not succeed in time, spare
@@ -31,7 +31,8 @@ Programming Guide 13, 4.16.5.3): inside the prefix none of the session's did, an
 access it.
 
 Properties:
-* what fences let through is backed by memory whenever a kernel of the session is on the device;
+* what bounds checks let through is backed by memory whenever a kernel of the session is on the
+  device;
 * a `commit` that fails is undone: the prefix is as long as it was, or is backed by memory;
 * the part of the prefix without arrays reads as zero or as what the session left there: memory is
   cleared before a program can access it;
@@ -69,7 +70,7 @@ class Program(Protocol):
     """The part of `gpud.device.cuda.program.module.CUDAModule` that an arena uses."""
 
     def widen(self, size: int) -> None:
-        """Have its fences pass the first ``size`` bytes of its arena from the next launch on."""
+        """Have its checks pass the first ``size`` bytes of its arena from the next launch on."""
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class Arena:
         self._programs_lock = threading.Lock()  # programs are loaded on another thread
         driver = context.enter()
         self._granule = self._memory.size
-        # Rounded up to whole granules; fences end at ``size``.
+        # Rounded up to whole granules; bounds checks end at ``size``.
         self._reserved = -(-size // self._granule) * self._granule
         with ExitStack() as undo:
             try:
@@ -137,11 +138,11 @@ class Arena:
 
     @property
     def backed(self) -> int:
-        """The size of the prefix in bytes: what fences may let through."""
+        """The size of the prefix in bytes: what bounds checks may let through."""
         return min(self._end * self._granule, self.size)
 
     def attach(self, program: Program) -> None:
-        """Have a program's fences follow the prefix from now on."""
+        """Have a program's bounds checks follow the prefix from now on."""
         with self._programs_lock:
             if self._open:  # else nothing of the session runs any more
                 self._programs.add(program)
@@ -235,7 +236,7 @@ class Arena:
         """
         if not self._open:
             return
-        with self._programs_lock:  # never widen a program to 0 bytes: its fences would pass all
+        with self._programs_lock:  # never widen a program to 0 bytes: its checks would pass all
             self._open = False
             self._end = 0
         os.close(self._file)

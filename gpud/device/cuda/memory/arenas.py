@@ -99,7 +99,7 @@ class Arenas:
         return () if opened is None else opened.ranges()
 
     def attach(self, module: CUDAModule) -> None:
-        """Have a program's fences follow its arena's prefix."""
+        """Have a program's bounds checks follow its arena's prefix."""
         opened = self.find(module.arena)
         if opened is not None:
             opened.attach(module)

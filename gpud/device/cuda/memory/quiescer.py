@@ -18,7 +18,7 @@ Properties:
 * a run of a quiesced session keeps its number of slices, and uses them again afterwards;
 * runs of other sessions are not affected.
 
-A kernel that was compiled without fences belongs to no arena; sessions have none.
+A kernel that was compiled without bounds checks belongs to no arena; sessions have none.
 """
 
 from __future__ import annotations

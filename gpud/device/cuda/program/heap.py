@@ -1,18 +1,19 @@
-"""A heap for device code's ``malloc`` and ``free`` in fenced programs on the GPU.
+"""A heap for device code's ``malloc`` and ``free`` in checked programs on the GPU.
 
-Problem: the driver does not say where its heap is, so fences cannot allow it, and all sessions
-share it.
+Problem: the driver does not say where its heap is, so bounds checks cannot allow it, and all
+sessions share it.
 
-Approach: each such program gets a heap of its own, one range of device memory that its fences know
-(`gpud.compiler.abi.reserved_names.HEAP`), and functions in PTX that allocate from it and free to
-it; calls of ``malloc`` and ``free`` become calls of these when the program is loaded. It is the
-heap of `gpud.device.cpu.program.heap`, with one difference: a GPU has no atomic exchange of bytes,
-so a granule has one word, which is a link while its block is free and its list's number while it is
-allocated.
+Approach: each such program gets a heap of its own, one range of device memory that its bounds
+checks know (`gpud.compiler.abi.reserved_names.HEAP`), and functions in PTX that allocate from it
+and free to it; calls of ``malloc`` and ``free`` become calls of these when the program is loaded.
+It is the heap of `gpud.device.cpu.program.heap`, with one difference: a GPU has no atomic exchange
+of bytes, so a granule has one word, which is a link while its block is free and its list's number
+while it is allocated.
 
 Terms: a *granule* is 16 bytes of the heap. A *list* is one word of 64 bits: the number of its first
 granule plus one, 0 if it is empty, and above that a count of its changes. The *records* follow the
-heap, where no fence lets a program: the end of the used part, the lists, the granules' words.
+heap, where no bounds check lets a program: the end of the used part, the lists, the granules'
+words.
 
 Algorithm: a size is rounded to 1 to 8 times a power of two; a freed block is pushed on the list of
 its size by compare-and-swap; a block comes from its list, or from the unused part. ``free`` has a

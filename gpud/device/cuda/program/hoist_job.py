@@ -8,9 +8,9 @@ over the bus unless it is cached.
 
 Approach: `hoist_job_address` always places the load before the loop. That keeps two registers live
 through the body where ptxas would have saved them. Shared memory would take none, but a kernel
-could change it there: shared accesses are not fenced on a GPU, and the loop's own accesses go where
-it points. The CPU device does better without this, so only programs for a GPU are changed, as they
-are loaded.
+could change it there: shared accesses are not checked on a GPU, and the loop's own accesses go
+where it points. The CPU device does better without this, so only programs for a GPU are changed, as
+they are loaded.
 
 Properties:
 * ``one access``: in persistent form the loop's ``job`` is loaded once by each thread;

@@ -1,11 +1,11 @@
 """PTX programs loaded on the GPU, with their kernels and variables.
 
-Problem: the driver compiles PTX, and reports errors in a log; fences must know the session's range
-before the first kernel; and variables lie in device memory, which Python cannot access.
+Problem: the driver compiles PTX, and reports errors in a log; bounds checks must know the session's
+range before the first kernel; and variables lie in device memory, which Python cannot access.
 
 Approach: the program is parsed for what the driver does not report (the layout of parameters, the
-variables and their sizes) and loaded with a buffer for the log. Fences read `ARENA`, which is
-written right after the load, and again when the arena's prefix grows (`CUDAModule.widen`).
+variables and their sizes) and loaded with a buffer for the log. Bounds checks read `ARENA`, which
+is written right after the load, and again when the arena's prefix grows (`CUDAModule.widen`).
 `DeviceBytes` stands for a variable: slices of it are read and written by copies.
 
 Variables without linkage are made visible first: the driver gives the address of no others, and
@@ -15,8 +15,8 @@ Properties:
 * a program that cannot be loaded holds no resources;
 * gpud's own variables are no symbols of the module.
 
-A fenced program that calls ``malloc`` has a heap of its own (`gpud.device.cuda.program.heap`);
-without fences it uses the driver's.
+A checked program that calls ``malloc`` has a heap of its own (`gpud.device.cuda.program.heap`);
+without bounds checks it uses the driver's.
 """
 
 from __future__ import annotations
@@ -140,13 +140,13 @@ class CUDAModule:
         text: PTX, rewritten or not.
         arena: address and size of its session's arena; None: it may access all memory.
         blocks: pool for its heap, which returns there when the module is garbage-collected; None:
-            it may call ``malloc`` only without fences.
+            it may call ``malloc`` only without bounds checks.
         host_poll: whether its kernels also poll host memory: their launch records are not there.
 
     Attributes:
         context: as given.
         arena: as given.
-        fenced: address and size of the range that its fences pass; None: it has no fences.
+        checked_arena: address and size of the range that its bounds checks pass; None: it has none.
         sizes: bytes of each variable by name, without gpud's own.
 
     Raises:
@@ -197,7 +197,7 @@ class CUDAModule:
         except BaseException:
             self.close()
             raise
-        self.fenced = arena if ARENA in own else None
+        self.checked_arena = arena if ARENA in own else None
 
     def kernel(self, name: str) -> CUDAKernel:
         """The entry ``name``.
@@ -235,18 +235,18 @@ class CUDAModule:
         return tuple((address, size) for address, size in placed if address and size)
 
     def widen(self, size: int) -> None:
-        """Have its fences pass the first ``size`` bytes of its arena from the next launch on.
+        """Have its checks pass the first ``size`` bytes of its arena from the next launch on.
 
         The driver copies 8 aligned bytes at once: no kernel reads half of an old size. A kernel
         that is running uses the old size or the new one.
         """
-        if self.fenced is None or self.fenced[1] == size:
+        if self.checked_arena is None or self.checked_arena[1] == size:
             return
         address = self._address(ARENA)
         if address is not None:
             raw = size.to_bytes(8, "little")
             DeviceBytes(self.context, address + 8, len(raw))[:] = raw
-        self.fenced = self.fenced[0], size
+        self.checked_arena = self.checked_arena[0], size
 
     def close(self) -> None:
         """Unload it; may wait for the device. None of its kernels runs, or will."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpud.errors import IllegalAddress
-from tests.unit.cpu.codegen.fenced_arena import HEAD, Arena, arena, ptx
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena, ptx
 
 SOURCE = r"""
 extern "C" __global__ void shifted(int* a, const int* b, int shift) {

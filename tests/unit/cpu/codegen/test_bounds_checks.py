@@ -10,10 +10,10 @@ import pytest
 
 from gpud.compiler.ptx import model as ptx_model
 from gpud.device.cpu.codegen.preparation.bounds_checks import accesses, insert_bounds_checks
-from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence
-from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
+from gpud.device.cpu.codegen.preparation.check_instruction import decode_check
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
 from gpud.errors import GpudError, IllegalAddress
-from tests.unit.cpu.codegen.fenced_arena import HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena
 from tests.unit.cpu.codegen.prepared import instructions, kernel
 
 
@@ -196,11 +196,11 @@ def test_inactive_threads_may_be_out_of_bounds(world: Arena) -> None:
 # -- what the code generator does --------------------------------------------------------------
 
 
-def fences_of(body: str, before: str = "") -> list[str]:
-    """The fences that a kernel's body gets: register, hull and members."""
+def checks_of(body: str, before: str = "") -> list[str]:
+    """The bounds checks that a kernel's body gets: register, hull and members."""
     module = kernel(f"{REGISTERS} {body} ret;", before)
     bounded = insert_bounds_checks(module, module.entries()["k"])
-    found = [decode_fence(ins) for ins in instructions(bounded) if is_fence(ins)]
+    found = [decode_check(ins) for ins in instructions(bounded) if is_bounds_check(ins)]
     return [f"{c.space} {getattr(c.base, 'name', '')}{c.low:+} {c.span}" for c in found]
 
 
@@ -217,7 +217,7 @@ def fences_of(body: str, before: str = "") -> list[str]:
         ("mov.u32 %r2, box; add.u32 %r3, %r2, 256; st.shared.u32 [%r3], 1;", ["shared %r3+0 4"]),
         ("mov.u32 %r2, box; xor.b32 %r2, %r2, 4; ld.shared.u32 %r1, [%r2];", []),
         ("mov.u32 %r2, box; xor.b32 %r2, %r2, 16; ld.shared.u32 %r1, [%r2];", ["shared %r2+0 4"]),
-        # One fence for all accesses through a register in a basic block.
+        # One bounds check for all accesses through a register in a basic block.
         (
             "ld.shared.u32 %r1, [%r2]; ld.shared.u32 %r3, [%r2+8]; st.shared.u64 [%r2+16], 1;",
             ["shared %r2+0 24"],
@@ -234,14 +234,14 @@ def fences_of(body: str, before: str = "") -> list[str]:
     ],
 )  # fmt: skip
 def test_which_accesses_are_checked(body: str, expected: list[str]) -> None:
-    assert fences_of(body, f".shared .align 16 .b8 box[{BOX_BYTES}];") == expected
+    assert checks_of(body, f".shared .align 16 .b8 box[{BOX_BYTES}];") == expected
 
 
-def test_a_fence_has_the_guard_of_its_access() -> None:
+def test_a_check_has_the_guard_of_its_access() -> None:
     module = kernel(f"{REGISTERS} @!%p1 ld.shared.u32 %r1, [%r2]; ret;")
     bounded = insert_bounds_checks(module, module.entries()["k"])
-    (fence,) = [ins for ins in instructions(bounded) if is_fence(ins)]
-    assert fence.guard == ptx_model.Guard(ptx_model.Register("%p1"), negated=True)
+    (check,) = [ins for ins in instructions(bounded) if is_bounds_check(ins)]
+    assert check.guard == ptx_model.Guard(ptx_model.Register("%p1"), negated=True)
 
 
 def test_a_function_without_such_accesses_is_the_same_object() -> None:

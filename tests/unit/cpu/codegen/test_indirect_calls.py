@@ -12,7 +12,7 @@ from gpud.compiler.pipeline import compile_program
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.job import Form
 from gpud.errors import GpudError, KernelTrap
-from tests.unit.cpu.codegen.fenced_arena import HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena
 
 JUMP = (
     HEAD
@@ -188,5 +188,5 @@ def test_it_assembles(arch: str) -> None:
 def test_programs_without_either_are_unchanged() -> None:
     quiet = 'extern "C" __global__ void quiet(int* p) { p[blockIdx.x] += 3; }\n'
     assert "gpud_target" not in compile_program(quiet).ptx
-    unfenced = compile_program(JUMP.replace("GUARD", ""), fence=False).ptx
-    assert "gpud_target" not in unfenced
+    unchecked = compile_program(JUMP.replace("GUARD", ""), bounds_checks=False).ptx
+    assert "gpud_target" not in unchecked

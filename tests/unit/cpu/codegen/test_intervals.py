@@ -13,7 +13,7 @@ from gpud.device.cpu.codegen.hoisting.intervals import EXACT, Interval, Interval
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
 from gpud.errors import IllegalAddress
-from tests.unit.cpu.codegen.fenced_arena import ARENA_BYTES, HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import ARENA_BYTES, HEAD, Arena, arena
 
 # -- arithmetic --------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ def world() -> Iterator[Arena]:
 
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each fence of the kernels loaded from here on: whether it is tested by its bounds."""
+    """For each check of the kernels loaded from here on: whether it is tested by its bounds."""
     found: list[bool] = []
     original = HoistedChecks._by_intervals
 
@@ -172,7 +172,7 @@ def test_a_table_indexed_by_a_byte_needs_no_test(
     world.bytes[:] = 255
     error = world.run(loop("", body, "lt.u32 %p1, %r2, %r1"), world.base, number(64))
     assert (error is None) == legal
-    # A store always in bounds has no fence; one that would never pass stays in the loop.
+    # A store always in bounds has no bounds check; one that would never pass stays in the loop.
     assert early == ([True] if legal else [True, False])
 
 

@@ -10,7 +10,7 @@ from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.interface import Memory
 from gpud.device.job import Form, Job, LaunchSpec
-from tests.unit.cpu.codegen.fenced_arena import ptx
+from tests.unit.cpu.codegen.checked_arena import ptx
 from tests.unit.cpu.device_helpers import TIMEOUT_S, Array, pointer, until, words
 from tests.unit.cpu.lower.instruction_runner import optimised
 

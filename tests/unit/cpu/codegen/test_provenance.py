@@ -1,4 +1,4 @@
-"""Provenance: a fence tests the right range first, and admits nothing illegal if it is wrong."""
+"""Provenance: a check tests the right range first, and admits nothing illegal if it is wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpud.compiler.passes.flatten import flatten_module
 from gpud.compiler.ptx.model import Instruction
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cpu.codegen.emit.device_functions import frame_sizes
-from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence
+from gpud.device.cpu.codegen.preparation.check_instruction import decode_check
 from gpud.device.cpu.codegen.preparation.pipeline import Prepared, prepare
-from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
 from gpud.errors import IllegalAddress, KernelTrap
-from tests.unit.cpu.codegen.fenced_arena import HEAD, Arena, arena, ptx
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena, ptx
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +57,17 @@ def program(where: str, access: str, *, parted: bool = False) -> str:
 def prepared_of(text: str) -> Prepared:
     """The prepared kernel of the sliced form of ``text``."""
     module = flatten_module(parse(ptx(text, "sliced").ptx))
-    return prepare(module, module.entries()["k"], fenced=True)
+    return prepare(module, module.entries()["k"], checked=True)
 
 
 def origins(text: str) -> list[tuple[str, ...]]:
-    """The origins of the fences of the kernel in ``text``, and of its functions."""
+    """The origins of the bounds checks of the kernel in ``text``, and of its functions."""
     prepared = prepared_of(text)
     checks = [
-        decode_fence(statement)
+        decode_check(statement)
         for function in (prepared.entry, *prepared.functions.values())
         for statement in function.body or ()
-        if isinstance(statement, Instruction) and is_fence(statement)
+        if isinstance(statement, Instruction) and is_bounds_check(statement)
     ]
     return [check.origins for check in checks if check.origins]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpud.errors import IllegalAddress
-from tests.unit.cpu.codegen.fenced_arena import HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena
 
 BLOCK = 64
 

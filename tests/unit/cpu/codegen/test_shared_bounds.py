@@ -13,7 +13,7 @@ import pytest
 
 from gpud.device.interface import Form
 from gpud.errors import GpudError, IllegalAddress
-from tests.unit.cpu.codegen.fenced_arena import HEAD, Arena, arena
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena
 
 BLOCKS = 5
 """Task blocks; a launch's persistent blocks run several each, so the loop's slots are in use."""

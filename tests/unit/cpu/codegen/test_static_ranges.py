@@ -1,4 +1,4 @@
-"""Shared arrays at indices that a block's threads keep in bounds need no fence."""
+"""Shared arrays at indices that a block's threads keep in bounds need no bounds check."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.parser import parse
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.preparation.bounds_checks import insert_bounds_checks
-from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence
-from gpud.device.cpu.codegen.preparation.pseudo_instructions import fold_pseudos, is_fence
-from tests.unit.cpu.codegen.fenced_arena import HEAD
+from gpud.device.cpu.codegen.preparation.check_instruction import decode_check
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import fold_pseudos, is_bounds_check
+from tests.unit.cpu.codegen.checked_arena import HEAD
 from tests.unit.cpu.codegen.prepared import instructions
 
 BOX = 256
 REGISTERS = """.reg .b16 %h<9>; .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .pred %p<9>;"""
 
 
-def fences(body: str, shape: Shape) -> int:
-    """Number of fences in ``body``; %r1 is the thread's x, %r2 the address of 64 words."""
+def checks(body: str, shape: Shape) -> int:
+    """Number of bounds checks in ``body``; %r1 is the thread's x, %r2 the address of 64 words."""
     text = f"""{HEAD}.shared .align 16 .b8 box[{BOX}]; .extern .shared .align 16 .b8 rest[];
     .visible .entry k(.param .u64 p, .param .u32 n) {{ {REGISTERS}
     mov.u32 %r1, %tid.x; mov.u32 %r2, box; ld.param.u64 %rd1, [p]; ld.param.u32 %r9, [n];
     {body} ret; }}"""
     module = flatten_module(parse(text))
     bounded = insert_bounds_checks(module, module.entries()["k"], shape)
-    return sum(is_fence(ins) for ins in instructions(bounded))
+    return sum(is_bounds_check(ins) for ins in instructions(bounded))
 
 
 def kept(body: str) -> int:
-    """Number of fences of global accesses left; ``box`` has 64 words, %r1 is the thread's x."""
+    """Number of checks of global accesses left; ``box`` has 64 words, %r1 is the thread's x."""
     text = f"""{HEAD}.global .align 16 .b8 box[{BOX}];
     .visible .entry k(.param .u64 p, .param .u32 n) {{ {REGISTERS}
     mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [p]; ld.param.u32 %r9, [n]; mov.u64 %rd2, box;
     and.b32 %r2, %r9, 63; cvt.u64.u32 %rd6, %r2; shl.b64 %rd3, %rd6, 2; {body} ret; }}"""
     module = parse(compile_program(text).ptx)
-    function = fold_pseudos(module.entries()["k"], fenced=True)
+    function = fold_pseudos(module.entries()["k"], checked=True)
     bounded = insert_bounds_checks(module, function, Shape(64))
     return sum(
-        is_fence(ins) and decode_fence(ins).space != "shared" for ins in instructions(bounded)
+        is_bounds_check(ins) and decode_check(ins).space != "shared"
+        for ins in instructions(bounded)
     )
 
 
@@ -72,7 +73,7 @@ BEFORE = """sub.s32 %r6, %r1, 33; WIDEN %rd2, %r6; shl.b64 %rd3, %rd2, 2; mov.u6
     "shl.b32 %r3, %r1, 30;" + AT,  # always 0
 ])  # fmt: skip
 def test_an_index_that_is_never_too_large(body: str) -> None:
-    assert fences(body, Shape(64)) == 0
+    assert checks(body, Shape(64)) == 0
 
 
 @pytest.mark.parametrize("body", [
@@ -105,7 +106,7 @@ def test_an_index_that_is_never_too_large(body: str) -> None:
     "@%p1 bra OVER; mov.u32 %r6, 63; OVER: sub.s32 %r3, %r6, %r1;" + AT,
 ])  # fmt: skip
 def test_an_index_that_may_be_too_large(body: str) -> None:
-    assert fences(body, Shape(64)) > 0
+    assert checks(body, Shape(64)) > 0
 
 
 @pytest.mark.parametrize("body", [
@@ -138,11 +139,11 @@ def test_an_address_that_may_be_outside_the_module_s_array(body: str) -> None:
 
 def test_ranges_depend_on_the_block_shape() -> None:
     body = "mov.u32 %r3, %r1;" + AT
-    assert [fences(body, Shape(x)) for x in (1, 64, 65, 1024)] == [0, 0, 1, 1]
+    assert [checks(body, Shape(x)) for x in (1, 64, 65, 1024)] == [0, 0, 1, 1]
     rows = "mov.u32 %r3, %tid.y; shl.b32 %r3, %r3, 4; add.u32 %r6, %r3, %r1;" + AT.replace(
         "%r3, 2", "%r6, 2"
     )
     # A register with two definitions that read each other is not followed.
-    assert fences(rows, Shape(16, 4)) == 1
+    assert checks(rows, Shape(16, 4)) == 1
     rows = rows.replace("%r3, %r3, 4; add.u32 %r6, %r3", "%r7, %r3, 4; add.u32 %r6, %r7")
-    assert [fences(rows, Shape(16, y)) for y in (1, 4, 5)] == [0, 0, 1]
+    assert [checks(rows, Shape(16, y)) for y in (1, 4, 5)] == [0, 0, 1]

@@ -11,13 +11,13 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.job import Job, LaunchSpec
 from tests.compiler.passes.test_kill import IRREDUCIBLE, KILLABLE, NESTED, polled
 from tests.compiler.support.flat_programs import entry
-from tests.unit.cpu.codegen.fenced_arena import ptx
+from tests.unit.cpu.codegen.checked_arena import ptx
 from tests.unit.cpu.device_helpers import TIMEOUT_S, pointer, words
 
 
 def chosen(body: str) -> list[int]:
     """The header blocks of the strip-mined loops."""
-    function = fold_pseudos(polled(entry(body)).entries()[KILLABLE], fenced=False)
+    function = fold_pseudos(polled(entry(body)).entries()[KILLABLE], checked=False)
     return [loop.header for loop in strip_mined_loops(ControlFlow(function), ()).values()]
 
 

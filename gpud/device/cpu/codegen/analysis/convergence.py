@@ -193,7 +193,7 @@ class Convergence:
             if state_space(ins.opcode) in ("param", "const"):
                 return False
             if ins.opcode.has("nc"):
-                return printed  # its fence must not end the block before that
+                return printed  # its bounds check must not end the block before that
             return wrote_memory or state_space(ins.opcode) == "local"
         # A register that a guard leaves alone keeps its old value, which is uniform or found above.
         return False

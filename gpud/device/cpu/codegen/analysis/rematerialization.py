@@ -119,7 +119,8 @@ class Rematerializable:
         """Whether ``ins`` reads a parameter of the kernel by its name.
 
         Any other ``ld.param`` may read a struct of a call, or memory that a register points to: a
-        value that can change between a fence and the access it guards must never be read twice.
+        value that can change between a bounds check and the access it guards must never be read
+        twice.
         """
         address = ins.operands[1]
         return (

@@ -26,7 +26,7 @@ from gpud.device.cpu.abi.layout import DataLayout, align_up
 from gpud.device.cpu.codegen.analysis.canonical_nans import noncanonical_registers
 from gpud.device.cpu.codegen.analysis.register_types import register_storage
 from gpud.device.cpu.codegen.emit.call_checks import STACK_BYTES
-from gpud.device.cpu.codegen.emit.fence_checks import stack_base
+from gpud.device.cpu.codegen.emit.check_code import stack_base
 from gpud.device.cpu.codegen.emit.flush_to_zero import FLUSHING_ATTRIBUTES
 from gpud.device.cpu.codegen.emit.region_writer import KernelContext
 from gpud.device.cpu.codegen.emit.thread_code import ThreadCode

@@ -27,7 +27,7 @@ from gpud.device.cpu.codegen.emit.addresses import KernelAddresses
 from gpud.device.cpu.codegen.emit.fault_reports import report
 from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops, strip_mined_loops
 from gpud.device.cpu.codegen.emit.thread_code import CallInfo, ThreadCode
-from gpud.device.cpu.codegen.hoisting.merged_fences import MergedFences
+from gpud.device.cpu.codegen.hoisting.merged_checks import MergedChecks
 from gpud.device.cpu.codegen.runtime.collectives import Collectives
 from gpud.device.cpu.codegen.runtime.warp_exchange import array_slot
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
@@ -160,7 +160,7 @@ class RegionWriter:
         code: ThreadCode,
         region: Region,
         after: str,
-        merged: MergedFences,
+        merged: MergedChecks,
     ) -> None:
         self.kernel = kernel
         self.e = e

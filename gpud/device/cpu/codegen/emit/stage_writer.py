@@ -29,11 +29,11 @@ from gpud.device.cpu.codegen.emit.stage_end import StageEnd, is_whole_warp_barri
 from gpud.device.cpu.codegen.emit.strip_mining import StripMinedLoops
 from gpud.device.cpu.codegen.hoisting.affine import AffinePointer
 from gpud.device.cpu.codegen.hoisting.hoisted_checks import HoistedChecks
-from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence, without_claim
+from gpud.device.cpu.codegen.preparation.check_instruction import decode_check, without_claim
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import (
-    fences_after_prints,
+    checks_after_prints,
+    is_bounds_check,
     is_check,
-    is_fence,
     is_poll,
 )
 from gpud.device.cpu.codegen.runtime.warp_exchange import array_slot
@@ -82,7 +82,7 @@ class StageWriter:
             for p in self.w.flow.blocks[s.blocks[0]].places
             if self._is_uniform(p.instruction, s.blocks[0])
         }
-        uniform -= fences_after_prints(everything, uniform)
+        uniform -= checks_after_prints(everything, uniform)
         varying_readers: dict[str, list[int]] = {}
         for ins in everything:
             if id(ins) not in uniform:
@@ -110,7 +110,7 @@ class StageWriter:
                 self.kernel.collectives.resume(self.code, ins)
                 continue
             self._save_old(ins, varying_readers)
-            self.code.run(self._without_varying_claim(ins) if is_fence(ins) else ins)
+            self.code.run(self._without_varying_claim(ins) if is_bounds_check(ins) else ins)
         votes = self.stage.last in self.convergence.voted
         loop = [i for i in everything if id(i) not in uniform and self.has_effect(i, last)]
         agree = None
@@ -126,24 +126,24 @@ class StageWriter:
             return self.convergence.is_uniform(ins, block)
         if block in self.convergence.inner:
             return False
-        if not is_fence(ins):
+        if not is_bounds_check(ins):
             return True
-        # The fence of a load that runs once must run before it: both depend on the same register
-        # and guard.
-        found = decode_fence(ins)
+        # The bounds check of a load that runs once must run before it: both depend on the same
+        # register and guard.
+        found = decode_check(ins)
         decisive = [found.base, None if ins.guard is None else ins.guard.register]
         return found.space != "local" and not any(
             isinstance(one, ptx.Register) and one.name in self.w.varying for one in decisive
         )
 
     def _without_varying_claim(self, ins: ptx.Instruction) -> ptx.Instruction:
-        """A fence that runs once for all threads; it can only report uniform values."""
+        """A bounds check that runs once for all threads; it can only report uniform values."""
         if not any(r.name in self.w.varying for r in read(ins)):
             return ins
         return without_claim(ins)
 
     def _checked_loop(self, blocks: list[Block], uniform: set[int], votes: bool) -> str | None:
-        """Emit the loop over threads after the tests of its fences: see `HoistedChecks`."""
+        """Emit the loop over threads after the tests of its bounds checks: see `HoistedChecks`."""
         e = self.e
         self.live_in = set(self.kernel.regions.spilled_at(self.stage.first))
         agree = e.alloca("i32", "agree") if votes else None

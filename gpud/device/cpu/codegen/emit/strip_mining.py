@@ -29,7 +29,7 @@ from gpud.compiler.analysis.cfg import ControlFlow, Loop
 from gpud.compiler.analysis.cycles import retreating_edges
 from gpud.compiler.analysis.effects import is_call
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.fence_checks import poll
+from gpud.device.cpu.codegen.emit.check_code import poll
 from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_poll
 

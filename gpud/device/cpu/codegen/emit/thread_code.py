@@ -23,7 +23,7 @@ from gpud.device.cpu.codegen.emit.call_checks import (
     return_if_failed,
     switch,
 )
-from gpud.device.cpu.codegen.emit.fence_checks import check, poll
+from gpud.device.cpu.codegen.emit.check_code import check, poll
 from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_callees
 from gpud.device.cpu.ir.emitter import Emitter
 from gpud.device.cpu.ir.thread import LLVM_TYPE, Thread
@@ -206,7 +206,7 @@ class ThreadCode(Thread):
             assert isinstance(function, ptx.Symbol)
             number = self.program.pointers[function.name]
             self.write(ins.operands[0], "pred", self.e.value(f"icmp eq i64 {pointer}, {number}"))
-        elif what == "fence":
+        elif what == "bounds":
             check(self, ins)
         elif what == "poll":
             poll(self, ins)

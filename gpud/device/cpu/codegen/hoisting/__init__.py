@@ -1,1 +1,1 @@
-"""Fences tested before loops over threads (loop versioning), and the analyses for that."""
+"""Bounds checks tested before loops over threads (loop versioning), and the analyses for that."""

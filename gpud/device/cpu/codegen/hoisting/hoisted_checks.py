@@ -1,12 +1,13 @@
-"""Hoisted fences: tests for all threads of a stage, before its loop over them.
+"""Hoisted bounds checks: tests for all threads of a stage, before its loop over them.
 
 Problem: a test with a branch before each access prevents LLVM from vectorising a loop over threads,
 which is most of the speed.
 
 Approach: most addresses can be computed before the loop, since they depend only on thread numbers,
-parameters and uniform values. So all such fences of a stage are tested before its loop. If none can
-miss, the loop runs without them. If one might, another copy of the loop runs, in which each fence
-stands where the program has it and is exact. How a fence is tested depends on its address:
+parameters and uniform values. So all such bounds checks of a stage are tested before its loop. If
+none can miss, the loop runs without them. If one might, another copy of the loop runs, in which
+each bounds check stands where the program has it and is exact. How a bounds check is tested depends
+on its address:
 
 * *affine*: start + x * a + y * b + z * c in 64 bits: only the lowest and the highest address;
 * *pure*: any other that reads no memory: in a loop over threads of its own, which LLVM vectorises;
@@ -19,7 +20,8 @@ Terms: for slices see `gpud.device.cpu.codegen.hoisting.slices`, for strides and
 `gpud.device.cpu.codegen.hoisting.path_conditions`.
 
 Properties:
-* the test is conservative: if it passes, no thread of the stage misses a fence that it covers;
+* the test is conservative: if it passes, no thread of the stage misses a bounds check that it
+  covers;
 * it reads spilled registers, parameters and registers, and writes none of them.
 """
 
@@ -33,7 +35,7 @@ from gpud.compiler.analysis.effects import (
     written,
 )
 from gpud.compiler.ptx import model as ptx
-from gpud.device.cpu.codegen.emit.fence_checks import (
+from gpud.device.cpu.codegen.emit.check_code import (
     Bounds,
     address_of,
     bounds_of,
@@ -47,8 +49,8 @@ from gpud.device.cpu.codegen.hoisting.path_conditions import PathConditions
 from gpud.device.cpu.codegen.hoisting.slices import Step, UnknownValue
 from gpud.device.cpu.codegen.hoisting.stride_arithmetic import FLAT, Stride, add, subtract
 from gpud.device.cpu.codegen.hoisting.thread_box import AlignedRanges, span_of
-from gpud.device.cpu.codegen.preparation.fence_instruction import FenceOperands, decode_fence
-from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
+from gpud.device.cpu.codegen.preparation.check_instruction import CheckOperands, decode_check
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.stage_writer import StageWriter
@@ -61,7 +63,7 @@ _MAX_SLICE = 64
 
 
 class HoistedChecks(PathConditions):
-    """The hoisted fences of one stage.
+    """The hoisted bounds checks of one stage.
 
     Attributes:
         inline: identities of the checks that always stay in the loop.
@@ -77,16 +79,16 @@ class HoistedChecks(PathConditions):
 
     @property
     def any(self) -> bool:
-        """Whether some fences are tested before the loop."""
+        """Whether some bounds checks are tested before the loop."""
         return bool(self._hoisted or self._bounded)
 
     def plan(self, checks: list[ptx.Instruction], recipe: list[ptx.Instruction]) -> None:
-        """Decide how each of the stage's fences is tested; polls stay in place."""
+        """Decide how each of the stage's bounds checks is tested; polls stay in place."""
         for ins in recipe:
             for register in written(ins):
                 self.recipe[register.name] = ins
         for ins in checks:
-            if not is_fence(ins):
+            if not is_bounds_check(ins):
                 self.inline.add(id(ins))
                 continue
             try:
@@ -99,7 +101,7 @@ class HoistedChecks(PathConditions):
     # -- slices
 
     def _slice(self, ins: ptx.Instruction) -> tuple[list[Step], Step | None]:
-        base = decode_fence(ins).base
+        base = decode_check(ins).base
         if not isinstance(base, ptx.Register):
             return [], None
         number, block = self.where[id(ins)]
@@ -112,9 +114,9 @@ class HoistedChecks(PathConditions):
     @contextmanager
     def _address(
         self, ins: ptx.Instruction, last: Step | None, values: dict[object, str]
-    ) -> Iterator[tuple[FenceOperands, str]]:
-        """Yield the fence's operands and its hull's address; its slice must have been run."""
-        found = decode_fence(ins)
+    ) -> Iterator[tuple[CheckOperands, str]]:
+        """Yield the check's operands and its hull's address; its slice must have been run."""
+        found = decode_check(ins)
         base = found.base
         if isinstance(base, ptx.Register) and base.name in self.s.w.varying:
             before = self.code.slot(base.name)
@@ -128,7 +130,7 @@ class HoistedChecks(PathConditions):
     # -- the test
 
     def emit(self) -> str:
-        """Emit the test; an i1: whether some fence might miss."""
+        """Emit the test; an i1: whether some bounds check might miss."""
         e = self.e
         flags_: list[str] = []
         pure: list[tuple[ptx.Instruction, list[Step], Step | None]] = []
@@ -150,8 +152,8 @@ class HoistedChecks(PathConditions):
         return result
 
     def _affine(self, ins: ptx.Instruction, last: Step | None) -> list[str] | None:
-        """Conditions, any of which means that the fence may miss; None if it is not affine."""
-        e, found = self.e, decode_fence(ins)
+        """Conditions, any of which means that the check may miss; None if it is not affine."""
+        e, found = self.e, decode_check(ins)
         if last is None and isinstance(found.base, ptx.Register):
             if found.base.name in self.s.w.varying:
                 return None
@@ -194,7 +196,7 @@ class HoistedChecks(PathConditions):
             conditions = [e.value(f"and i1 {box.some}, {one}") for one in conditions]
         return conditions
 
-    def _range_misses(self, found: FenceOperands, first: str, length: Stride, some: str) -> str:
+    def _range_misses(self, found: CheckOperands, first: str, length: Stride, some: str) -> str:
         """Whether hulls over a range of addresses miss; "" if `_ranges` tests it.
 
         The range is from ``first`` to ``length`` bytes further; it is tested only if the i1
@@ -221,7 +223,7 @@ class HoistedChecks(PathConditions):
         return outside
 
     def _by_intervals(self) -> list[str]:
-        """Conditions for the bounded fences."""
+        """Conditions for the checks that are tested by intervals."""
         extents = IntervalAnalysis(self)
         conditions: list[str] = []
         for ins in self._bounded:
@@ -231,42 +233,42 @@ class HoistedChecks(PathConditions):
                 self.inline.add(id(ins))
         return [*conditions, *extents.doubts]
 
-    def _is_narrow(self, found: FenceOperands) -> bool:
+    def _is_narrow(self, found: CheckOperands) -> bool:
         base = found.base
         return isinstance(base, ptx.Register) and self.s.kernel.storage[base.name] == "i32"
 
-    def _end_misses(self, found: FenceOperands, address: str, bounds: Bounds) -> str:
+    def _end_misses(self, found: CheckOperands, address: str, bounds: Bounds) -> str:
         """Whether the hull at the highest address, aligned as the lowest is, misses."""
         e = self.e
         off = address if bounds.first == "0" else e.value(f"sub i64 {address}, {bounds.first}")
         return e.value(f"icmp uge i64 {off}, {start_count(e, bounds, found.span)}")
 
-    def _tested(self, fences: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
-        """An i1: whether a pure fence misses; by its bounds or else in a loop over threads."""
+    def _tested(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
+        """An i1: whether a pure check misses; by its bounds or else in a loop over threads."""
         e, extents = self.e, IntervalAnalysis(self)
         conditions: list[str] = []
         try:
-            for ins, _, _ in fences:
+            for ins, _, _ in checks:
                 conditions += extents.misses(ins)
         except UnknownValue:
-            return self._pure(fences)
+            return self._pure(checks)
         result = e.alloca("i1", "pure")
         e.do(f"store i1 false, ptr {result}")
         perhaps = "false"
         for one in dict.fromkeys((*conditions, *extents.doubts)):
             perhaps = e.value(f"or i1 {perhaps}, {one}")
         with e.when(perhaps):
-            e.do(f"store i1 {self._pure(fences)}, ptr {result}")
+            e.do(f"store i1 {self._pure(checks)}, ptr {result}")
         return e.value(f"load i1, ptr {result}")
 
-    def _pure(self, fences: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
-        """Emit a loop over all threads that tests these fences; an i1 as `emit`."""
+    def _pure(self, checks: list[tuple[ptx.Instruction, list[Step], Step | None]]) -> str:
+        """Emit a loop over all threads that tests these bounds checks; an i1 as `emit`."""
         e = self.e
         total = e.alloca("i32", "misses")
         e.do(f"store i32 0, ptr {total}")
         with self.s.w.threads():
             values: dict[object, str] = {}
-            for ins, steps, last in fences:
+            for ins, steps, last in checks:
                 self.run(steps, values)
                 with self._address(ins, last, values) as (found, address):
                     out = misses(self.code, found, address)

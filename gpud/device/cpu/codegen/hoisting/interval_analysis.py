@@ -1,4 +1,4 @@
-"""The intervals of a stage's registers, and the fences that can be tested with them.
+"""The intervals of a stage's registers, and the bounds checks that can be tested with them.
 
 For problem, approach and terms see `gpud.device.cpu.codegen.hoisting.intervals`; this module
 follows definitions through the instructions of a stage and the conditions on their paths.
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.analysis.register_types import WORD_BITS
-from gpud.device.cpu.codegen.emit.fence_checks import bounds_of, bounds_vary, hull_misses
+from gpud.device.cpu.codegen.emit.check_code import bounds_of, bounds_vary, hull_misses
 from gpud.device.cpu.codegen.hoisting.intervals import End, Interval
 from gpud.device.cpu.codegen.hoisting.loop_indices import AT_MOST, Place
 from gpud.device.cpu.codegen.hoisting.remainders import Remainders
 from gpud.device.cpu.codegen.hoisting.slices import UnknownValue
 from gpud.device.cpu.codegen.hoisting.thread_box import compared
 from gpud.device.cpu.codegen.hoisting.transfer_functions import signed
-from gpud.device.cpu.codegen.preparation.fence_instruction import decode_fence
+from gpud.device.cpu.codegen.preparation.check_instruction import decode_check
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.hoisting.hoisted_checks import HoistedChecks
@@ -38,7 +38,7 @@ _UNSIGNED = ("%ctaid.", "%nctaid.", "%ntid.")
 class IntervalAnalysis(Remainders):
     """Intervals of one stage, computed by code before its loop.
 
-    Callers of `misses` must use `doubts` afterwards, which covers all fences.
+    Callers of `misses` must use `doubts` afterwards, which covers all bounds checks.
     """
 
     def __init__(self, hoisted: HoistedChecks) -> None:
@@ -46,10 +46,10 @@ class IntervalAnalysis(Remainders):
         self._code = hoisted.code
         self._open: set[object] = set()
 
-    # -- fences
+    # -- bounds checks
 
     def misses(self, ins: ptx.Instruction) -> list[str]:
-        """Conditions, any of which means that a fence may miss.
+        """Conditions, any of which means that a bounds check may miss.
 
         Raises:
             UnknownValue: no bounds are known before the loop.
@@ -58,7 +58,7 @@ class IntervalAnalysis(Remainders):
             return self._misses(ins)
 
     def _misses(self, ins: ptx.Instruction) -> list[str]:
-        found = decode_fence(ins)
+        found = decode_check(ins)
         if bounds_vary(found) or not isinstance(found.base, ptx.Register):
             raise UnknownValue
         number, block = self._hoisted.where[id(ins)]
@@ -73,7 +73,7 @@ class IntervalAnalysis(Remainders):
         layout = self._s.kernel.module
         if found.space == "shared" and isinstance(values.high, int) and not layout.dynamic_names:
             if values.high + found.span > layout.shared.size:
-                # Not all of these values reach the fence: the test would always fail.
+                # Not all of these values reach the bounds check: the test would always fail.
                 raise UnknownValue
         bounds = bounds_of(self._code, found)
         whole = found._replace(align=1)

@@ -1,8 +1,8 @@
 """Intervals of the values of a stage's registers, for accesses in loops within a stage.
 
 Problem: the address of an access in a loop that each thread runs by itself, or one computed from a
-loaded byte, is not known before the stage; its fence stays in the loop and costs most of the loop's
-speed.
+loaded byte, is not known before the stage; its bounds check stays in the loop and costs most of the
+loop's speed.
 
 Approach: bounds are enough for a test before the stage. They are computed there, once for all
 threads and all iterations: those of an index from its start and the condition that ends its loop,

@@ -72,7 +72,7 @@ class LoopIndices(TransferFunctions):
     """The indices of the loops of one stage, and the definitions that reach a read.
 
     Args:
-        hoisted: the stage's fences, where code is being written: before the stage's loop.
+        hoisted: the stage's bounds checks, where code is being written: before the stage's loop.
     """
 
     def __init__(self, hoisted: HoistedChecks) -> None:

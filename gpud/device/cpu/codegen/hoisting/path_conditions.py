@@ -1,10 +1,10 @@
-"""Which threads of a stage reach a fence, from the conditions on its path.
+"""Which threads of a stage reach a bounds check, from the conditions on its path.
 
 For problem and approach see `gpud.device.cpu.codegen.hoisting.thread_box`. A uniform condition,
 such as whether a pointer is null, determines whether any thread reaches it.
 
-Properties: every thread that reaches the fence is in its box, if none of `AffineSlices.wraps`
-holds.
+Properties: every thread that reaches the bounds check is in its box, if none of
+`AffineSlices.wraps` holds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Condition(NamedTuple):
 
 
 class PathConditions(AffineSlices):
-    """The boxes of one stage's fences."""
+    """The boxes of one stage's bounds checks."""
 
     def __init__(self, stage: StageWriter, varying: list[tuple[ptx.Instruction, int]]) -> None:
         super().__init__(stage, varying)
@@ -57,7 +57,7 @@ class PathConditions(AffineSlices):
         return self._comers[block]
 
     def box(self, ins: ptx.Instruction, extents: tuple[int, int, int]) -> Box:
-        """A box of threads that contains all that reach a fence."""
+        """A box of threads that contains all that reach a bounds check."""
         x, y, z = extents
         box = Box(((0, x), (0, y), (0, z)))
         for condition in self._before(ins):

@@ -3,13 +3,13 @@
 Problem: an out-of-bounds address in one of these spaces would access other memory of this process.
 A GPU's hardware detects that; here the code generator must.
 
-Approach: insert a ``gpud.fence`` for the access's space before each access, unless the symbol and a
-constant offset, or the block's shape, prove that it is in bounds. Accesses through one register in
-one basic block share a fence, which stands before the first of them. For the same reason, fences of
-the program are removed if they only guard accesses to the module's variables that are provably in
-bounds.
+Approach: insert a ``gpud.bounds`` for the access's space before each access, unless the symbol and
+a constant offset, or the block's shape, prove that it is in bounds. Accesses through one register
+in one basic block share a bounds check, which stands before the first of them. For the same reason,
+bounds checks of the program are removed if they only guard accesses to the module's variables that
+are provably in bounds.
 
-Terms: a *group* is the accesses that share a fence.
+Terms: a *group* is the accesses that share a bounds check.
 
 Properties:
 * an access that is not provably in bounds is checked;
@@ -45,13 +45,13 @@ from gpud.device.cpu.codegen.analysis.register_types import declared_types
 from gpud.device.cpu.codegen.analysis.static_ranges import StaticRanges
 from gpud.device.cpu.codegen.analysis.thread_constants import ThreadConstants
 from gpud.device.cpu.codegen.hoisting.transfer_functions import signed
-from gpud.device.cpu.codegen.preparation.fence_instruction import (
+from gpud.device.cpu.codegen.preparation.check_instruction import (
     NO_CLAIM,
     Member,
-    decode_fence,
-    fence,
+    bounds_check,
+    decode_check,
 )
-from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
 
 __all__ = ["Access", "accesses", "insert_bounds_checks"]
 
@@ -106,7 +106,7 @@ def _type_bytes(modifiers: tuple[str, ...]) -> int:
 
 @dataclass
 class _Group:
-    """Accesses that share a fence, to be inserted at index ``place`` of the new body."""
+    """Accesses that share a bounds check, to be inserted at index ``place`` of the new body."""
 
     place: int
     space: str
@@ -116,7 +116,7 @@ class _Group:
     members: list[Member] = field(default_factory=list)
 
     def takes(self, member: Member) -> bool:
-        """Whether the fence can also cover ``member``."""
+        """Whether the bounds check can also cover ``member``."""
         others = [*self.members, member]
         low = min(m.low for m in others)
         end = max(m.low + m.span for m in others)
@@ -126,7 +126,7 @@ class _Group:
 def insert_bounds_checks(
     module: ptx.Module, function: ptx.Function, shape: Shape | None = None
 ) -> ptx.Function:
-    """Insert fences into ``function``, whose body is flat, before accesses to these spaces.
+    """Insert bounds checks into ``function``, whose body is flat, before accesses to these spaces.
 
     ``shape``: of its blocks, if known.
     """
@@ -139,7 +139,7 @@ def insert_bounds_checks(
         if isinstance(statement, ptx.Label):
             open_.clear()
         elif isinstance(statement, ptx.Instruction):
-            if is_fence(statement) and inside.is_redundant(statement):
+            if is_bounds_check(statement) and inside.is_redundant(statement):
                 dropped = True
                 continue
             for access in accesses(statement):
@@ -165,7 +165,7 @@ def insert_bounds_checks(
         return function
     claim = _claim(function)
     for group in reversed(groups):
-        made = fence(group.space, group.base, group.members, claim, group.guard, group.line)
+        made = bounds_check(group.space, group.base, group.members, claim, group.guard, group.line)
         body.insert(group.place, made)
     return replace(function, body=body)
 
@@ -185,10 +185,10 @@ def _mentions(key: _Key, register: ptx.Register) -> bool:
 
 
 def _claim(function: ptx.Function) -> ptx.Operand:
-    """The task block that the function's own fences report, if it is available there."""
+    """The task block that the function's own bounds checks report, if it is available there."""
     for statement in function.body or ():
         if isinstance(statement, ptx.Instruction) and statement.opcode.base == "gpud":
-            if statement.opcode.modifiers[0] == "fence":
+            if statement.opcode.modifiers[0] == "bounds":
                 return statement.operands[3]
     return NO_CLAIM
 
@@ -262,8 +262,8 @@ class _InBounds:
         )
 
     def is_redundant(self, ins: ptx.Instruction) -> bool:
-        """Whether all accesses of a program's fence are provably within the module's variables."""
-        found = decode_fence(ins)
+        """Whether all accesses of a program's check are provably within the module's variables."""
+        found = decode_check(ins)
         base = found.base
         if not isinstance(base, ptx.Register):
             return False

@@ -81,7 +81,7 @@ class Prepared:
 
 
 def prepare(
-    module: ptx.Module, entry: ptx.Function, shape: Shape | None = None, *, fenced: bool = False
+    module: ptx.Module, entry: ptx.Function, shape: Shape | None = None, *, checked: bool = False
 ) -> Prepared:
     """Inline what suspends, turn call parameters into registers, and isolate every wait.
 
@@ -89,17 +89,17 @@ def prepare(
         module: flattened (no `Scope` in any body).
         entry: the kernel of ``module`` to prepare.
         shape: of its blocks, if it is known.
-        fenced: whether accesses to memory are checked.
+        checked: whether accesses to memory are checked.
 
     Raises:
         KernelRejected: a suspending function is recursive, or a called function is not defined.
     """
     defined = {f.name: f for f in module.functions() if f.body is not None and not _is_own(f.name)}
     functions = {
-        name: fold_pseudos(expand_matrices(_parameters_to_registers(f)), fenced=fenced)
+        name: fold_pseudos(expand_matrices(_parameters_to_registers(f)), checked=checked)
         for name, f in defined.items()
     }
-    if fenced:
+    if checked:
         functions = {name: insert_bounds_checks(module, f, shape) for name, f in functions.items()}
     addressed = tuple(n for n in addressed_functions(module) if n in defined)
     suspending = _suspending(functions, addressed)
@@ -117,7 +117,7 @@ def prepare(
     prepared = split_webs(prepared)
     prepared = replace(prepared, body=_fold_constant_operands(prepared.body or []))
     rest = {n: f for n, f in functions.items() if f.kind == "func" and n not in suspending}
-    if fenced:
+    if checked:
         prepared, *others = infer_origins(module, [prepared, *rest.values()], addressed)
         rest = {function.name: function for function in others}
     return Prepared(prepared, rest, addressed)

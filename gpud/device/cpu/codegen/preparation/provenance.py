@@ -1,24 +1,24 @@
-"""Infer which memory a fence's address points to, to choose the range of its quick test.
+"""Infer which memory a bounds check's address points to, to choose the range of its quick test.
 
 Problem: a legal address may lie in the arena, in the module's variables, in the program's heap, or,
-if it is generic, in the thread's local or the block's shared memory. The quick test of a fence
-compares with one range; if that is the wrong one, every access takes the slow path.
+if it is generic, in the thread's local or the block's shared memory. The quick test of a bounds
+check compares with one range; if that is the wrong one, every access takes the slow path.
 
 Approach: an address starts as a value with a known range: a kernel parameter (the arena), a symbol,
 a result of ``malloc``. Arithmetic stays in that range. So each register gets an *origin* from all
-of its definitions, and a function parameter from all calls. A fence whose register has an origin
-tests that range only. Others test the ranges that are legal for the program, the likeliest first:
-the module's variables if the address of a function is loaded there, since C++ keeps tables of
-virtual functions there, otherwise the arena.
+of its definitions, and a function parameter from all calls. A bounds check whose register has an
+origin tests that range only. Others test the ranges that are legal for the program, the likeliest
+first: the module's variables if the address of a function is loaded there, since C++ keeps tables
+of virtual functions there, otherwise the arena.
 
 Terms: origins are ``arena``, ``data`` (the module's variables), ``heap``, ``shared``, ``static``
 (the part of shared memory whose size is known at compile time), ``local`` (of the current
 function), ``thread`` (local memory of the kernel itself) and ``param``. They follow the space in a
-fence's opcode, each prefixed with ``in_``.
+bounds check's opcode, each prefixed with ``in_``.
 
 Properties:
-* every origin of a fence is a range in which its accesses are legal, so a wrong guess never admits
-  an illegal access: an address in none of the ranges is checked exactly.
+* every origin of a bounds check is a range in which its accesses are legal, so a wrong guess never
+  admits an illegal access: an address in none of the ranges is checked exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from gpud.compiler.abi.reserved_names import GRID_SYNC, HEAP
 from gpud.compiler.analysis.effects import callee, is_call, state_space, written
-from gpud.compiler.instrumentation import fences
+from gpud.compiler.instrumentation import bounds_checks
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import is_dynamic_shared
 from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_callees
@@ -36,7 +36,7 @@ from gpud.device.cpu.codegen.preparation.inliner import call_parts, possible_cal
 __all__ = ["MAX_ORIGINS", "allowed", "infer_origins", "opcode", "origins_of"]
 
 MAX_ORIGINS = 3
-"""Number of ranges that the code of a fence tests before it calls the exact check."""
+"""Number of ranges that the code of a bounds check tests before it calls the exact check."""
 
 _MARK = "in_"
 _NONE, _UNKNOWN = "", "?"
@@ -44,7 +44,7 @@ _WINDOWS = {"local": "thread", "shared": "shared", "shared::cluster": "shared", 
 _NARROW = ("shared", "static")
 """Origins whose addresses may have 32 bits."""
 _MAX_ITERATIONS = 50
-_FENCED = ("global", "generic", "shared")
+_CHECKED = ("global", "generic", "shared")
 _OF_SPACE = {"global": "data", "const": "data", "shared": "shared", "local": "local",
              "param": "param"}  # fmt: skip
 _WEAK = ("", "arena")
@@ -52,13 +52,13 @@ _WEAK = ("", "arena")
 but an offset from an address has the origin of that address."""
 
 
-def allowed(fence: fences.Fence) -> tuple[str, ...]:
-    """The origins that the accesses of a program's fence may have, the likeliest first."""
-    names = {variable.name for variable in fence.variables}
+def allowed(check: bounds_checks.BoundsCheck) -> tuple[str, ...]:
+    """The origins that the accesses of a program's bounds check may have, the likeliest first."""
+    names = {variable.name for variable in check.variables}
     found = ["arena"]
     if HEAP in names:
         found.append("heap")
-    windows = [_WINDOWS[window] for window in fence.windows]
+    windows = [_WINDOWS[window] for window in check.windows]
     if "thread" in windows:
         found.append("thread")
     if names - {GRID_SYNC, HEAP}:
@@ -67,7 +67,7 @@ def allowed(fence: fences.Fence) -> tuple[str, ...]:
 
 
 def origins_of(ins: ptx.Instruction) -> tuple[str, ...]:
-    """Decode the origins in a fence's opcode."""
+    """Decode the origins in a bounds check's opcode."""
     return tuple(
         modifier.removeprefix(_MARK)
         for modifier in ins.opcode.modifiers
@@ -76,14 +76,14 @@ def origins_of(ins: ptx.Instruction) -> tuple[str, ...]:
 
 
 def opcode(space: str, origins: Iterable[str]) -> ptx.Opcode:
-    """Build the opcode of a fence of accesses to ``space``."""
-    return ptx.opcode(".".join((f"gpud.fence.{space}", *(_MARK + origin for origin in origins))))
+    """Build the opcode of a bounds check of accesses to ``space``."""
+    return ptx.opcode(".".join((f"gpud.bounds.{space}", *(_MARK + origin for origin in origins))))
 
 
 def infer_origins(
     module: ptx.Module, functions: Sequence[ptx.Function], addressed: Sequence[str]
 ) -> list[ptx.Function]:
-    """Add the known origins to the fences of ``functions``, whose bodies are flat.
+    """Add the known origins to the bounds checks of ``functions``, whose bodies are flat.
 
     Args:
         module: the program.
@@ -111,11 +111,11 @@ def _with_inferred_origins(function: ptx.Function, origins: _Origins) -> ptx.Fun
 
 
 def _is_open(statement: ptx.Statement) -> bool:
-    """Whether this is a fence whose origin may be inferred."""
+    """Whether this is a bounds check whose origin may be inferred."""
     if not isinstance(statement, ptx.Instruction) or statement.opcode.base != "gpud":
         return False
     what, *space = statement.opcode.modifiers
-    return what == "fence" and space[0] in _FENCED
+    return what == "bounds" and space[0] in _CHECKED
 
 
 class _Origins:
@@ -190,7 +190,7 @@ class _Origins:
                 yield name, [own if origin == "local" else origin for origin in origins]
 
     def with_inferred_origin(self, ins: ptx.Instruction) -> ptx.Instruction:
-        """A fence with the origin of its register only, if that is known and allowed."""
+        """A bounds check with the origin of its register only, if that is known and allowed."""
         address, may = ins.operands[0], origins_of(ins)
         assert isinstance(address, ptx.Address)
         origin = _UNKNOWN if address.base is None else self._of(address.base)

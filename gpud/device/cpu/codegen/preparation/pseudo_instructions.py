@@ -1,13 +1,13 @@
 """Fold checks, polls and terminators of rewritten programs into single pseudo-instructions.
 
-Problem: the compiler's passes insert sequences with branches into a program: a fence before each
-memory access, a poll of the kill flag in each loop, calls of functions that record a fault and
+Problem: the compiler's passes insert sequences with branches into a program: a bounds check before
+each memory access, a poll of the kill flag in each loop, calls of functions that record a fault and
 never return. As control flow they would split every block and hide from the code generator that
 threads run in lockstep.
 
 Approach: before any analysis, each becomes one instruction:
 
-* ``gpud.fence`` for a fence, see `gpud.device.cpu.codegen.preparation.fence_instruction`;
+* ``gpud.bounds`` for a bounds check, see `gpud.device.cpu.codegen.preparation.check_instruction`;
 * ``gpud.poll``: the block ends here if its job was killed;
 * ``gpud.target [site], value, claim, targets``: the block ends here if ``value`` is none of the
   named functions, or not less than the number if there is one instead;
@@ -29,18 +29,18 @@ from dataclasses import replace
 from gpud.compiler.abi.reserved_names import FAULT, NORETURN, PRINT
 from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.compiler.analysis.effects import MEMORY_READ, callee, flags, is_call, state_space
-from gpud.compiler.instrumentation import fences, kill_polls, target_checks
+from gpud.compiler.instrumentation import bounds_checks, kill_polls, target_checks
 from gpud.compiler.instrumentation.fault_reports import claim_beside, slot_of, split_tails
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emit.fault_reports import BREAKPOINT, RAW_ASSERT
-from gpud.device.cpu.codegen.preparation.fence_instruction import NO_CLAIM, from_program
+from gpud.device.cpu.codegen.preparation.check_instruction import NO_CLAIM, from_program
 
 __all__ = [
     "ENDINGS",
-    "fences_after_prints",
+    "checks_after_prints",
     "fold_pseudos",
+    "is_bounds_check",
     "is_check",
-    "is_fence",
     "is_poll",
     "is_target",
     "prints",
@@ -56,8 +56,8 @@ _OWN_ARGUMENTS = 3
 
 
 def is_check(ins: ptx.Instruction) -> bool:
-    """Whether ``ins`` is a fence or a poll: it ends the block or does nothing."""
-    return is_fence(ins) or is_poll(ins)
+    """Whether ``ins`` is a bounds check or a poll: it ends the block or does nothing."""
+    return is_bounds_check(ins) or is_poll(ins)
 
 
 def prints(ins: ptx.Instruction) -> bool:
@@ -65,11 +65,11 @@ def prints(ins: ptx.Instruction) -> bool:
     return is_call(ins) and callee(ins) in _PRINTERS
 
 
-def fences_after_prints(stage: Sequence[ptx.Instruction], uniform: Collection[int]) -> set[int]:
-    """Fences, by identity, that must not end the block before an earlier ``printf`` has run.
+def checks_after_prints(stage: Sequence[ptx.Instruction], uniform: Collection[int]) -> set[int]:
+    """Bounds checks, by identity, that must not end the block before an earlier ``printf`` has run.
 
     None if a load that runs once for all threads (``uniform`` ones, by identity) follows them: it
-    runs before the loop that prints, and its fence before it.
+    runs before the loop that prints, and its bounds check before it.
     """
     first = next((n for n, ins in enumerate(stage) if prints(ins)), len(stage))
     behind = stage[first:]
@@ -77,13 +77,17 @@ def fences_after_prints(stage: Sequence[ptx.Instruction], uniform: Collection[in
         if id(ins) in uniform and not is_check(ins) and flags(ins.opcode) & MEMORY_READ:
             if state_space(ins.opcode) not in ("param", "const"):
                 return set()
-    return {id(i) for i in behind if is_fence(i) and i.opcode.modifiers[1] in ("global", "generic")}
+    return {
+        id(i)
+        for i in behind
+        if is_bounds_check(i) and i.opcode.modifiers[1] in ("global", "generic")
+    }
 
 
-def fold_pseudos(function: ptx.Function, *, fenced: bool) -> ptx.Function:
+def fold_pseudos(function: ptx.Function, *, checked: bool) -> ptx.Function:
     """Replace these sequences in ``function``, whose body is flat.
 
-    ``fenced``: keep fences; otherwise they are removed.
+    ``checked``: keep bounds checks; otherwise they are removed.
     """
     polled = kill_polls.fold(
         split_tails(_with_claim(function)),
@@ -92,9 +96,13 @@ def fold_pseudos(function: ptx.Function, *, fenced: bool) -> ptx.Function:
     plain, claims, contexts = _without_context(polled)
     if function.kind == "func":
         claims = {}  # no argument needed: the block's header has it
-    folded = fences.fold(plain, lambda found: from_program(found, claims.get(found.site, NO_CLAIM)))
+    folded = bounds_checks.fold(
+        plain, lambda found: from_program(found, claims.get(found.site, NO_CLAIM))
+    )
     folded = target_checks.fold(folded, lambda found, line: _target(found, line, claims))
-    kept = [_with_context(s, contexts) for s in folded.body or [] if fenced or not is_fence(s)]
+    kept = [
+        _with_context(s, contexts) for s in folded.body or [] if checked or not is_bounds_check(s)
+    ]
     body = _fold_terminators(kept if folded is not plain else polled.body or [])
     if body == function.body:
         return function
@@ -136,7 +144,7 @@ _Operands = tuple[ptx.Operand, ...]
 def _without_context(
     function: ptx.Function,
 ) -> tuple[ptx.Function, dict[int, ptx.Operand], dict[_Operands, _Operands]]:
-    """Restore fences to their original form, without the context added to their reports.
+    """Restore bounds checks to their original form, without the context added to their reports.
 
     Returns the function, the task block by site, and the removed context: the full arguments of a
     report by its remaining ones.
@@ -167,7 +175,7 @@ def _without_context(
 
 
 def _with_context(statement: ptx.Statement, contexts: dict[_Operands, _Operands]) -> ptx.Statement:
-    """Restore the context that `_without_context` removed from a report outside any fence."""
+    """Restore the context that `_without_context` removed from a report outside any check."""
     if not isinstance(statement, ptx.Instruction) or not is_call(statement):
         return statement
     if callee(statement) != ptx.Symbol(FAULT):
@@ -185,12 +193,12 @@ def is_target(ins: ptx.Instruction) -> bool:
     return ins.opcode.base == "gpud" and ins.opcode.modifiers[0] == "target"
 
 
-def is_fence(statement: ptx.Statement) -> bool:
-    """Whether ``statement`` is a ``gpud.fence``."""
+def is_bounds_check(statement: ptx.Statement) -> bool:
+    """Whether ``statement`` is a ``gpud.bounds``."""
     return (
         isinstance(statement, ptx.Instruction)
         and statement.opcode.base == "gpud"
-        and statement.opcode.modifiers[0] == "fence"
+        and statement.opcode.modifiers[0] == "bounds"
     )
 
 

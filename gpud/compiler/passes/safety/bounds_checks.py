@@ -1,16 +1,16 @@
-"""The fence pass: keeps accesses through global and generic addresses in their session's arena.
+"""The bounds checks' pass: keeps global and generic accesses in their session's arena.
 
 Problem: kernels of different users run in one address space. A wrong index must fail only its own
 job, and the user needs to know which instruction it was.
 
-Approach: a check (`gpud.compiler.instrumentation.fences`) stands before every access that may be
-out of bounds; `gpud.compiler.passes.safety.fence_placement` decides which checks are needed, and
-where. This pass determines the memory that is legal in the module besides the arena, collects the
-sites, and inserts the checks.
+Approach: a check (`gpud.compiler.instrumentation.bounds_checks`) stands before every access that
+may be out of bounds; `gpud.compiler.passes.safety.check_placement` decides which checks are needed,
+and where. This pass determines the memory that is legal in the module besides the arena, collects
+the sites, and inserts the checks.
 
-Terms: those of `gpud.compiler.instrumentation.fences` and `gpud.compiler.analysis.memory_accesses`;
-a variable is *addressed* if code or an initialiser takes its address: pointers can legally point to
-addressed variables only.
+Terms: those of `gpud.compiler.instrumentation.bounds_checks` and
+`gpud.compiler.analysis.memory_accesses`; a variable is *addressed* if code or an initialiser takes
+its address: pointers can legally point to addressed variables only.
 
 Properties:
 * every access of every function that an entry of the plan can reach is checked before it happens,
@@ -19,7 +19,7 @@ Properties:
   parameter space, where the module makes such addresses; the ``grid.sync()`` workspace, in a
   module that uses it;
 * an access whose address is not in a 64-bit register uses the very register that was checked;
-* code that later passes add is not fenced.
+* code that later passes add is not checked.
 
 Source: design, section 4.3.
 """
@@ -40,17 +40,17 @@ from gpud.compiler.analysis.effects import CLUSTER
 from gpud.compiler.analysis.memory_accesses import ARITHMETIC
 from gpud.compiler.forms.classifier import Decision, Reason
 from gpud.compiler.forms.rules import GRID_REGISTERS
-from gpud.compiler.instrumentation.fences import (
-    Fence,
+from gpud.compiler.instrumentation.bounds_checks import (
+    BoundsCheck,
     Member,
     Range,
+    check_register,
     declarations,
     emit,
-    fence_register,
 )
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER, with_job
 from gpud.compiler.passes.safety.access_checks import AllowedMemory, declared_range, find_checks
-from gpud.compiler.passes.safety.fence_placement import PlacedFence, place_fences
+from gpud.compiler.passes.safety.check_placement import PlacedCheck, place_checks
 from gpud.compiler.ptx.model import (
     Address,
     Directive,
@@ -67,20 +67,20 @@ from gpud.compiler.ptx.model import (
 )
 from gpud.errors import KernelRejected
 
-__all__ = ["pass_fence", "unfenceable"]
+__all__ = ["pass_bounds_checks", "uncheckable"]
 
 _USUAL = frozenset(("ld", "ldu", "st", "atom", "red", "fence", "membar", "brx"))
 _HEAP_RANGE = Range(HEAP, "global", 0)
 _GRID_RANGE = Range(GRID_SYNC, "global", words.GRID_SYNC_BYTES)
 
 
-def pass_fence(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -> Module:
-    """Insert fences before the accesses that the entries of ``plan`` can make.
+def pass_bounds_checks(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -> Module:
+    """Insert bounds checks before the accesses that the entries of ``plan`` can make.
 
     Args:
         module: flat; not changed.
         plan: the entries that will run; functions that none of them can reach are not changed.
-        sites: the table to which the instructions that a fence can report are added.
+        sites: the table to which the instructions that a bounds check can report are added.
 
     Raises:
         KernelRejected: an access cannot be checked; reason code ``unsupported-instruction``.
@@ -96,16 +96,16 @@ def pass_fence(module: Module, plan: Mapping[str, Decision], sites: SiteTable) -
     items: list[Function | Variable | Directive] = [*arena]
     for item in _variables_first(module.items):
         if isinstance(item, Function) and item.body is not None and item.name in reached:
-            items.append(_fenced(call_graph.uses[item.name], call_graph, allowed, sites))
+            items.append(_checked(call_graph.uses[item.name], call_graph, allowed, sites))
         else:
             items.append(item)
     return replace(module, items=items)
 
 
-def unfenceable(module: Module, entry: str) -> Reason | None:
-    """The reason why ``entry`` of a flat module cannot be fenced, None if it can.
+def uncheckable(module: Module, entry: str) -> Reason | None:
+    """The reason why ``entry`` of a flat module cannot be checked, None if it can.
 
-    Only functions with unusual instructions are examined; all others can be fenced.
+    Only functions with unusual instructions are examined; all others can be checked.
     """
     call_graph = call_graph_of(module)
     allowed: AllowedMemory | None = None
@@ -124,29 +124,29 @@ def unfenceable(module: Module, entry: str) -> Reason | None:
 # -- one function ------------------------------------------------------------------------------
 
 
-def _fenced(
+def _checked(
     uses: FunctionSummary, call_graph: CallGraph, allowed: AllowedMemory, sites: SiteTable
 ) -> Function:
     function = uses.function
     checks = find_checks(function, allowed, lambda ins: sites.add(function.name, ins))
     if not checks:
         return function
-    placed = place_fences(call_graph.flow(function.name), checks)
+    placed = place_checks(call_graph.flow(function.name), checks)
     body = function.body or []
     changed: dict[int, Instruction] = {}
     hot: dict[int, list[Statement]] = {}
     cold: list[Statement] = []
     for number, one in enumerate(placed):
         first = one.first
-        fence, before = _fence_of(number, one)
+        check, before = _check_of(number, one)
         for statement in before:
             statement.line = first.line
         if first.through is not None:
             old = body[first.position]
             assert isinstance(old, Instruction)
             ins = changed.get(first.position, old)
-            changed[first.position] = _through(ins, first.through, fence.register)
-        warm, rest = emit(fence, first.line)
+            changed[first.position] = _through(ins, first.through, check.register)
+        warm, rest = emit(check, first.line)
         hot.setdefault(first.position, []).extend([*before, *warm])
         cold += rest
     made: list[Statement] = []
@@ -157,37 +157,39 @@ def _fenced(
     if not ends_in_terminator(made):
         made.append(Instruction(opcode("ret")))
     body = [*declarations(len(placed)), *made, *cold]
-    fenced = replace(function, body=with_job(body) if _GRID_RANGE in allowed.variables else body)
-    return call_graph.extend(function, fenced, _uses_of_fences())
+    checked = replace(function, body=with_job(body) if _GRID_RANGE in allowed.variables else body)
+    return call_graph.extend(function, checked, _uses_of_checks())
 
 
 @cache
-def _uses_of_fences() -> FunctionSummary:
-    """What fences use, of whatever kind they are."""
+def _uses_of_checks() -> FunctionSummary:
+    """What bounds checks use, of whatever kind they are."""
     member = Member(1, 2, 2, 0)
     variables = _HEAP_RANGE, _GRID_RANGE, Range("", "global", 2), Range("", "const", 2)
-    everything = Fence(0, JOB_REGISTER, (member,), None, ("shared", "local", "param"), variables)
+    everything = BoundsCheck(
+        0, JOB_REGISTER, (member,), None, ("shared", "local", "param"), variables
+    )
     hot, cold = emit(everything)
     # The cold part goes back to the hot one, but nothing goes from there to it again.
     return replace(summarize([*hot, *cold]), may_cycle=False)
 
 
-def _fence_of(number: int, one: PlacedFence) -> tuple[Fence, list[Statement]]:
-    """The fence, and the statements that must precede it."""
+def _check_of(number: int, one: PlacedCheck) -> tuple[BoundsCheck, list[Statement]]:
+    """The bounds check, and the statements that must precede it."""
     first = one.first
     register, guard = first.register, first.guard
     before: list[Statement] = []
     if first.making is not None:
-        register = fence_register("at", number)
+        register = check_register("at", number)
         before += first.making(register)
     if first.condition is not None:
-        guard = Guard(fence_register("may", number))
+        guard = Guard(check_register("may", number))
         before += first.condition(guard.register)
     assert register is not None
     least = min(member.span for member in one.members)
     variables = tuple(r for r in first.variables if r.size >= least or r == _HEAP_RANGE)
-    fence = Fence(number, register, tuple(one.members), guard, first.windows, variables)
-    return fence, before
+    check = BoundsCheck(number, register, tuple(one.members), guard, first.windows, variables)
+    return check, before
 
 
 def _through(ins: Instruction, operand: int, register: Register) -> Instruction:
@@ -252,7 +254,7 @@ def _leaves(value: InitialValue | None) -> Iterator[Initializer]:
 def _variables_first(
     items: list[Function | Variable | Directive],
 ) -> list[Function | Variable | Directive]:
-    """``items`` with variables declared after functions moved before them: fences name them."""
+    """``items`` with variables declared after functions moved before them: checks name them."""
     first = next((n for n, item in enumerate(items) if isinstance(item, Function)), len(items))
     late = [
         item

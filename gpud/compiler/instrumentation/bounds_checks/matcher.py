@@ -1,4 +1,4 @@
-"""Finds fences in PTX: reconstructs a record from a few operands, emits it, and compares."""
+"""Finds bounds checks in PTX: reconstructs a record from a few operands, emits it, and compares."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 
 from gpud.compiler.abi.reserved_names import GRID_SYNC, HEAP
-from gpud.compiler.instrumentation.fences.emitter import STEM, emit
-from gpud.compiler.instrumentation.fences.record import Fence, Member, Range
+from gpud.compiler.instrumentation.bounds_checks.emitter import STEM, emit
+from gpud.compiler.instrumentation.bounds_checks.record import BoundsCheck, Member, Range
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER
 from gpud.compiler.ptx.model import (
     Address,
@@ -25,23 +25,23 @@ from gpud.compiler.ptx.model import (
     Tuple,
 )
 
-__all__ = ["FenceMatch", "fold", "recognise"]
+__all__ = ["CheckMatch", "fold", "recognise"]
 
 _HOT_LEAST, _HOT_MOST = 6, 12  # statements of a hot part; the bounds are not tight
 _START = re.compile(rf"%{STEM}base_(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class FenceMatch:
-    """A fence in a body: its record, and the (start, stop) positions of its two parts."""
+class CheckMatch:
+    """A bounds check in a body: its record, and the (start, stop) positions of its two parts."""
 
-    fence: Fence
+    check: BoundsCheck
     hot: tuple[int, int]
     cold: tuple[int, int]
 
 
-def recognise(function: Function) -> list[FenceMatch]:
-    """The fences of a flat function, in the order of their hot parts."""
+def recognise(function: Function) -> list[CheckMatch]:
+    """The bounds checks of a flat function, in the order of their hot parts."""
     body = function.body or []
     starts = [index for index, statement in enumerate(body) if _number(statement) is not None]
     if not starts:
@@ -51,29 +51,29 @@ def recognise(function: Function) -> list[FenceMatch]:
     return [one for one in found if one is not None]
 
 
-def fold(function: Function, instead: Callable[[Fence], Statement]) -> Function:
-    """``function`` with ``instead(fence)`` for every hot part, without the cold parts.
+def fold(function: Function, instead: Callable[[BoundsCheck], Statement]) -> Function:
+    """``function`` with ``instead(check)`` for every hot part, without the cold parts.
 
-    The declarations of the fences' registers stay. The same object if there are no fences.
+    The declarations of the checks' registers stay. The same object if there are no checks.
     """
     body = function.body or []
-    fences = recognise(function)
-    if not fences:
+    checks = recognise(function)
+    if not checks:
         return function
     made: list[Statement] = []
     at = 0
-    cuts = [(one.hot, one.fence) for one in fences] + [(one.cold, None) for one in fences]
-    for (start, stop), fence in sorted(cuts, key=lambda cut: cut[0]):
+    cuts = [(one.hot, one.check) for one in checks] + [(one.cold, None) for one in checks]
+    for (start, stop), check in sorted(cuts, key=lambda cut: cut[0]):
         made += body[at:start]
-        if fence is not None:
-            made.append(instead(fence))
+        if check is not None:
+            made.append(instead(check))
         at = stop
     made += body[at:]
     return replace(function, body=made)
 
 
 def _number(statement: Statement) -> int | None:
-    """The number of the fence whose first statement may be ``statement``, else None."""
+    """The number of the bounds check whose first statement may be ``statement``, else None."""
     if type(statement) is not Instruction or statement.opcode.text != "ld.const.u64":
         return None
     target = statement.operands[0]
@@ -81,8 +81,8 @@ def _number(statement: Statement) -> int | None:
     return int(match[1]) if match else None
 
 
-def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> FenceMatch | None:
-    """The fence whose hot part starts at ``start``, None if the code there is not exactly one."""
+def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> CheckMatch | None:
+    """The check whose hot part starts at ``start``, None if the code there is not exactly one."""
     number = _number(body[start])
     assert number is not None
     cold = labels.get(f"${STEM}cold_{number}")
@@ -104,7 +104,7 @@ def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> F
     if not isinstance(register, Register) or not guess.members:
         return None
     smallest = min(range(len(guess.members)), key=lambda index: guess.members[index].span)
-    fence = Fence(
+    check = BoundsCheck(
         number,
         register,
         tuple(guess.members),
@@ -112,10 +112,10 @@ def _read(body: Sequence[Statement], start: int, labels: Mapping[str, int]) -> F
         tuple(guess.windows[0]),
         tuple(guess.variables[smallest]),
     )
-    first, second = emit(fence)
+    first, second = emit(check)
     if body[start : start + len(first)] != first or body[cold : cold + len(second)] != second:
         return None
-    return FenceMatch(fence, (start, start + len(first)), (cold, cold + len(second)))
+    return CheckMatch(check, (start, start + len(first)), (cold, cold + len(second)))
 
 
 def _guard_of(hot: Sequence[Instruction]) -> Guard | None:

@@ -1,4 +1,4 @@
-"""Fences on the CPU device: illegal accesses are reported, legal ones run, nothing else changes."""
+"""Illegal accesses are reported on the CPU device, legal ones run, nothing else changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.lower import LOWERINGS
 from gpud.device.job import Form
 from gpud.errors import GpudError, IllegalAddress, KernelTrap
-from tests.unit.cpu.codegen.fenced_arena import HEAD, Arena, arena, ptx
+from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena, ptx
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_an_access_at_both_ends_of_the_arena(world: Arena, kind: str, parted: bo
 
 
 def test_every_lowering_that_accesses_memory_is_listed() -> None:
-    """A new one must come with its fence: `bounds.accesses`, `analysis.accesses` and a test."""
+    """A new one must come with its check: `bounds.accesses`, `analysis.accesses` and a test."""
     spellings = {"cp": "cp.async.ca.shared.global", "mbarrier": "mbarrier.init.shared.b64"}
     touching = {
         base
@@ -492,9 +492,12 @@ def test_without_an_arena_nothing_is_checked() -> None:
     with CPUDevice(1) as device:
         beside = Arena(device)
         program = ptx(one_access("ld.u32", parted=False), "sliced").ptx
-        assert device.load(program).fenced is None
+        assert device.load(program).checked_arena is None
         loaded = device.load(program, (beside.base, 4096))
-        assert loaded.fenced == (beside.base, 4096)
+        assert loaded.checked_arena == (beside.base, 4096)
         assert "gpud_arena" not in loaded.data.sizes
         text = one_access("ld.u32", parted=False)
-        assert device.load(ptx(text, "sliced", fence=False).ptx, (0, 4096)).fenced is None
+        assert (
+            device.load(ptx(text, "sliced", bounds_checks=False).ptx, (0, 4096)).checked_arena
+            is None
+        )

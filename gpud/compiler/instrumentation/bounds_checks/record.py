@@ -1,4 +1,4 @@
-"""Fences as records: the checked accesses, and the memory that is legal for them."""
+"""Bounds checks as records: the checked accesses, and the memory that is legal for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpud.compiler.ptx.model import Guard, Register
 
-__all__ = ["Fence", "Member", "Range"]
+__all__ = ["BoundsCheck", "Member", "Range"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class BoundsCheck:
     """The check before one access, or before several through the same register.
 
     ``members`` are in the order of the accesses. ``guard`` is the guard of all of them. Only the

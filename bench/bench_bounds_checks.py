@@ -1,14 +1,14 @@
-"""The cost of fences and kill polls, for every kernel of the conformance suite.
+"""The cost of bounds checks and kill polls, for every kernel of the conformance suite.
 
-    python bench/bench_fences.py [--rounds N] [--only CASE ...] [--tiny]
+    python bench/bench_bounds_checks.py [--rounds N] [--only CASE ...] [--tiny]
 
 Each kernel runs on one CPU device in its own form, as a job of many launches in a row so that
-starting a job does not count: without fences, with fences (all its arrays in one arena), and, where
-it has loops, with kill polls and no fences. The sides are interleaved in one process and work on
-the same arrays. Processor times are compared within rounds; reported are the median ratio of each
-kernel, their geometric mean, and the ten worst.
+starting a job does not count: without bounds checks, with bounds checks (all its arrays in one
+arena), and, where it has loops, with kill polls and no bounds checks. The sides are interleaved in
+one process and work on the same arrays. Processor times are compared within rounds; reported are
+the median ratio of each kernel, their geometric mean, and the ten worst.
 
-Prints a table and writes bench/results/fences.json; a run that leaves out kernels only prints.
+Prints a table and writes bench/results/bounds_checks.json; a run of some kernels only prints.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gpud.compiler.pipeline import Program, compile_program
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.job import Job, LaunchSpec
 from gpud.errors import GpudError
-from tests.conformance.fenced_device import Fenced
+from tests.conformance.checked_device import CheckedDevice
 from tests.conformance.runner import LoadedCase, Run, headers_installed, source_of
 from tests.conformance.suite import CASES, Case
 from tests.conformance.suite.case import Form
 
-RESULT = Path(__file__).parent / "results" / "fences.json"
+RESULT = Path(__file__).parent / "results" / "bounds_checks.json"
 AIM = 1.04
 SAMPLE_S, TINY_SAMPLE_S = 0.02, 0.002
 MOST_LAUNCHES = 400
@@ -49,7 +49,7 @@ class Row:
     form: Form
     launches: int
     plain_us: Spread
-    fenced: Spread
+    checked: Spread
     polled: Spread | None
 
     def plain(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Row:
             "form": self.form,
             "launches": self.launches,
             "plain_us": self.plain_us.plain(),
-            "fenced": self.fenced.plain(),
+            "checked": self.checked.plain(),
             "polled": None if self.polled is None else self.polled.plain(),
         }
 
@@ -101,7 +101,7 @@ def measure(
         polled = "" if row.polled is None else f"{row.polled.median:8.3f}"
         print(
             f"{row.case:<28}{row.form:<12}{row.plain_us.median:10.1f} us"
-            f"{row.fenced.median:8.3f}{polled}",
+            f"{row.checked.median:8.3f}{polled}",
             flush=True,
         )
     return rows, left_out
@@ -116,12 +116,12 @@ def form_of(case: Case) -> Form | None:
 
 
 def _measure(device: CPUDevice, case: Case, form: Form, rounds: int, tiny: bool) -> Row:
-    arena = Fenced(device)
+    arena = CheckedDevice(device)
     source = source_of(case.name)
     programs = {
-        "plain": compile_program(source.ptx, form=form, fence=False, kill=False),
-        "fenced": compile_program(source.ptx, form=form, fence=True, kill=False),
-        "polled": compile_program(source.ptx, form=form, fence=False, kill=True),
+        "plain": compile_program(source.ptx, form=form, bounds_checks=False, kill=False),
+        "checked": compile_program(source.ptx, form=form, bounds_checks=True, kill=False),
+        "polled": compile_program(source.ptx, form=form, bounds_checks=False, kill=True),
     }
     if not programs["polled"].kernels[source.entry].killable:
         del programs["polled"]
@@ -136,14 +136,14 @@ def _measure(device: CPUDevice, case: Case, form: Form, rounds: int, tiny: bool)
         form,
         launches,
         spread([1e6 * seconds / launches for seconds in times["plain"]]),
-        ratios(times["fenced"], times["plain"]),
+        ratios(times["checked"], times["plain"]),
         ratios(times["polled"], times["plain"]) if "polled" in times else None,
     )
 
 
 def _sides(
     device: CPUDevice,
-    arena: Fenced,
+    arena: CheckedDevice,
     case: Case,
     form: Form,
     programs: dict[str, Program],
@@ -153,7 +153,7 @@ def _sides(
     calls: dict[str, Callable[[], None]] = {}
     run: Run | None = None
     for name, program in programs.items():
-        loader: Any = arena if name == "fenced" else arena.unfenced
+        loader: Any = arena if name == "checked" else arena.unchecked
         loaded = LoadedCase(loader, case, form, program.ptx)
         if run is None:
             run = loaded.start()
@@ -197,7 +197,7 @@ def report(rows: Sequence[Row], left_out: dict[str, str]) -> None:
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[tuple[str, float]]]:
     return {
-        "fences": [(row.case, row.fenced.median) for row in rows],
+        "bounds checks": [(row.case, row.checked.median) for row in rows],
         "kill polls": [(row.case, row.polled.median) for row in rows if row.polled is not None],
     }
 

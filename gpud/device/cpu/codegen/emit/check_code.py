@@ -1,13 +1,13 @@
-"""Code of fences and polls: the inline quick test and the out-of-line exact check.
+"""Code of bounds checks and polls: the inline quick test and the out-of-line exact check.
 
-Problem: a fence must cost next to nothing if the access is legal, and must otherwise determine
-exactly what the address refers to. Approach: the quick test compares the hull with its likeliest
-range (`gpud.device.cpu.codegen.preparation.provenance`), and, if that is not certain, with one or
-two others; their bounds are constants of the code, or uniform in the block. If all tests fail, a
-separate function checks each member: `define_exact_check`.
+Problem: a bounds check must cost next to nothing if the access is legal, and must otherwise
+determine exactly what the address refers to. Approach: the quick test compares the hull with its
+likeliest range (`gpud.device.cpu.codegen.preparation.provenance`), and, if that is not certain,
+with one or two others; their bounds are constants of the code, or uniform in the block. If all
+tests fail, a separate function checks each member: `define_exact_check`.
 
 Properties:
-* a member is reported if and only if it is illegal, before any access of the fence happens;
+* a member is reported if and only if it is illegal, before any access of the bounds check happens;
 * after a report, control goes where `ThreadCode.fail` of the emitting code sends it.
 """
 
@@ -22,10 +22,10 @@ from gpud.device.cpu.abi.record_access import load, offset
 from gpud.device.cpu.abi.records import BLOCK, BLOCK_BYTES, RUN
 from gpud.device.cpu.codegen.emit.addresses import header_field
 from gpud.device.cpu.codegen.emit.fault_reports import report_fields
-from gpud.device.cpu.codegen.preparation.fence_instruction import (
+from gpud.device.cpu.codegen.preparation.check_instruction import (
     SPACES,
-    FenceOperands,
-    decode_fence,
+    CheckOperands,
+    decode_check,
 )
 from gpud.device.cpu.codegen.preparation.provenance import MAX_ORIGINS
 from gpud.device.cpu.ir.emitter import Emitter, IRModule
@@ -71,8 +71,8 @@ class Bounds(NamedTuple):
     align: int
 
 
-def bounds_of(code: ThreadCode, found: FenceOperands, which: int = 0) -> Bounds:
-    """A range that the accesses of a fence may be in; ``which`` 0 is the likeliest."""
+def bounds_of(code: ThreadCode, found: CheckOperands, which: int = 0) -> Bounds:
+    """A range that the accesses of a bounds check may be in; ``which`` 0 is the likeliest."""
     places, space = code.places, found.space
     origin = found.origins[which] if found.origins else {"const": "data"}.get(space, space)
     if origin == "arena":
@@ -101,7 +101,7 @@ def _constant(range_: tuple[int, int]) -> Bounds:
     return Bounds(str(_signed(base)), str(_signed(size)), base & -base)
 
 
-def address_of(code: ThreadCode, found: FenceOperands) -> str:
+def address_of(code: ThreadCode, found: CheckOperands) -> str:
     """The first address of the hull, as i64, in the addressing of its space."""
     if found.base is None:
         return str(found.low)
@@ -109,13 +109,13 @@ def address_of(code: ThreadCode, found: FenceOperands) -> str:
     return code.e.value(f"add i64 {value}, {found.low}") if found.low else value
 
 
-def bounds_vary(found: FenceOperands) -> bool:
+def bounds_vary(found: CheckOperands) -> bool:
     """Whether the likeliest range differs between threads."""
     origin = found.origins[0] if found.origins else found.space
     return origin in ("local", "thread")
 
 
-def misses(code: ThreadCode, found: FenceOperands, address: str) -> str:
+def misses(code: ThreadCode, found: CheckOperands, address: str) -> str:
     """An i1: whether the hull at ``address`` is in none of its possible ranges."""
     out = ""
     for which in range(max(1, len(found.origins))):
@@ -124,7 +124,7 @@ def misses(code: ThreadCode, found: FenceOperands, address: str) -> str:
     return out
 
 
-def hull_misses(code: ThreadCode, found: FenceOperands, address: str, bounds: Bounds) -> str:
+def hull_misses(code: ThreadCode, found: CheckOperands, address: str, bounds: Bounds) -> str:
     """An i1: whether the hull at ``address`` is not within ``bounds`` or not aligned.
 
     Both are one comparison if the range's first address is a multiple of the alignment: after a
@@ -157,8 +157,8 @@ def start_count(e: Emitter, bounds: Bounds, span: int) -> str:
 
 
 def check(code: ThreadCode, ins: ptx.Instruction) -> None:
-    """Emit a ``gpud.fence`` for the current thread; its guard has been tested."""
-    e, found = code.e, decode_fence(ins)
+    """Emit a ``gpud.bounds`` for the current thread; its guard has been tested."""
+    e, found = code.e, decode_check(ins)
     address = address_of(code, found)
     warm, end = e.label("warm"), e.label("end")
     # Accesses to static shared variables are not expected beyond the static part.
@@ -176,8 +176,8 @@ def check(code: ThreadCode, ins: ptx.Instruction) -> None:
 
 
 def check_exactly(code: ThreadCode, ins: ptx.Instruction, address: str, end: str) -> None:
-    """Check each member of a fence whose hull is at ``address``; go to ``end`` after a report."""
-    e, found = code.e, decode_fence(ins)
+    """Check each member of a check whose hull is at ``address``; go to ``end`` after a report."""
+    e, found = code.e, decode_check(ins)
     claim = code.read(found.claim, "u32")
     # In other spaces no frame is legal: the exact check then needs one register less.
     used = code.places.used if found.space in ("generic", "local", "param") else "0"

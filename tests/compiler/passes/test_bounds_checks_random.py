@@ -1,8 +1,8 @@
-"""Random small programs: fences do not change what they do, and no illegal access happens.
+"""Random small programs: bounds checks do not change what they do, and no illegal access happens.
 
 The programs move pointers across the bounds of the arena, a variable and the windows of generic
-addresses, through branches and loops, to test merged, dropped and hoisted fences. Each program runs
-from several addresses.
+addresses, through branches and loops, to test merged, dropped and hoisted bounds checks. Each
+program runs from several addresses.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 from gpud.compiler.abi.fault_sites import SiteTable
 from gpud.compiler.analysis.memory_accesses import accesses
 from gpud.compiler.forms.classifier import classify
-from gpud.compiler.instrumentation.fences import recognise
-from gpud.compiler.passes.safety.fence import pass_fence
+from gpud.compiler.instrumentation.bounds_checks import recognise
+from gpud.compiler.passes.safety.bounds_checks import pass_bounds_checks
 from gpud.compiler.ptx.model import Instruction, Module
 from gpud.compiler.ptx.parser import parse
 from gpud.compiler.ptx.printer import print_module
 from gpud.compiler.ptx.verify import verify
-from tests.compiler.support.fence_oracle import ARENA, COEF, LOCAL, SHARED, TABLE, MemoryModel, run
+from tests.compiler.support.bounds_oracle import ARENA, COEF, LOCAL, SHARED, TABLE, MemoryModel, run
 from tests.compiler.support.flat_programs import program
 
 POINTERS = 3
@@ -176,11 +176,11 @@ def module_of(lines: list[str]) -> Module:
     )
 
 
-def fenced(module: Module) -> tuple[Module, SiteTable]:
-    """The module after the fence pass, printed and parsed."""
+def checked(module: Module) -> tuple[Module, SiteTable]:
+    """The module after the bounds check pass, printed and parsed."""
     sites = SiteTable(module)
     plan = {name: classify(module, name) for name in module.entries()}
-    made = pass_fence(module, plan, sites)
+    made = pass_bounds_checks(module, plan, sites)
     text = print_module(made)
     again = parse(text)
     assert again == made
@@ -189,27 +189,27 @@ def fenced(module: Module) -> tuple[Module, SiteTable]:
 
 
 def compare(seed: int) -> tuple[int, int]:
-    """What a program does with fences and without must agree; (fences, accesses) in its text."""
+    """Compare runs with and without bounds checks; return the numbers of checks and of accesses."""
     writer = Writer(seed)
     module = module_of(writer.lines())
-    made, sites = fenced(module)
+    made, sites = checked(module)
     plain_kernel, kernel = module.entries()["k"], made.entries()["k"]
     for parameters, registers in writer.starts():
         plain = run(plain_kernel, MemoryModel(constants=True), parameters, registers)
-        checked = run(kernel, MemoryModel(constants=True), parameters, registers)
-        assert not checked.illegal, f"seed {seed}: an illegal access happened"
+        run_checked = run(kernel, MemoryModel(constants=True), parameters, registers)
+        assert not run_checked.illegal, f"seed {seed}: an illegal access happened"
         addresses = [touch.address for touch in plain.touches]
         if not plain.illegal:
-            assert checked.fault is None, f"seed {seed}: a legal program was stopped"
-            assert checked.memory == plain.memory, f"seed {seed}"
-            assert [touch.address for touch in checked.touches] == addresses, f"seed {seed}"
+            assert run_checked.fault is None, f"seed {seed}: a legal program was stopped"
+            assert run_checked.memory == plain.memory, f"seed {seed}"
+            assert [touch.address for touch in run_checked.touches] == addresses, f"seed {seed}"
             continue
-        assert checked.fault is not None, f"seed {seed}: nothing was reported"
-        kind, site, address = checked.fault
+        assert run_checked.fault is not None, f"seed {seed}: nothing was reported"
+        kind, site, address = run_checked.fault
         reported = (kind, sites.sites[site].line, address)
         wrong = [(touch.kind, touch.line, touch.address) for touch in plain.illegal]
         assert reported in wrong, f"seed {seed}: an access was reported that was not made"
-        made_before = [touch.address for touch in checked.touches]
+        made_before = [touch.address for touch in run_checked.touches]
         assert made_before == addresses[: len(made_before)], f"seed {seed}"
     body = [one for one in plain_kernel.body or () if isinstance(one, Instruction)]
     return len(recognise(kernel)), sum(len(list(accesses(one))) for one in body)
@@ -218,7 +218,7 @@ def compare(seed: int) -> tuple[int, int]:
 @pytest.mark.parametrize("first", range(0, 800, 100))
 def test_same_or_reported(first: int) -> None:
     done = [compare(seed) for seed in range(first, first + 100)]
-    assert 0 < sum(fences for fences, _ in done) < 0.9 * sum(made for _, made in done)
+    assert 0 < sum(checks for checks, _ in done) < 0.9 * sum(made for _, made in done)
 
 
 @pytest.mark.parametrize("offset", [0, 4, 8, -4, 20, 24, 28])
@@ -227,4 +227,4 @@ def test_the_world_notices(offset: int) -> None:
     module = module_of([f"ld.global.u32 %r1, [%d0+{offset}];"])
     found = run(module.entries()["k"], MemoryModel(), {f"d{n}": TABLE[0] for n in range(POINTERS)})
     assert bool(found.illegal) is not (0 <= offset <= 20)
-    assert len(recognise(fenced(module)[0].entries()["k"])) == 1
+    assert len(recognise(checked(module)[0].entries()["k"])) == 1

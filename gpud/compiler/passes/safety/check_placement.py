@@ -1,4 +1,4 @@
-"""Places the fences of a function: drops, merges and hoists checks.
+"""Places the bounds checks of a function: drops, merges and hoists checks.
 
 Problem: a check costs a few instructions before each access. Neighbouring fields of a structure,
 unrolled loops, a load and a store of one element repeat the same check.
@@ -8,10 +8,9 @@ stays the same for every input.
 
 *Drop.* A check is redundant if every path has already made an access that includes it: same value,
 same bytes, at least the same alignment, and nothing legal for that access that is not legal here.
-*Merge.* Checks of one value in one basic block become one fence with several members, before the
-first access.
-*Hoist.* A check at the start of a loop, of a register that the loop does not write, moves to before
-the loop.
+*Merge.* Checks of one value in one basic block become one bounds check with several members, before
+the first access. *Hoist.* A check at the start of a loop, of a register that the loop does not
+write, moves to before the loop.
 
 Terms: a *value* is the content of a register at some point; ``r + 8`` and, after ``add r, r, 8``,
 ``r`` itself are the same value at other distances. A *fact* states that a range of bytes from a
@@ -27,9 +26,9 @@ the facts about it, except those that its new value inherits.
 Properties:
 * ``sound``: on every path, before every access, a check that includes it has run since its register
   got its value (or the value that it was computed from);
-* ``no_invention``: a fence stands only where the accesses of all its members certainly follow:
-  no branch, call, barrier or warp collective lies between;
-* a merged fence is no longer than `HULL_BYTES`, and its members' alignments agree;
+* ``no_invention``: a bounds check stands only where the accesses of all its members certainly
+  follow: no branch, call, barrier or warp collective lies between;
+* a merged bounds check is no longer than `HULL_BYTES`, and its members' alignments agree;
 * checks that need code of their own (addresses that are not in 64-bit registers, conditional
   copies) are never merged, hoisted or dropped.
 """
@@ -41,7 +40,7 @@ from dataclasses import dataclass, replace
 
 from gpud.compiler.analysis.cfg import Block, ControlFlow, Loop
 from gpud.compiler.analysis.effects import BRANCH, FLAGS
-from gpud.compiler.instrumentation.fences import Member
+from gpud.compiler.instrumentation.bounds_checks import Member
 from gpud.compiler.passes.safety.access_checks import Check, signed
 from gpud.compiler.passes.safety.value_numbering import (
     NO_FACTS,
@@ -54,27 +53,27 @@ from gpud.compiler.passes.safety.value_numbering import (
 )
 from gpud.compiler.ptx.model import Instruction, Register, Symbol
 
-__all__ = ["HULL_BYTES", "PlacedFence", "place_fences"]
+__all__ = ["HULL_BYTES", "PlacedCheck", "place_checks"]
 
 HULL_BYTES = 4096
-"""The longest range that one merged fence checks; arenas are larger."""
+"""The longest range of one merged bounds check; arenas are larger."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedFence:
-    """A fence at the position of ``first``; ``members`` are offsets from its register."""
+class PlacedCheck:
+    """A bounds check at the position of ``first``; ``members`` are offsets from its register."""
 
     first: Check
     members: list[Member]
 
 
-def place_fences(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedFence]:
-    """The fences for ``checks``, the checks of the function of ``flow`` in body order."""
+def place_checks(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedCheck]:
+    """The bounds checks for ``checks``, the checks of the function of ``flow`` in body order."""
     placer = _Placer(flow, checks)
     entering = placer.solve()
     if flow.back_edges and placer.hoist(entering):
         entering = placer.solve()
-    found: list[PlacedFence] = []
+    found: list[PlacedCheck] = []
     for hoisted in placer.hoisted.values():
         seen = [_seen_alone(check) for check in hoisted]
         found += _merged(seen)
@@ -87,8 +86,8 @@ def place_fences(flow: ControlFlow, checks: Sequence[Check]) -> list[PlacedFence
 # -- merging -----------------------------------------------------------------------------------
 
 
-def _merged(seen: Iterable[NumberedCheck]) -> list[PlacedFence]:
-    """Fences for the checks of one block that no fact covers, in order."""
+def _merged(seen: Iterable[NumberedCheck]) -> list[PlacedCheck]:
+    """Bounds checks for the checks of one block that no fact covers, in order."""
     groups: list[_Group] = []
     last: dict[tuple[object, ...], _Group] = {}
     for one in seen:
@@ -124,14 +123,14 @@ class _Group:
         self._checks.append(one)
         return True
 
-    def placed(self) -> PlacedFence:
-        """Their fence."""
+    def placed(self) -> PlacedCheck:
+        """Their bounds check."""
         first = self._checks[0]
         to_register = first.check.member.low - first.low
         members = [
             replace(one.check.member, low=signed(one.low + to_register)) for one in self._checks
         ]
-        return PlacedFence(first.check, members)
+        return PlacedCheck(first.check, members)
 
 
 # -- between blocks ----------------------------------------------------------------------------

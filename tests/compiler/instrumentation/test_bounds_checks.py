@@ -1,4 +1,4 @@
-"""Fences as records: `recognise` finds exactly what `emit` writes."""
+"""Bounds checks as records: `recognise` finds exactly what `emit` writes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpud.compiler.abi.reserved_names import ARENA, FAULT, GRID_SYNC, HEAP
-from gpud.compiler.instrumentation.fences import (
-    Fence,
+from gpud.compiler.instrumentation.bounds_checks import (
+    BoundsCheck,
     Member,
     Range,
     declarations,
@@ -46,8 +46,8 @@ GUARDS = st.none() | st.builds(Guard, st.builds(Register, st.just("%p1")), st.bo
 
 
 @st.composite
-def fences(draw: st.DrawFn, number: int = 0) -> Fence:
-    """Any fence: its variables are large enough for one of its members."""
+def checks(draw: st.DrawFn, number: int = 0) -> BoundsCheck:
+    """Any bounds check: its variables are large enough for one of its members."""
     members = draw(st.lists(MEMBERS, min_size=1, max_size=4))
     least = min(member.span for member in members)
     spaces = st.sampled_from(("global", "const"))
@@ -57,7 +57,7 @@ def fences(draw: st.DrawFn, number: int = 0) -> Fence:
         st.just(Range(HEAP, "global", 0)),
         st.builds(Range, st.just(GRID_SYNC), st.just("global"), sizes),
     )
-    return Fence(
+    return BoundsCheck(
         number,
         Register(draw(st.sampled_from(("%d1", "%d2")))),
         tuple(members),
@@ -67,12 +67,12 @@ def fences(draw: st.DrawFn, number: int = 0) -> Fence:
     )
 
 
-def placed(*some: Fence) -> Function:
-    """A function with ``some`` fences, each before an instruction, numbered in order."""
+def placed(*some: BoundsCheck) -> Function:
+    """A function with ``some`` bounds checks, each before an instruction, numbered in order."""
     body: list[Statement] = [*declarations(len(some))]
     cold: list[Statement] = []
-    for fence in some:
-        first, second = emit(fence, line=7)
+    for check in some:
+        first, second = emit(check, line=7)
         body += [*first, Instruction(opcode("membar.gl"))]
         cold += second
     return Function("entry", "k", body=[*body, Instruction(opcode("ret")), *cold])
@@ -86,26 +86,26 @@ def through_text(function: Function) -> Function:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_inverse(data: st.DataObject) -> None:
-    some = [data.draw(fences(number)) for number in range(data.draw(st.integers(1, 4)))]
+    some = [data.draw(checks(number)) for number in range(data.draw(st.integers(1, 4)))]
     function = placed(*some)
     again = through_text(function)
     assert again == function
     found = recognise(again)
-    assert [one.fence for one in found] == some
+    assert [one.check for one in found] == some
     body = again.body or []
     for one in found:
         last, first = body[one.hot[1] - 1], body[one.cold[0]]
         assert isinstance(last, Label)
         assert isinstance(first, Label)
-        assert last.name.endswith(f"warm_{one.fence.number}")
-        assert first.name.endswith(f"cold_{one.fence.number}")
+        assert last.name.endswith(f"warm_{one.check.number}")
+        assert first.name.endswith(f"cold_{one.check.number}")
 
 
 @settings(max_examples=80, deadline=None)
-@given(fences(), st.data())
-def test_what_differs_is_no_fence(fence: Fence, data: st.DataObject) -> None:
-    """A fence of which any single instruction is missing or changed is not recognised."""
-    function = placed(fence)
+@given(checks(), st.data())
+def test_what_differs_is_no_check(check: BoundsCheck, data: st.DataObject) -> None:
+    """A bounds check of which any single instruction is missing or changed is not recognised."""
+    function = placed(check)
     body = list(function.body or [])
     hot, cold = recognise(function)[0].hot, recognise(function)[0].cold
     index = data.draw(st.sampled_from([*range(*hot), *range(*cold)]))
@@ -116,21 +116,21 @@ def test_what_differs_is_no_fence(fence: Fence, data: st.DataObject) -> None:
     else:
         del body[index]
     found = recognise(replace(function, body=body))
-    # Another register or guard is another fence, and a fence all the same.
+    # Another register or guard is another bounds check, and a bounds check all the same.
     for one in found:
-        first, second = emit(one.fence)
+        first, second = emit(one.check)
         assert body[slice(*one.hot)] == first
         assert body[slice(*one.cold)] == second
 
 
 def test_fold_leaves_one_statement_for_each() -> None:
     some = [
-        Fence(n, Register("%d1"), (Member(4 * n, 4, 4, n),), windows=("shared", "local"))
+        BoundsCheck(n, Register("%d1"), (Member(4 * n, 4, 4, n),), windows=("shared", "local"))
         for n in range(3)
     ]
     function = placed(*some)
-    pseudo = [Instruction(opcode("gpud.fence"), (Register(f"%d{n}"),)) for n in range(3)]
-    folded = fold(function, lambda fence: pseudo[fence.number])
+    pseudo = [Instruction(opcode("gpud.bounds"), (Register(f"%d{n}"),)) for n in range(3)]
+    folded = fold(function, lambda check: pseudo[check.number])
     barrier = Instruction(opcode("membar.gl"))
     expected = [s for one in pseudo for s in (one, barrier)]
     assert folded.body == [*declarations(3), *expected, Instruction(opcode("ret"))]
@@ -138,10 +138,10 @@ def test_fold_leaves_one_statement_for_each() -> None:
 
 
 def test_hull() -> None:
-    fence = Fence(0, Register("%d1"), (Member(8, 4, 4, 1), Member(0, 8, 8, 2)))
-    assert (fence.low, fence.span, fence.align, fence.site) == (0, 12, 8, 1)
-    assert (fence.generic, fence.space) == (False, "global")
-    assert replace(fence, windows=("local",)).space == "generic"
+    check = BoundsCheck(0, Register("%d1"), (Member(8, 4, 4, 1), Member(0, 8, 8, 2)))
+    assert (check.low, check.span, check.align, check.site) == (0, 12, 8, 1)
+    assert (check.generic, check.space) == (False, "global")
+    assert replace(check, windows=("local",)).space == "generic"
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not installed")
@@ -155,9 +155,11 @@ def test_assembles(arch: str) -> None:
     )
     register, guard = Register("%d1"), Guard(Register("%p1"), negated=True)
     some = [
-        Fence(0, register, (Member(0, 4, 4, 0),)),
-        Fence(1, register, (Member(0, 1, 1, 0), Member(-16, 16, 16, 5)), guard, windows, variables),
-        Fence(2, register, (Member(1 << 31, 32, 32, 0),), replace(guard, negated=False)),
+        BoundsCheck(0, register, (Member(0, 4, 4, 0),)),
+        BoundsCheck(
+            1, register, (Member(0, 1, 1, 0), Member(-16, 16, 16, 5)), guard, windows, variables
+        ),
+        BoundsCheck(2, register, (Member(1 << 31, 32, 32, 0),), replace(guard, negated=False)),
     ]
     head = (
         f".const .align 16 .b64 {ARENA}[2]; .const .align 16 .b64 {HEAP}[2];"

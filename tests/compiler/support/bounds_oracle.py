@@ -1,9 +1,9 @@
-"""An oracle for fences: interprets one thread over a small model of memory.
+"""An oracle for bounds checks: interprets one thread over a small model of memory.
 
-It shares no code with the fence pass: `run` executes a flat function and records, byte by byte,
-every access outside the arena, the windows and the variables. Without fences it continues after
-such an access (a load returns 0, a store is ignored), so that all accesses that the program would
-make are known; with fences it ends at the first report.
+It shares no code with the bounds check pass: `run` executes a flat function and records, byte by
+byte, every access outside the arena, the windows and the variables. Without bounds checks it
+continues after such an access (a load returns 0, a store is ignored), so that all accesses that the
+program would make are known; with bounds checks it ends at the first report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every kind of access has a fence with the right bytes, alignment and legal memory."""
+"""Every kind of access has a bounds check with the right bytes, alignment and legal memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpud.compiler.analysis.call_graph import call_graph
 from gpud.compiler.analysis.memory_accesses import ARITHMETIC, accesses
 from gpud.compiler.analysis.name_checks import check_names
 from gpud.compiler.forms.classifier import classify
-from gpud.compiler.instrumentation.fences import Fence, Range, recognise
-from gpud.compiler.passes.safety.fence import pass_fence
+from gpud.compiler.instrumentation.bounds_checks import BoundsCheck, Range, recognise
+from gpud.compiler.passes.safety.bounds_checks import pass_bounds_checks
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.ptx.model import Address, Function, Guard, Instruction, Module, Register, Symbol
 from gpud.compiler.ptx.parser import parse
@@ -27,24 +27,24 @@ from tests.compiler.support.flat_programs import compiled, entry, program
 D1, P1 = Register("%d1"), Register("%p1")
 
 
-def fenced(module: Module) -> tuple[Module, SiteTable]:
+def checked(module: Module) -> tuple[Module, SiteTable]:
     """The module after the pass alone, which printing and parsing leave as it is."""
     sites = SiteTable(module)
-    made = pass_fence(module, {n: classify(module, n) for n in module.entries()}, sites)
+    made = pass_bounds_checks(module, {n: classify(module, n) for n in module.entries()}, sites)
     again = parse(print_module(made))
     assert again == made
     assert print_module(again) == print_module(made)
     return made, sites
 
 
-def found(function: Function | None) -> list[Fence]:
+def found(function: Function | None) -> list[BoundsCheck]:
     assert function is not None
-    return [one.fence for one in recognise(function)]
+    return [one.check for one in recognise(function)]
 
 
-def fences(line: str, **options: str) -> list[Fence]:
-    """The fences of a kernel with one instruction."""
-    return found(fenced(entry(f"{line}\nret;", **options))[0].entries()["k"])
+def checks(line: str, **options: str) -> list[BoundsCheck]:
+    """The bounds checks of a kernel with one instruction."""
+    return found(checked(entry(f"{line}\nret;", **options))[0].entries()["k"])
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ DECLARED = ".reg .b16 %h<4>; .reg .f64 %e<4>; .shared .align 16 .b8 s[64];"
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.id)
 def test_each_access_to_global_memory(kind: Kind) -> None:
-    (one,) = fences(DECLARED + kind.text, target=kind.target, version=kind.version)
+    (one,) = checks(DECLARED + kind.text, target=kind.target, version=kind.version)
     (member,) = one.members
     assert one.register == D1
     assert (member.low, member.span) == (kind.low, kind.span)
@@ -123,10 +123,10 @@ MAKES = "mov.u64 %d9, s; cvta.shared.u64 %d9, %d9; cvta.local.u64 %d9, %d9;\n"
 @pytest.mark.parametrize("kind", GENERIC, ids=lambda kind: kind.id)
 def test_each_generic_access(kind: Kind) -> None:
     """Windows to which the module makes addresses are legal; others are not tested."""
-    (one,) = fences(DECLARED + MAKES + kind.text, target="sm_90")
+    (one,) = checks(DECLARED + MAKES + kind.text, target="sm_90")
     assert (one.low, one.span, one.align) == (kind.low, kind.span, kind.span)
     assert one.windows == ("shared", "local")
-    (alone,) = fences(DECLARED + kind.text, target="sm_90")
+    (alone,) = checks(DECLARED + kind.text, target="sm_90")
     assert alone.windows == ()
 
 
@@ -144,7 +144,7 @@ def test_each_generic_access(kind: Kind) -> None:
     ],
 )  # fmt: skip
 def test_other_spaces_and_hints_have_none(text: str) -> None:
-    assert fences(DECLARED + text) == []
+    assert checks(DECLARED + text) == []
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_other_spaces_and_hints_have_none(text: str) -> None:
 def test_what_nothing_can_check_is_refused(text: str) -> None:
     module = entry(f"{DECLARED}{text}\nret;", target="sm_90")
     with pytest.raises(KernelRejected, match="nothing can check") as caught:
-        pass_fence(module, dict.fromkeys(module.entries()), SiteTable())  # type: ignore[arg-type]
+        pass_bounds_checks(module, dict.fromkeys(module.entries()), SiteTable())  # type: ignore[arg-type]
     assert caught.value.reason == "unsupported-instruction"
     assert caught.value.instruction is not None
 
@@ -174,29 +174,29 @@ BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [
 
 
 def test_a_bulk_copy() -> None:
-    (one,) = fences(DECLARED + BULK.format(64), target="sm_90")
+    (one,) = checks(DECLARED + BULK.format(64), target="sm_90")
     assert (one.low, one.span, one.align) == (32, 64, 16)
-    assert fences(DECLARED + BULK.format(0), target="sm_90") == []
+    assert checks(DECLARED + BULK.format(0), target="sm_90") == []
 
 
 def test_a_bulk_copy_whose_length_is_in_a_register() -> None:
     """Both ends in the arena; nothing is checked if there is nothing to copy."""
-    made, _ = fenced(entry(f"{DECLARED}{BULK.format('%r1')}\nret;", target="sm_90"))
+    made, _ = checked(entry(f"{DECLARED}{BULK.format('%r1')}\nret;", target="sm_90"))
     kernel = made.entries()["k"]
     first, last = found(kernel)
     assert (first.register, first.low, first.span, first.align) == (D1, 32, 16, 16)
-    assert (last.register, last.low) == (Register("%gpud_fence_at_1"), 16)
-    assert first.guard == Guard(Register("%gpud_fence_may_0"))
+    assert (last.register, last.low) == (Register("%gpud_bounds_at_1"), 16)
+    assert first.guard == Guard(Register("%gpud_bounds_may_0"))
     assert first.variables == last.variables == ()
     texts = [print_instruction(s) for s in kernel.body or () if isinstance(s, Instruction)]
-    assert "cvt.u64.u32 %gpud_fence_at_1, %r1;" in texts
+    assert "cvt.u64.u32 %gpud_bounds_at_1, %r1;" in texts
     head = ".visible .entry k() { .reg .b64 %d<2>; .reg .b32 %r<2>; mov.u64 %d1, table;"
     module = program(TABLE, f"{head}{DECLARED}{BULK.format('%r1')} ret; }}", target="sm_90")
     with pytest.raises(KernelRejected, match="nothing can check"):
-        pass_fence(module, dict.fromkeys(module.entries()), SiteTable())  # type: ignore[arg-type]
+        pass_bounds_checks(module, dict.fromkeys(module.entries()), SiteTable())  # type: ignore[arg-type]
 
 
-def test_a_kernel_that_cannot_be_fenced_is_rejected_alone() -> None:
+def test_a_kernel_that_cannot_be_checked_is_rejected_alone() -> None:
     tensor = "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%d1, {%r1}], [s];"
     text = (
         ".version 8.8\n.target sm_90\n.address_size 64\n"
@@ -209,7 +209,7 @@ def test_a_kernel_that_cannot_be_fenced_is_rejected_alone() -> None:
     assert kernels["bad"].form == "rejected"
     assert kernels["bad"].why[0].code == "unsupported-instruction"
     assert kernels["good"].form == "persistent"
-    assert compile_program(text, fence=False).kernels["bad"].form != "rejected"
+    assert compile_program(text, bounds_checks=False).kernels["bad"].form != "rejected"
 
 
 ROWS = "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}"
@@ -217,10 +217,10 @@ ROWS = "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1, %r2, %r3, %r4, %
 
 def test_a_matrix_is_checked_row_by_row() -> None:
     """16 rows of 16 halves, 64 bytes apart; with the distance in a register, each for itself."""
-    near = fences(f"{ROWS}, [%d1], 32;", target="sm_90")
+    near = checks(f"{ROWS}, [%d1], 32;", target="sm_90")
     assert [m.low for one in near for m in one.members] == list(range(0, 1024, 64))
     assert {(m.span, m.align) for one in near for m in one.members} == {(32, 16)}
-    far = fences(f"{ROWS}, [%d1], %r9;", target="sm_90")
+    far = checks(f"{ROWS}, [%d1], %r9;", target="sm_90")
     assert len(far) == 16
     assert all(one.span == 32 for one in far)
 
@@ -233,38 +233,38 @@ def test_no_opcode_that_touches_memory_counts_as_arithmetic() -> None:
 # -- guards and conditions ---------------------------------------------------------------------
 
 
-def test_a_guard_is_the_fences_too() -> None:
+def test_a_guard_is_the_checks_too() -> None:
     for text, guard in (("@%p1 ", Guard(P1)), ("@!%p1 ", Guard(P1, negated=True))):
-        (one,) = fences(f"{text}ld.global.u32 %r1, [%d1];")
+        (one,) = checks(f"{text}ld.global.u32 %r1, [%d1];")
         assert one.guard == guard
 
 
 @pytest.mark.parametrize(
     ("given", "first"),
     [
-        ("%r1", "setp.ne.u32 %gpud_fence_may_0, %r1, 0;"),
-        ("%p2", "not.pred %gpud_fence_may_0, %p2;"),
+        ("%r1", "setp.ne.u32 %gpud_bounds_may_0, %r1, 0;"),
+        ("%p2", "not.pred %gpud_bounds_may_0, %p2;"),
     ],
 )
 def test_a_copy_that_reads_nothing_is_not_checked(given: str, first: str) -> None:
     """``src-size`` 0 and ``ignore-src``: whatever the address, nothing is read."""
     text = f"{DECLARED}@!%p1 cp.async.ca.shared.global [s], [%d1], 16, {given};"
-    made, _ = fenced(entry(f"{text}\nret;"))
+    made, _ = checked(entry(f"{text}\nret;"))
     kernel = made.entries()["k"]
     (one,) = found(kernel)
-    assert one.guard == Guard(Register("%gpud_fence_may_0"))
+    assert one.guard == Guard(Register("%gpud_bounds_may_0"))
     assert (one.span, one.align) == (1, 16)
     texts = [print_instruction(s) for s in kernel.body or () if isinstance(s, Instruction)]
     at = texts.index(first)
-    assert texts[at + 1] == "@%p1 mov.pred %gpud_fence_may_0, 0;"
+    assert texts[at + 1] == "@%p1 mov.pred %gpud_bounds_may_0, 0;"
 
 
 # -- addresses ---------------------------------------------------------------------------------
 
 
-def kernel_access(module: Module) -> tuple[list[Fence], Instruction, list[str]]:
-    """(fences, the fenced access, all instructions as text) of a kernel with one access."""
-    kernel = fenced(module)[0].entries()["k"]
+def kernel_access(module: Module) -> tuple[list[BoundsCheck], Instruction, list[str]]:
+    """(bounds checks, the checked access, all instructions as text) of a kernel with one access."""
+    kernel = checked(module)[0].entries()["k"]
     texts = [print_instruction(s) for s in kernel.body or () if isinstance(s, Instruction)]
     access = next(
         s
@@ -283,16 +283,16 @@ def test_the_address_register_may_be_the_destination() -> None:
 
 def test_a_number_as_address() -> None:
     (one,), access, texts = kernel_access(entry("ld.global.u32 %r1, [4096];\nret;"))
-    at = Register("%gpud_fence_at_0")
-    assert "mov.u64 %gpud_fence_at_0, 4096;" in texts
+    at = Register("%gpud_bounds_at_0")
+    assert "mov.u64 %gpud_bounds_at_0, 4096;" in texts
     assert (one.register, one.low) == (at, 0)
     assert access.operands[1] == Address(at)
 
 
 def test_a_register_of_32_bits_as_address() -> None:
     (one,), access, texts = kernel_access(entry("ld.global.u32 %r1, [%r2+4];\nret;"))
-    at = Register("%gpud_fence_at_0")
-    assert "cvt.u64.u32 %gpud_fence_at_0, %r2;" in texts
+    at = Register("%gpud_bounds_at_0")
+    assert "cvt.u64.u32 %gpud_bounds_at_0, %r2;" in texts
     assert (one.register, one.low) == (at, 4)
     assert access.operands[1] == Address(at, 4)
 
@@ -320,10 +320,10 @@ BODY = ".visible .entry k(.param .u64 a)\n{{ .reg .b32 %r<4>; .reg .b64 %d<4>;\n
 def test_inside_a_variable(text: str, inside: bool) -> None:
     """A variable and a constant distance: proven, or checked through a register."""
     module = program(TABLE, COEF, BODY.format(text))
-    fences, access, _ = kernel_access(module)
-    assert len(fences) == int(not inside)
-    for one in fences:
-        assert one.register == Register("%gpud_fence_at_0")
+    checks, access, _ = kernel_access(module)
+    assert len(checks) == int(not inside)
+    for one in checks:
+        assert one.register == Register("%gpud_bounds_at_0")
         expected = (Range("table", "global", 16),) if "table" in text and "v4" not in text else ()
         if "v4" in text:  # 16 bytes fit, their alignment is what is not known
             expected = (Range("table", "global", 16),)
@@ -340,7 +340,7 @@ def test_addressed_variables_are_legal() -> None:
         BODY.format("cvta.const.u64 %d2, coef;\nmov.u64 %d3, table;\nld.u32 %r1, [%d1];\n"
                     "bar.sync 0;\nst.u32 [%d1], %r1;\nbar.sync 0;\nld.global.u64 %d2, [%d1];"),
     )  # fmt: skip
-    load, store, wide = found(fenced(module)[0].entries()["k"])
+    load, store, wide = found(checked(module)[0].entries()["k"])
     table, coef = Range("table", "global", 16), Range("coef", "const", 16)
     assert load.variables == (table, coef)
     assert store.variables == (table,)
@@ -349,13 +349,13 @@ def test_addressed_variables_are_legal() -> None:
 
 def test_parameters_as_generic_addresses() -> None:
     text = "cvta.param.u64 %d2, a;\nld.u32 %r1, [%d2];\nbar.sync 0;\nst.u32 [%d2], %r1;"
-    load, store = fences(text, version="8.0")
+    load, store = checks(text, version="8.0")
     assert load.windows == ("param",)
     assert store.windows == ()
 
 
 def test_device_memory_that_is_allocated() -> None:
-    made, _ = fenced(
+    made, _ = checked(
         program(
             ".extern .func (.param .b64 r) malloc(.param .b64 n);\n",
             ".extern .func free(.param .b64 n);\n",
@@ -381,8 +381,8 @@ FUNCTIONS = """
 """
 
 
-def test_functions_are_fenced_too() -> None:
-    made, sites = fenced(
+def test_functions_are_checked_too() -> None:
+    made, sites = checked(
         program(FUNCTIONS, BODY.format("call (%r1), get, (%d1);\nst.global.u32 [%d2], %r1;"))
     )
     functions = {function.name: function for function in made.functions()}
@@ -392,7 +392,7 @@ def test_functions_are_fenced_too() -> None:
 
 
 def test_a_body_that_falls_off_its_end_does_not_fall_into_the_cold_part() -> None:
-    kernel = fenced(entry("ld.global.u32 %r1, [%d1];"))[0].entries()["k"]
+    kernel = checked(entry("ld.global.u32 %r1, [%d1];"))[0].entries()["k"]
     (one,) = recognise(kernel)
     before = (kernel.body or [])[one.cold[0] - 1]
     assert isinstance(before, Instruction)
@@ -404,8 +404,8 @@ def test_a_body_that_falls_off_its_end_does_not_fall_into_the_cold_part() -> Non
     [
         ".global .b8 gpud_arena[16];",
         ".func gpud_heap() { ret; }",
-        ".visible .entry j() { .reg .b64 %gpud_fence_off_0; ret; }",
-        ".visible .entry j() { $gpud_fence_warm_0: ret; }",
+        ".visible .entry j() { .reg .b64 %gpud_bounds_off_0; ret; }",
+        ".visible .entry j() { $gpud_bounds_warm_0: ret; }",
         ".visible .entry j() { .local .b8 gpud_arena[16]; ret; }",
     ],
 )
@@ -417,17 +417,17 @@ def test_reserved_names(text: str) -> None:
 
 
 def test_sites_are_the_programs_own_instructions() -> None:
-    made, sites = fenced(entry("ld.global.u32 %r1, [4096];\n@%p1 st.global.u32 [%d1], %r1;\nret;"))
-    fences_ = found(made.entries()["k"])
-    texts = [sites.sites[one.site].instruction for one in fences_]
+    made, sites = checked(entry("ld.global.u32 %r1, [4096];\n@%p1 st.global.u32 [%d1], %r1;\nret;"))
+    checks = found(made.entries()["k"])
+    texts = [sites.sites[one.site].instruction for one in checks]
     assert texts == ["ld.global.u32 %r1, [4096];", "@%p1 st.global.u32 [%d1], %r1;"]
-    lines = [sites.sites[one.site].line for one in fences_]
+    lines = [sites.sites[one.site].line for one in checks]
     assert lines[1] == lines[0] + 1
 
 
 def test_a_variable_that_is_declared_behind_the_function() -> None:
     other = ".visible .entry j() { .reg .b64 %d<2>; mov.u64 %d1, table; ret; }"
-    made, _ = fenced(program(BODY.format("ld.global.u32 %r1, [%d1];"), TABLE, other))
+    made, _ = checked(program(BODY.format("ld.global.u32 %r1, [%d1];"), TABLE, other))
     names = [item.name for item in made.items if hasattr(item, "name")]
     assert names.index("table") < names.index("k")
     verify_with_fault(made)
@@ -444,16 +444,16 @@ def verify_with_fault(module: Module) -> str:
     return text
 
 
-def test_an_address_that_was_checked_needs_no_other_fence() -> None:
+def test_an_address_that_was_checked_needs_no_other_check() -> None:
     """Three accesses: what is written was read before."""
-    assert len(found(fenced(compiled(KERNELS["saxpy"]))[0].entries()["k"])) == 2
+    assert len(found(checked(compiled(KERNELS["saxpy"]))[0].entries()["k"])) == 2
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_only_accesses_change(name: str) -> None:
-    """What is left without the fences is the program as it was."""
+    """What is left without the bounds checks is the program as it was."""
     module = compiled(KERNELS[name])
-    made, _ = fenced(module)
+    made, _ = checked(module)
     verify_with_fault(made)
     for function in made.functions():
         before = next(f for f in module.functions() if f.name == function.name)
@@ -462,7 +462,7 @@ def test_only_accesses_change(name: str) -> None:
         cut = {n for one in recognise(function) for part in (one.hot, one.cold)
                for n in range(*part)}  # fmt: skip
         kept = [s for n, s in enumerate(function.body) if n not in cut]
-        added = [s for s in kept if getattr(s, "name", "").startswith("%gpud_fence_")]
+        added = [s for s in kept if getattr(s, "name", "").startswith("%gpud_bounds_")]
         assert kept[len(added) :] == before.body
         for statement in before.body:
             if isinstance(statement, Instruction) and accesses(statement):
@@ -480,8 +480,8 @@ needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="ptxas is not inst
 @pytest.mark.parametrize("name", ["vectors", "calls", "state", "local"])
 def test_kernels_assemble(name: str, arch: str) -> None:
     module = compiled(KERNELS[name], arch.replace("sm", "compute"))
-    assert assemble(verify_with_fault(fenced(module)[0]), arch)
-    whole = compile_program(KERNELS[name], arch=arch.replace("sm", "compute"), fence=True)
+    assert assemble(verify_with_fault(checked(module)[0]), arch)
+    whole = compile_program(KERNELS[name], arch=arch.replace("sm", "compute"), bounds_checks=True)
     assert assemble(whole.ptx, arch)
 
 
@@ -498,4 +498,4 @@ def test_each_kind_assembles(arch: str) -> None:
         lines += [BULK.format(64), BULK.format("%r1"), f"{ROWS}, [%d1], %r9;"]
     body = DECLARED + MAKES.replace("local", "global") + "\n@%p1 ".join(["", *lines])
     module = entry(f"{body}\nret;", target=arch, version="8.8")
-    assert assemble(verify_with_fault(fenced(module)[0]), arch)
+    assert assemble(verify_with_fault(checked(module)[0]), arch)

@@ -33,10 +33,10 @@ def test_the_same_on_the_cpu_device() -> None:
     assert cases >= 2
 
 
-def test_a_missing_fence_is_seen() -> None:
+def test_a_missing_check_is_seen() -> None:
     stores = [one for one in ACCESSES if one.name == "st.global.u32"]
     with CPUDevice(1) as cpu:
-        world = BoundsChecker(Device(cpu), fenced=False)
+        world = BoundsChecker(Device(cpu), checked=False)
         seed = next(s for s in range(99) if _hits_a_neighbour(world, stores, s))
         _, problems = world.campaign(stores, seed)
     assert any("instead of IllegalAddress" in problem for problem in problems)

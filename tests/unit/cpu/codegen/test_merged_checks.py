@@ -1,4 +1,4 @@
-"""Merged fences of diverged threads: an oracle determines which accesses are illegal."""
+"""Merged bounds checks of diverged threads: an oracle determines which accesses are illegal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.device import CPUDevice
 from gpud.errors import IllegalAddress
-from tests.unit.cpu.codegen.fenced_arena import ARENA_BYTES, HEAD, Arena, arena, ptx
+from tests.unit.cpu.codegen.checked_arena import ARENA_BYTES, HEAD, Arena, arena, ptx
 
 THREADS = 8
 PARTED = """and.b32 %r9, %r3, 1; setp.eq.u32 %p7, %r9, 1; @%p7 bra ODD;

@@ -1,4 +1,4 @@
-"""A device whose programs are fenced: all of its arrays lie in one arena, as a session's do.
+"""A device whose programs are checked: all of its arrays lie in one arena, as a session's do.
 
 Tests and measurements use it in place of the device that it wraps.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Fenced"]
+__all__ = ["CheckedDevice"]
 
 _ARENA_BYTES = 1 << 28
 _ALIGNMENT = 256
@@ -26,21 +26,21 @@ class _Array:
         view[:] = 0
 
 
-class Unfenced:
-    """A `Fenced` device whose programs may reach everything all the same."""
+class UncheckedDevice:
+    """A `CheckedDevice` whose programs may reach everything all the same."""
 
-    def __init__(self, fenced: Fenced) -> None:
-        self._fenced = fenced
+    def __init__(self, checked: CheckedDevice) -> None:
+        self._checked = checked
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._fenced, name)
+        return getattr(self._checked, name)
 
     def load(self, text: str) -> Any:
         """Load a program that may reach everything."""
-        return self._fenced.device.load(text)
+        return self._checked.device.load(text)
 
 
-class Fenced:
+class CheckedDevice:
     """``device``, but `allocate` gives memory of one arena, which `load` tells every program.
 
     Memory is taken from the arena's start again when nothing is left of what was there.
@@ -70,9 +70,9 @@ class Fenced:
         return array
 
     @property
-    def unfenced(self) -> Unfenced:
+    def unchecked(self) -> UncheckedDevice:
         """The same device and memory for programs that may reach everything."""
-        return Unfenced(self)
+        return UncheckedDevice(self)
 
     def load(self, text: str) -> Any:
         """Load a program that may reach the arena and its own variables."""

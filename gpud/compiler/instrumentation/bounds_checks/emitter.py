@@ -1,4 +1,4 @@
-"""Emits a fence as PTX: the hot part before its accesses, the cold part for the function's end."""
+"""Emits a bounds check as PTX: the hot part before its accesses, the cold part at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 from gpud.compiler.abi import control_words as words
 from gpud.compiler.abi.fault_record import FaultKind
 from gpud.compiler.abi.reserved_names import ARENA, FAULT, GRID_SYNC, HEAP
-from gpud.compiler.instrumentation.fences.record import Fence, Member, Range
+from gpud.compiler.instrumentation.bounds_checks.record import BoundsCheck, Member, Range
 from gpud.compiler.instrumentation.kill_polls import JOB_REGISTER
 from gpud.compiler.ptx.model import (
     Address,
@@ -25,10 +25,10 @@ from gpud.compiler.ptx.model import (
     opcode,
 )
 
-__all__ = ["STEM", "declarations", "emit", "fence_register"]
+__all__ = ["STEM", "check_register", "declarations", "emit"]
 
-STEM = "gpud_fence_"
-"""Prefix of the names of all registers and labels of fences, after ``%`` or ``$``."""
+STEM = "gpud_bounds_"
+"""Prefix of the names of all registers and labels of bounds checks, after ``%`` or ``$``."""
 
 _REGISTERS = {
     "b64": ("base", "size", "off", "last", "low", "where", "at"),
@@ -37,7 +37,7 @@ _REGISTERS = {
 
 
 def declarations(count: int) -> list[Statement]:
-    """The declarations of the registers of the fences ``0`` to ``count - 1``."""
+    """The declarations of the registers of the checks ``0`` to ``count - 1``."""
     return [
         RegisterDeclaration(kind, f"%{STEM}{name}_", count)
         for kind, names in _REGISTERS.items()
@@ -45,20 +45,20 @@ def declarations(count: int) -> list[Statement]:
     ]
 
 
-def emit(fence: Fence, line: int = 0) -> tuple[list[Statement], list[Statement]]:
-    """The hot and the cold part of ``fence``; ``line`` is that of the access, for messages."""
-    return _hot(fence, line), _Cold(fence, line).body
+def emit(check: BoundsCheck, line: int = 0) -> tuple[list[Statement], list[Statement]]:
+    """The hot and the cold part of ``check``; ``line`` is that of the access, for messages."""
+    return _hot(check, line), _Cold(check, line).body
 
 
-def _hot(fence: Fence, line: int) -> list[Statement]:
+def _hot(check: BoundsCheck, line: int) -> list[Statement]:
     """The statements before the first access."""
-    names, guard = _names(fence.number), fence.guard
+    names, guard = _names(check.number), check.guard
     base, size, off, last, out = names.base, names.size, names.off, names.last, names.out
-    low, span, align = fence.low, fence.span, fence.align
+    low, span, align = check.low, check.span, check.align
     body: list[Statement] = [
         Instruction(_LOAD, (base, _BASE), None, line),
         Instruction(_LOAD, (size, _SIZE), None, line),
-        Instruction(_SUBTRACT, (off, fence.register, base), None, line),
+        Instruction(_SUBTRACT, (off, check.register, base), None, line),
     ]
     if low:
         body.append(Instruction(_ADD, (off, off, immediate(low)), None, line))
@@ -70,7 +70,7 @@ def _hot(fence: Fence, line: int) -> list[Statement]:
     if guard is not None:
         may = guard.register
         if guard.negated:
-            may = fence_register("not", fence.number)
+            may = check_register("not", check.number)
             body.append(Instruction(_NOT, (may, guard.register), None, line))
         body.append(Instruction(_AND, (out, out, may), None, line))
     body.append(Instruction(_BRA, (names.cold,), names.is_out, line))
@@ -81,15 +81,15 @@ def _hot(fence: Fence, line: int) -> list[Statement]:
 class _Cold:
     """Writes the statements for the end of the function."""
 
-    def __init__(self, fence: Fence, line: int) -> None:
-        self._fence = fence
+    def __init__(self, check: BoundsCheck, line: int) -> None:
+        self._check = check
         self._line = line
-        self._names = _names(fence.number)
+        self._names = _names(check.number)
         self.body: list[Statement] = [Label(self._names.cold.name, line)]
-        if len(fence.members) == 1 and not fence.windows and not fence.variables:
-            self._only_report(fence.members[0])
+        if len(check.members) == 1 and not check.windows and not check.variables:
+            self._only_report(check.members[0])
             return
-        for index, member in enumerate(fence.members):
+        for index, member in enumerate(check.members):
             self._member(index, member)
         self._do(_BRA, self._names.warm)
 
@@ -97,7 +97,7 @@ class _Cold:
         self.body.append(Instruction(op, operands, when, self._line))
 
     def _label(self, name: str, member: int) -> Symbol:
-        return Symbol(f"${STEM}{name}_{self._fence.number}_{member}")
+        return Symbol(f"${STEM}{name}_{self._check.number}_{member}")
 
     def _report(self, kind: FaultKind, member: Member) -> None:
         own = Tuple((immediate(kind.value), immediate(member.site), self._names.where))
@@ -107,7 +107,7 @@ class _Cold:
     def _only_report(self, member: Member) -> None:
         """One member for which only the arena is legal: threads that come here have a fault."""
         do, names = self._do, self._names
-        do(_ADD, names.where, self._fence.register, immediate(member.low))
+        do(_ADD, names.where, self._check.register, immediate(member.low))
         if member.align > 1:
             found = self._label("found", 0)
             do(_ABOVE, names.out, names.off, names.last)
@@ -117,23 +117,23 @@ class _Cold:
         self._report(FaultKind.ADDRESS, member)
 
     def _member(self, index: int, member: Member) -> None:
-        fence, do, names = self._fence, self._do, self._names
+        check, do, names = self._check, self._do, self._names
         where, off, last, out = names.where, names.off, names.last, names.out
         found = self._label("found", index)
-        do(_ADD, where, fence.register, immediate(member.low))
+        do(_ADD, where, check.register, immediate(member.low))
         do(_SUBTRACT, off, where, names.base)
         do(_SUBTRACT, last, names.size, immediate(member.span))
         do(_WITHIN, out, off, last)
         do(_BRA, found, when=names.is_out)
-        also = fence_register("also", fence.number)
-        for window in fence.windows:
+        also = check_register("also", check.number)
+        for window in check.windows:
             lies = opcode(f"isspacep.{window}")
             do(lies, out, where)
             do(_ADD, off, where, immediate(member.span - 1))
             do(lies, also, off)
             do(_AND, out, out, also)
             do(_BRA, found, when=names.is_out)
-        for variable in fence.variables:
+        for variable in check.variables:
             self._variable(variable, member.span, found)
         self._report(FaultKind.ADDRESS, member)
         self.body.append(Label(found.name, self._line))
@@ -149,7 +149,7 @@ class _Cold:
         do, names = self._do, self._names
         off, where, out = names.off, names.where, names.out
         if variable.name == HEAP:
-            last, also = names.last, fence_register("also", self._fence.number)
+            last, also = names.last, check_register("also", self._check.number)
             do(_LOAD, off, Address(Symbol(HEAP)))
             do(_SUBTRACT, off, where, off)
             do(_LOAD, last, Address(Symbol(HEAP), 8))
@@ -171,18 +171,18 @@ class _Cold:
 
 
 class _Names:
-    """The registers and labels that fences of one number have in common."""
+    """The registers and labels that bounds checks of one number have in common."""
 
     __slots__ = ("base", "cold", "is_out", "last", "low", "off", "out", "size", "warm", "where")
 
     def __init__(self, number: int) -> None:
-        self.base = fence_register("base", number)
-        self.size = fence_register("size", number)
-        self.off = fence_register("off", number)
-        self.last = fence_register("last", number)
-        self.low = fence_register("low", number)
-        self.where = fence_register("where", number)
-        self.out = fence_register("out", number)
+        self.base = check_register("base", number)
+        self.size = check_register("size", number)
+        self.off = check_register("off", number)
+        self.last = check_register("last", number)
+        self.low = check_register("low", number)
+        self.where = check_register("where", number)
+        self.out = check_register("out", number)
         self.is_out = Guard(self.out)
         self.cold = Symbol(f"${STEM}cold_{number}")
         self.warm = Symbol(f"${STEM}warm_{number}")
@@ -193,8 +193,8 @@ def _names(number: int) -> _Names:
     return _Names(number)
 
 
-def fence_register(name: str, number: int) -> Register:
-    """The register ``name``, one of ``_REGISTERS``, of fence ``number``."""
+def check_register(name: str, number: int) -> Register:
+    """The register ``name``, one of ``_REGISTERS``, of the check ``number``."""
     return Register(f"%{STEM}{name}_{number}")
 
 

@@ -1,16 +1,16 @@
-"""Merged fences: one test for all arrays that a diverged thread accesses at one index.
+"""Merged bounds checks: one test for all arrays that a diverged thread accesses at one index.
 
-Problem: a diverged thread tests each of its fences where it stands. In a kernel that reads and
-writes many arrays at ``array[i]`` this costs more than the computation.
+Problem: a diverged thread tests each of its bounds checks where it stands. In a kernel that reads
+and writes many arrays at ``array[i]`` this costs more than the computation.
 
 Approach: if the arrays are parameters, their distances are the same for all threads. If the
 elements of the lowest and of the highest array are within the arena, then so are those between.
 What depends on parameters only is computed before the loop over threads; one comparison per thread
-is left. If it fails, all fences of the group are checked there, in program order.
+is left. If it fails, all bounds checks of the group are checked there, in program order.
 
 Terms: an address is decomposed into a *sum*: value numbers of terms that are not sums, and an
-offset; terms with the same number are equal. Fences whose sums differ only in a parameter and in
-the offset are a *group*, which is tested where its first fence stands.
+offset; terms with the same number are equal. Bounds checks whose sums differ only in a parameter
+and in the offset are a *group*, which is tested where its first check stands.
 
 Properties:
 * a group is in one basic block, in which all of its accesses run if the first does, or the task
@@ -36,20 +36,20 @@ from gpud.compiler.analysis.effects import (
 )
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.codegen.emit.addresses import header_field
-from gpud.device.cpu.codegen.emit.fence_checks import (
+from gpud.device.cpu.codegen.emit.check_code import (
     bounds_of,
     check_exactly,
     start_count,
 )
-from gpud.device.cpu.codegen.preparation.fence_instruction import FenceOperands, decode_fence
-from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_fence
+from gpud.device.cpu.codegen.preparation.check_instruction import CheckOperands, decode_check
+from gpud.device.cpu.codegen.preparation.pseudo_instructions import is_bounds_check
 
 if TYPE_CHECKING:
     from gpud.device.cpu.codegen.emit.region_writer import KernelContext
     from gpud.device.cpu.codegen.emit.thread_code import ThreadCode
     from gpud.device.cpu.ir.emitter import Emitter
 
-__all__ = ["MergedFences"]
+__all__ = ["MergedChecks"]
 
 _WIDE = ("i64", "ptr")
 _64_BITS = ("u64", "s64", "b64")
@@ -69,7 +69,7 @@ class _LinearSum(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """A fence of a group: its base is the parameter at ``place`` + ``offset`` + common terms."""
+    """A check of a group: its base is the parameter at ``place`` + ``offset`` + common terms."""
 
     ins: ptx.Instruction
     place: int
@@ -80,12 +80,12 @@ class _Member(NamedTuple):
 class _Group:
     members: list[_Member] = field(default_factory=list)
     bias: str = ""
-    """i64: added to the first fence's base, gives the lowest hull's offset in the arena."""
+    """i64: added to the first bounds check's base, gives the lowest hull's offset in the arena."""
     room: str = ""
     """i64: the limit of that offset, in multiples of the alignment."""
 
 
-class MergedFences:
+class MergedChecks:
     """The groups of some blocks of a kernel.
 
     Args:
@@ -113,7 +113,7 @@ class MergedFences:
                 self._prepare(group, code)
 
     def covers(self, ins: ptx.Instruction) -> bool:
-        """Whether ``ins`` is a fence of a group: then only `test` is to be emitted for it."""
+        """Whether ``ins`` is a check of a group: then only `test` is to be emitted for it."""
         return id(ins) in self._tested
 
     # -- before the loop over threads
@@ -122,12 +122,12 @@ class MergedFences:
         e = self.e
         for name in ("umin", "umax"):
             e.module.declare(f"declare i64 @llvm.{name}.i64(i64, i64)")
-        first, found = group.members[0], decode_fence(group.members[0].ins)
+        first, found = group.members[0], decode_check(group.members[0].ins)
         bounds = bounds_of(code, found)
         values = {place: self._parameter(place) for place in {m.place: None for m in group.members}}
         span, hulls = 0, dict[tuple[int, int], None]()
         for member in group.members:
-            part = decode_fence(member.ins)
+            part = decode_check(member.ins)
             span = max(span, part.span)
             hulls[member.place, member.offset + part.low] = None
         lowest = highest = bits = ""
@@ -162,11 +162,11 @@ class MergedFences:
     # -- for a thread
 
     def test(self, code: ThreadCode, ins: ptx.Instruction) -> None:
-        """Emit the test of the group whose first fence is ``ins``; nothing for its other fences."""
+        """Emit the test of the group whose first check is ``ins``; nothing for its other checks."""
         group = self._groups.get(id(ins))
         if group is None:
             return
-        e, found = self.e, decode_fence(ins)
+        e, found = self.e, decode_check(ins)
         assert isinstance(found.base, ptx.Register)
         base = code.read(found.base, "u64")
         off = e.value(f"add i64 {base}, {group.bias}")
@@ -182,7 +182,7 @@ class MergedFences:
         start = e.value(f"add i64 {self._parameter(first.place)}, {_wrapped(first.offset)}")
         common = e.value(f"sub i64 {base}, {start}")
         for member in group.members:
-            part = decode_fence(member.ins)
+            part = decode_check(member.ins)
             at = e.value(f"add i64 {self._parameter(member.place)}, {common}")
             hull = e.value(f"add i64 {at}, {_wrapped(member.offset + part.low)}")
             check_exactly(code, member.ins, hull, end)
@@ -214,14 +214,14 @@ class _ValueNumbering:
                     made.append((number, at, place.instruction))
 
     def groups(self, block: Block) -> list[_Group]:
-        """The groups of more than one fence in a block."""
+        """The groups of more than one bounds check in a block."""
         self._held = {}
         self._block = block.index
         found: list[_Group] = []
         open_: dict[Hashable, _Group] = {}
         for place in block.places:
             ins = place.instruction
-            if is_fence(ins):
+            if is_bounds_check(ins):
                 one = self._member(ins)
                 if one is not None:
                     key, member = one
@@ -236,7 +236,7 @@ class _ValueNumbering:
         return [group for group in found if len(group.members) > 1]
 
     def _member(self, ins: ptx.Instruction) -> tuple[Hashable, _Member] | None:
-        found = decode_fence(ins)
+        found = decode_check(ins)
         if ins.guard is not None or not _in_arena(found):
             return None
         if not isinstance(found.base, ptx.Register) or not self._is_wide(found.base):
@@ -247,7 +247,7 @@ class _ValueNumbering:
             return None
         rest = list(sum_.numbers)
         rest.remove(bases[0])
-        # The first fence represents all: the claim operands are equal, too.
+        # The first bounds check represents all: the claim operands are equal, too.
         key = found.space, found.align, found.claim, self._of(found.claim), tuple(rest)
         return key, _Member(ins, self._places[bases[0]], sum_.offset)
 
@@ -386,8 +386,8 @@ class _ValueNumbering:
 # -- helpers -----------------------------------------------------------------------------------
 
 
-def _in_arena(found: FenceOperands) -> bool:
-    """Whether the arena is the likeliest range of the fence."""
+def _in_arena(found: CheckOperands) -> bool:
+    """Whether the arena is the likeliest range of the bounds check."""
     if found.space not in ("global", "generic"):
         return False
     return not found.origins or found.origins[0] == "arena"

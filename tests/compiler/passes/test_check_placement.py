@@ -1,28 +1,28 @@
-"""Every way in which a fence is dropped, merged or moved: where it happens, and where it must not.
+"""Every way in which a bounds check is dropped, merged or moved: where it may be, and where not.
 
-`count` is the number of fences left, `in_front` whether one stands directly before a loop. The
-programs also run, past the end of the arena, with and without fences
-(`tests.compiler.support.fence_oracle`).
+`count` is the number of bounds checks left, `in_front` whether one stands directly before a loop.
+The programs also run, past the end of the arena, with and without bounds checks
+(`tests.compiler.support.bounds_oracle`).
 """
 
 from __future__ import annotations
 
 import pytest
 
-from gpud.compiler.instrumentation.fences import Fence, recognise
-from gpud.compiler.passes.safety.fence_placement import HULL_BYTES
+from gpud.compiler.instrumentation.bounds_checks import BoundsCheck, recognise
+from gpud.compiler.passes.safety.check_placement import HULL_BYTES
 from gpud.compiler.ptx.model import Function, Label
-from tests.compiler.passes.test_fence_random import fenced, module_of
-from tests.compiler.support.fence_oracle import ARENA, MemoryModel, run
+from tests.compiler.passes.test_bounds_checks_random import checked, module_of
+from tests.compiler.support.bounds_oracle import ARENA, MemoryModel, run
 from tests.compiler.support.flat_programs import program
 
 END = ARENA[0] + ARENA[1]
 
 
-def checked(text: str) -> Function:
-    """The fenced kernel of these lines; it has been run over the arena's end."""
+def checked_kernel(text: str) -> Function:
+    """The checked kernel of these lines; it has been run over the arena's end."""
     module = module_of(text.strip().splitlines())
-    made, sites = fenced(module)
+    made, sites = checked(module)
     kernel = made.entries()["k"]
     for before in (0, 4, 8, 12, 16, 24, 32, 40, 64, 128, 4096):
         for bits in range(4):
@@ -39,12 +39,12 @@ def checked(text: str) -> Function:
     return kernel
 
 
-def fences(text: str) -> list[Fence]:
-    return [found.fence for found in recognise(checked(text))]
+def checks(text: str) -> list[BoundsCheck]:
+    return [found.check for found in recognise(checked_kernel(text))]
 
 
 def count(text: str) -> int:
-    return len(fences(text))
+    return len(checks(text))
 
 
 # -- dropped -----------------------------------------------------------------------------------
@@ -121,30 +121,30 @@ def test_a_narrow_register_in_between_loses_bits() -> None:
     text = (
         "mov.u64 %c1, %d0;\nmov.u64 %d1, %c1;\nld.global.u32 %r1, [%d0];\nst.global.u32 [%d1], %r1;"
     )
-    kernel = fenced(module_of(text.splitlines()))[0].entries()["k"]
+    kernel = checked(module_of(text.splitlines()))[0].entries()["k"]
     assert len(recognise(kernel)) == 2
 
 
 def test_an_opcode_that_nobody_knows_may_write_every_register() -> None:
     text = f"{LOAD}\nfrobnicate.b64 %q1, %d0;\n{STORE}"
-    kernel = fenced(module_of(text.splitlines()))[0].entries()["k"]
+    kernel = checked(module_of(text.splitlines()))[0].entries()["k"]
     assert len(recognise(kernel)) == 2
 
 
 # -- merged ------------------------------------------------------------------------------------
 
 
-def test_fields_of_a_structure_share_a_fence() -> None:
-    (one,) = fences(
+def test_fields_of_a_structure_share_a_check() -> None:
+    (one,) = checks(
         "ld.global.u32 %r1, [%d0+8];\nld.global.u64 %q1, [%d0];\nst.global.u32 [%d0+12], %r1;"
     )
     assert [(m.low, m.span, m.align) for m in one.members] == [(8, 4, 4), (0, 8, 8), (12, 4, 4)]
     assert (one.low, one.span, one.align) == (0, 16, 8)
 
 
-def test_a_walking_pointer_shares_a_fence() -> None:
+def test_a_walking_pointer_shares_a_check() -> None:
     step = "ld.global.u32 %r1, [%d0];\nadd.s64 %d0, %d0, 4;\n"
-    (one,) = fences(step * 8)
+    (one,) = checks(step * 8)
     assert [m.low for m in one.members] == list(range(0, 32, 4))
 
 
@@ -184,7 +184,7 @@ def test_not_merged_under_different_guards() -> None:
 
 def test_a_merged_hull_covers_no_gap() -> None:
     """Both ends may lie in different legal ranges: what is between is checked all the same."""
-    found = fences(
+    found = checks(
         "ld.global.u32 %r1, [%d0];\nld.global.u32 %r1, [%d0+64];\nbar.sync 0;\n"
         "ld.global.u32 %r1, [%d0+32];"
     )
@@ -198,15 +198,15 @@ BOTTOM = "setp.lt.u32 %p3, %c1, 3;\n@%p3 bra $L;\n$E:"
 
 
 def in_front(text: str, label: str = "$L") -> bool:
-    """Whether a fence stands before ``label``."""
-    kernel = checked(text)
+    """Whether a bounds check stands before ``label``."""
+    kernel = checked_kernel(text)
     body = kernel.body or []
     start = next(n for n, s in enumerate(body) if isinstance(s, Label) and s.name == label)
     return any(one.hot[0] < start for one in recognise(kernel))
 
 
 def test_moved_in_front_of_a_loop() -> None:
-    kernel = checked(LOOP.format(before="", body=LOAD, after=BOTTOM))
+    kernel = checked_kernel(LOOP.format(before="", body=LOAD, after=BOTTOM))
     body = kernel.body or []
     (one,) = recognise(kernel)
     after = body[one.hot[1]]
@@ -249,11 +249,11 @@ def test_moved(before: str, body: str, after: str) -> None:
 )
 def test_not_moved(before: str, body: str, after: str) -> None:
     text = LOOP.format(before=before, body=body, after=after)
-    kernel = checked(text)
+    kernel = checked_kernel(text)
     place = next(
         n for n, s in enumerate(kernel.body or []) if isinstance(s, Label) and s.name == "$L"
     )
-    hot = [one.hot[0] for one in recognise(kernel) if one.fence.register.name == "%d0"]
+    hot = [one.hot[0] for one in recognise(kernel) if one.check.register.name == "%d0"]
     assert hot
     assert all(start > place for start in hot)
 
@@ -269,7 +269,7 @@ def test_a_loop_at_the_very_start_has_nothing_in_front() -> None:
         ".visible .entry k(.param .u64 d0)\n{ .reg .b64 %d<2>; .reg .b32 %r<3>; .reg .pred %p<2>;\n"
         "$L:\nld.global.u32 %r1, [%d0];\n@%p1 bra $L;\nst.global.u32 [%d0], %r1;\nret;\n}"
     )
-    made, _ = fenced(module)
+    made, _ = checked(module)
     (one,) = recognise(made.entries()["k"])
     body = made.entries()["k"].body or []
     label = next(n for n, s in enumerate(body) if isinstance(s, Label))

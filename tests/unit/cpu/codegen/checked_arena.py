@@ -1,4 +1,4 @@
-"""Fixtures of fence tests: an arena between two guard areas, and kernels that run in it."""
+"""Fixtures of bounds check tests: an arena between two guard areas, and kernels that run in it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MARK = 0xA5
 
 
 @cache
-def ptx(text: str, form: str | None, fence: bool = True) -> Program:
+def ptx(text: str, form: str | None, bounds_checks: bool = True) -> Program:
     """Compile a PTX program or CUDA C++, and rewrite it."""
-    return compile_program(text, form=form, fence=fence)
+    return compile_program(text, form=form, bounds_checks=bounds_checks)
 
 
 class Arena:

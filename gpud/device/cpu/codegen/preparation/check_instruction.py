@@ -1,15 +1,15 @@
-"""The pseudo-instruction ``gpud.fence``: a check before memory accesses.
+"""The pseudo-instruction ``gpud.bounds``: a check before memory accesses.
 
-``gpud.fence.<space> [register+low], span, align, claim, low, span, align, site, ...`` means: each
+``gpud.bounds.<space> [register+low], span, align, claim, low, span, align, site, ...`` means: each
 *member*, ``span`` bytes at ``register + low``, must lie in memory that the thread may access in
 that space, and begin at a multiple of ``align``. If not, the block ends here, and the first illegal
 member is reported with its ``site`` and the task block ``claim``. The first operands are the *hull*
-of all members. The guard of a fence is the guard of its accesses. The space is followed by the
-*origins* of fences of the program, see `gpud.device.cpu.codegen.preparation.provenance`.
+of all members. The guard of a bounds check is the guard of its accesses. The space is followed by
+the *origins* of bounds checks of the program, see `gpud.device.cpu.codegen.preparation.provenance`.
 
-Fences of global and generic accesses come from the program
-(`gpud.compiler.instrumentation.fences`); those of other spaces are inserted by the CPU device
-(`gpud.device.cpu.codegen.preparation.bounds_checks`).
+Bounds checks of global and generic accesses come from the program
+(`gpud.compiler.instrumentation.bounds_checks`); those of other spaces are inserted by the CPU
+device (`gpud.device.cpu.codegen.preparation.bounds_checks`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpud.compiler.abi import control_words as cw
-from gpud.compiler.instrumentation import fences
+from gpud.compiler.instrumentation import bounds_checks
 from gpud.compiler.ptx import model as ptx
 from gpud.device.cpu.abi.layout import Space
 from gpud.device.cpu.codegen.preparation.provenance import allowed, opcode, origins_of
@@ -26,10 +26,10 @@ from gpud.device.cpu.codegen.preparation.provenance import allowed, opcode, orig
 __all__ = [
     "NO_CLAIM",
     "SPACES",
-    "FenceOperands",
+    "CheckOperands",
     "Member",
-    "decode_fence",
-    "fence",
+    "bounds_check",
+    "decode_check",
     "from_program",
     "without_claim",
 ]
@@ -58,8 +58,8 @@ class Member(NamedTuple):
     site: int
 
 
-class FenceOperands(NamedTuple):
-    """The decoded operands of a ``gpud.fence``.
+class CheckOperands(NamedTuple):
+    """The decoded operands of a ``gpud.bounds``.
 
     ``base`` is a register, a symbol or None.
     """
@@ -74,7 +74,7 @@ class FenceOperands(NamedTuple):
     origins: tuple[str, ...]
 
 
-def fence(
+def bounds_check(
     space: str,
     base: ptx.Register | ptx.Symbol | None,
     members: Sequence[Member],
@@ -83,13 +83,13 @@ def fence(
     line: int = 0,
     origins: Sequence[str] = (),
 ) -> ptx.Instruction:
-    """Build the fence of accesses through one register."""
+    """Build the bounds check of accesses through one register."""
     low = min(member.low for member in members)
     span = max(member.low + member.span for member in members) - low
     align = max(member.align for member in members)
     if any((member.low - low) % member.align for member in members):
         # Callers group only accesses whose offsets from the hull's start are aligned.
-        raise ValueError("the accesses of one fence are not aligned alike")
+        raise ValueError("the accesses of one bounds check are not aligned alike")
     numbers = [span, align]
     operands: list[ptx.Operand] = [ptx.Address(base, low), *map(_number, numbers), claim]
     for member in members:
@@ -101,8 +101,8 @@ def _number(value: int) -> ptx.Immediate:
     return ptx.Immediate(str(value), value)
 
 
-def decode_fence(ins: ptx.Instruction) -> FenceOperands:
-    """Decode the operands of a ``gpud.fence``."""
+def decode_check(ins: ptx.Instruction) -> CheckOperands:
+    """Decode the operands of a ``gpud.bounds``."""
     address, long, even, claim, *rest = ins.operands
     assert isinstance(address, ptx.Address)
     numbers = [
@@ -112,17 +112,17 @@ def decode_fence(ins: ptx.Instruction) -> FenceOperands:
     space = ins.opcode.modifiers[1]
     span, align = numbers[:2]
     origins = origins_of(ins)
-    return FenceOperands(space, address.base, address.offset, span, align, claim, members, origins)
+    return CheckOperands(space, address.base, address.offset, span, align, claim, members, origins)
 
 
 def without_claim(ins: ptx.Instruction) -> ptx.Instruction:
-    """A copy of a ``gpud.fence`` that reports no task block."""
+    """A copy of a ``gpud.bounds`` that reports no task block."""
     operands = (*ins.operands[:_CLAIM], NO_CLAIM, *ins.operands[_CLAIM + 1 :])
     return ptx.Instruction(ins.opcode, operands, ins.guard, ins.line)
 
 
-def from_program(found: fences.Fence, claim: ptx.Operand) -> ptx.Instruction:
-    """Build the pseudo-instruction for a fence of the program."""
+def from_program(found: bounds_checks.BoundsCheck, claim: ptx.Operand) -> ptx.Instruction:
+    """Build the pseudo-instruction for a bounds check of the program."""
     members = [Member(m.low, m.span, m.align, m.site) for m in found.members]
     origins = allowed(found)
-    return fence(found.space, found.register, members, claim, found.guard, origins=origins)
+    return bounds_check(found.space, found.register, members, claim, found.guard, origins=origins)
