@@ -27,12 +27,13 @@ from bench.harness.machine import describe
 from bench.harness.timing import Spread, batch_for, geometric_mean, interleave, load, ratios, spread
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
 from gpud.errors import GpudError
 from tests.conformance.checked_device import CheckedDevice
 from tests.conformance.runner import LoadedCase, Run, headers_installed, source_of
 from tests.conformance.suite import CASES, Case
 from tests.conformance.suite.case import Form
+from tests.support.resizable_run import ResizableRun
 
 RESULT = Path(__file__).parent / "results" / "bounds_checks.json"
 AIM = 1.04
@@ -174,7 +175,7 @@ def _sides(
 
 def _call(device: CPUDevice, sequence: Any) -> Callable[[], None]:
     def call() -> None:
-        job = Job(device, sequence)
+        job = ResizableRun(device, sequence)
         job.resize(1)
         job.result(PATIENCE_S)
 

@@ -31,7 +31,8 @@ from bench.harness.machine import describe
 from bench.harness.timing import load
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
+from tests.support.resizable_run import ResizableRun
 
 RESULT = Path(__file__).parent / "results" / "launch.json"
 SOURCE = """
@@ -135,14 +136,14 @@ class Launching:
         gone = threading.Event()
         gone_ns = 0
 
-        def left(job: Job) -> None:
+        def left(job: ResizableRun) -> None:
             nonlocal gone_ns
             if job.held <= whole // 2:
                 gone_ns = time.perf_counter_ns()
                 gone.set()
 
-        job = Job(self.device, sequence, on_left=left)
-        other = Job(self.device, sequence, priority=1)
+        job = ResizableRun(self.device, sequence, on_left=left)
+        other = ResizableRun(self.device, sequence, priority=1)
         for at in range(count):
             other.resize(0)
             wait_for(lambda: other.held == 0)
@@ -195,13 +196,15 @@ class Launching:
         over = threading.Event()
         ended_ns = 0
 
-        def ended(_: Job) -> None:
+        def ended(_: ResizableRun) -> None:
             nonlocal ended_ns
             ended_ns = time.perf_counter_ns()
             over.set()
 
         began = time.perf_counter_ns()
-        job = Job(self.device, sequence() if callable(sequence) else sequence, on_done=ended)
+        job = ResizableRun(
+            self.device, sequence() if callable(sequence) else sequence, on_done=ended
+        )
         job.resize(slices)
         started = time.perf_counter_ns()
         over.wait()

@@ -115,7 +115,8 @@ def spin(policy: str, descriptor: int) -> int:
     """Keep every core busy until the socket closes."""
     from gpud.compiler.pipeline import compile_program
     from gpud.device.cpu.device import CPUDevice
-    from gpud.device.job import Job, LaunchSpec
+    from gpud.device.interface import LaunchSpec
+    from tests.support.resizable_run import ResizableRun
 
     mine = socket.socket(fileno=descriptor)
     with CPUDevice() as device:
@@ -129,7 +130,7 @@ def spin(policy: str, descriptor: int) -> int:
         out = device.allocate(4 * 32)
         values = [out.address.to_bytes(8, "little")]
         launch = LaunchSpec.of(kernel, "persistent", 2**31 - 1, 32, values)
-        job = Job(device, [launch])
+        job = ResizableRun(device, [launch])
         if policy != POLICIES[0]:
             job.resize(device.sms * device.occupancy(kernel, (32, 1, 1)))
             while job.progress[0] < device.sms:

@@ -17,8 +17,7 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.occupancy import SM_LIMITS
 from gpud.device.cpu.program.module import CPUKernel, CPUModule
 from gpud.device.cpu.scheduling.native_launch import NativeLaunch
-from gpud.device.interface import Parameter, pack_parameters
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSequence, LaunchSpec, Parameter, Run, pack_parameters
 
 __all__ = ["compiler_page", "device_page"]
 
@@ -45,7 +44,7 @@ Those of `gpud.compiler.passes.pass_manager.PASSES`, in the order in which they 
 """
 
 _DEVICE_HEAD = """\
-# Devices and jobs
+# Devices and runs
 
 <!-- Written by docs/generate.py from the docstrings in gpud/device/: change those. -->
 
@@ -80,13 +79,14 @@ def compiler_page() -> str:
 
 
 def device_page() -> str:
-    """Returns the reference page of the CPU device and of jobs."""
+    """Returns the reference page of devices and runs."""
     things = (
         CPUDevice,
         CPUModule,
         CPUKernel,
-        Job,
         LaunchSpec,
+        LaunchSequence,
+        Run,
         NativeLaunch,
         Parameter,
         pack_parameters,
@@ -108,7 +108,9 @@ def _entry(thing: Any) -> Iterator[str]:
     yield ""
     yield f"In `{thing.__module__}`."
     yield ""
-    if inspect.isfunction(thing) or "__init__" in vars(thing):
+    if inspect.isfunction(thing) or (
+        "__init__" in vars(thing) and not getattr(thing, "_is_protocol", False)
+    ):
         yield from _signature(thing.__name__, thing)
     yield from _prose(inspect.getdoc(thing) or "")
     if not inspect.isclass(thing):

@@ -3,7 +3,7 @@
     python bench/gpu/release_latency.py [--events N] [--block-us N ...] [--scale X]
 
 An offline kernel has the whole GPU; at a moment half of it is taken away and given to an online
-kernel, as the daemon does it: `Job.resize` of the one, then of the other. The kernels record when
+kernel, as the daemon does it: `Run.resize` of the one, then of the other. The kernels record when
 and where their task blocks run (`bench.gpu.instrumentation.timestamps`). Measured for task blocks
 of 2 to 1000 us and for each release path of the CUDA device: decision to last released block gone,
 and to first online block begun, beside the task blocks' own times. Variants, over the configured
@@ -50,7 +50,7 @@ from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.device.claim_size import choose_claims
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.interface import Form
-from gpud.device.job import Job
+from tests.support.resizable_run import ResizableRun
 
 BLOCKS_US = (2.0, 10.0, 50.0, 200.0, 1000.0)
 SHORT_US = tuple(us for us in BLOCKS_US if choose_claims(1e3 * us, 1 << 30, 1) != ONE_AT_A_TIME)
@@ -146,7 +146,7 @@ class Pair:
     def _try(self, loops: int) -> Notes:
         self.offline.clear()
         count = min(self.blocks, 8 * self.slots)
-        job = Job(self.device, [self.offline.spec(count, loops)])
+        job = ResizableRun(self.device, [self.offline.spec(count, loops)])
         job.resize(self.slots)
         job.result(TIMEOUT_S)
         return self.offline.notes(count)
@@ -160,9 +160,9 @@ class Pair:
         self.online.clear()
         online_half = max(1, half_sms * self.online.occupancy)
         spec = self.online.spec(2 * online_half, self.online_loops)
-        online = Job(self.device, [spec], priority=1)
+        online = ResizableRun(self.device, [spec], priority=1)
         spec = self.offline.spec(self.blocks, self.loops)._replace(claims=self.claims)
-        offline = Job(self.device, [spec])
+        offline = ResizableRun(self.device, [spec])
         before = clock()
         offline.resize(self.slots)
         self._until_under_way(offline)
@@ -188,7 +188,7 @@ class Pair:
             row.gone.append(gone - at)
             row.whole_sms.append(freed_sms(notes, at, gone))
 
-    def _until_under_way(self, job: Job) -> None:
+    def _until_under_way(self, job: ResizableRun) -> None:
         """Wait until each resident block has run one or two task blocks."""
         deadline = time.monotonic() + TIMEOUT_S
         wanted = min(2 * self.slots, self.blocks // 8)

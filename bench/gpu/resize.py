@@ -32,7 +32,7 @@ from bench.gpu.instrumentation.clock_sync import Clock, GpuClock, between
 from bench.gpu.instrumentation.driver import Gpu
 from bench.gpu.instrumentation.timestamps import NotedKernel, Notes, quantiles_us
 from bench.gpu.record import cuda_device, keep, need_gpu
-from gpud.device.job import Job
+from tests.support.resizable_run import ResizableRun
 
 SHARES = (1.0, 0.5, 0.1, 1.0)
 STEP_S = 5e-3
@@ -87,7 +87,7 @@ def measure(
     def run(loops: int) -> Notes:
         count = min(blocks, 4 * slots)
         kernel.clear()
-        job = Job(device, [kernel.spec(count, loops)])
+        job = ResizableRun(device, [kernel.spec(count, loops)])
         job.resize(slots)
         job.result(TIMEOUT_S)
         return kernel.notes(count)
@@ -95,7 +95,7 @@ def measure(
     loops = kernel.loops_for(block_us, run)
     kernel.clear()
     before = clock()
-    job = Job(device, [kernel.spec(blocks, loops)])
+    job = ResizableRun(device, [kernel.spec(blocks, loops)])
     commands = step_through(job, slots, step_s)
     job.resize(slots)
     job.result(TIMEOUT_S)
@@ -128,7 +128,7 @@ def measure(
     }
 
 
-def step_through(job: Job, slots: int, step_s: float) -> list[tuple[int, float, int]]:
+def step_through(job: ResizableRun, slots: int, step_s: float) -> list[tuple[int, float, int]]:
     """Step the job's share until it is done; (host time in ns, share, slots) of each command."""
     commands: list[tuple[int, float, int]] = []
     due = time.perf_counter()

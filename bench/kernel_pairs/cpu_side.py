@@ -12,8 +12,8 @@ from bench.kernel_pairs.pair import Dim3, Pair
 from gpud.compiler.pipeline import compile_program
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.program.module import CPUKernel
-from gpud.device.interface import pack_parameters
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec, pack_parameters
+from tests.support.resizable_run import ResizableRun
 
 __all__ = ["CPUSide", "Ready"]
 
@@ -46,7 +46,7 @@ class Ready:
     def job(self, blocks: int) -> None:
         """Run the grid as a job with ``blocks`` persistent blocks; for the persistent form."""
         launch = LaunchSpec.of(self.kernel, "persistent", self.grid, self.block, self.values)
-        job = Job(self.device, [launch])
+        job = ResizableRun(self.device, [launch])
         job.resize(blocks)
         job.result(_TIMEOUT_S)
 

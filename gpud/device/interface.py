@@ -3,8 +3,7 @@
 A device allocates memory, loads rewritten PTX, computes how many blocks of a kernel fit on an SM,
 and runs sequences of launches whose number of resident blocks changes while they run. Each device
 implements that in its own way: on the CPU device a resident block goes from launch to launch, a GPU
-uses streams. The device host uses runs directly; `gpud.device.job` adds waiting and results for
-callers in the same process.
+uses streams. The device host uses them as they are.
 
 Implementations: `gpud.device.cpu.device.CPUDevice`, `gpud.device.cuda.device.CUDADevice`. The CPU
 device passes ``tests/conformance``, and so must any other: ``tests/gpu`` runs the same cases on a

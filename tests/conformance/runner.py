@@ -15,8 +15,7 @@ from gpud.compiler.abi.control_words import ONE_AT_A_TIME, Claims
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.compiler.toolchain.cuda_headers import cuda_include_paths
 from gpud.compiler.toolchain.nvrtc import compile_cuda, nvrtc_version
-from gpud.device.interface import Device
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import Device, LaunchSpec
 from tests.conformance.suite import find
 from tests.conformance.suite.case import (
     RUNS_SYMBOL,
@@ -28,6 +27,7 @@ from tests.conformance.suite.case import (
     Struct,
 )
 from tests.conformance.suite.comparison import Results, mismatches
+from tests.support.resizable_run import ResizableRun
 
 __all__ = [
     "Conduct",
@@ -42,7 +42,7 @@ __all__ = [
     "straight",
 ]
 
-Conduct = Callable[[Job], None]
+Conduct = Callable[[ResizableRun], None]
 """Sees a job from its first block to its end: resizes it as it likes, returns when it is done."""
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -51,7 +51,7 @@ DEFAULT_TIMEOUT_S = 60.0
 def straight(blocks: int = 3) -> Conduct:
     """Gives a job ``blocks`` persistent blocks and waits for the end."""
 
-    def conduct(job: Job) -> None:
+    def conduct(job: ResizableRun) -> None:
         job.resize(blocks)
         job.result(DEFAULT_TIMEOUT_S)
 
@@ -173,7 +173,7 @@ class Run:
         """How many jobs are still to be made by `launch`."""
         return self.loaded.case.launches - self._launches
 
-    def launch(self) -> Job:
+    def launch(self) -> ResizableRun:
         """The next job, with no blocks yet."""
         case = self.loaded.case
         self._launches += 1
@@ -185,9 +185,9 @@ class Run:
             self.values,
             shared=case.shared,
         )
-        return Job(self.loaded.device, [launch._replace(claims=self.loaded.claims)])
+        return ResizableRun(self.loaded.device, [launch._replace(claims=self.loaded.claims)])
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: ResizableRun) -> None:
         """Take over what a job printed."""
         self._output += job.output
 

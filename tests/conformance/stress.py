@@ -4,7 +4,7 @@ Problem: shrinking, growing, stopping and resuming must never lose a task block,
 hang, whatever the moment. Approach: several jobs of different cases run at once on one device; a
 seeded generator picks a job and an event again and again. Every kernel counts its own task blocks.
 
-Terms: an *event* is one ``Job.resize`` of a job that has started and is not done: *shrink* and
+Terms: an *event* is one ``Run.resize`` of a job that has started and is not done: *shrink* and
 *grow* to another number of blocks, *stop* to none, *resume* from none. A *run* is one case from its
 first launch to its results.
 
@@ -32,9 +32,9 @@ from itertools import count
 import numpy as np
 
 from gpud.device.interface import Device
-from gpud.device.job import Job
 from gpud.errors import GpudError
 from tests.conformance.runner import LoadedCase, Run, problems_of
+from tests.support.resizable_run import ResizableRun
 
 __all__ = ["Report", "stress"]
 
@@ -134,7 +134,7 @@ class _Active:
         self.rng = rng
         self.seed = seed
         self.run: Run = loaded.start(seed)
-        self.job: Job = self.run.launch()
+        self.job: ResizableRun = self.run.launch()
         self.finished = False
         self._progress = (0, 0)
         self._deadline = time.monotonic() + LIMIT_S

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from gpud.compiler.pipeline import Program, compile_program
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
 from gpud.errors import GpudError, IllegalAddress
 from tests.faults.out_of_bounds.accesses import Access
 from tests.faults.out_of_bounds.cases import Case, Layout, Miss, cases_of, kernels_of
 from tests.faults.out_of_bounds.kernels import SLOT_BYTES, KernelSpec, module_text
+from tests.support.resizable_run import ResizableRun
 
 __all__ = ["BoundsChecker"]
 
@@ -112,7 +113,9 @@ class BoundsChecker:
             (value & _MASK).to_bytes(8, "little")[:size]
             for value, size in zip(case.arguments(self.layout), sizes, strict=True)
         ]
-        job = Job(self._device, [LaunchSpec.of(kernel, form, case.grid, spec.block, values)])
+        job = ResizableRun(
+            self._device, [LaunchSpec.of(kernel, form, case.grid, spec.block, values)]
+        )
         job.resize(_BLOCKS * 3)
         assert job.wait(_TIMEOUT_S), f"{case} does not end"
         return job.error

@@ -12,8 +12,8 @@ from bench.gpu.workloads.programs import PROGRAMS, Launch, OneProgram
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.interface import Form
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import Form, LaunchSpec
+from tests.support.resizable_run import ResizableRun
 
 NEW = [program for program in PROGRAMS if program.name in {one.name for one in KERNELS}]
 SHORT = [
@@ -42,7 +42,7 @@ def run(
             values.append(memory.address.to_bytes(8, "little"))
         else:
             values.append(argument.tobytes())
-    job = Job(device, [LaunchSpec.of(kernel, form, launch.grid, program.block, values)])
+    job = ResizableRun(device, [LaunchSpec.of(kernel, form, launch.grid, program.block, values)])
     job.resize(4)
     job.result(TIMEOUT_S)
     return [memory.view.tobytes() for memory in memories]

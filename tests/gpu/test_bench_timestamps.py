@@ -23,7 +23,7 @@ from bench.gpu.release_latency import Pair, Row, line, measure
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.job import Job
+from tests.support.resizable_run import ResizableRun
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_times_are_stated_in_microseconds() -> None:
 def test_notes_of_a_job_tell_when_and_where(device: CPUDevice) -> None:
     kernel = NotedKernel(device, 1024, 12)
     assert kernel.occupancy == 1
-    job = Job(device, [kernel.spec(12, 100)])
+    job = ResizableRun(device, [kernel.spec(12, 100)])
     job.resize(2)
     job.result(60)
     notes = kernel.notes()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gpud.compiler.pipeline import Program, compile_program
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
 from gpud.errors import GpudError, IllegalAddress, KernelTrap
+from tests.support.resizable_run import ResizableRun
 
 TIMEOUT_S = 60.0
 SOURCE = r"""
@@ -37,12 +38,14 @@ class World:
     def ints(self) -> np.ndarray[Any, Any]:
         return np.frombuffer(self.memory.view.tobytes(), np.int32)
 
-    def job(self, name: str, values: Sequence[bytes] = (), *, killable: bool = False) -> Job:
+    def job(
+        self, name: str, values: Sequence[bytes] = (), *, killable: bool = False
+    ) -> ResizableRun:
         info = self.program.kernels[name]
         kernel = self.module.kernel(info.entry_for((32, 1, 1), killable=killable))
         form: Any = str(info.form_for((32, 1, 1)))
         passed = [int(self.memory.address).to_bytes(8, "little"), *values]
-        return Job(self.device, [LaunchSpec.of(kernel, form, 8, 32, passed)])
+        return ResizableRun(self.device, [LaunchSpec.of(kernel, form, 8, 32, passed)])
 
     def run(self, name: str, values: Sequence[bytes] = ()) -> GpudError | None:
         job = self.job(name, values)

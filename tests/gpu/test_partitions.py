@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
 from tests.conformance.test_named_sms import SOURCE
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, until, words
 
 THREADS = 1024
@@ -24,7 +25,7 @@ class Work:
         values = [pointer(one) for one in (self._door, self._places, self._out)]
         launch = LaunchSpec.of(kernel, "persistent", total, THREADS, values)
         self.occupancy: int = device.occupancy(kernel, (THREADS, 1, 1))
-        self.job = Job(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
+        self.job = ResizableRun(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
 
     def waiting(self) -> int:
         """How many task blocks wait at the gate."""

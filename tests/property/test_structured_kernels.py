@@ -20,11 +20,11 @@ from gpud.device.cpu.codegen import kernel as codegen
 from gpud.device.cpu.codegen.analysis.rematerialization import Rematerializable
 from gpud.device.cpu.codegen.preparation import pipeline as preparing
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.interface import Memory
-from gpud.device.job import Form, Job, LaunchSpec
+from gpud.device.interface import Form, LaunchSpec, Memory
 from tests.property.structured_interpreter import Machine
 from tests.property.structured_kernels import KEPT, Generator, Kernel, Statement
 from tests.property.structured_ptx import to_ptx
+from tests.support.resizable_run import ResizableRun
 
 EXAMPLES = int(os.environ.get("GPUD_STRUCTURED_KERNELS", "12"))
 TIMEOUT_S = 30.0
@@ -63,7 +63,9 @@ def check(device: CPUDevice, kernel: Kernel, *, rewrite: bool) -> None:
     values = [int(memory.address).to_bytes(8, "little") for memory in memories]
     arguments = [*values, N.to_bytes(4, "little")]
     loaded = device.load(text).kernel("k")
-    job = Job(device, [LaunchSpec.of(loaded, cast(Form, form), blocks, kernel.shape, arguments)])
+    job = ResizableRun(
+        device, [LaunchSpec.of(loaded, cast(Form, form), blocks, kernel.shape, arguments)]
+    )
     job.resize(2)
     job.result(TIMEOUT_S)
     for number in range(blocks):

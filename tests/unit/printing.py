@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpud.device.interface import Device
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import Device, LaunchSpec
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import TIMEOUT_S, rewritten
 
 __all__ = ["ALL_LINES", "ARENA", "EACH", "HOSTILE", "SAID", "SOURCE", "load", "run"]
@@ -67,9 +67,11 @@ def load(device: Device, source: str, memory: Any) -> Any:
     return device.load(rewritten(source).ptx, (memory.address, ARENA))
 
 
-def run(device: Device, kernel: Any, *values: bytes, blocks: int = 1, threads: int = 1) -> Job:
+def run(
+    device: Device, kernel: Any, *values: bytes, blocks: int = 1, threads: int = 1
+) -> ResizableRun:
     """Run a rewritten kernel."""
-    job = Job(device, [LaunchSpec.of(kernel, "persistent", blocks, threads, list(values))])
+    job = ResizableRun(device, [LaunchSpec.of(kernel, "persistent", blocks, threads, list(values))])
     job.resize(1)
     job.result(TIMEOUT_S)
     return job

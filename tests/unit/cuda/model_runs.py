@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
 from gpud.device.interface import LaunchSpec
-from gpud.device.job import Job
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 
 __all__ = ["PROGRAM", "device_of", "drive", "launches", "ran_once"]
 
@@ -56,7 +56,7 @@ def launches(device: CUDADevice, what: str, total: int = 10) -> list[LaunchSpec]
 
 
 def drive(
-    fake: SteppedDriver, device: CUDADevice, job: Job | None = None, rounds: int = 4000
+    fake: SteppedDriver, device: CUDADevice, job: ResizableRun | None = None, rounds: int = 4000
 ) -> None:
     """Step time until the job is done, or nothing happens any more."""
     for _ in range(rounds):

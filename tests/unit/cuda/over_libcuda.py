@@ -7,8 +7,8 @@ import tempfile
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.interface import LaunchSpec
-from gpud.device.job import Job
 from gpud.errors import CompileError
+from tests.support.resizable_run import ResizableRun
 
 HIDDEN = "(.param .u64 x, .param .u64 gpud_loop_control)"
 PROGRAM = f"""
@@ -52,7 +52,7 @@ def use(device: CUDADevice) -> None:
             LaunchSpec(module.kernel(name), FORMS[name], (10, 1, 1), (32, 1, 1), bytes(8))  # type: ignore[arg-type]
             for name in names
         ]
-        job = Job(device, specs, priority=1, exclusive=exclusive)
+        job = ResizableRun(device, specs, priority=1, exclusive=exclusive)
         job.resize(3)
         job.result(60)
         assert job.complete
@@ -80,7 +80,7 @@ def load_beside_a_kernel(device: CUDADevice) -> None:
     module = device.load(PROGRAM)
     grid = (HOURS, 1, 1)
     spec = LaunchSpec(module.kernel("slow_b"), "persistent", grid, (32, 1, 1), bytes(8))
-    job = Job(device, [spec])
+    job = ResizableRun(device, [spec])
     job.resize(1)
     for number in range(3):
         while not job.progress[1]:

@@ -10,8 +10,8 @@ import pytest
 from gpud.compiler.abi.control_words import AHEAD, CHUNK, Claims
 from gpud.device.cuda.execution import launcher, tracker
 from gpud.device.cuda.execution.block_timer import BlockTimer
-from gpud.device.job import Job
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
 SHAPE = (32, 1, 1)
@@ -90,7 +90,7 @@ def test_the_next_run_claims_by_the_last_block_time(
             return int(of._words[0, CHUNK // 4]), int(of._words[0, AHEAD // 4])
 
         assert words(sequence) == (1, 0)
-        job = Job(device, sequence)
+        job = ResizableRun(device, sequence)
         job.resize(most)
         drive(fake, device, job, rounds=50_000)
         ran_once(fake, [16 * most])
@@ -104,7 +104,7 @@ def test_a_stage_that_is_not_opened_has_no_block_time(*, ended: bool) -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         specs = launches(device, "sp", total=8)
-        job = Job(device, specs)
+        job = ResizableRun(device, specs)
         job.resize(8)
         while "gpud_gate" not in {launch.name for launch in fake.launches}:
             fake.step()

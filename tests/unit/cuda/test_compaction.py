@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from gpud.device.cuda.device import CUDADevice
-from gpud.device.job import Job
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches, ran_once
 
 ENDLESS = 10**8
@@ -27,16 +27,16 @@ class World:
         self.now = 0.0
         device.watcher.compaction.clock = lambda: self.now
 
-    def offline(self, slices: int) -> Job:
-        job = Job(self.device, launches(self.device, "p", total=ENDLESS))
+    def offline(self, slices: int) -> ResizableRun:
+        job = ResizableRun(self.device, launches(self.device, "p", total=ENDLESS))
         job.resize(slices)
         self.fake.run(300)
         return job
 
-    def online(self, blocks: int, total: int = 40) -> Job:
+    def online(self, blocks: int, total: int = 40) -> ResizableRun:
         (spec,) = launches(self.device, "p", total=total)
         kernel = self.device.load(PROGRAM).kernel(ONLINE)
-        job = Job(self.device, [spec._replace(kernel=kernel, occupancy=1)], priority=1)
+        job = ResizableRun(self.device, [spec._replace(kernel=kernel, occupancy=1)], priority=1)
         job.resize(blocks)
         return job
 
@@ -132,7 +132,7 @@ def test_no_sm_is_barred_if_enough_blocks_leave_anyway() -> None:
         offline = world.offline(SMS * M)
         offline.resize(2 * M)
         world.goes_on(300)
-        ending = Job(world.device, launches(world.device, "p", total=3 * M))
+        ending = ResizableRun(world.device, launches(world.device, "p", total=3 * M))
         ending.resize(2 * M)
         while not ending.exhausted:
             world.goes_on(1)
@@ -168,7 +168,7 @@ def test_no_sm_is_barred_where_there_is_room() -> None:
 def test_sub_grids_do_not_take_what_others_leave(seed: int) -> None:
     with a_world(seed) as world:
         offline = world.offline(2 * M)
-        sliced = Job(world.device, launches(world.device, "s", total=4000))
+        sliced = ResizableRun(world.device, launches(world.device, "s", total=4000))
         sliced.resize(M)
         world.goes_on(50)
         online = world.online(1)
@@ -188,7 +188,7 @@ def test_sub_grids_do_not_take_what_others_leave(seed: int) -> None:
 
 def test_bars_are_lifted_if_the_blocks_still_do_not_begin() -> None:
     with a_world(1) as world:
-        whole = Job(world.device, launches(world.device, "w", total=SMS * M - 2))
+        whole = ResizableRun(world.device, launches(world.device, "w", total=SMS * M - 2))
         whole.resize(SMS * M - 2)
         world.fake.stalled.add("whole_d")
         offline = world.offline(2)
@@ -212,9 +212,9 @@ def test_nothing_is_lost_by_compaction(seed: int) -> None:
     choose = random.Random(seed)
     with a_world(seed) as world:
         (spec,) = launches(world.device, "p", total=600)
-        offline = Job(world.device, [spec, spec])
+        offline = ResizableRun(world.device, [spec, spec])
         offline.resize(3 * M)
-        online: list[Job] = []
+        online: list[ResizableRun] = []
         for _ in range(40):
             world.goes_on(choose.randrange(60))
             if all(job.done for job in online):

@@ -17,7 +17,6 @@ from gpud.device.cuda.driver.calls import Driver, DriverError
 from gpud.device.cuda.memory.arena import Arena
 from gpud.device.cuda.program.module import CUDAModule
 from gpud.device.interface import LaunchSpec
-from gpud.device.job import Job
 from gpud.errors import (
     CompileError,
     DeviceLost,
@@ -27,6 +26,7 @@ from gpud.errors import (
     OutOfMemory,
 )
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches, ran_once
 
 GRANULE = 1 << 16
@@ -94,7 +94,7 @@ def test_runs_take_no_new_memory_once_they_have_run() -> None:
         opened = len(fake.calls)
         sequence = device.prepare(launches(device, "ppp"))
         assert sequence.record_bytes == 3 * JOB_BYTES + NAMED_BYTES
-        jobs = [Job(device, sequence), Job(device, sequence)]
+        jobs = [ResizableRun(device, sequence), ResizableRun(device, sequence)]
         for job in jobs:
             job.resize(1)
             fake.run()
@@ -272,7 +272,7 @@ def test_nothing_is_given_back_while_kernels_run_unless_memory_is_short(memfd: i
     with device_of(fake) as device:
         arena = device.map_arena(memfd, SIZE)
         arena.commit(GRANULE, 4 * GRANULE, from_file=False)
-        job = Job(device, launches(device, "p", total=50))
+        job = ResizableRun(device, launches(device, "p", total=50))
         job.resize(2)
         fake.run(5)
         arena.release(GRANULE, 4 * GRANULE)
@@ -390,7 +390,7 @@ def test_a_forgotten_program_is_unloaded_when_nothing_runs() -> None:
     with device_of(fake) as device:
         before = fake.alive["module"]
         sequence = device.prepare(launches(device, "p"))
-        job = Job(device, sequence)
+        job = ResizableRun(device, sequence)
         job.resize(1)
         device.load(PROGRAM)
         device.load(PROGRAM)
@@ -436,7 +436,7 @@ def test_local_memory_is_reserved_before_anything_runs() -> None:
         )  # over the limit: the launch reports it
         device.occupancy(module.kernel("sliced_c"), (32, 1, 1))
         assert device.context.stack_bytes == 5000
-        job = Job(device, launches(device, "p"))
+        job = ResizableRun(device, launches(device, "p"))
         job.resize(1)
         fake.run(3)
         fake.modules.attributes["LOCAL_SIZE_BYTES"] = 6000
@@ -466,7 +466,7 @@ def test_a_sequence_is_checked() -> None:
 def test_a_watched_device_runs_jobs_by_itself_and_sleeps_at_idle() -> None:
     fake = SteppedDriver()
     device = CUDADevice(driver=Driver(fake))
-    job = Job(device, launches(device, "pp"))
+    job = ResizableRun(device, launches(device, "pp"))
     job.resize(2)
     ends = threading.Event()
 
@@ -489,13 +489,13 @@ def test_a_watched_device_runs_jobs_by_itself_and_sleeps_at_idle() -> None:
     device.close()
     assert not +fake.alive
     with pytest.raises(RuntimeError, match="closed"):
-        Job(device, job.sequence).resize(1)
+        ResizableRun(device, job.sequence).resize(1)
 
 
 def test_a_lost_device_is_reported_by_the_watcher_thread() -> None:
     fake = SteppedDriver()
     device = CUDADevice(driver=Driver(fake))
-    job = Job(device, launches(device, "p"))
+    job = ResizableRun(device, launches(device, "p"))
     with device.lock:
         job.resize(1)
         fake.lose()
@@ -527,7 +527,7 @@ def test_what_the_rewriter_makes_runs_with_its_hidden_parameter() -> None:
         kernel = module.kernel("persistent_own")
         assert [(p.offset, p.size) for p in kernel.parameters] == [(0, 4), (8, 8), (16, 8)]
         spec = LaunchSpec.of(kernel, "persistent", (3, 2), 32, [bytes(4), bytes(8)])
-        job = Job(device, [spec])
+        job = ResizableRun(device, [spec])
         job.resize(2)
         fake.run()
         device.watcher.poll()

@@ -18,10 +18,10 @@ from gpud.device.cuda.driver.calls import ENVIRONMENT, STICKY, Driver, DriverErr
 from gpud.device.cuda.driver.semaphore import Semaphore
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.host.__main__ import DeviceSettings, open_device
-from gpud.device.job import Job
 from gpud.device.spec import parse_device
 from gpud.errors import DeviceLost, InvalidArgument
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches
 
 FOLDER = Path(gpud.device.cuda.__file__).parent
@@ -158,7 +158,7 @@ def everything(fake: SteppedDriver, release: str, descriptor: int) -> None:
         device.device_memory(100).close()
         assert device.uuid
         for what in ("pswe", "pp"):
-            job = Job(device, launches(device, what, total=8))
+            job = ResizableRun(device, launches(device, what, total=8))
             job.resize(2)
             fake.run(20)
             device.watcher.poll()
@@ -166,7 +166,7 @@ def everything(fake: SteppedDriver, release: str, descriptor: int) -> None:
             if what == "pp":
                 job.kill()
             drive(fake, device, job)
-        offline, online = (Job(device, launches(device, "p"), exclusive=n) for n in (0, 1))
+        offline, online = (ResizableRun(device, launches(device, "p"), exclusive=n) for n in (0, 1))
         for job in (offline, online):
             job.resize(2)
             fake.run(20)

@@ -26,9 +26,9 @@ from gpud.device.cpu.device import CPUDevice
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
 from gpud.device.cuda.launch.output import OUTPUT_BYTES, printed_text
-from gpud.device.interface import OUTPUT_LIMIT_BYTES
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import OUTPUT_LIMIT_BYTES, LaunchSpec
 from tests.driver_model import CPUDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import TIMEOUT_S, pointer, rewritten, words
 from tests.unit.printing import ALL_LINES, ARENA, EACH, HOSTILE, SAID, SOURCE, load, run
 
@@ -116,7 +116,7 @@ def test_launches_of_a_sequence_share_a_buffer_in_their_order(both: Both) -> Non
         LaunchSpec.of(hostile.kernel("legal"), "persistent", 2, 1, []),
         LaunchSpec.of(module.kernel("many"), "persistent", 1, 2, []),
     ]
-    job = Job(both.cuda, sequence)
+    job = ResizableRun(both.cuda, sequence)
     job.resize(1)
     job.result(TIMEOUT_S)
     legal = b"its own local s\n"
@@ -129,7 +129,7 @@ def test_launches_of_a_sequence_share_a_buffer_in_their_order(both: Both) -> Non
 @pytest.mark.parametrize("form", ["sliced", "whole"])
 def test_every_form_prints(both: Both, form: Any) -> None:
     loaded = both.cuda.load(rewritten(SOURCE, form).ptx)
-    job = Job(both.cuda, [LaunchSpec.of(loaded.kernel("many"), form, 3, 1, [])])
+    job = ResizableRun(both.cuda, [LaunchSpec.of(loaded.kernel("many"), form, 3, 1, [])])
     job.resize(1)
     job.result(TIMEOUT_S)
     assert sorted(job.output.splitlines()) == [b"0.0", b"1.0", b"2.0"]

@@ -15,10 +15,10 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.cuda.placement import partitioner
 from gpud.device.interface import LaunchSpec
-from gpud.device.job import Job
 from gpud.errors import InvalidArgument
 from gpud.units import Partitions
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches
 
 ROOM = 16
@@ -116,8 +116,8 @@ def test_unsupported_partitions_are_explained(fake: SteppedDriver, why: str) -> 
         assert device.partitions.step == 0
         assert re.search(why, device.partitions.why)
         with pytest.raises(InvalidArgument, match="one job's alone"):
-            Job(device, launches(device, "p"), exclusive=1)
-        job = Job(device, launches(device, "p"))
+            ResizableRun(device, launches(device, "p"), exclusive=1)
+        job = ResizableRun(device, launches(device, "p"))
         job.resize(1)
         drive(fake, device, job)
 
@@ -127,10 +127,10 @@ def test_an_impossible_size_is_refused_and_takes_nothing() -> None:
     with device_of(fake) as device:
         what = launches(device, "p")
         with pytest.raises(InvalidArgument, match="multiples of 2 here, up to 8, not 3"):
-            Job(device, what, exclusive=3)
-        held = Job(device, what, exclusive=6)
+            ResizableRun(device, what, exclusive=3)
+        held = ResizableRun(device, what, exclusive=6)
         with pytest.raises(InvalidArgument, match="of 8 that can be, 2 are no other"):
-            Job(device, what, exclusive=4)
+            ResizableRun(device, what, exclusive=4)
         held.end()
         assert device.partitioner.numbers == set()
 
@@ -144,12 +144,12 @@ def test_a_context_that_cannot_be_made_is_that_jobs_error(function: str, nth: in
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         fake.fail(nth, "OUT_OF_MEMORY", function)
-        refused = Job(device, launches(device, "p"), exclusive=2)
+        refused = ResizableRun(device, launches(device, "p"), exclusive=2)
         refused.resize(2)
         assert isinstance(refused.error, InvalidArgument)
         assert "OUT_OF_MEMORY" in str(refused.error)
         assert device.partitioner.numbers == set()
-        again = Job(device, launches(device, "p"), exclusive=2)
+        again = ResizableRun(device, launches(device, "p"), exclusive=2)
         again.resize(2)
         drive(fake, device, again)
         assert again.complete
@@ -171,7 +171,7 @@ class Slow(SteppedDriver):
 def test_others_run_while_contexts_are_made() -> None:
     fake = Slow()
     with device_of(fake) as device:
-        before = Job(device, launches(device, "p", total=700))
+        before = ResizableRun(device, launches(device, "p", total=700))
         before.resize(8)
         look_at(fake, device, 60)
         started: list[tuple[int, bool]] = []  # on how many SMs
@@ -179,7 +179,7 @@ def test_others_run_while_contexts_are_made() -> None:
         def happens() -> None:
             assert not device.lock._is_owned()  # type: ignore[attr-defined]
             here = len(fake.ran)
-            other = Job(device, launches(device, "p", total=20))
+            other = ResizableRun(device, launches(device, "p", total=20))
             other.resize(8)
             drive(fake, device, other)
             ran = zip(fake.ran[here:], fake.where[here:], strict=True)
@@ -188,7 +188,7 @@ def test_others_run_while_contexts_are_made() -> None:
             started.append((len(where), other.complete))
 
         fake.happens = happens
-        online = Job(device, online_launch(device), priority=1, exclusive=1)
+        online = ResizableRun(device, online_launch(device), priority=1, exclusive=1)
         assert started == [(3, True), (3, True)], "as the partition was made, and the rest"
         assert online.held == 0
         fake.happens = lambda: None
@@ -207,11 +207,11 @@ def test_others_leave_a_partition_and_come_back_after_it(seed: int, release: str
     fake = SteppedDriver(seed, room=ROOM)
     fake.occupancy = 4
     with device_of(fake, release) as device:
-        offline = Job(device, launches(device, "p", total=700))
+        offline = ResizableRun(device, launches(device, "p", total=700))
         offline.resize(16)
         look_at(fake, device, 60)
         assert fake.on_sms("persistent_a").total() == 16
-        online = Job(device, online_launch(device), priority=1, exclusive=2)
+        online = ResizableRun(device, online_launch(device), priority=1, exclusive=2)
         offline.resize(8)
         online.resize(8)
         partition = device.partitioner.numbers
@@ -251,9 +251,9 @@ def test_nothing_is_lost_whatever_is_cleared_and_taken_when(seed: int) -> None:
     what = "".join(choose.choice("pppsw") for _ in range(choose.choice([1, 4, 30])))
     with device_of(fake, choose.choice(list(RELEASE_PATHS))) as device:
         assert device.partitions.step
-        offline = Job(device, launches(device, what, total=12))
+        offline = ResizableRun(device, launches(device, what, total=12))
         offline.resize(choose.randrange(1, 5))
-        online: list[Job] = []
+        online: list[ResizableRun] = []
         seen = (0, 0)
         for _ in range(150):
             fake.run(choose.randrange(8))
@@ -264,7 +264,7 @@ def test_nothing_is_lost_whatever_is_cleared_and_taken_when(seed: int) -> None:
                 case "r":
                     offline.resize(choose.randrange(5 - taken))
                 case "t" if taken < 3:
-                    job = Job(device, online_launch(device, 3), exclusive=1, priority=1)
+                    job = ResizableRun(device, online_launch(device, 3), exclusive=1, priority=1)
                     job.resize(1)
                     online.append(job)
                 case "c":
@@ -294,7 +294,7 @@ def test_a_job_does_not_grow_while_sms_are_cleared_and_then_it_does() -> None:
     fake = SteppedDriver(7, room=ROOM)
     fake.occupancy = 4
     with device_of(fake) as device:
-        job = Job(device, launches(device, "p", total=900))
+        job = ResizableRun(device, launches(device, "p", total=900))
         job.resize(16)
         look_at(fake, device, 60)
         with pytest.raises(ValueError, match="can be named"):
@@ -324,17 +324,17 @@ def test_blocks_of_other_forms_stay_to_their_end() -> None:
     fake = SteppedDriver(5, room=ROOM)
     fake.occupancy = 4
     with device_of(fake) as device:
-        offline = Job(device, launches(device, "w", total=16))
+        offline = ResizableRun(device, launches(device, "w", total=16))
         offline.resize(16)
         look_at(fake, device, 10)
-        online = Job(device, online_launch(device), exclusive=1, priority=1)
+        online = ResizableRun(device, online_launch(device), exclusive=1, priority=1)
         online.resize(4)
         drive(fake, device, online)
         drive(fake, device, offline)
         assert ran_of(fake, "whole_d") == Counter(range(16))
         fake.calls.clear()
-        alone = Job(device, launches(device, "w", total=8), exclusive=2)
-        wide = Job(device, launches(device, "w", total=12), exclusive=2)
+        alone = ResizableRun(device, launches(device, "w", total=8), exclusive=2)
+        wide = ResizableRun(device, launches(device, "w", total=12), exclusive=2)
         for job in (alone, wide):
             job.resize(8)
             drive(fake, device, job)

@@ -15,9 +15,9 @@ from gpud.device.cuda.driver.calls import Driver, DriverError
 from gpud.device.cuda.memory import quiescer
 from gpud.device.cuda.memory.arena import Arena
 from gpud.device.interface import LaunchSpec
-from gpud.device.job import Job
 from gpud.errors import InvalidArgument, OutOfMemory
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import PROGRAM, device_of, drive
 
 GRANULE = 1 << 16
@@ -64,7 +64,9 @@ class World:
         self.fake.run(3)
         self.device.watcher.poll()
 
-    def job(self, what: str = "p", total: int = 200, name: str = "", priority: int = 0) -> Job:
+    def job(
+        self, what: str = "p", total: int = 200, name: str = "", priority: int = 0
+    ) -> ResizableRun:
         made = [
             LaunchSpec(
                 self.kernels[name or _KERNELS[letter]], _FORMS[letter],  # type: ignore[arg-type]
@@ -72,9 +74,9 @@ class World:
             )
             for letter in what
         ]  # fmt: skip
-        return Job(self.device, made, priority=priority)
+        return ResizableRun(self.device, made, priority=priority)
 
-    def started(self, *jobs: Job, slices: int = 2) -> None:
+    def started(self, *jobs: ResizableRun, slices: int = 2) -> None:
         for job in jobs:
             job.resize(slices)
         for _ in range(20):

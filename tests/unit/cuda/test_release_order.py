@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpud.device.cuda.placement.release_order import ReleaseOrder
-from gpud.device.job import Job
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
 SMS = 6
@@ -105,7 +105,7 @@ def test_whole_sms_come_free_on_a_device(seed: int) -> None:
     fake = SteppedDriver(seed, room=48, sms=6)
     fake.occupancy = 8
     with device_of(fake) as device:
-        job = Job(device, launches(device, "p", total=10**8))
+        job = ResizableRun(device, launches(device, "p", total=10**8))
         job.resize(48)
         fake.run(400)
         assert set(fake.on_sms().values()) == {8}
@@ -124,7 +124,7 @@ def test_nothing_is_lost_whichever_blocks_leave(by_sm: bool) -> None:
     resizes = random.Random(7)
     fake = SteppedDriver(5, room=24)
     with device_of(fake, by_sm=by_sm) as device:
-        job = Job(device, launches(device, "pp", total=300))
+        job = ResizableRun(device, launches(device, "pp", total=300))
         for _ in range(60):
             job.resize(resizes.randrange(1, 9))
             fake.run(resizes.randrange(80))

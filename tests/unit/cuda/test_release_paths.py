@@ -12,10 +12,10 @@ from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
 from gpud.device.host.__main__ import DeviceSettings, open_device
-from gpud.device.job import Job
 from gpud.device.spec import parse_device
 from gpud.server.settings import host_arguments
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
 IN_DEVICE_MEMORY = [name for name in RELEASE_PATHS if name != "mapped"]
@@ -25,7 +25,7 @@ IN_DEVICE_MEMORY = [name for name in RELEASE_PATHS if name != "mapped"]
 def test_a_poll_copies_no_device_memory(release: str) -> None:
     fake = SteppedDriver(3)
     with device_of(fake, release) as device:
-        job = Job(device, launches(device, "pppp", total=400))
+        job = ResizableRun(device, launches(device, "pppp", total=400))
         job.resize(4)
         fake.run(100)
         job.resize(2)
@@ -55,7 +55,7 @@ def test_a_reused_record_shows_nothing_of_its_last_launch(release: str) -> None:
     with device_of(fake, release) as device:
         sequence = device.prepare(launches(device, "p", total=6))
         for _ in range(3):  # each in the place of the one before, where no block is left
-            job = Job(device, sequence)
+            job = ResizableRun(device, sequence)
             job.resize(3)
             device.watcher.poll()  # its record is on the way
             assert (job.held, job.exhausted, job.done) == (3, False, False)
@@ -68,7 +68,7 @@ def test_late_writes_are_harmless(release: str) -> None:
     fake = SteppedDriver(5)
     with device_of(fake, release) as device:
         stream = fake.streams.of(device.launches.release._stream)  # type: ignore[attr-defined]
-        first, second = (Job(device, launches(device, what)) for what in ("pp", "p"))
+        first, second = (ResizableRun(device, launches(device, what)) for what in ("pp", "p"))
         first.resize(4)
         while stream.queue:
             fake.step()

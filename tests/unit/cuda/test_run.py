@@ -14,9 +14,9 @@ from gpud.compiler.abi.fault_record import FaultKind
 from gpud.device.cuda.device import CUDADevice
 from gpud.device.cuda.driver.calls import Driver
 from gpud.device.cuda.launch.release_path import RELEASE_PATHS
-from gpud.device.job import Job
 from gpud.errors import DeviceLost, GpudError, IllegalAddress, InternalError, KernelTrap
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 
 
@@ -25,7 +25,7 @@ from tests.unit.cuda.model_runs import device_of, drive, launches, ran_once
 def test_every_task_block_runs_once_and_stages_follow_each_other(what: str, release: str) -> None:
     fake = SteppedDriver(1)
     with device_of(fake, release) as device:
-        job = Job(device, launches(device, what))
+        job = ResizableRun(device, launches(device, what))
         assert job.progress == (0, 0, 10 * len(what))
         job.resize(3)
         drive(fake, device, job)
@@ -43,7 +43,7 @@ def test_nothing_is_lost_or_repeated_whatever_is_resized_when(seed: int) -> None
     fake = SteppedDriver(seed, room=choose.choice([1, 3, 64]))
     what = "".join(choose.choice("pppsw") for _ in range(choose.choice([1, 4, 30])))
     with device_of(fake, choose.choice(list(RELEASE_PATHS))) as device:
-        job = Job(device, launches(device, what, total=12))
+        job = ResizableRun(device, launches(device, what, total=12))
         seen = (0, 0)
         job.resize(choose.randrange(1, 5))
         for _ in range(200):
@@ -70,7 +70,7 @@ def test_a_stopped_job_keeps_what_is_left_and_holds_nothing() -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         left: list[int] = []
-        job = Job(
+        job = ResizableRun(
             device, launches(device, "pp", total=50), on_left=lambda job: left.append(job.held)
         )
         job.resize(4)
@@ -90,7 +90,7 @@ def test_a_stopped_job_keeps_what_is_left_and_holds_nothing() -> None:
 def test_a_running_job_grows_and_reports_its_slices() -> None:
     fake = SteppedDriver(3)
     with device_of(fake) as device:
-        job = Job(device, launches(device, "p", total=1000))
+        job = ResizableRun(device, launches(device, "p", total=1000))
         job.resize(2)
         fake.run(20)
         assert (fake.resident, job.held) == (2, 2)
@@ -117,7 +117,7 @@ def test_urgent_runs_have_the_streams_of_the_highest_priority() -> None:
         before = len(fake.streams.all)
         assert before > 1
         for priority in (0, 1):
-            job = Job(device, sequence, priority=priority)
+            job = ResizableRun(device, sequence, priority=priority)
             job.resize(1)
             drive(fake, device, job)
         made = fake.streams.all[before:]
@@ -145,7 +145,7 @@ def test_a_fault_ends_the_run_and_is_reported(form: str) -> None:
     kernel = {"p": "persistent_a", "s": "sliced_c"}[form]
     fake.faults[kernel, 4] = FaultKind.ADDRESS
     with device_of(fake) as device:
-        job = Job(device, launches(device, form + "e"))
+        job = ResizableRun(device, launches(device, form + "e"))
         job.resize(2)
         drive(fake, device, job)
         assert isinstance(job.error, IllegalAddress)
@@ -160,7 +160,7 @@ def test_a_trap_says_so() -> None:
     fake = SteppedDriver(7)
     fake.faults["persistent_a", 0] = FaultKind.TRAP
     with device_of(fake) as device:
-        job = Job(device, launches(device, "p"))
+        job = ResizableRun(device, launches(device, "p"))
         job.resize(1)
         drive(fake, device, job)
         assert isinstance(job.error, KernelTrap)
@@ -169,12 +169,12 @@ def test_a_trap_says_so() -> None:
 def test_ended_jobs_run_nothing_more() -> None:
     fake = SteppedDriver(8)
     with device_of(fake) as device:
-        ended: list[Job] = []
-        never = Job(device, launches(device, "p"), on_done=ended.append)
+        ended: list[ResizableRun] = []
+        never = ResizableRun(device, launches(device, "p"), on_done=ended.append)
         never.end()
         assert ended == [never]
         assert never.progress == (0, 0, 10)
-        job = Job(device, launches(device, "pp", total=100), on_done=ended.append)
+        job = ResizableRun(device, launches(device, "pp", total=100), on_done=ended.append)
         job.resize(3)
         fake.run(40)
         job.end()
@@ -192,7 +192,7 @@ def test_ended_jobs_run_nothing_more() -> None:
 def test_a_job_that_grows_again_and_again_has_few_streams() -> None:
     fake = SteppedDriver(14)
     with device_of(fake) as device:
-        job = Job(device, launches(device, "p", total=1500))
+        job = ResizableRun(device, launches(device, "p", total=1500))
         before = fake.alive["stream"]
         for slices in range(1, 26):
             job.resize(slices)
@@ -214,7 +214,7 @@ def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
     fake = SteppedDriver(seed)
     with device_of(fake) as device:
         sequence = launches(device, "pp", total=12)
-        before = Job(device, sequence)
+        before = ResizableRun(device, sequence)
         before.resize(1)
         fake.run(7)
         before.resize(0)
@@ -222,7 +222,7 @@ def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
         before.end()  # its records are left with task blocks to claim
         assert before.progress[0] < 12
         fake.ran.clear()
-        job = Job(device, sequence)
+        job = ResizableRun(device, sequence)
         job.resize(1)
         job.resize(4)
         drive(fake, device, job)
@@ -232,7 +232,7 @@ def test_a_helper_waits_for_the_job_records_of_its_run(seed: int) -> None:
 def test_kill_sets_the_kill_words() -> None:
     fake = SteppedDriver(9)
     with device_of(fake) as device:
-        job = Job(device, launches(device, "pp", total=100))
+        job = ResizableRun(device, launches(device, "pp", total=100))
         job.resize(2)
         fake.run(30)
         job.kill()
@@ -246,7 +246,7 @@ def test_runs_of_one_sequence_at_once_do_not_disturb_each_other() -> None:
     fake = SteppedDriver(10)
     with device_of(fake) as device:
         sequence = device.prepare(launches(device, "pp"))
-        jobs = [Job(device, sequence) for _ in range(3)]
+        jobs = [ResizableRun(device, sequence) for _ in range(3)]
         for job in jobs:
             job.resize(2)
         for job in jobs:
@@ -258,8 +258,8 @@ def test_runs_of_one_sequence_at_once_do_not_disturb_each_other() -> None:
 def test_a_lost_context_fails_every_run() -> None:
     fake = SteppedDriver(11)
     device = CUDADevice(driver=Driver(fake), watch=False)
-    ended: list[Job] = []
-    jobs = [Job(device, launches(device, "p"), on_done=ended.append) for _ in range(2)]
+    ended: list[ResizableRun] = []
+    jobs = [ResizableRun(device, launches(device, "p"), on_done=ended.append) for _ in range(2)]
     for job in jobs:
         job.resize(1)
     fake.lose("ILLEGAL_ADDRESS")
@@ -267,13 +267,13 @@ def test_a_lost_context_fails_every_run() -> None:
     assert all(isinstance(job.error, DeviceLost) for job in jobs)
     assert ended == jobs
     with pytest.raises(DeviceLost, match="ILLEGAL_ADDRESS"):
-        Job(device, jobs[0].sequence).resize(1)
+        ResizableRun(device, jobs[0].sequence).resize(1)
 
 
 def test_vanished_blocks_are_an_internal_error() -> None:
     fake = SteppedDriver(12)
     with device_of(fake) as device:
-        job = Job(device, launches(device, "p"))
+        job = ResizableRun(device, launches(device, "p"))
         job.resize(2)
         fake.run(12)
         for launch in fake.launches:
@@ -282,7 +282,7 @@ def test_vanished_blocks_are_an_internal_error() -> None:
         assert isinstance(job.error, InternalError) or job.complete
 
 
-def resizing(fake: SteppedDriver, job_device: tuple[Job, object]) -> None:
+def resizing(fake: SteppedDriver, job_device: tuple[ResizableRun, object]) -> None:
     """A run with a growth, a release and a stop."""
     job, device = job_device
     for slices in (2, 5, 1, 0, 3):
@@ -303,7 +303,7 @@ def test_whichever_call_fails_the_run_ends_and_nothing_is_left(
         fake = SteppedDriver(nth)
         try:
             with device_of(fake, release) as device:
-                job = Job(device, launches(device, "pspp"))
+                job = ResizableRun(device, launches(device, "pspp"))
                 before = len(fake.calls)
                 fake.fail(nth, status)
                 resizing(fake, (job, device))
@@ -327,7 +327,7 @@ def test_whichever_call_fails_the_run_ends_and_nothing_is_left(
 def test_a_launch_that_cannot_begin_holds_nothing() -> None:
     fake = SteppedDriver(13)
     with device_of(fake) as device:
-        job = Job(device, launches(device, "p"))
+        job = ResizableRun(device, launches(device, "p"))
         fake.fail(1, "INVALID_VALUE", "cuLaunchKernel")
         job.resize(1)
         assert job.done
@@ -341,7 +341,7 @@ def test_a_launch_that_cannot_begin_holds_nothing() -> None:
 def test_the_first_task_block_is_seen_when_it_begins(what: str, release: str) -> None:
     fake = SteppedDriver(2)
     with device_of(fake, release) as device:
-        job = Job(device, launches(device, what))
+        job = ResizableRun(device, launches(device, what))
         job.resize(1)
         device.watcher.poll()
         assert job.first_block_ns == 0
@@ -357,7 +357,7 @@ def test_the_first_task_block_is_seen_when_it_begins(what: str, release: str) ->
 def test_blocks_released_before_a_claim_are_not_the_first_block() -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
-        job = Job(device, launches(device, "p"))
+        job = ResizableRun(device, launches(device, "p"))
         job.resize(1)
         job.end()
         drive(fake, device, job)
@@ -369,7 +369,7 @@ def test_late_writes_do_not_reach_another_run() -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
         control = fake.streams.of(device.control_stream)
-        first, second = (Job(device, launches(device, "p", total=40)) for _ in range(2))
+        first, second = (ResizableRun(device, launches(device, "p", total=40)) for _ in range(2))
         first.resize(2)
         fake.run(20)
         control.busy = True
@@ -393,7 +393,7 @@ def test_late_writes_do_not_reach_another_run() -> None:
 def test_a_stage_shrinks_before_its_gate_has_opened_it() -> None:
     fake = SteppedDriver(2)
     with device_of(fake) as device:
-        job = Job(device, launches(device, "sp", total=8))
+        job = ResizableRun(device, launches(device, "sp", total=8))
         job.resize(8)
         while "gpud_gate" not in {launch.name for launch in fake.launches}:
             fake.step()
@@ -411,7 +411,7 @@ def test_a_finished_job_has_no_reference_cycle(*, ended: bool) -> None:
     with device_of(fake) as device:
         gc.disable()  # reference cycles would stay
         try:
-            job = Job(device, launches(device, "ppsw"))
+            job = ResizableRun(device, launches(device, "ppsw"))
             job.resize(2)
             fake.run(20)
             if ended:
@@ -432,7 +432,7 @@ def test_the_end_of_a_long_stage_wakes_the_watcher(pace: float) -> None:
         first = short[0]._replace(kernel=short[0].kernel.module.kernel("persistent_b"))
         for spec, its in ((first, pace), (short[0], 1e3)):
             spec.kernel.block_ns[spec.block] = its
-        job = Job(device, [first, *short[1:]])
+        job = ResizableRun(device, [first, *short[1:]])
         job.resize(2)
         device.watcher.semaphore.wait(0)
         while len(fake.ran) < 20:

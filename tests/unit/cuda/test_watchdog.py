@@ -15,9 +15,9 @@ from gpud.device.cuda.driver.watchdog import DriverWatchdog
 from gpud.device.cuda.execution.watcher import Watcher
 from gpud.device.cuda.launch.release_path import Slot
 from gpud.device.interface import LaunchSpec
-from gpud.device.job import Job
 from gpud.errors import DeviceLost
 from tests.driver_model import SteppedDriver
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import until
 from tests.unit.cuda.model_runs import PROGRAM, device_of, drive, launches, ran_once
 
@@ -48,8 +48,8 @@ def impatient_watchdog(device: CUDADevice, seconds: float = 0.0) -> DriverWatchd
 def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int, release: str) -> None:
     fake = AtRest(seed)
     with device_of(fake, release) as device:
-        offline = Job(device, launches(device, "p", total=ENDLESS))
-        online = Job(device, launches(device, "ppp", total=40), priority=1)
+        offline = ResizableRun(device, launches(device, "p", total=ENDLESS))
+        online = ResizableRun(device, launches(device, "ppp", total=40), priority=1)
         impatient_watchdog(device)
         offline.resize(8)
         online.resize(4)
@@ -81,7 +81,7 @@ def test_runs_make_way_for_a_load_that_waits_and_go_on(seed: int, release: str) 
 def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) -> None:
     fake, when = SteppedDriver(seed), random.Random(seed)
     with device_of(fake, ("mapped", "copy", "write_value")[seed % 3]) as device:
-        job = Job(device, launches(device, "ppsp", total=20))
+        job = ResizableRun(device, launches(device, "ppsp", total=20))
         job.resize(2)
         for _ in range(4000):
             if job.done:
@@ -100,7 +100,9 @@ def test_whenever_all_blocks_are_halted_every_task_block_runs_once(seed: int) ->
 def test_a_launch_begun_during_a_halt_is_not_halted() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
-        first, second = (Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2))
+        first, second = (
+            ResizableRun(device, launches(device, "p", total=ENDLESS)) for _ in range(2)
+        )
         first.resize(2)
         fake.run(20)
         (old,) = device.launches._active
@@ -125,7 +127,7 @@ def test_a_launch_begun_during_a_halt_is_not_halted() -> None:
 def test_a_finished_launch_is_not_halted() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
-        jobs = [Job(device, launches(device, "p", total=ENDLESS)) for _ in range(2)]
+        jobs = [ResizableRun(device, launches(device, "p", total=ENDLESS)) for _ in range(2)]
         for job in jobs:
             job.resize(2)
         jobs[1].end()
@@ -164,7 +166,7 @@ def test_the_first_runs_need_nothing_that_the_driver_may_wait_for() -> None:
         before = len(fake.calls)
         for priority in (0, 1):
             for sequence in sequences:
-                job = Job(device, sequence, priority=priority)
+                job = ResizableRun(device, sequence, priority=priority)
                 job.resize(1)
                 fake.run(20)
                 job.resize(3)
@@ -176,7 +178,7 @@ def test_a_call_that_returns_in_time_disturbs_no_run() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         impatient_watchdog(device, _LONG_S)
-        job = Job(device, launches(device, "p", total=50))
+        job = ResizableRun(device, launches(device, "p", total=50))
         job.resize(2)
         fake.run(10)
         device.load(PROGRAM)
@@ -190,7 +192,7 @@ def test_nothing_is_begun_while_a_call_is_stuck() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         watchdog = impatient_watchdog(device)
-        job, ended = (Job(device, launches(device, "p", total=20)) for _ in range(2))
+        job, ended = (ResizableRun(device, launches(device, "p", total=20)) for _ in range(2))
         with watchdog.blocking_call():
             until(lambda: watchdog.stuck)
             job.resize(2)
@@ -209,7 +211,7 @@ def test_a_lost_device_fails_waiting_gangs() -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
         watchdog = impatient_watchdog(device)
-        job = Job(device, launches(device, "p", total=20))
+        job = ResizableRun(device, launches(device, "p", total=20))
         with watchdog.blocking_call():
             until(lambda: watchdog.stuck)
             job.resize(2)
@@ -219,10 +221,10 @@ def test_a_lost_device_fails_waiting_gangs() -> None:
         fake.dead = dead
 
 
-def test_an_internal_error_in_the_watcher_fails_every_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_in_the_watcher_fails_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SteppedDriver()
     with device_of(fake) as device:
-        job, other = (Job(device, launches(device, "p", total=20)) for _ in range(2))
+        job, other = (ResizableRun(device, launches(device, "p", total=20)) for _ in range(2))
         for one in (job, other):
             one.resize(2)
 
@@ -289,7 +291,7 @@ def test_a_program_that_the_linker_rejects_is_loaded_as_ptx(function: str) -> No
     fake = SteppedDriver()
     with device_of(fake) as device:
         fake.fail(1, "UNKNOWN_TO_US", function)
-        job = Job(device, launches(device, "p"))
+        job = ResizableRun(device, launches(device, "p"))
         job.resize(1)
         drive(fake, device, job)
         made = fake.calls.count("cuLinkCreate") - (function == "cuLinkCreate")

@@ -12,8 +12,9 @@ import numpy as np
 from gpud.compiler.pipeline import Program, compile_program
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.program.module import CPUModule
-from gpud.device.job import Form, Job, LaunchSpec
+from gpud.device.interface import Form, LaunchSpec
 from gpud.errors import GpudError
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import TIMEOUT_S, Array
 
 __all__ = ["ARENA_BYTES", "HEAD", "Arena", "arena", "outside_of", "ptx"]
@@ -70,7 +71,7 @@ class Arena:
             for value in values
         ]
         spec = LaunchSpec.of(kernel, form, grid, block, raw, shared=shared)
-        job = Job(self.device, [spec])
+        job = ResizableRun(self.device, [spec])
         job.resize(1)
         assert job.wait(TIMEOUT_S)
         assert not outside_of(self), "a neighbour's bytes have changed"

@@ -13,7 +13,8 @@ from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.codegen.analysis.active_threads import ActiveThreads
 from gpud.device.cpu.codegen.analysis.thread_constants import ThreadConstants
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.codegen.prepared import instructions, kernel
 from tests.unit.cpu.device_helpers import TIMEOUT_S, pointer, words
 
@@ -131,7 +132,7 @@ def test_stages_for_few_threads_give_the_results_of_all(
     spec = LaunchSpec.of(
         device.load(STAGES).kernel("k"), "unmodified", (1,), block, [pointer(memory)]
     )
-    job = Job(device, device.prepare([spec]))
+    job = ResizableRun(device, device.prepare([spec]))
     job.resize(1)
     job.result(TIMEOUT_S)
     expected = [1009, 1007, 100, 3, 1007, 100, 100]

@@ -12,7 +12,7 @@ from gpud.compiler.analysis.effects import ATOMIC, MEMORY_READ, MEMORY_WRITE, fl
 from gpud.compiler.ptx.model import opcode
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.lower import LOWERINGS
-from gpud.device.job import Form
+from gpud.device.interface import Form
 from gpud.errors import GpudError, IllegalAddress, KernelTrap
 from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena, ptx
 

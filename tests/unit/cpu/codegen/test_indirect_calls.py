@@ -10,7 +10,7 @@ import pytest
 
 from gpud.compiler.pipeline import compile_program
 from gpud.compiler.toolchain.ptxas import assemble, find_ptxas
-from gpud.device.job import Form
+from gpud.device.interface import Form
 from gpud.errors import GpudError, KernelTrap
 from tests.unit.cpu.codegen.checked_arena import HEAD, Arena, arena
 

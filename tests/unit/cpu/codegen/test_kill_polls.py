@@ -8,8 +8,8 @@ import pytest
 
 from gpud.device.cpu.abi.layout import Shape
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.interface import Memory
-from gpud.device.job import Form, Job, LaunchSpec
+from gpud.device.interface import Form, LaunchSpec, Memory
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.codegen.checked_arena import ptx
 from tests.unit.cpu.device_helpers import TIMEOUT_S, Array, pointer, until, words
 from tests.unit.cpu.lower.instruction_runner import optimised
@@ -67,13 +67,13 @@ extern "C" __global__ void rounds(unsigned* out, int count) {{
 
 def job_of(
     device: CPUDevice, name: str, form: Form, threads: int = 32
-) -> tuple[Job, Array, Memory]:
+) -> tuple[ResizableRun, Array, Memory]:
     program = ptx(ENDLESS, form)
     entry = program.kernels[name].entry_for((threads, 1, 1), killable=True)
     kernel = device.load(program.ptx).kernel(entry)
     memory, view = words(device, 64)
     values = [pointer(memory), (0).to_bytes(4, "little")]
-    job = Job(device, [LaunchSpec.of(kernel, form, 3, threads, values)])
+    job = ResizableRun(device, [LaunchSpec.of(kernel, form, 3, threads, values)])
     return job, view, memory
 
 

@@ -8,9 +8,10 @@ from gpud.compiler.analysis.cfg import ControlFlow
 from gpud.device.cpu.codegen.emit.strip_mining import STRIP_LENGTH, strip_mined_loops
 from gpud.device.cpu.codegen.preparation.pseudo_instructions import fold_pseudos
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
 from tests.compiler.passes.test_kill import IRREDUCIBLE, KILLABLE, NESTED, polled
 from tests.compiler.support.flat_programs import entry
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.codegen.checked_arena import ptx
 from tests.unit.cpu.device_helpers import TIMEOUT_S, pointer, words
 
@@ -63,7 +64,7 @@ def test_each_thread_makes_its_own_number_of_iterations() -> None:
         for count in (8, 7):  # in lockstep, and where the last thread diverges
             out, found = words(device, len(COUNTS))
             values = [pointer(rounds), pointer(out), count.to_bytes(4, "little")]
-            job = Job(device, [LaunchSpec.of(kernel, "persistent", 1, 8, values)])
+            job = ResizableRun(device, [LaunchSpec.of(kernel, "persistent", 1, 8, values)])
             job.resize(1)
             job.result(TIMEOUT_S)
             assert list(found[:count]) == [own(t, COUNTS[t]) for t in range(count)]
@@ -120,7 +121,7 @@ def test_dependent_iterations_are_not_marked_parallel(body: str, rows: int) -> N
         memory, out = words(device, row * rows)
         kernel = device.load(HEAD + body).kernel("chain")
         arguments = [pointer(memory), count.to_bytes(4, "little")]
-        job = Job(device, [LaunchSpec.of(kernel, "unmodified", 1, 8, arguments)])
+        job = ResizableRun(device, [LaunchSpec.of(kernel, "unmodified", 1, 8, arguments)])
         job.resize(1)
         job.result(TIMEOUT_S)
         got = out.reshape(rows, row).tolist()

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.program.printf import PackedArguments
-from gpud.device.interface import OUTPUT_LIMIT_BYTES
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import OUTPUT_LIMIT_BYTES, LaunchSpec
 from gpud.device.printf import MOST_BYTES, MOST_WIDTH, format_printf
 from gpud.device.readable import EVERYTHING, ReadableRanges
 from gpud.errors import IllegalAddress
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import TIMEOUT_S, cuda, words
 from tests.unit.printing import ALL_LINES, ARENA, HOSTILE, SAID, SOURCE, load, run
 
@@ -249,7 +249,9 @@ def test_what_was_printed_before_a_fault_is_kept(device: CPUDevice) -> None:
     module = load(device, text, memory)
     parameters = [bytes(8), memory.address.to_bytes(8, "little")]
     for name in ("stores", "loads"):
-        job = Job(device, [LaunchSpec.of(module.kernel(name), "persistent", 1, 8, parameters)])
+        job = ResizableRun(
+            device, [LaunchSpec.of(module.kernel(name), "persistent", 1, 8, parameters)]
+        )
         job.resize(1)
         with pytest.raises(IllegalAddress):
             job.result(TIMEOUT_S)

@@ -15,7 +15,8 @@ import pytest
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.scheduling.block_scheduler import SM_CAPACITY
 from gpud.device.cpu.scheduling.run import CPURun
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
 
 SOURCE = r"""
@@ -44,7 +45,7 @@ class Work:
         kernel = device.load(rewritten(SOURCE, "persistent").ptx).kernel("gated")
         self.door, self.gate = words(device, 2)
         launch = LaunchSpec.of(kernel, "persistent", 1000, threads, [pointer(self.door)])
-        self.job = Job(device, [launch], priority=priority)
+        self.job = ResizableRun(device, [launch], priority=priority)
 
     def resize(self, slices: int) -> list[int]:
         """Persistent blocks of each SM, of all jobs, once the job has this many."""
@@ -133,7 +134,7 @@ def test_a_launch_with_a_small_m_has_blocks_on_every_sm_of_its_sequence(device: 
     ]
     sequence = device.prepare(launches)
     assert (sequence.occupancy, sequence.max_occupancy) == (M, 4 * M)
-    job = Job(device, sequence)
+    job = ResizableRun(device, sequence)
     job.resize(3 * M)
     run = job._run
     assert isinstance(run, CPURun)
@@ -236,7 +237,9 @@ class Steps:
         kernel = device.load(rewritten(STEPS, "persistent").ptx).kernel("steps")
         self.memory, self.words = words(device, 1)
         values = [pointer(self.memory), most.to_bytes(4, "little")]
-        self.job = Job(device, [LaunchSpec.of(kernel, "persistent", task_blocks, 256, values)])
+        self.job = ResizableRun(
+            device, [LaunchSpec.of(kernel, "persistent", task_blocks, 256, values)]
+        )
 
     @property
     def count(self) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.job import Job, LaunchSpec
+from gpud.device.interface import LaunchSpec
 from gpud.errors import InvalidArgument
 from gpud.units import Partitions
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, pointer, rewritten, until, words
 
 SOURCE = r"""
@@ -43,7 +44,7 @@ class Work:
         self.memory, self.runs = words(device, total)
         values = [pointer(self.door), pointer(self.memory)]
         launch = LaunchSpec.of(kernel, form, total, 256, values)  # type: ignore[arg-type]
-        self.job = Job(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
+        self.job = ResizableRun(device, [launch], exclusive=exclusive, priority=int(exclusive > 0))
 
     def begun(self, count: int) -> None:
         """Wait until so many task blocks have begun."""

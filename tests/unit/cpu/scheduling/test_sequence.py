@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from gpud.device.cpu.device import CPUDevice
-from gpud.device.interface import Memory
-from gpud.device.job import Form, Job, LaunchSpec
+from gpud.device.interface import Form, LaunchSpec, Memory
 from gpud.errors import KernelTrap, LaunchConfigError
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import (
     OPEN,
     TIMEOUT_S,
@@ -167,7 +167,7 @@ def test_launches_run_in_order(
     device: CPUDevice, kernels: Kernels, form: Form, slices: int
 ) -> None:
     steps = Steps(device, kernels, [5, 1, 17, 64, 2, 1, 9], [form] * 7)
-    job = Job(device, steps.specs)
+    job = ResizableRun(device, steps.specs)
     job.resize(slices)
     job.result(TIMEOUT_S)
     steps.check()
@@ -177,7 +177,7 @@ def test_launches_run_in_order(
 
 def test_forms_mix_in_one_sequence(device: CPUDevice, kernels: Kernels) -> None:
     steps = Steps(device, kernels, [7] * 12, FORMS * 3)
-    job = Job(device, steps.specs)
+    job = ResizableRun(device, steps.specs)
     job.resize(2)
     job.result(TIMEOUT_S)
     steps.check()
@@ -185,7 +185,7 @@ def test_forms_mix_in_one_sequence(device: CPUDevice, kernels: Kernels) -> None:
 
 def test_a_long_sequence(device: CPUDevice, kernels: Kernels) -> None:
     steps = Steps(device, kernels, [3] * 1000, LOOPS * 1000, [32] * 1000)
-    job = Job(device, steps.specs)
+    job = ResizableRun(device, steps.specs)
     job.resize(4)
     job.result(TIMEOUT_S)
     steps.check()
@@ -194,7 +194,7 @@ def test_a_long_sequence(device: CPUDevice, kernels: Kernels) -> None:
 def test_launches_of_different_sizes_of_block(device: CPUDevice, kernels: Kernels) -> None:
     blocks = [1024, 32, 256, 512, 64]
     steps = Steps(device, kernels, [40] * 5, [*FORMS[:2], *FORMS[:2], *LOOPS], blocks)
-    job = Job(device, steps.specs)
+    job = ResizableRun(device, steps.specs)
     job.resize(2)
     job.result(TIMEOUT_S)
     steps.check()
@@ -202,7 +202,7 @@ def test_launches_of_different_sizes_of_block(device: CPUDevice, kernels: Kernel
 
 def test_each_launch_prints(device: CPUDevice, kernels: Kernels) -> None:
     launches = [kernels.spec("says", form, 2, [word(n)]) for n, form in enumerate(FORMS)]
-    job = Job(device, launches)
+    job = ResizableRun(device, launches)
     job.resize(1)
     job.result(TIMEOUT_S)
     assert job.output.decode().split() == [f"{n}.{b}" for n in range(4) for b in range(2)]
@@ -217,7 +217,7 @@ def test_each_launch_has_blocks_in_proportion_to_its_own_occupancy(
 ) -> None:
     sequence = Gated(device, kernels, [20, 20])
     measured = [sequence.specs[0]._replace(occupancy=4), sequence.specs[1]._replace(occupancy=16)]
-    job = Job(device, measured)
+    job = ResizableRun(device, measured)
     assert job.sequence.occupancy == 4
     job.resize(slices)
     until(lambda: job.progress[0] == running[0])
@@ -238,11 +238,11 @@ def test_a_launch_goes_on_when_others_than_its_first_blocks_are_left(
 ) -> None:
     # A block of another job is on each SM, so 16 blocks lie on both, and the first 4 on one.
     other = Gated(device, kernels, [2], "whole")
-    beside = Job(device, [other.specs[0]._replace(occupancy=2)])
+    beside = ResizableRun(device, [other.specs[0]._replace(occupancy=2)])
     beside.resize(1)
     sequence = Gated(device, kernels, [16, 6, 1])
     measured = zip(sequence.specs, (16, 4, 16), strict=True)
-    job = Job(device, [spec._replace(occupancy=most) for spec, most in measured])
+    job = ResizableRun(device, [spec._replace(occupancy=most) for spec, most in measured])
     job.resize(4)
     until(lambda: job.progress[0] == 16)
     sequence.gate[0] = 16
@@ -259,7 +259,7 @@ def test_occupancy_must_be_that_of_the_launches(device: CPUDevice, kernels: Kern
     spec = Gated(device, kernels, [1]).specs[0]._replace(occupancy=8)
     for wrong in (0, 9):
         with pytest.raises(ValueError, match=f"between 1 and .* 8, not {wrong}"):
-            Job(device, [spec], occupancy=wrong)
+            ResizableRun(device, [spec], occupancy=wrong)
 
 
 # -- what is held ------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_held_counts_released_blocks_until_they_have_left(
 ) -> None:
     sequence = Gated(device, kernels, [40])
     left = threading.Semaphore(0)
-    job = Job(device, sequence.specs, on_left=lambda _: left.release())
+    job = ResizableRun(device, sequence.specs, on_left=lambda _: left.release())
     job.resize(6)
     until(lambda: job.progress[0] == 6)
     assert (job.held, job.exhausted) == (6, False)
@@ -292,7 +292,7 @@ def test_blocks_without_room_go_away_at_once(kernels: Kernels) -> None:
     with CPUDevice(1, capability=75) as small:
         own = Kernels(small)
         sequence = Gated(small, own, [100])
-        job = Job(small, sequence.specs)
+        job = ResizableRun(small, sequence.specs)
         job.resize(40)
         until(lambda: job.progress[0] == 16)
         assert job.held == 40
@@ -310,7 +310,7 @@ def test_a_job_is_exhausted_when_its_last_launch_is_claimed(
 ) -> None:
     sequence = Gated(device, kernels, [3, 2, 5])
     left = threading.Semaphore(0)
-    job = Job(device, sequence.specs, on_left=lambda _: left.release())
+    job = ResizableRun(device, sequence.specs, on_left=lambda _: left.release())
     job.resize(4)
     until(lambda: job.progress[0] == 3)
     # The fourth block waits for the launches to come.
@@ -338,7 +338,7 @@ def test_no_more_blocks_than_the_largest_launch_can_use(
     device: CPUDevice, kernels: Kernels
 ) -> None:
     sequence = Gated(device, kernels, [2, 5, 3])
-    job = Job(device, sequence.specs)
+    job = ResizableRun(device, sequence.specs)
     job.resize(30)
     assert job.held == 5
     sequence.open()
@@ -347,7 +347,7 @@ def test_no_more_blocks_than_the_largest_launch_can_use(
 
 def test_released_blocks_that_are_wanted_again_stay(device: CPUDevice, kernels: Kernels) -> None:
     sequence = Gated(device, kernels, [40])
-    job = Job(device, sequence.specs)
+    job = ResizableRun(device, sequence.specs)
     job.resize(5)
     until(lambda: job.progress[0] == 5)
     job.resize(0)
@@ -369,8 +369,8 @@ def test_end_lets_running_blocks_end_and_runs_no_more(
     device: CPUDevice, kernels: Kernels, form: Form
 ) -> None:
     sequence = Gated(device, kernels, [5, 5], form)
-    ended: list[Job] = []
-    job = Job(device, sequence.specs, on_done=ended.append)
+    ended: list[ResizableRun] = []
+    job = ResizableRun(device, sequence.specs, on_done=ended.append)
     job.resize(3)
     until(lambda: job.progress[0] >= 3)
     job.end()
@@ -393,8 +393,8 @@ def test_end_lets_running_blocks_end_and_runs_no_more(
 
 def test_end_of_a_job_that_has_nothing_running(device: CPUDevice, kernels: Kernels) -> None:
     for slices in (None, 0):
-        ended: list[Job] = []
-        job = Job(device, Gated(device, kernels, [5]).specs, on_done=ended.append)
+        ended: list[ResizableRun] = []
+        job = ResizableRun(device, Gated(device, kernels, [5]).specs, on_done=ended.append)
         if slices is not None:
             job.resize(slices)
         job.end()
@@ -407,10 +407,10 @@ def test_end_of_a_job_whose_blocks_have_no_room(kernels: Kernels) -> None:
     with CPUDevice(1, capability=75) as small:
         own = Kernels(small)
         running, waiting = Gated(small, own, [16]), Gated(small, own, [16])
-        one = Job(small, running.specs)
+        one = ResizableRun(small, running.specs)
         one.resize(16)
         until(lambda: one.progress[0] == 16)
-        two = Job(small, waiting.specs)
+        two = ResizableRun(small, waiting.specs)
         two.resize(3)
         assert two.held == 3
         two.end()
@@ -428,7 +428,7 @@ def test_a_failed_launch_ends_the_sequence(device: CPUDevice, kernels: Kernels) 
             steps.specs[1],
         ]
         steps.runs[0][:] = 0
-        job = Job(device, launches)
+        job = ResizableRun(device, launches)
         job.resize(2)
         with pytest.raises(KernelTrap) as caught:
             job.result(TIMEOUT_S)
@@ -448,10 +448,10 @@ def test_every_task_block_of_every_launch_runs_once_whatever_is_resized(
     device: CPUDevice, kernels: Kernels, seed: int
 ) -> None:
     rng = random.Random(seed)
-    active: list[tuple[Job, Steps]] = []
-    left: dict[Job, int] = {}
+    active: list[tuple[ResizableRun, Steps]] = []
+    left: dict[ResizableRun, int] = {}
 
-    def count(job: Job) -> None:
+    def count(job: ResizableRun) -> None:
         left[job] = left.get(job, 0) + 1
 
     for _ in range(8):
@@ -460,7 +460,7 @@ def test_every_task_block_of_every_launch_runs_once_whatever_is_resized(
         forms = [rng.choice(FORMS[:2]) for _ in grids]
         blocks = [rng.choice((32, 64, 1024)) for _ in grids]
         steps = Steps(device, kernels, grids, forms, blocks)
-        active.append((Job(device, steps.specs, on_left=count), steps))
+        active.append((ResizableRun(device, steps.specs, on_left=count), steps))
     for _ in range(400):
         job, _ = rng.choice(active)
         before = job.progress
@@ -482,7 +482,7 @@ def test_end_at_any_moment_leaves_a_prefix_and_nothing_twice(
     rng = random.Random(seed)
     for _ in range(40):
         steps = Steps(device, kernels, [rng.choice((1, 5, 40)) for _ in range(6)], LOOPS * 6)
-        job = Job(device, steps.specs)
+        job = ResizableRun(device, steps.specs)
         job.resize(rng.randint(1, 8))
         goal = rng.randrange(job.total)
         until(lambda job=job, goal=goal: job.progress[1] >= goal)  # type: ignore[misc]
@@ -502,7 +502,7 @@ def test_a_prepared_sequence_runs_again_and_again(device: CPUDevice, kernels: Ke
     steps = Steps(device, kernels, [3, 8, 1], ["persistent", "sliced", "persistent"])
     sequence = device.prepare(steps.specs)
     for _ in range(20):
-        job = Job(device, sequence)
+        job = ResizableRun(device, sequence)
         job.resize(3)
         job.result(TIMEOUT_S)
         assert job.progress == (12, 12, 12)
@@ -514,13 +514,13 @@ def test_a_prepared_sequence_is_as_new_after_a_run_that_was_ended(
 ) -> None:
     gated = Gated(device, kernels, [6, 2])
     sequence = device.prepare(gated.specs)
-    first = Job(device, sequence)
+    first = ResizableRun(device, sequence)
     first.resize(2)
     until(lambda: first.progress[0] == 2)
     first.end()
     gated.open()
     assert first.wait(TIMEOUT_S)
-    second = Job(device, sequence)
+    second = ResizableRun(device, sequence)
     second.resize(2)
     second.result(TIMEOUT_S)
     assert gated.runs[0].tolist() == [2, 2, 1, 1, 1, 1]
@@ -533,7 +533,7 @@ def test_a_prepared_sequence_may_run_several_times_at_once(
 ) -> None:
     gated = Gated(device, kernels, [4, 4])
     sequence = device.prepare(gated.specs)
-    jobs = [Job(device, sequence) for _ in range(5)]
+    jobs = [ResizableRun(device, sequence) for _ in range(5)]
     for job in jobs:
         job.resize(2)
     until(lambda: all(job.progress[0] == 2 for job in jobs))
@@ -548,7 +548,7 @@ def test_many_small_jobs_at_once(device: CPUDevice, kernels: Kernels) -> None:
     sequence = device.prepare(steps.specs)
     done = threading.Semaphore(0)
     for _ in range(300):
-        Job(device, sequence, on_done=lambda _: done.release()).resize(2)
+        ResizableRun(device, sequence, on_done=lambda _: done.release()).resize(2)
     for _ in range(300):
         assert done.acquire(timeout=TIMEOUT_S)
     assert [runs.tolist() for runs in steps.runs] == [[300] * 2, [300] * 3]
@@ -559,7 +559,7 @@ def test_many_small_jobs_at_once(device: CPUDevice, kernels: Kernels) -> None:
 
 def test_a_job_needs_a_launch(device: CPUDevice) -> None:
     with pytest.raises(ValueError, match="one launch or more"):
-        Job(device, [])
+        ResizableRun(device, [])
 
 
 @pytest.mark.parametrize("size", [0, 7, 15, 17, 24])
@@ -568,7 +568,7 @@ def test_parameters_of_the_wrong_size_are_refused(
 ) -> None:
     spec = Gated(device, kernels, [1]).specs[0]
     with pytest.raises(ValueError, match=f"takes 16 bytes of parameters, not {size}"):
-        Job(device, [spec, spec._replace(parameters=bytes(size))])
+        ResizableRun(device, [spec, spec._replace(parameters=bytes(size))])
 
 
 def test_a_wrong_grid_anywhere_in_the_sequence_is_refused(
@@ -576,7 +576,7 @@ def test_a_wrong_grid_anywhere_in_the_sequence_is_refused(
 ) -> None:
     spec = Gated(device, kernels, [1]).specs[0]
     with pytest.raises(LaunchConfigError, match="split the work"):
-        Job(device, [spec, spec._replace(grid=(2**16, 2**15, 1))])
+        ResizableRun(device, [spec, spec._replace(grid=(2**16, 2**15, 1))])
 
 
 # -- waiting for each other --------------------------------------------------------------------
@@ -588,7 +588,7 @@ def test_blocks_that_wait_for_each_other_through_barriers_go_on(
 ) -> None:
     """A block that polls with barriers in between is not seen to poll: the others must begin."""
     memory, arrived = words(device, 1)
-    job = Job(device, [kernels.spec("meets", form, 6, [pointer(memory), word(6)], 64)] * 1)
+    job = ResizableRun(device, [kernels.spec("meets", form, 6, [pointer(memory), word(6)], 64)] * 1)
     job.resize(6)
     job.result(TIMEOUT_S)
     assert arrived[0] == 6

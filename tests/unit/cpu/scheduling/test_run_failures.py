@@ -8,10 +8,11 @@ import pytest
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.scheduling import persistent_block
-from gpud.device.job import Form, Job, LaunchSpec
+from gpud.device.interface import Form, LaunchSpec
 from gpud.errors import KernelTrap
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
-from tests.unit.cpu.scheduling.gated_jobs import FORMS, TOTAL, make
+from tests.unit.cpu.scheduling.gated_runs import FORMS, TOTAL, make
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +40,10 @@ extern "C" __global__ void stuck(unsigned at) {
 
 def failing_job(
     device: CPUDevice, form: Form, name: str, grid: int | tuple[int, ...] = 6, at: int = 4
-) -> Job:
+) -> ResizableRun:
     text = cuda(FAILING) if form == "unmodified" else rewritten(FAILING, form).ptx
     kernel = device.load(text).kernel(name)
-    return Job(device, [LaunchSpec.of(kernel, form, grid, 32, [at.to_bytes(4, "little")])])
+    return ResizableRun(device, [LaunchSpec.of(kernel, form, grid, 32, [at.to_bytes(4, "little")])])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -84,7 +85,7 @@ def test_a_trap_says_in_which_task_block(device: CPUDevice, form: Form) -> None:
 def test_a_trap_in_a_slice_gives_all_coordinates(device: CPUDevice) -> None:
     text = rewritten(FAILING, "sliced").ptx
     kernel = device.load(text).kernel("traps_in_the_corner")
-    job = Job(device, [LaunchSpec.of(kernel, "sliced", (3, 2, 4), 32, [])])
+    job = ResizableRun(device, [LaunchSpec.of(kernel, "sliced", (3, 2, 4), 32, [])])
     job.resize(5)
     with pytest.raises(KernelTrap) as caught:
         job.result(TIMEOUT_S)
@@ -147,7 +148,7 @@ def test_a_job_without_end_is_killed_alone(device: CPUDevice, name: str, form: F
     entry = program.kernel(name).entry_for((32, 1, 1), killable=True)
     memory, counts = words(device, 40)
     kernel = device.load(program.ptx).kernel(entry)
-    job = Job(device, [LaunchSpec.of(kernel, form, 5, 32, [pointer(memory)])])
+    job = ResizableRun(device, [LaunchSpec.of(kernel, form, 5, 32, [pointer(memory)])])
     job.resize(1)
     until(lambda: counts[0] >= 1)
     job.end()
@@ -170,13 +171,13 @@ def test_a_sequence_that_was_killed_runs_again(device: CPUDevice) -> None:
     memory, counts = words(device, 40)
     kernel = device.load(program.ptx).kernel(entry)
     sequence = device.prepare([LaunchSpec.of(kernel, "persistent", 5, 32, [pointer(memory)])])
-    job = Job(device, sequence)
+    job = ResizableRun(device, sequence)
     job.resize(1)
     until(lambda: counts[0] >= 1)
     job.kill()
     assert job.wait(TIMEOUT_S)
     counts[1] = 1
-    again = Job(device, sequence)  # in the same records
+    again = ResizableRun(device, sequence)  # in the same records
     again.resize(1)
     again.result(TIMEOUT_S)
     assert again.complete
@@ -199,7 +200,7 @@ def test_blocks_that_wait_for_one_that_has_failed_do_not_hold_the_job(
     text = cuda(WAITING) if form == "unmodified" else rewritten(WAITING, form).ptx
     memory, counts = words(device, 2)
     kernel = device.load(text).kernel("waits_for_the_first")
-    job = Job(device, [LaunchSpec.of(kernel, form, 6, 32, [pointer(memory)])])
+    job = ResizableRun(device, [LaunchSpec.of(kernel, form, 6, 32, [pointer(memory)])])
     job.resize(6)
     with pytest.raises(KernelTrap) as caught:
         job.result(TIMEOUT_S)
@@ -243,7 +244,7 @@ def test_no_data_is_left_behind_for_another_session(
             seen[:] = 1
             kernel = module.kernel("looks_and_leaves")
             spec = LaunchSpec.of(kernel, "persistent", 1, 64, [pointer(memory)], shared=4096)
-            job = Job(device, [spec])
+            job = ResizableRun(device, [spec])
             job.resize(1)
             job.result(TIMEOUT_S)
             assert not seen[:64].any()
@@ -267,7 +268,7 @@ def test_excess_memory_of_idle_persistent_blocks_is_freed(
         values = [pointer(memory), count]
         for threads in (32, 64, 128):  # each of another size, with 8 kB a thread
             spec = LaunchSpec.of(module.kernel("k"), "persistent", 12, threads, values)
-            job = Job(device, [spec])
+            job = ResizableRun(device, [spec])
             job.resize(4)
             job.result(TIMEOUT_S)
             del job

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.program.module import CPUKernel
-from gpud.device.interface import Memory
-from gpud.device.job import Form, Job, LaunchSpec
+from gpud.device.interface import Form, LaunchSpec, Memory
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import OPEN, Array, cuda, pointer, rewritten, words
 
 __all__ = ["FORMS", "RESIZABLE", "SOURCE", "TOTAL", "Work", "make"]
@@ -39,12 +39,12 @@ TOTAL = 20
 class Work(NamedTuple):
     """A job of `work`, how often each task block ran, and its gate."""
 
-    job: Job
+    job: ResizableRun
     kernel: CPUKernel
     runs: Array
     gate: Array
     memories: tuple[Memory, ...]
-    ended: list[Job]
+    ended: list[ResizableRun]
 
 
 _loaded: dict[tuple[int, Form], CPUKernel] = {}
@@ -69,8 +69,8 @@ def make(
     runs, counts = words(device, total)
     door, opening = words(device, 2)
     opening[0] = gate
-    ended: list[Job] = []
+    ended: list[ResizableRun] = []
     values = [pointer(runs), pointer(door)]
     launch = LaunchSpec.of(_loaded[key], form, grid, block, values)
-    job = Job(device, [launch], priority=priority, on_done=ended.append)
+    job = ResizableRun(device, [launch], priority=priority, on_done=ended.append)
     return Work(job, _loaded[key], counts, opening, (runs, door), ended)

@@ -1,4 +1,4 @@
-"""Jobs: every task block once, whatever is resized when (gates: `gated_jobs`)."""
+"""Runs: every task block once, whatever is resized when (gates: `gated_runs`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 from gpud.device.cpu.device import CPUDevice
 from gpud.device.cpu.scheduling.sequence import CPUSequence
-from gpud.device.job import Form, Job, LaunchSpec
+from gpud.device.interface import Form, LaunchSpec
 from gpud.errors import LaunchConfigError
+from tests.support.resizable_run import ResizableRun
 from tests.unit.cpu.device_helpers import OPEN, TIMEOUT_S, cuda, pointer, rewritten, until, words
-from tests.unit.cpu.scheduling.gated_jobs import FORMS, RESIZABLE, SOURCE, TOTAL, make
+from tests.unit.cpu.scheduling.gated_runs import FORMS, RESIZABLE, SOURCE, TOTAL, make
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +74,9 @@ def test_on_done_is_called_exactly_once(device: CPUDevice, form: Form) -> None:
 def test_a_job_that_is_over_and_its_owner_form_no_cycle(device: CPUDevice) -> None:
     class Owner:
         def __init__(self, sequence: CPUSequence) -> None:
-            self.job = Job(device, sequence, on_left=self.called, on_done=self.called)
+            self.job = ResizableRun(device, sequence, on_left=self.called, on_done=self.called)
 
-        def called(self, job: Job) -> None:
+        def called(self, job: ResizableRun) -> None:
             pass
 
     gc.disable()  # only the collector frees a cycle
@@ -213,14 +214,6 @@ def test_a_whole_job_that_is_stopped_while_it_runs_still_ends(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_negative_number_of_blocks_is_refused(device: CPUDevice, form: Form) -> None:
-    job = make(device, form).job
-    with pytest.raises(ValueError, match="not -1"):
-        job.resize(-1)
-    assert job.slices == 0
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_progress_never_goes_back(device: CPUDevice, form: Form) -> None:
     total = 400
     work = make(device, form, total)
@@ -280,9 +273,9 @@ def test_the_largest_grid_is_accepted(device: CPUDevice) -> None:
     assert job.progress == (0, 0, 2**31 - 1)
 
 
-def make_only_job(device: CPUDevice, grid: int | tuple[int, ...]) -> Job:
+def make_only_job(device: CPUDevice, grid: int | tuple[int, ...]) -> ResizableRun:
     kernel = make(device, "persistent").kernel
-    return Job(device, [LaunchSpec.of(kernel, "persistent", grid, 32, [bytes(8)] * 2)])
+    return ResizableRun(device, [LaunchSpec.of(kernel, "persistent", grid, 32, [bytes(8)] * 2)])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -297,9 +290,8 @@ def test_a_job_that_cannot_be_launched_is_refused_before_anything_runs(
 # -- waiting -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_result_gives_up_after_its_timeout(device: CPUDevice, form: Form) -> None:
-    work = make(device, form, gate=0)
+def test_the_helper_gives_up_after_its_timeout(device: CPUDevice) -> None:
+    work = make(device, "persistent", gate=0)
     work.job.resize(2)
     with pytest.raises(TimeoutError, match=f"of {TOTAL} task blocks claimed"):
         work.job.result(0.01)
@@ -314,7 +306,7 @@ def test_on_done_holds_no_lock(device: CPUDevice) -> None:
     seen: list[bool] = []
     finished = threading.Event()
 
-    def ask(job: Job) -> None:
+    def ask(job: ResizableRun) -> None:
         other = threading.Thread(target=lambda: job.progress, daemon=True)
         other.start()
         other.join(2)
@@ -325,7 +317,7 @@ def test_on_done_holds_no_lock(device: CPUDevice) -> None:
     door, opening = words(device, 2)
     opening[0] = OPEN
     values = [pointer(runs), pointer(door)]
-    job = Job(device, [LaunchSpec.of(kernel, "persistent", 1, 32, values)], on_done=ask)
+    job = ResizableRun(device, [LaunchSpec.of(kernel, "persistent", 1, 32, values)], on_done=ask)
     job.resize(1)
     assert finished.wait(TIMEOUT_S)
     assert seen == [True]
@@ -373,7 +365,7 @@ def test_the_more_urgent_launch_gets_the_next_free_slot() -> None:
 def test_each_job_has_its_own_output(device: CPUDevice, form: Form) -> None:
     text = cuda(SOURCE) if form == "unmodified" else rewritten(SOURCE, form).ptx
     kernel = device.load(text).kernel("says")
-    jobs = [Job(device, [LaunchSpec.of(kernel, form, n, 32, [])]) for n in (3, 5)]
+    jobs = [ResizableRun(device, [LaunchSpec.of(kernel, form, n, 32, [])]) for n in (3, 5)]
     for job in jobs:
         job.resize(2)
     for job, n in zip(jobs, (3, 5), strict=True):
