@@ -1,4 +1,4 @@
-"""Results of measurements on a GPU as rows of the README's table of figures.
+"""Results of measurements on a GPU as rows of the page of figures.
 
 One function for each kind of result; it takes what `bench.gpu.record.keep` wrote. Figures that miss
 their aim have rows like all others. A benchmark without a file has no row.

@@ -24,8 +24,8 @@ PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 def examples_of(page: Path) -> list[str]:
     """The Python examples of a page; those of a tutorial build on each other and are one."""
-    found = PYTHON.findall(page.read_text())
-    return ["\n".join(found)] if page.parent.name == "tutorial" else found
+    examples = PYTHON.findall(page.read_text())
+    return ["\n".join(examples)] if page.parent.name == "tutorial" else examples
 
 
 PYTHON_EXAMPLES = [
@@ -66,22 +66,27 @@ def test_the_reasons_page_has_every_code() -> None:
     assert {code for code in codes if f"`{code}`" not in page} == set()
 
 
-def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+def test_the_figures_are_those_of_the_results() -> None:
     text = (ROOT / "README.md").read_text()
-    assert summary.updated(text) == text, "run `python bench/summary.py`"
+    assert summary.PAGE.read_text() == summary.page(), "run `python bench/summary.py`"
+    assert summary.readme(text) == text, "run `python bench/summary.py`"
 
 
 def test_figures_that_are_not_there_have_no_row(tmp_path: Path) -> None:
-    assert summary.table(tmp_path) == ""
-    found = {
+    empty = summary.BEGIN + summary.END
+    assert summary.page(tmp_path) == summary.HEAD
+    assert summary.readme(empty, tmp_path) == empty
+    result = {
         "machine": {"cores": 2, "cpu": "a CPU"}, "events": 1000, "kernels run": 3,
         "task blocks counted": 70, "problems": 1,
     }  # fmt: skip
-    (tmp_path / "stress.json").write_text(json.dumps(found))
-    table = summary.table(tmp_path)
-    assert "2 cores of a CPU" in table
-    assert "| 1 problems | `python bench/bench_stress.py` |" in table
-    assert "PoCL" not in table
+    (tmp_path / "stress.json").write_text(json.dumps(result))
+    page = summary.page(tmp_path)
+    assert "2 cores of a CPU" in page
+    assert "| 1 problems | `python bench/bench_stress.py` |" in page
+    assert "PoCL's" not in page
+    row = "| 1,000 random resizes while kernels ran: task blocks lost or run twice | 1 | 0 |"
+    assert row in summary.readme(empty, tmp_path)
 
 
 def test_every_page_is_reached_from_the_index() -> None:

@@ -1,0 +1,348 @@
+"""Results of benchmarks as rows of the table of figures: one function for each kind of result.
+
+Each takes what a benchmark wrote under bench/results/. Figures that miss their aim, and failures,
+are in the rows like all others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+Result = dict[str, Any]
+Row = tuple[str, str]
+"""What was measured, and the figure."""
+Headline = tuple[str, str, str]
+"""What was measured, the figure, and the aim."""
+
+
+def conformance(result: Result) -> Iterator[Row]:
+    verdicts = [verdict for row in result["rows"] for verdict in row["results"].values()]
+    bad = [v for v in verdicts if v.split(":")[0] not in ("right", "same bytes", "skipped")]
+    cases = sum(bool(row["results"]) for row in result["rows"])
+    yield (
+        f"conformance: {cases} programs, each in every legal form, against NumPy",
+        f"{len(verdicts) - len(bad)} of {len(verdicts)} right",
+    )
+    same = verdicts.count("same bytes")
+    yield "... of these, rewritten forms that must leave the unmodified kernel's bytes", f"{same}"
+    claims = [verdict for row in result["rows"] for verdict in row.get("claims", {}).values()]
+    if claims:
+        ways = max(len(row["claims"]) for row in result["rows"])
+        right = sum(verdict.split(":")[0] in ("right", "same bytes") for verdict in claims)
+        yield (
+            f"... and the persistent form with {ways} other ways to claim in chunks and in advance",
+            f"{right} of {len(claims)} right",
+        )
+
+
+def stress(result: Result) -> Iterator[Row]:
+    counted = f"{result['task blocks counted']:,} task blocks counted by the kernels"
+    kernels = f"{result['kernels run']} kernels (programs times forms)"
+    yield (
+        f"stress: {result['events']:,} random resizes of {kernels} while they ran, {counted}",
+        f"{result['problems']} problems",
+    )
+
+
+def ptxas(result: Result) -> Iterator[Row]:
+    rows = [row for row in result["rows"] if row["form"] == "persistent"]
+    more = [row["after"]["registers"] - row["before"]["registers"] for row in rows]
+    targets = ", ".join(result["targets"])
+    yield (
+        f"rewritten kernels that ptxas {result['ptxas']} assembles, for {targets}",
+        f"{len(result['rows'])}, {len(result['failures'])} failures",
+    )
+    if more:
+        yield (
+            "registers a thread that the persistent form adds",
+            f"median {statistics.median(more):g}, most {max(more)}",
+        )
+    kept = [row["blocks"] for row in rows if row["arch"] == "sm_90" and "blocks" in row]
+    for number, name in ((2, "the loop"), (1, "loop and bounds checks")):
+        if kept:
+            fewer = sum(one[number] < one[0] for one in kept)
+            mean = math.exp(statistics.mean(math.log(one[number] / one[0]) for one in kept))
+            yield (
+                f"blocks that fit on an SM of sm_90 with {name}, against the unmodified kernel",
+                f"fewer in {fewer} of {len(kept)} kernels; geometric mean {mean:.3f}",
+            )
+
+
+def rewrite_speed(result: Result) -> Iterator[Row]:
+    aims = result["aims"]
+    for row in result["rows"]:
+        cold, bare = row["cold_ms_per_1000_lines"], row["bare_ms_per_1000_lines"]
+        cached, aim = row["cached_ms"], f"(aim {aims['cold_ms_per_1000_lines']:g})"
+        yield (
+            f"rewriting {row['name']}, {row['lines']:,} PTX lines, cold",
+            f"{cold:.1f} ms per 1,000 lines; {bare:.1f} without bounds checks and kill polls {aim}",
+        )
+        yield (
+            "... from the cache, a program",
+            f"{cached:.2f} ms (aim {aims['cached_ms']:g} for 1,000 lines)",
+        )
+
+
+def pocl(result: Result) -> Iterator[Row]:
+    for math_, mean in result["geometric_means"].items():
+        # An empty launch is measured too, but is no kernel that computes something.
+        rows = [row for row in result["rows"] if row["math"] == math_ and row["in_mean"]]
+        ratios = [row["ratio"]["median"] for row in rows]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {sum(r < 1 for r in ratios)} below 1"
+        yield (
+            f"PoCL's time / the CPU device's, {math_} mathematics, {len(ratios)} kernels",
+            f"{mean:.2f} (geometric mean; {spread})",
+        )
+    if result.get("failures"):
+        yield "... kernels that failed", str(len(result["failures"]))
+
+
+def persistent_cost(result: Result) -> Iterator[Row]:
+    yield "persistent form against unmodified, on the CPU device", result["summary"]
+
+
+def service(result: Result) -> Iterator[Row]:
+    aims = result["aims"]
+
+    def median(name: str) -> float:
+        return float(result[name]["median"])
+
+    for percent in (50, 99):
+        ours, floor = (median(f"{side}_p{percent}_us") for side in ("gpud", "echo"))
+        ratio = median(f"round_trip_ratio_p{percent}")
+        yield (
+            f"an empty kernel from `submit` to `result`, p{percent}, beside a bare msgpack echo",
+            f"{ours:.0f} us / {floor:.0f} us: {ratio:.2f} (aim {aims['round_trip_ratio']:g})",
+        )
+    yield (
+        "... p50 beside a relay through as many processes that does nothing",
+        (
+            f"{median('gpud_p50_us'):.0f} us / {median('relay_p50_us'):.0f} us: "
+            f"{median('relay_ratio_p50'):.1f}"
+        ),
+    )
+    yield (
+        "submissions per second, 64 in flight, beside as many echoes",
+        (
+            f"{median('gpud_per_second'):,.0f} / {median('echo_per_second'):,.0f}: "
+            f"{median('pipelined_ratio'):.3f} (aim {aims['pipelined_ratio']:g})"
+        ),
+    )
+    yield (
+        "a sequence of 100 empty kernels, for each",
+        f"{median('sequence_us_a_kernel'):.1f} us (aim {aims['sequence_us_a_kernel']:g})",
+    )
+
+
+def colocation(result: Result) -> Iterator[Row]:
+    names = {"reservations": "gpud", "fifo": "run to completion", "equal": "equal sharing"}
+    for row in result["rows"]:
+        where = f"online load {row['load']:g}, offline task blocks of {row['block_ms']:g} ms"
+        if "r99" not in row:
+            yield f"{names[row['policy']]}: {where}", f"wrong: {row['problems'][0]}"
+        elif row["block_ms"] == result["aims"]["block_ms"] or row["policy"] == "reservations":
+            yield (
+                f"{names[row['policy']]}: {where}",
+                f"r99 {row['r99']:.2f}, harvest {row['harvest']:.2f}",
+            )
+    aims = result["aims"]
+    yield "... aim of gpud's at 1 ms", f"r99 {aims['r99']:g}, harvest {aims['harvest']:g}"
+
+
+def fleet(result: Result) -> Iterator[Row]:
+    yield (
+        (
+            f"{result['clients']} clients attached, {result['submitting']} of them submitting for "
+            f"{result['seconds']:.0f} s: jobs lost or wrong"
+        ),
+        f"{len(result['wrong'])} of {result['jobs']:,}",
+    )
+    yield (
+        "... Jain's fairness index of jobs done, of 8 long jobs' task blocks",
+        (
+            f"{result['jain_of_jobs']:.3f}, {result['jain_of_long_jobs']:.3f} "
+            f"(aim {result['aims']['jain']:g})"
+        ),
+    )
+    yield "... memory of an idle client", f"{result['idle_client_bytes'] / 1024:.1f} KiB"
+    yield "... processor time of the front", f"{result['front_cpu_share']:.0%} of a core"
+
+
+def launch(result: Result) -> Iterator[Row]:
+    rows, aims = result["rows"], result["aims"]
+    python = rows["empty job: Python until it is given to an SM"]
+    yield (
+        "an empty job on the CPU device: Python before native code runs, p50",
+        f"{python['p50']:.0f} us (aim {aims['start_us']:g})",
+    )
+    for blocks in ("1 task block", "64 task blocks"):
+        each = rows[f"100 kernels of {blocks}: for each"]
+        yield (
+            f"a sequence of 100 empty kernels of {blocks}, each further one, p50",
+            f"{each['p50']:.2f} us (aim {aims['kernel_us']:g})",
+        )
+    for row in result["releases"]:
+        yield (
+            (
+                "half of the CPU device released, decision to last block gone, task blocks of "
+                f"{row['block_us'] / 1e3:.1f} ms"
+            ),
+            f"p50 {row['p50_us'] / 1e3:.2f} ms, p99 {row['p99_us'] / 1e3:.2f} ms",
+        )
+
+
+def wakeup_latency(result: Result) -> Iterator[Row]:
+    rows = result["rows"]
+    chosen, equal, none = (rows[name]["p99_us"] for name in ("nice 10", "normal", "no kernel runs"))
+    yield (
+        "a byte echoed while SM threads fill every core, p99, beside equal priorities and no load",
+        f"{chosen:.0f} us / {equal:.0f} us / {none:.0f} us",
+    )
+
+
+def scheduler(result: Result) -> Iterator[Row]:
+    aims = result["aims"]
+    for row in result["decisions"]:
+        every = row["kinds"]["all"]
+        aim = f", aim {aims['p99_us']:g}" if row["live_jobs"] == aims["live_jobs"] else ""
+        yield (
+            f"a decision of the scheduler with {row['live_jobs']:,} jobs alive, p50 and p99",
+            f"{every['p50_us']:.0f} and {every['p99_us']:.0f} us{aim}",
+        )
+    replay = result["replay"]
+    yield (
+        f"a log of {replay['events']:,} events replayed",
+        f"{replay['seconds']:.1f} s, {replay['peak_mib']:.0f} MiB",
+    )
+
+
+def out_of_bounds(result: Result) -> Iterator[Row]:
+    kinds = f"{result['kinds_of_access']} kinds of access"
+    legal = f"{result['legal_twins']:,} legal ones"
+    yield (
+        f"out-of-bounds accesses, {kinds}, through the daemon: not contained or wrongly reported",
+        f"{result['wrong']} of {result['bad_accesses']:,}, and of {legal}",
+    )
+
+
+def bounds_checks(result: Result) -> Iterator[Row]:
+    names = {"fences": "bounds checks"}
+    aims = {"bounds checks": f" (aim {result['aim']:.2f})"}
+    for key, one in result["summary"].items():
+        side = names.get(key, key)
+        name, worst = one["worst"][0]
+        mean = f"geometric mean {one['geometric_mean']:.3f}{aims.get(side, '')}"
+        yield (
+            f"{side} on the CPU device: time with / without, {one['kernels']} kernels",
+            f"{mean}; median {one['ratios']['median']:.3f}, worst {worst:.2f} ({name})",
+        )
+
+
+def client_kills(result: Result) -> Iterator[Row]:
+    back, many, aim = result["back_ms"], result["connections"], result["aims"]["back_ms_p99"]
+    yield (
+        f"{result['kills']:,} clients killed at random moments: resources back",
+        f"p50 {back['p50']:.0f} ms, p99 {back['p99']:.0f} ms (aim {aim:g})",
+    )
+    wrong, leaks = len(result["wrong"]), len(result["leaks"])
+    yield "... survivors' jobs wrong, and resources leaked", f"{wrong}, {leaks}"
+    yield f"{many['connections']:,} connections, each", f"{many['kib_of_a_session']:.1f} KiB"
+
+
+def host_failures(result: Result) -> Iterator[Row]:
+    kills = result["kills"]
+    service = kills["service_ms"]
+    yield (
+        f"{kills['kills']} device hosts killed at random moments under load: jobs again",
+        f"after p50 {service['p50'] / 1e3:.1f} s, p99 {service['p99'] / 1e3:.1f} s",
+    )
+    wrong = len(kills["wrong"])
+    yield "... task blocks lost or doubled in jobs that had not begun there", f"{wrong}"
+
+
+def fuzz(result: Result) -> Iterator[Row]:
+    parts = [
+        f"{result[name]['messages']:,} {what}"
+        for name, what in (
+            ("parser", "to the parser"),
+            ("coverage", "guided by coverage"),
+            ("live", "to a live daemon"),
+        )
+        if result.get(name, {}).get("messages")
+    ]
+    yield (
+        f"{result['messages']:,} mutated messages ({', '.join(parts)}): crashes, hangs, growth",
+        f"{len(result['problems'])}",
+    )
+
+
+def soak(result: Result) -> Iterator[Row]:
+    names = {"host": "device host", "worker": "compile process"}
+    growth = ", ".join(
+        f"{names.get(role, role)} {one['growth_mib']:+.1f} MiB"
+        for role, one in result["processes"].items()
+        if "growth_mib" in one
+    )
+    yield (
+        f"{result['seconds'] / 60:.0f} minutes with good and hostile clients: problems",
+        f"{len(result['problems'])}; last against second quarter: {growth}",
+    )
+
+
+# -- the README's rows ---------------------------------------------------------------------------
+
+
+def colocation_headlines(result: Result) -> Iterator[Headline]:
+    aims = result["aims"]
+    ours, fifo = (
+        next(
+            row
+            for row in result["rows"]
+            if (row["policy"], row["load"], row["block_ms"]) == (policy, 0.5, aims["block_ms"])
+        )
+        for policy in ("reservations", "fifo")
+    )
+    yield (
+        "online requests, half the time, beside offline work: their p99 / p99 alone",
+        f"{ours['r99']:.2f} (run to completion: {fifo['r99']:.0f})",
+        f"{aims['r99']:g}",
+    )
+    yield (
+        "offline work done / what the time that they leave would allow",
+        f"{ours['harvest']:.2f} (run to completion: {fifo['harvest']:.2f})",
+        f"{aims['harvest']:g}",
+    )
+
+
+def conformance_headlines(result: Result) -> Iterator[Headline]:
+    what, figure = next(conformance(result))
+    yield what, figure, "all"
+
+
+def stress_headlines(result: Result) -> Iterator[Headline]:
+    yield (
+        f"{result['events']:,} random resizes while kernels ran: task blocks lost or run twice",
+        f"{result['problems']}",
+        "0",
+    )
+
+
+def bounds_check_headlines(result: Result) -> Iterator[Headline]:
+    one = result["summary"]["fences"]
+    yield (
+        f"bounds checks: time with / without, geometric mean of {one['kernels']} kernels",
+        f"{one['geometric_mean']:.3f}",
+        f"{result['aim']:.2f}",
+    )
+
+
+def service_headlines(result: Result) -> Iterator[Headline]:
+    ratio = result["round_trip_ratio_p50"]["median"]
+    yield (
+        "an empty kernel from `submit` to `result` / a bare echo through a socket, p50",
+        f"{ratio:.1f} ({result['gpud_p50_us']['median']:.0f} us)",
+        f"{result['aims']['round_trip_ratio']:g}",
+    )
