@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST_ARGS ?=
 SOURCES := $(wildcard gpud client tests bench docs)
 
-.PHONY: help install test check format demo bench faults stress gpu-test gpu-bench docs clean
+.PHONY: help install test check lint types format demo bench faults stress gpu-test gpu-bench docs site clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -55,9 +55,13 @@ $(STAMP): pyproject.toml constraints.txt
 test: install ## the test suite; no GPU needed
 	$(BIN)/python -m pytest -m 'not gpu and not slow' -n auto $(PYTEST_ARGS)
 
-check: install ## format, lint, types
+check: lint types ## format, lint, types
+
+lint: install
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+
+types: install
 	$(BIN)/mypy $(SOURCES)
 
 format: install ## rewrite the sources in the project's format
@@ -134,6 +138,11 @@ $(GPU_MPS:%=gpu-bench-colocation-%): gpu-bench-colocation-%: gpu-there
 docs: install ## write the generated pages of docs/
 	$(BIN)/python docs/generate.py
 
+site: install ## the documentation as a site, in site/; a broken link is an error
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(PIP) --no-build-isolation --editable '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
+	@echo "open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
+
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -142,7 +142,7 @@ _SECTIONS = {
     ),
     "Rewritten kernels": (
         Benchmark("persistent_cost", "python bench/bench_persistent_cost.py", rows.persistent_cost),
-        Benchmark("fences", "python bench/bench_fences.py", rows.bounds_checks),
+        Benchmark("bounds_checks", "python bench/bench_bounds_checks.py", rows.bounds_checks),
         Benchmark("ptxas_table", "python bench/bench_ptxas_table.py", rows.ptxas),
         Benchmark("rewrite_speed", "python bench/bench_rewrite_speed.py", rows.rewrite_speed),
         Benchmark("pocl", "python bench/bench_pocl.py", rows.pocl),
@@ -160,7 +160,7 @@ _HEADLINES: dict[str, Callable[[Result], Iterator[rows.Headline]]] = {
     "colocation": rows.colocation_headlines,
     "conformance": rows.conformance_headlines,
     "stress": rows.stress_headlines,
-    "fences": rows.bounds_check_headlines,
+    "bounds_checks": rows.bounds_check_headlines,
     "service": rows.service_headlines,
 }
 """What the README shows: by the result's file name."""

@@ -229,10 +229,8 @@ def out_of_bounds(result: Result) -> Iterator[Row]:
 
 
 def bounds_checks(result: Result) -> Iterator[Row]:
-    names = {"fences": "bounds checks"}
     aims = {"bounds checks": f" (aim {result['aim']:.2f})"}
-    for key, one in result["summary"].items():
-        side = names.get(key, key)
+    for side, one in result["summary"].items():
         name, worst = one["worst"][0]
         mean = f"geometric mean {one['geometric_mean']:.3f}{aims.get(side, '')}"
         yield (
@@ -331,7 +329,7 @@ def stress_headlines(result: Result) -> Iterator[Headline]:
 
 
 def bounds_check_headlines(result: Result) -> Iterator[Headline]:
-    one = result["summary"]["fences"]
+    one = result["summary"]["bounds checks"]
     yield (
         f"bounds checks: time with / without, geometric mean of {one['kernels']} kernels",
         f"{one['geometric_mean']:.3f}",

@@ -46,7 +46,7 @@ ERRORS_FOOT = """\
 
 
 def errors_page() -> str:
-    """Returns the reference page of the error tree."""
+    """Return the reference page of the error tree."""
     listed = [cls for cls in error_classes() if cls is not GpudError]
     tree = "\n".join(_tree(GpudError, 0))
     sections = "\n".join(_section(cls) for cls in sorted(listed, key=lambda cls: cls.__name__))
@@ -56,7 +56,7 @@ def errors_page() -> str:
 
 
 def _tree(cls: type[GpudError], depth: int) -> Iterator[str]:
-    """Draws a class and those below it, each under the first of its bases."""
+    """Draw a class and those below it, each under the first of its bases."""
     yield f"{'    ' * depth}{cls.__name__}"
     for child in sorted(error_classes(), key=lambda child: child.__name__):
         if child.__bases__[0] is cls:
@@ -100,7 +100,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Writes every generated page and names those that changed."""
+    """Write every generated page and names those that changed."""
     for name, page in PAGES.items():
         path, text = DOCS / name, page()
         if not path.exists() or path.read_text() != text:

@@ -66,7 +66,7 @@ a block takes its shared memory plus what is reserved, in whole granules.
 
 
 def compiler_page() -> str:
-    """Returns the reference page of the compiler."""
+    """Return the reference page of the compiler."""
     things = (
         *(compile_program, compile_cuda, Program, KernelInfo, Reason, ParameterInfo, SymbolInfo),
         Cache,
@@ -79,7 +79,7 @@ def compiler_page() -> str:
 
 
 def device_page() -> str:
-    """Returns the reference page of devices and runs."""
+    """Return the reference page of devices and runs."""
     things = (
         CPUDevice,
         CPUModule,

@@ -87,12 +87,12 @@ gpud cannot run.
 
 
 def gpuctl_page() -> str:
-    """Returns the reference page of gpuctl."""
+    """Return the reference page of gpuctl."""
     return _GPUCTL_HEAD + _commands(gpuctl_app, "gpuctl", {"run": _ARGUMENTS})
 
 
 def gpud_page() -> str:
-    """Returns the reference page of gpud."""
+    """Return the reference page of gpud."""
     checks = _CHECKS_HEAD + ", ".join(CHECKS) + ".\n\n"
     return _GPUD_HEAD + _commands(gpud_app, "gpud", {"doctor": checks})
 

@@ -67,7 +67,7 @@ _AWAITED = (
 
 
 def client_page() -> str:
-    """Returns the reference page of the client library."""
+    """Return the reference page of the client library."""
     parts = [_HEAD]
     parts += [line + "\n" for thing in _BLOCKING for line in _entry(thing, "##")]
     parts.append(_ARGUMENTS_HEAD)

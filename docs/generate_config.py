@@ -34,7 +34,7 @@ with the line, and what is allowed; the daemon does not start then.
 
 
 def config_page() -> str:
-    """Returns the reference page of the settings."""
+    """Return the reference page of the settings."""
     example = "\n".join(_example(setting) for setting in SETTINGS)
     return _HEAD.format(example=example) + "\n".join(map("".join, map(_entry, SETTINGS)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -91,25 +91,22 @@ _PAGES: tuple[_Page, ...] = (
 
 
 def lifecycles_page() -> str:
-    """Returns the reference page of all lifecycles."""
+    """Return the reference page of all lifecycles."""
     parts = [_HEAD]
     for title, table, states, inputs in _PAGES:
+        parts.append(f"\n## {title}\n\nThe first state is where each begins.\n")
         parts.append(
-            f"\n## {title}\n\n```mermaid\n{''.join(_diagram(table, next(iter(states))))}```\n"
+            "\n| state | meaning | what happens, and the next state |\n| --- | --- | --- |\n"
         )
-        parts.append("\n| state | meaning |\n| --- | --- |\n")
-        parts += [f"| `{state}` | {meaning} |\n" for state, meaning in states.items()]
+        parts += [
+            f"| `{state}` | {meaning} | {_transitions(table, state)} |\n"
+            for state, meaning in states.items()
+        ]
         parts.append("\n| what happens | meaning |\n| --- | --- |\n")
         parts += [f"| {by} | {meaning} |\n" for by, meaning in inputs.items()]
     return "".join(parts)
 
 
-def _diagram(table: Mapping[tuple[StrEnum, StrEnum], StrEnum], first: StrEnum) -> Iterator[str]:
-    yield "stateDiagram-v2\n"
-    yield f"    [*] --> {first}\n"
-    for (before, by), after in table.items():
-        yield f"    {before} --> {after}: {by}\n"
-    leaves = {before for before, _ in table}
-    for state in dict.fromkeys(table.values()):
-        if state not in leaves:
-            yield f"    {state} --> [*]\n"
+def _transitions(table: Mapping[tuple[StrEnum, StrEnum], StrEnum], state: StrEnum) -> str:
+    leaving = [f"{by}: `{after}`" for (before, by), after in table.items() if before == state]
+    return ", ".join(leaving) or "the end"

@@ -101,7 +101,7 @@ answered by exactly one `JobEnded`, after the job's last block has left; `Resize
 
 
 def protocol_page() -> str:
-    """Returns the reference page of the client protocol."""
+    """Return the reference page of the client protocol."""
     limit = (
         f"The daemon reads bodies of up to {MAX_FRAME_BYTES >> 20} MiB, or what its setting "
         "`max_message_bytes`\nsays; `Welcome` tells.\n"
@@ -120,7 +120,7 @@ def protocol_page() -> str:
 
 
 def host_protocol_page() -> str:
-    """Returns the reference page of the link between the front and a device host."""
+    """Return the reference page of the link between the front and a device host."""
     return "".join(
         [
             _HOST_HEAD.format(framing=_framing("") + _KINDS),

@@ -49,7 +49,7 @@ _STATUS_SIZE = f"{words.SM} bytes, and 2 for each persistent block"
 
 
 def control_words_page() -> str:
-    """Returns the reference page of the records."""
+    """Return the reference page of the records."""
     tables = [*_layouts(words.__doc__ or ""), *_layouts(fault_record.__doc__ or "")]
     assert len(tables) == 4, "three in control_words, one in fault_record"
     parts = [_WORDS_HEAD]
@@ -80,7 +80,7 @@ def control_words_page() -> str:
 
 
 def _offsets(fields: list[Any]) -> dict[str, int]:
-    """Bytes from the record's begin, by field of a `numpy.dtype`."""
+    """Where it is from the beginning of the record, by field of a `numpy.dtype`."""
     return {key: found[1] for key, found in (np.dtype(fields).fields or {}).items()}
 
 
@@ -131,7 +131,7 @@ that the error carries:
 
 
 def forms_page() -> str:
-    """Returns the reference page of the reason codes."""
+    """Return the reference page of the reason codes."""
     rows = [
         f"| {form} | `{code}` | {text} | `{rule.__name__.lstrip('_')}` |"
         for form, rule in RULES
@@ -245,7 +245,7 @@ _REFUSED_HEAD = """
 
 
 def ptx_page() -> str:
-    """Returns the reference page of the instructions that the CPU device runs and refuses."""
+    """Return the reference page of the instructions that the CPU device runs and refuses."""
     rows = []
     for base, lowering in sorted(LOWERINGS.items()):
         by_type: dict[str, Any] = getattr(lowering, "by_type", {})

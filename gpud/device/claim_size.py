@@ -23,7 +23,7 @@ Properties:
 * ``balanced``: every resident block has `_ROUNDS` claims or more to go, or claims one at a time;
 * task blocks of unknown duration are claimed one at a time.
 
-Source: design, sections 4.1 and 11.3, for the target. `_SIGNAL_NS` is a guess until it is measured.
+`_SIGNAL_NS` is a guess until it is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client with a real daemon on the CPU device: DESIGN.md's section 7, line by line."""
+"""The client with a real daemon on the CPU device: what its reference promises, line by line."""
 
 from __future__ import annotations
 

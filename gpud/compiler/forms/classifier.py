@@ -6,7 +6,7 @@ wrong choice means a hang or wrong results, so a form is used only where it is s
 Approach: a table of rules (`gpud.compiler.forms.rules`). Each rule looks for one reason against a
 form; the kernel gets the least restricted form that no rule excludes.
 
-Terms (design, section 4.2), from least to most restricted:
+Terms, from least to most restricted:
 
 * *persistent*: blocks loop over task blocks; resized at the next task block. With *exit-aware*
   barriers if threads can leave before a full-block barrier that others still reach;
@@ -24,7 +24,7 @@ Properties:
 * a forced form that is not legal is refused, never silently replaced;
 * equal modules give equal decisions.
 
-Source: design, sections 4.1 and 4.2; PTX ISA 9.0, section 9.7.13.
+Source: docs/explanation/forms.md; PTX ISA 9.0, section 9.7.13.
 """
 
 from __future__ import annotations

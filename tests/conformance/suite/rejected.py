@@ -1,6 +1,6 @@
 """Kernels that gpud must refuse, or that only some devices can run, each with the expected reason.
 
-Source: design, section 4.2; PTX ISA 9.0, sections 9.7.10 (texture), 9.7.11 (surface) and 9.7.15
+Source: docs/explanation/forms.md; PTX ISA 9.0, sections 9.7.10 (texture), 9.7.11 (surface) and 9.7.15
 (``wmma``).
 """
 

@@ -76,9 +76,9 @@ def test_a_long_history_is_cut() -> None:
 
 def test_the_page_has_every_transition() -> None:
     page = lifecycles_page()
-    for table, _, _, _ in TABLES:
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    for table, states, inputs, _ in TABLES:
+        assert set(states) <= rows.keys()
         for (before, by), after in table.items():
-            assert f"    {before} --> {after}: {by}\n" in page
-    for _, states, inputs, _ in TABLES:
-        assert all(f"| `{state}` | " in page for state in states)
+            assert f"{by}: `{after}`" in rows[before]
         assert all(f"| {by} | " in page for by in inputs)

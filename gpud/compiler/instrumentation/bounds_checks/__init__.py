@@ -35,7 +35,8 @@ Properties:
 * all registers begin with ``%gpud_bounds_``, all labels with ``$gpud_bounds_``, and end with the
   check's number, unique in its function.
 
-Source: design, section 4.3; PTX ISA 9.0, sections 5.1 (state spaces) and 9.7.9 (``isspacep``).
+Source: docs/explanation/decisions.md, "Addresses are checked, not masked"; PTX ISA 9.0, sections
+5.1 (state spaces) and 9.7.9 (``isspacep``).
 """
 
 from __future__ import annotations

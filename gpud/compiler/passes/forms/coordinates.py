@@ -15,7 +15,7 @@ Properties:
 * a coordinate that is not read costs nothing;
 * replaced instructions are new objects, all others are shared with the input.
 
-Source: design, section 4.1; `gpud.compiler.abi.fast_division` for the arithmetic and its proof.
+Source: `gpud.compiler.abi.fast_division` for the arithmetic and its proof.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ Properties:
   changed;
 * every thread of the block, in the body or not, arrives at every full-block barrier.
 
-Source: design, section 4.2; PTX ISA 9.0, section 9.7.13.1 (``barrier.red``; reductions and plain
-barriers must not be mixed on one number).
+Source: docs/explanation/decisions.md, "What cannot loop is sliced, what cannot be sliced runs
+whole"; PTX ISA 9.0, section 9.7.13.1 (``barrier.red``; reductions and plain barriers must not be
+mixed on one number).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Properties:
 * an entry that no later pass rewrites works as before;
 * arguments are stored immediately before their call, in one basic block, as the ISA requires.
 
-Source: design, section 4.1; PTX ISA 9.0, sections 7.1 and 9.7.13 (``call``).
+Source: docs/explanation/persistent-form.md; PTX ISA 9.0, sections 7.1 and 9.7.13 (``call``).
 """
 
 from __future__ import annotations

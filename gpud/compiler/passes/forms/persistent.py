@@ -43,9 +43,9 @@ The barrier is ``barrier.sync``, because lanes that leave the body early arrive 
 barriers, shuffles). Before it, asynchronous copies into shared memory are waited for, as they are
 at the end of a block.
 
-Source: design, section 4.1; claim.pml, the loop as a Spin model (right with two slots, wrong with
-one), and tests/unit/test_claim_protocol.py, the same with chunks and claims in advance; PTX ISA
-9.0, sections 9.7.13 (barriers) and 8 (memory model).
+Source: docs/explanation/persistent-form.md; tests/unit/test_claim_protocol.py runs every
+interleaving of the loop (right with two slots, wrong with one), also with chunks and claims in
+advance; PTX ISA 9.0, sections 9.7.13 (barriers) and 8 (memory model).
 """
 
 from __future__ import annotations

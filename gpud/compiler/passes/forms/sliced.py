@@ -16,7 +16,8 @@ Properties:
 
 The kernel does not check that a sub-grid has no more blocks than are left; the launch must.
 
-Source: design, section 4.2.
+Source: docs/explanation/decisions.md, "What cannot loop is sliced, what cannot be sliced runs
+whole".
 """
 
 from __future__ import annotations

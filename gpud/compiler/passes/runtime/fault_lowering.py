@@ -27,7 +27,7 @@ Properties:
   object;
 * the instructions between the calls are not changed.
 
-Source: design, sections 4.3 and 6.
+Source: docs/explanation/decisions.md, "A fault ends one block, not the context".
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Properties:
 * a module whose kernels print nothing is returned as the same object;
 * kernels that do not print pay nothing.
 
-Source: design, section 7; CUDA C++ Programming Guide 13.0, "Formatted Output".
+Source: CUDA C++ Programming Guide 13.0, "Formatted Output".
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Properties:
 * an access whose address is not in a 64-bit register uses the very register that was checked;
 * code that later passes add is not checked.
 
-Source: design, section 4.3.
+Source: docs/explanation/decisions.md, "Addresses are checked, not masked".
 """
 
 from __future__ import annotations

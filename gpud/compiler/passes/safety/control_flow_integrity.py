@@ -19,7 +19,8 @@ Properties:
   reached, and the fault names it;
 * a module without indirect jumps and calls is returned as the same object.
 
-Source: design, section 4.3; PTX ISA 9.0, section 9.7.13 (``brx.idx``, ``call``).
+Source: docs/explanation/decisions.md, "A fault ends one block, not the context";
+PTX ISA 9.0, section 9.7.13 (``brx.idx``, ``call``).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Properties:
 * ``others stay``: other entries, and functions as other entries call them, are not changed;
 * functions called through pointers have no polls; their callers do, if they call them in a cycle.
 
-Source: design, section 6.
+Source: docs/explanation/decisions.md, "Loops poll a kill flag".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PTX instructions that the CPU device does not support, with reason code and explanation.
 
-Source: PTX ISA 9.0, chapter 9.7; DESIGN section 4.2, row "rejected".
+Source: PTX ISA 9.0, chapter 9.7; docs/explanation/forms.md, row "rejected".
 """
 
 from __future__ import annotations
