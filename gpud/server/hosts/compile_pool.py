@@ -97,7 +97,7 @@ class CompilePool:
         timeout_s: how long one program may take.
         cache_dir: of the disk cache; None for the default one, "" for none.
         workers: how many there may be.
-        arguments: further arguments for each worker: see `gpud.compiler.worker.main`.
+        arguments: further arguments for each process: see `gpud.compiler.process.main`.
         bounds_checks: whether programs are compiled with bounds checks.
     """
 
