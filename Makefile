@@ -15,7 +15,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST_ARGS ?=
 SOURCES := $(wildcard gpud client tests bench docs)
 
-.PHONY: help install test check lint types format demo bench faults stress gpu-test gpu-bench docs site clean
+.PHONY: help install test check lint types format demo bench faults stress coverage mutants
+.PHONY: gpu-test gpu-bench docs site clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -95,6 +96,23 @@ stress: install ## the long runs that `make test` leaves out: half an hour
 	$(BIN)/python bench/bench_stress.py --events 1000000
 	GPUD_STRUCTURED_KERNELS=1000 $(BIN)/python -m pytest tests/property --timeout=3600 \
 		--hypothesis-profile=search $(PYTEST_ARGS)
+
+coverage: install ## which lines and branches the tests run, by package: half an hour
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -m 'not gpu and not slow' -n auto $(PYTEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	@$(BIN)/python bench/coverage_by_package.py
+
+# The quick packages by default. All of them, with more tests, as the recorded results were made:
+#   make mutants MUTANTS='--tests tests/unit tests/compiler tests/property' RESULTS=FILE
+MUTANTS ?= --packages 'units, errors, config' wire core --most 20 \
+	--tests tests/unit/wire tests/unit/core tests/unit/test_units.py tests/unit/test_errors.py
+RESULTS ?= bench/out/mutants.jsonl
+
+mutants: install ## plant faults in the last commit and count those that tests notice: ten minutes
+	@mkdir -p $(dir $(RESULTS))
+	$(BIN)/python -m bench.mutation run --results $(RESULTS) $(MUTANTS)
+	@$(BIN)/python -m bench.mutation table $(RESULTS) --survivors
 
 # On a machine without network, name an interpreter that has what gpud needs: GPU_PYTHON=python3.
 GPU_PYTHON ?= $(BIN)/python

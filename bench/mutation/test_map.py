@@ -1,0 +1,138 @@
+"""Which tests run a line, from a recording, and which of them a mutant is tried with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coverage import CoverageData
+
+from bench.mutation.mutants import Mutant
+
+__all__ = ["MOST_TESTS", "Recorded", "TestMap"]
+
+MOST_TESTS = 60
+_MOST_SECONDS = 60.0
+_PHASE = re.compile(r" \((setup|call|teardown)\)$")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One test as it was when it was recorded.
+
+    Attributes:
+        test: pytest's name of it.
+        seconds: with coverage.
+        processes: whether it started any.
+    """
+
+    test: str
+    seconds: float
+    processes: bool
+
+    @property
+    def function(self) -> str:
+        """The test's name without its parameters."""
+        return self.test.partition("[")[0]
+
+    @property
+    def file(self) -> str:
+        """The test's file."""
+        return self.test.partition("::")[0]
+
+
+class TestMap:
+    """What a recording says about which tests cover what.
+
+    Args:
+        folder: of the recording.
+        tree: of the copy that was recorded.
+    """
+
+    __test__ = False
+
+    def __init__(self, folder: Path, tree: Path) -> None:
+        self._tree = tree
+        self.tests: dict[str, Recorded] = {}
+        self._by_file: dict[str, list[str]] = {}
+        for outcomes in sorted(folder.glob("*.jsonl")):
+            for line in outcomes.read_text().splitlines():
+                outcome = json.loads(line)
+                if outcome["passed"]:
+                    test = Recorded(outcome["test"], outcome["seconds"], outcome["processes"])
+                    self.tests[test.test] = test
+                    self._by_file.setdefault(test.file, []).append(test.test)
+        self._data = []
+        for path in sorted(folder.glob("*.coverage")):
+            data = CoverageData(str(path))
+            data.read()
+            self._data.append(data)
+        self._lines: dict[str, dict[int, set[str]]] = {}
+
+    def choose(self, module: str, mutant: Mutant) -> list[Recorded]:
+        """Return the tests to try ``mutant`` with, in the order in which to run them.
+
+        A line that runs when its module is imported has no test of its own: any test that runs
+        another line of the module may notice.
+        """
+        lines = self._contexts(module)
+        covering: set[str] = set()
+        if mutant.at_import:
+            covering = set().union(*lines.values())
+        else:
+            for line in range(mutant.first_line, mutant.last_line + 1):
+                covering |= lines.get(line, set())
+            covering = covering or lines.get(mutant.statement_line, set())
+        return in_order(chosen(self.tests[test] for test in covering if test in self.tests))
+
+    def _contexts(self, module: str) -> dict[int, set[str]]:
+        """For each line of ``module`` the tests that run it; "" for an import."""
+        if module not in self._lines:
+            lines: dict[int, set[str]] = {}
+            for data in self._data:
+                for line, contexts in data.contexts_by_lineno(str(self._tree / module)).items():
+                    for context in contexts:
+                        lines.setdefault(line, set()).update(self._tests_of(context))
+            self._lines[module] = lines
+        return self._lines[module]
+
+    def _tests_of(self, context: str) -> Iterable[str]:
+        """The tests that a context stands for.
+
+        A process that a test's set-up started may serve the other tests of its file.
+        """
+        phase = _PHASE.search(context)
+        if phase is None:
+            return [context]
+        test = context[: phase.start()]
+        return self._by_file.get(test.partition("::")[0], []) if phase[1] == "setup" else [test]
+
+
+def chosen(tests: Iterable[Recorded]) -> list[Recorded]:
+    """At most `MOST_TESTS`, a test function's second variant only after all others' first one."""
+    variants: dict[str, int] = {}
+    ranked = []
+    for test in sorted(tests, key=lambda test: (test.seconds, test.test)):
+        variant = variants[test.function] = variants.get(test.function, -1) + 1
+        ranked.append((variant, test.seconds, test))
+    ranked.sort(key=lambda entry: entry[:2])
+    taken: list[Recorded] = []
+    for _, seconds, test in ranked[:MOST_TESTS]:
+        if taken and sum(t.seconds for t in taken) + seconds > _MOST_SECONDS:
+            continue
+        taken.append(test)
+    return taken
+
+
+def in_order(tests: list[Recorded]) -> list[Recorded]:
+    """The quickest files first, and in a file the quickest tests; files stay together.
+
+    A file's fixtures may be a daemon that all its tests share.
+    """
+    slowest: dict[str, float] = {}
+    for test in tests:
+        slowest[test.file] = max(slowest.get(test.file, 0.0), test.seconds)
+    return sorted(tests, key=lambda test: (slowest[test.file], test.file, test.seconds))
