@@ -41,14 +41,14 @@ def table(files: dict[str, Any]) -> list[str]:
         files: `coverage json`'s: for each path a ``summary``.
     """
     packages: dict[str, Counter[str]] = {}
-    for path, file in sorted(files.items()):
+    for path, file in files.items():
         counts = {name: file["summary"][name] for name in COUNTS}
         packages.setdefault(_package(path), Counter()).update(counts)
-    packages["all"] = sum(packages.values(), Counter())
+    lines = [*sorted(packages.items()), ("all", sum(packages.values(), Counter()))]
     rows = [
         (name, counts["num_statements"], _share(counts, *COUNTS[1::-1]),
          counts["num_branches"], _share(counts, *COUNTS[:1:-1]))
-        for name, counts in packages.items()
+        for name, counts in lines
     ]  # fmt: skip
     return markdown(["package", "lines", "run, %", "branches", "taken, %"], rows, texts=1)
 
